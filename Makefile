@@ -1,0 +1,37 @@
+# Every target makes its own .venv when it is missing or out of date.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test test-slow check lint types bench clean
+
+demo: $(STAMP)  ## train, compare and map the curvature of five blocks; opens nothing, prints where the report is
+	$(BIN)/hessblocks demo --out runs/demo
+
+test: $(STAMP)  ## the everyday tests
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(STAMP)  ## the long ones
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+check: lint types test  ## lint, types, then the tests (the import law is one of them)
+
+bench: $(STAMP)  ## the figures that the documentation quotes
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv runs
+
+$(STAMP): pyproject.toml constraints.txt oracles.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hessblocks needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps --requirement oracles.txt
+	touch $(STAMP)

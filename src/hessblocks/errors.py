@@ -1,0 +1,44 @@
+"""Errors that a user caused or can mend; each message is a sentence to act on.
+
+`ArgumentError` is for what was asked (an unknown preset, shapes that do not fit) and becomes exit
+status 2 on the command line; `RunError` is for what went wrong on the way (a full disk, a damaged
+file) and becomes exit status 1. Anything else that escapes is a fault of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HessblocksError(Exception):
+    """Base of the library's own errors."""
+
+    exit_status = 1
+
+
+class ArgumentError(HessblocksError, ValueError):
+    """An argument is not usable; the message names it, what was expected and what came."""
+
+    exit_status = 2
+
+
+class RunError(HessblocksError, RuntimeError):
+    """Something failed although the arguments were fine; the message says what to do."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
+    """An error for a name that is not among the known ones, near matches first.
+
+    Args:
+        kind: what the name is of, in the singular ("preset").
+        name: what was given.
+        known: the accepted names.
+
+    Returns:
+        The error, to be raised by the caller.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(repr(match) for match in near)}?" if near else ""
+    return ArgumentError(f"{kind}: {name!r} is unknown{hint} Known: {', '.join(names)}.")

@@ -1,0 +1,17 @@
+"""Every test runs on one thread, offline, with annotated shapes checked."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Each test starts from the same random state."""
+    torch.manual_seed(0)
