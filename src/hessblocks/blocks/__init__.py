@@ -1,1 +1,76 @@
-"""Placeholder docstring for blocks."""
+"""Transformer blocks assembled from parts, and the presets of the papers."""
+
+from hessblocks.blocks.attention import (
+    Attention,
+    Context,
+    Kernel,
+    SelfAttention,
+    fused_kernel,
+    permitted_keys,
+)
+from hessblocks.blocks.block import Block
+from hessblocks.blocks.config import BlockConfig, check_positive
+from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping
+from hessblocks.blocks.mlp import MLP, FeedForward
+from hessblocks.blocks.norms import DynamicTanh, DyT, LayerNorm, NoNorm, Norm, RMSNorm
+from hessblocks.blocks.parts import Part, Resettable
+from hessblocks.blocks.positions import (
+    LearnedPosition,
+    NoPosition,
+    Position,
+    RotaryPosition,
+    SinusoidalPosition,
+)
+from hessblocks.blocks.presets import PRESETS, preset, summary
+from hessblocks.blocks.shaped import centre, shape_attention, shaped_matrix
+from hessblocks.blocks.weights import (
+    Dense,
+    DenseLinear,
+    Identity,
+    Reparametrised,
+    ReparametrisedLinear,
+    Weight,
+)
+
+__all__ = [
+    "MLP",
+    "PRESETS",
+    "Attention",
+    "Block",
+    "BlockConfig",
+    "Branch",
+    "Context",
+    "Dense",
+    "DenseLinear",
+    "DyT",
+    "DynamicTanh",
+    "FeedForward",
+    "Identity",
+    "Kernel",
+    "LayerNorm",
+    "LearnedPosition",
+    "NoNorm",
+    "NoPosition",
+    "Norm",
+    "Part",
+    "Position",
+    "RMSNorm",
+    "Reparametrised",
+    "ReparametrisedLinear",
+    "Resettable",
+    "ResidualSum",
+    "RotaryPosition",
+    "SelfAttention",
+    "ShapedGains",
+    "Shaping",
+    "SinusoidalPosition",
+    "Weight",
+    "centre",
+    "check_positive",
+    "fused_kernel",
+    "permitted_keys",
+    "preset",
+    "shape_attention",
+    "shaped_matrix",
+    "summary",
+]

@@ -1,0 +1,66 @@
+"""The MLP slot: input matrix, activation (gated or not), output matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from hessblocks.blocks.parts import Part, check_choice, check_finite
+from hessblocks.blocks.weights import Dense, Weight
+
+ACTIVATIONS = ("relu", "leaky-relu", "gelu", "silu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP(Part, kind="mlp"):
+    """activation(x W_in) W_out; gated: (activation(x W_gate) · x W_in) W_out."""
+
+    activation: str = "relu"
+    """relu, leaky-relu, gelu or silu."""
+    negative_slope: float = 0.01
+    """Slope of leaky-relu below zero."""
+    gated: bool = False
+    """Whether a third matrix gates the hidden layer: silu gives SwiGLU, gelu gives GEGLU."""
+    input: Weight = Dense()
+    """W_in, and W_gate where gated."""
+    output: Weight = Dense()
+    """W_out."""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_choice(self, "activation", ACTIVATIONS)
+        check_finite(self, "negative_slope")
+
+    def build(self, width: int, hidden: int) -> FeedForward:
+        """The module, width → hidden → width."""
+        return FeedForward(self, width, hidden)
+
+
+class FeedForward(nn.Module):
+    """The MLP sub-block; see `MLP`."""
+
+    def __init__(self, part: MLP, width: int, hidden: int) -> None:
+        super().__init__()
+        self.input = part.input.build(width, hidden)
+        self.gate = part.input.build(width, hidden) if part.gated else None
+        self.output = part.output.build(hidden, width)
+        self._activation = _activation(part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to (..., width)."""
+        if self.gate is None:
+            hidden = self._activation(self.input(x))
+        else:
+            hidden = self._activation(self.gate(x)) * self.input(x)
+        projected: Tensor = self.output(hidden)
+        return projected
+
+
+def _activation(part: MLP) -> Callable[[Tensor], Tensor]:
+    if part.activation == "leaky-relu":
+        return nn.LeakyReLU(part.negative_slope)
+    plain: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+    return plain[part.activation]

@@ -1,0 +1,99 @@
+"""The norm slot: LayerNorm, RMSNorm, DyT or none."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hessblocks.blocks.parts import Part, check_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Part, abc.ABC):
+    """What rescales each token's vector."""
+
+    @abc.abstractmethod
+    def build(self, width: int) -> nn.Module:
+        """A module that maps (..., width) to (..., width)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNorm(Norm, kind="rms-norm"):
+    """x / sqrt(mean(x²) + eps), times a trainable gain."""
+
+    eps: float = 1e-8
+    """Added to the mean square."""
+
+    def __post_init__(self) -> None:
+        """Check eps."""
+        check_finite(self, "eps")
+
+    def build(self, width: int) -> nn.Module:
+        """A `torch.nn.RMSNorm`."""
+        return nn.RMSNorm(width, eps=self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(Norm, kind="layer-norm"):
+    """(x − mean) / sqrt(variance + eps), times a trainable gain, plus a trainable shift."""
+
+    eps: float = 1e-5
+    """Added to the variance."""
+
+    def __post_init__(self) -> None:
+        """Check eps."""
+        check_finite(self, "eps")
+
+    def build(self, width: int) -> nn.Module:
+        """A `torch.nn.LayerNorm`."""
+        return nn.LayerNorm(width, eps=self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DyT(Norm, kind="dyt"):
+    """Dynamic tanh: gain · tanh(scale · x) + shift, all trainable (Zhu et al., 2025)."""
+
+    scale: float = 0.5
+    """Initial value of the trainable scale inside the tanh."""
+
+    def __post_init__(self) -> None:
+        """Check the scale."""
+        check_finite(self, "scale")
+
+    def build(self, width: int) -> nn.Module:
+        """A `DynamicTanh` module."""
+        return DynamicTanh(width, self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoNorm(Norm, kind="no-norm"):
+    """The identity."""
+
+    def build(self, width: int) -> nn.Module:
+        """A `torch.nn.Identity`."""
+        return nn.Identity()
+
+
+class DynamicTanh(nn.Module):
+    """Elementwise tanh in the place of a norm; see `DyT`."""
+
+    def __init__(self, width: int, scale: float) -> None:
+        super().__init__()
+        self._initial_scale = scale
+        self.scale = nn.Parameter(torch.empty(()))
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Scale as configured, gain 1, shift 0."""
+        nn.init.constant_(self.scale, self._initial_scale)
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to (..., width)."""
+        return torch.tanh(self.scale * x) * self.weight + self.bias

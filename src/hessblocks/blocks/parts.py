@@ -1,0 +1,103 @@
+"""A part: a small frozen description that builds a module and travels as JSON.
+
+Blocks are assembled from parts that are passed in (`norm=RMSNorm(eps=1e-8)`), not from switches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+from hessblocks.errors import ArgumentError, unknown_name
+
+Self = TypeVar("Self", bound="Part")
+
+
+@runtime_checkable
+class Resettable(Protocol):
+    """A module that knows its initial values."""
+
+    def reset_parameters(self) -> None:
+        """Set the initial values again."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """Base of every part; subclasses are frozen dataclasses that name their `kind`."""
+
+    kind: ClassVar[str] = ""
+    _by_kind: ClassVar[dict[str, type[Part]]] = {}
+
+    def __init_subclass__(cls, *, kind: str = "", **keywords: Any) -> None:
+        """Register the subclass under `kind`, the word that stands for it in JSON."""
+        super().__init_subclass__(**keywords)
+        if kind:
+            cls.kind = kind
+            Part._by_kind[kind] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as JSON values: its kind and its fields."""
+        return {"kind": self.kind} | {
+            field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)
+        }
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Part:
+        """The part that `to_dict` described.
+
+        Raises:
+            ArgumentError: unknown kind or field.
+        """
+        kind = str(values.get("kind"))
+        if kind not in Part._by_kind:
+            raise unknown_name("kind of part", kind, Part._by_kind)
+        fields = {name: _part(value) for name, value in values.items() if name != "kind"}
+        return Part._by_kind[kind]().replace(**fields)
+
+    def replace(self: Self, **fields: Any) -> Self:
+        """A copy with some fields changed.
+
+        Raises:
+            ArgumentError: a field that this part does not have; the known ones are listed.
+        """
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in fields:
+            if name not in known:
+                raise unknown_name(f"field of {self.kind}", name, known)
+        return dataclasses.replace(self, **fields)
+
+
+def check_finite(part: Part, *names: str) -> None:
+    """Refuse fields that are not finite numbers.
+
+    Raises:
+        ArgumentError: names the field and what came.
+    """
+    for name in names:
+        value = getattr(part, name)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise ArgumentError(f"{part.kind}: {name}: expected a finite number, got {value!r}")
+
+
+def check_choice(part: Part, name: str, choices: tuple[str, ...]) -> None:
+    """Refuse a field that is not one of `choices`.
+
+    Raises:
+        ArgumentError: lists the choices.
+    """
+    value = getattr(part, name)
+    if value not in choices:
+        raise unknown_name(f"{part.kind}: {name}", str(value), choices)
+
+
+def _plain(value: Any) -> Any:
+    return value.to_dict() if isinstance(value, Part) else value
+
+
+def _part(value: Any) -> Any:
+    return Part.from_dict(value) if isinstance(value, dict) else value

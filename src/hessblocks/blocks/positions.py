@@ -1,0 +1,108 @@
+"""The position slot: learned or sinusoidal vectors added to the embeddings, RoPE, or none.
+
+Letters: B sequences, H heads, T tokens, K head width.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hessblocks.blocks.parts import Part, check_finite
+
+Rotation = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position(Part, abc.ABC):
+    """How a token's place enters the model; the default adds nothing anywhere."""
+
+    def build(self, context: int, width: int) -> nn.Module | None:
+        """A module from positions (B, T) to vectors (B, T, width) added to the embeddings, or None."""
+        return None
+
+    def rotation(
+        self, positions: Int[Tensor, "B T"], head_width: int, dtype: torch.dtype
+    ) -> Rotation | None:
+        """Cosines and sines, each (B, 1, T, K), that turn queries and keys, or None."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPosition(Position, kind="learned-position"):
+    """A trainable vector a position, as in GPT-2."""
+
+    def build(self, context: int, width: int) -> nn.Module | None:
+        """A `torch.nn.Embedding`."""
+        return nn.Embedding(context, width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinusoidalPosition(Position, kind="sinusoidal-position"):
+    """Fixed sines and cosines (Vaswani et al., 2017), scaled to the entry size of the embeddings."""
+
+    scale: float = 0.02
+    """Root mean square of the entries times sqrt(2)."""
+
+    def __post_init__(self) -> None:
+        """Check the scale."""
+        check_finite(self, "scale")
+
+    def build(self, context: int, width: int) -> nn.Module | None:
+        """A `Sinusoids` module; it has no parameters and no longest context."""
+        return Sinusoids(width, self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryPosition(Position, kind="rotary-position"):
+    """RoPE: queries and keys are turned by an angle proportional to their position (Su et al., 2021)."""
+
+    base: float = 10_000.0
+    """Longest wavelength over 2π, in tokens."""
+
+    def __post_init__(self) -> None:
+        """Check the base."""
+        check_finite(self, "base")
+
+    def rotation(
+        self, positions: Int[Tensor, "B T"], head_width: int, dtype: torch.dtype
+    ) -> Rotation | None:
+        """Cosines and sines for halves of the head width."""
+        angles = _angles(positions, head_width, self.base)
+        both = torch.cat([angles, angles], dim=-1)[:, None]
+        return both.cos().to(dtype), both.sin().to(dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPosition(Position, kind="no-position"):
+    """Nothing: order enters through the causal mask only."""
+
+
+class Sinusoids(nn.Module):
+    """See `SinusoidalPosition`."""
+
+    def __init__(self, width: int, scale: float) -> None:
+        super().__init__()
+        self.width = width
+        self.scale = scale
+
+    def forward(self, positions: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Vectors of the positions."""
+        angles = _angles(positions, self.width + self.width % 2, 10_000.0)
+        return self.scale * torch.cat([angles.sin(), angles.cos()], dim=-1)[..., : self.width]
+
+
+def rotate(x_BHTK: Tensor, rotation: Rotation) -> Tensor:
+    """Turn each pair (entry i, entry i + K/2) by its angle."""
+    cosines, sines = rotation
+    first, second = x_BHTK.chunk(2, dim=-1)
+    return x_BHTK * cosines + torch.cat([-second, first], dim=-1) * sines
+
+
+def _angles(positions: Tensor, width: int, base: float) -> Tensor:
+    exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
+    return positions[..., None] / base**exponents

@@ -1,0 +1,150 @@
+"""Named blocks: each preset edits the plain Pre-LN block, one removal at a time where it can.
+
+Source: He & Hofmann (2024), sections 3 and 4; `op`: He et al. (2024), arXiv 2405.19279.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hessblocks.blocks.attention import Attention
+from hessblocks.blocks.config import BlockConfig
+from hessblocks.blocks.gains import Branch, Shaping
+from hessblocks.blocks.mlp import MLP
+from hessblocks.blocks.norms import NoNorm, RMSNorm
+from hessblocks.blocks.positions import RotaryPosition
+from hessblocks.blocks.weights import Dense, Identity, Reparametrised
+from hessblocks.errors import unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named edit of the Pre-LN block."""
+
+    summary: str
+    """What it is, against pre-ln."""
+    edit: Callable[[BlockConfig], BlockConfig]
+    """From the sized Pre-LN block to the preset's."""
+
+
+def _mlp_gain(block: BlockConfig) -> float:
+    """β_FF before depth scaling: 0.1 at 18 layers for an MLP of 4 widths, 0.2 for 2 widths."""
+    return 1.7 * block.width / block.resolved_mlp_width
+
+
+def _post_ln(block: BlockConfig) -> BlockConfig:
+    return block.replace(norm_placement="post", final_norm=NoNorm())
+
+
+def _parallel(block: BlockConfig) -> BlockConfig:
+    return block.replace(layout="parallel", mlp_branch=Branch(skip=0.0))
+
+
+def _skipless(block: BlockConfig) -> BlockConfig:
+    return block.replace(
+        attention=Attention(shaping=Shaping(), query=Dense(init="zeros")),
+        attention_branch=Branch(skip=0.0, trainable=True),
+        mlp_branch=Branch(gain=_mlp_gain(block), trainable=True, over_sqrt_depth=True),
+    )
+
+
+def _v_skipinit(block: BlockConfig) -> BlockConfig:
+    skipless = _skipless(block)
+    orthogonal = Dense(init="orthogonal")
+    return skipless.replace(
+        attention=skipless.attention.replace(value=orthogonal, projection=orthogonal)
+    )
+
+
+def _sas(block: BlockConfig) -> BlockConfig:
+    skipless = _skipless(block)
+    attention = skipless.attention.replace(
+        value=Identity(), first_value=Reparametrised(init="identity"), projection=Identity()
+    )
+    return skipless.replace(attention=attention)
+
+
+def _sas_p(block: BlockConfig) -> BlockConfig:
+    sas = _sas(block)
+    return sas.replace(layout="parallel", mlp_branch=sas.mlp_branch.replace(skip=0.0))
+
+
+def _sas_p_no_norm(block: BlockConfig) -> BlockConfig:
+    return _sas_p(block).replace(norm=NoNorm(), first_norm=block.norm)
+
+
+def _op(block: BlockConfig) -> BlockConfig:
+    branch = Branch(trainable=True, over_sqrt_depth=True)
+    return block.replace(
+        norm=NoNorm(),
+        first_norm=block.norm,
+        attention=Attention(query_key_norm=RMSNorm()),
+        attention_branch=branch,
+        mlp_branch=branch,
+    )
+
+
+def _modern(block: BlockConfig) -> BlockConfig:
+    grouped = block.heads // 4 if block.heads % 4 == 0 else block.heads
+    return block.replace(
+        key_value_heads=grouped,
+        mlp_width=block.mlp_width or 8 * block.width // 3,
+        position=RotaryPosition(),
+        attention=Attention(query_key_norm=RMSNorm()),
+        mlp=MLP(activation="silu", gated=True),
+    )
+
+
+_PRESETS = {
+    "pre-ln": Preset(summary="skips and norms around both sub-blocks", edit=lambda block: block),
+    "post-ln": Preset(summary="norm after each sum", edit=_post_ln),
+    "parallel": Preset(summary="attention and MLP side by side, one norm and skip", edit=_parallel),
+    "skipless": Preset(summary="no attention skip; shaped attention", edit=_skipless),
+    "v-skipinit": Preset(summary="skipless; orthogonal values and projection", edit=_v_skipinit),
+    "sas": Preset(summary="skipless; no values, no projection", edit=_sas),
+    "sas-p": Preset(summary="sas; parallel, no MLP skip", edit=_sas_p),
+    "sas-p-no-norm": Preset(
+        summary="sas-p; no norms but the first and the last", edit=_sas_p_no_norm
+    ),
+    "op": Preset(
+        summary="pre-ln; no norms but QK-norm, first and last; small branch gains", edit=_op
+    ),
+    "modern": Preset(summary="pre-ln; RoPE, grouped queries, QK-norm, SwiGLU", edit=_modern),
+}
+
+PRESETS: tuple[str, ...] = tuple(_PRESETS)
+
+
+def preset(name: str, **fields: Any) -> BlockConfig:
+    """The block of a preset.
+
+    Args:
+        name: one of `PRESETS`.
+        **fields: fields of `BlockConfig`; sizes are set before the preset's edits, which may depend
+            on them, every other field after.
+
+    Returns:
+        The block's configuration.
+
+    Raises:
+        ArgumentError: unknown preset or field (the known ones are listed), or parts that exclude
+            each other.
+    """
+    if name not in _PRESETS:
+        raise unknown_name("preset", name, PRESETS)
+    sizes = {key: fields.pop(key) for key in ("width", "heads", "mlp_width") if key in fields}
+    base = BlockConfig().replace(**sizes)
+    return _PRESETS[name].edit(base).replace(**fields)
+
+
+def summary(name: str) -> str:
+    """What a preset is, in one line.
+
+    Raises:
+        ArgumentError: unknown preset.
+    """
+    if name not in _PRESETS:
+        raise unknown_name("preset", name, PRESETS)
+    return _PRESETS[name].summary

@@ -1,0 +1,61 @@
+"""`build`: a preset and sizes to a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hessblocks.blocks import BlockConfig, check_positive, preset
+from hessblocks.errors import unknown_name
+from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.modeling import HessblocksForCausalLM
+
+TASKS: dict[str, type[PreTrainedModel]] = {"causal-lm": HessblocksForCausalLM}
+
+
+def build(
+    block: str | BlockConfig,
+    *,
+    depth: int = 4,
+    vocab_size: int = 4096,
+    context: int = 128,
+    task: str = "causal-lm",
+    tie_word_embeddings: bool = True,
+    **block_fields: Any,
+) -> PreTrainedModel:
+    """A Hugging Face model made of `depth` equal blocks.
+
+    Args:
+        block: name of a preset (`hessblocks.PRESETS`) or a `BlockConfig`.
+        depth: layers.
+        vocab_size: entries of the vocabulary.
+        context: longest sequence, in tokens.
+        task: causal-lm.
+        tie_word_embeddings: whether the head is the transposed token embedding.
+        **block_fields: fields of `BlockConfig` that differ from the preset's (`width=256, heads=4`).
+
+    Returns:
+        A model whose weights are drawn from torch's global random state: call `torch.manual_seed`
+        before, or build under `torch.device("meta")` to count parameters without memory.
+
+    Raises:
+        ArgumentError: unknown preset, task or field, a size below 1, or parts that exclude each other.
+    """
+    for name, size in (("depth", depth), ("vocab_size", vocab_size), ("context", context)):
+        check_positive(name, size)
+    if task not in TASKS:
+        raise unknown_name("task", task, TASKS)
+    config = HessblocksConfig(
+        vocab_size=vocab_size,
+        depth=depth,
+        context=context,
+        preset=block if isinstance(block, str) else None,
+        block=(
+            preset(block, **block_fields)
+            if isinstance(block, str)
+            else block.replace(**block_fields)
+        ).to_dict(),
+        tie_word_embeddings=tie_word_embeddings,
+    )
+    return TASKS[task](config)
