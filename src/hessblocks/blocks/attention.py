@@ -186,7 +186,7 @@ class SelfAttention(nn.Module):
         )
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
     def _repeat(self, x: Tensor) -> Tensor:
         """Keys or values of each query head, from those of its group."""

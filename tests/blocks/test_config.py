@@ -1,0 +1,133 @@
+"""Configurations: round trips, and refusals that name what was wrong."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import hessblocks as hb
+from hessblocks.blocks import (
+    MLP,
+    Attention,
+    Branch,
+    Dense,
+    DyT,
+    Identity,
+    LayerNorm,
+    NoNorm,
+    NoPosition,
+    Part,
+    Reparametrised,
+    RMSNorm,
+    RotaryPosition,
+    Shaping,
+    SinusoidalPosition,
+)
+
+
+@pytest.mark.parametrize("name", hb.PRESETS)
+def test_a_configuration_survives_json(name: str) -> None:
+    config = hb.preset(name, width=48, heads=4)
+    assert hb.BlockConfig.from_dict(config.to_dict()) == config
+
+
+def test_configurations_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        hb.preset("sas").width = 3  # type: ignore[misc]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "heads": ({"width": 64, "heads": 7}, ["heads", "7", "64", "4 or 8"]),
+    "zero width": ({"width": 0}, ["width", "0"]),
+    "boolean heads": ({"heads": True}, ["heads", "True"]),
+    "unknown field": ({"widht": 64}, ["widht", "width"]),
+    "layout": ({"layout": "paralel"}, ["layout", "parallel"]),
+    "grouped identity": (
+        {"key_value_heads": 2, "attention": Attention(value=Identity())},
+        ["key_value_heads", "identity", "4"],
+    ),
+    "grouped one-matrix": (
+        {"key_value_heads": 2, "attention": Attention(query_key="one-matrix")},
+        ["one-matrix"],
+    ),
+    "parallel with an MLP skip": ({"layout": "parallel"}, ["mlp_branch", "parallel"]),
+    "post without norm": (
+        {"norm_placement": "post", "norm": NoNorm()},
+        ["norm_placement", "no-norm"],
+    ),
+    "parallel post": (
+        {"layout": "parallel", "mlp_branch": Branch(skip=0.0), "norm_placement": "post"},
+        ["norm_placement", "parallel"],
+    ),
+    "zero queries normed": (
+        {"attention": Attention(query=Dense(init="zeros"), query_key_norm=RMSNorm())},
+        ["query", "norm"],
+    ),
+    "rotary one-matrix": (
+        {"position": RotaryPosition(), "attention": Attention(query_key="one-matrix")},
+        ["position", "one-matrix"],
+    ),
+    "odd rotary": (
+        {"width": 12, "heads": 4, "position": RotaryPosition()},
+        ["position", "even", "3"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused_by_name(fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(hb.ArgumentError) as caught:
+        hb.BlockConfig().replace(**fields)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: hb.preset("sas-q"), ["sas-q", "sas-p"]),
+        (lambda: Dense(init="ones"), ["init", "ones"]),
+        (lambda: Shaping(alpha=float("nan")), ["alpha", "nan"]),
+        (lambda: MLP(activation="tanh"), ["activation", "relu"]),
+        (lambda: Part.from_dict({"kind": "norm"}), ["norm"]),
+        (lambda: hb.build("sas", depth=0), ["depth", "0"]),
+        (lambda: hb.build("sas", task="translation"), ["task", "causal-lm"]),
+        (lambda: Identity().build(4, 6), ["4 inputs", "6 outputs"]),
+    ],
+)
+def test_bad_parts_are_refused_by_name(make: Any, words: list[str]) -> None:
+    with pytest.raises(hb.ArgumentError) as caught:
+        make()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+SLOTS: dict[str, dict[str, Any]] = {
+    "layer norm": {"norm": LayerNorm(), "final_norm": LayerNorm()},
+    "dyt": {"norm": DyT()},
+    "no norm": {"norm": NoNorm()},
+    "sinusoidal": {"position": SinusoidalPosition()},
+    "no position": {"position": NoPosition()},
+    "rotary": {"position": RotaryPosition()},
+    "grouped": {"key_value_heads": 2},
+    "linear scores": {"attention": Attention(scores="linear")},
+    "one matrix": {"attention": Attention(query_key="one-matrix")},
+    "query-key norm": {"attention": Attention(query_key_norm=RMSNorm())},
+    "biases": {"attention": Attention(query=Dense(bias=True))},
+    "orthogonal reparametrised": {
+        "attention": Attention(value=Reparametrised(trainable_gains=True))
+    },
+    "swiglu": {"mlp": MLP(activation="silu", gated=True)},
+    "leaky": {"mlp": MLP(activation="leaky-relu", negative_slope=0.3)},
+    "small branch": {"mlp_branch": Branch(gain=0.5, trainable=True, over_sqrt_depth=True)},
+}
+
+
+@pytest.mark.parametrize("fields", SLOTS.values(), ids=SLOTS)
+def test_every_slot_builds_trains_and_is_causal(fields: dict[str, Any]) -> None:
+    model = hb.build("pre-ln", depth=2, width=16, heads=4, vocab_size=11, context=8, **fields)
+    ids = torch.randint(0, 11, (2, 8))
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    changed = ids.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 11
+    assert torch.allclose(model(ids).logits[:, :-1], model(changed).logits[:, :-1], atol=1e-6)

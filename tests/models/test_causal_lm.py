@@ -1,0 +1,129 @@
+"""Causal language models made of blocks, as Hugging Face models."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+import hessblocks as hb
+from hessblocks.blocks import Reparametrised
+
+SIZES = {"depth": 2, "width": 16, "heads": 4, "vocab_size": 29, "context": 24}
+presets = pytest.mark.parametrize("name", hb.PRESETS)
+
+
+def perturbed(name: str, **fields: object) -> PreTrainedModel:
+    """A model away from its special initial values (zero queries, equal gains)."""
+    model = hb.build(name, **SIZES, **fields).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.randint(0, SIZES["vocab_size"], shape)
+
+
+@presets
+def test_a_saved_model_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    model = perturbed(name)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = ids(2, 9)
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert AutoConfig.from_pretrained(tmp_path).preset == name
+
+
+def test_the_fixed_initial_weight_is_saved_and_moved(tmp_path: Path) -> None:
+    attention = hb.preset("skipless", width=16, heads=4).attention.replace(
+        value=Reparametrised(trainable_gains=True)
+    )
+    model = hb.build("skipless", **SIZES, attention=attention).eval()
+    model.save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = ids(2, 9)
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert model.double().model.layers[1].attention.value.initial.dtype == torch.float64
+
+
+@presets
+def test_double_precision_agrees(name: str) -> None:
+    model = perturbed(name)
+    tokens = ids(2, 9)
+    single = model(tokens).logits
+    double = model.double()(tokens).logits
+    assert double.dtype == torch.float64
+    assert torch.allclose(single.double(), double, atol=1e-3)
+
+
+@presets
+def test_cached_and_uncached_generation_agree(name: str) -> None:
+    model = perturbed(name)
+    mask = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
+    settings = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    prompt = ids(2, 6)
+    cached = model.generate(prompt, use_cache=True, **settings)
+    assert torch.equal(cached, model.generate(prompt, use_cache=False, **settings))
+
+
+@presets
+def test_left_padding_changes_no_logits(name: str) -> None:
+    model = perturbed(name)
+    tokens = ids(1, 6)
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), tokens], dim=1)
+    mask = torch.tensor([[0] * 3 + [1] * 6])
+    assert torch.allclose(
+        model(padded, attention_mask=mask).logits[:, 3:], model(tokens).logits, atol=1e-5
+    )
+
+
+@presets
+def test_cached_logits_equal_uncached_ones(name: str) -> None:
+    model = perturbed(name)
+    tokens = ids(2, 10)
+    first = model(tokens[:, :6], use_cache=True)
+    rest = model(tokens[:, 6:], past_key_values=first.past_key_values, use_cache=True)
+    assert torch.allclose(rest.logits, model(tokens).logits[:, 6:], atol=1e-5)
+
+
+@presets
+def test_eager_and_fused_attention_agree(name: str) -> None:
+    model = perturbed(name)
+    tokens, mask = ids(2, 8), torch.tensor([[1] * 8, [0, 0] + [1] * 6])
+    fused = model(tokens, attention_mask=mask).logits
+    model.set_attn_implementation("eager")
+    eager = model(tokens, attention_mask=mask).logits
+    assert torch.allclose(fused[mask.bool()], eager[mask.bool()], atol=1e-5)
+
+
+def test_the_loss_is_the_mean_over_valid_tokens() -> None:
+    model = perturbed("sas-p")
+    tokens = ids(2, 8)
+    labels = tokens.clone()
+    labels[0, :5] = -100
+    logits = model(tokens).logits[:, :-1].log_softmax(-1)
+    valid = labels[:, 1:] != -100
+    picked = logits.gather(-1, tokens[:, 1:, None])[..., 0][valid]
+    assert model(tokens, labels=labels).loss.item() == pytest.approx(
+        -picked.mean().item(), rel=1e-5
+    )
+
+
+def test_a_sequence_longer_than_the_context_is_refused() -> None:
+    model = perturbed("pre-ln")
+    with pytest.raises(
+        hb.ArgumentError, match="25 tokens are longer than the model's context of 24"
+    ):
+        model(ids(1, 25))
+
+
+def test_logits_to_keep_keeps_the_last() -> None:
+    model = perturbed("sas")
+    tokens = ids(2, 9)
+    assert torch.allclose(
+        model(tokens, logits_to_keep=2).logits, model(tokens).logits[:, -2:], atol=1e-6
+    )
