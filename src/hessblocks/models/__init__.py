@@ -1,23 +1,34 @@
 """Hugging Face models made of blocks; importing this registers them with the Auto classes."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
 
 from hessblocks.models.build import TASKS, build
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.modeling import (
+from hessblocks.models.heads import (
     HessblocksForCausalLM,
-    HessblocksModel,
-    HessblocksPreTrainedModel,
+    HessblocksForMaskedLM,
+    HessblocksForSequenceClassification,
 )
+from hessblocks.models.modeling import HessblocksModel, HessblocksPreTrainedModel
 
 AutoConfig.register("hessblocks", HessblocksConfig)
 AutoModel.register(HessblocksConfig, HessblocksModel)
 AutoModelForCausalLM.register(HessblocksConfig, HessblocksForCausalLM)
+AutoModelForMaskedLM.register(HessblocksConfig, HessblocksForMaskedLM)
+AutoModelForSequenceClassification.register(HessblocksConfig, HessblocksForSequenceClassification)
 
 __all__ = [
     "TASKS",
     "HessblocksConfig",
     "HessblocksForCausalLM",
+    "HessblocksForMaskedLM",
+    "HessblocksForSequenceClassification",
     "HessblocksModel",
     "HessblocksPreTrainedModel",
     "build",

@@ -9,9 +9,17 @@ from transformers import PreTrainedModel
 from hessblocks.blocks import BlockConfig, check_positive, preset
 from hessblocks.errors import unknown_name
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.modeling import HessblocksForCausalLM
+from hessblocks.models.heads import (
+    HessblocksForCausalLM,
+    HessblocksForMaskedLM,
+    HessblocksForSequenceClassification,
+)
 
-TASKS: dict[str, type[PreTrainedModel]] = {"causal-lm": HessblocksForCausalLM}
+TASKS: dict[str, type[PreTrainedModel]] = {
+    "causal-lm": HessblocksForCausalLM,
+    "masked-lm": HessblocksForMaskedLM,
+    "classification": HessblocksForSequenceClassification,
+}
 
 
 def build(
@@ -21,6 +29,7 @@ def build(
     vocab_size: int = 4096,
     context: int = 128,
     task: str = "causal-lm",
+    classes: int = 2,
     tie_word_embeddings: bool = True,
     **block_fields: Any,
 ) -> PreTrainedModel:
@@ -31,7 +40,8 @@ def build(
         depth: layers.
         vocab_size: entries of the vocabulary.
         context: longest sequence, in tokens.
-        task: causal-lm.
+        task: causal-lm, masked-lm or classification; the last two attend in both directions.
+        classes: of a classification.
         tie_word_embeddings: whether the head is the transposed token embedding.
         **block_fields: fields of `BlockConfig` that differ from the preset's (`width=256, heads=4`).
 
@@ -42,7 +52,8 @@ def build(
     Raises:
         ArgumentError: unknown preset, task or field, a size below 1, or parts that exclude each other.
     """
-    for name, size in (("depth", depth), ("vocab_size", vocab_size), ("context", context)):
+    sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
+    for name, size in sizes.items():
         check_positive(name, size)
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
@@ -50,6 +61,7 @@ def build(
         vocab_size=vocab_size,
         depth=depth,
         context=context,
+        causal=task == "causal-lm",
         preset=block if isinstance(block, str) else None,
         block=(
             preset(block, **block_fields)
@@ -58,4 +70,5 @@ def build(
         ).to_dict(),
         tie_word_embeddings=tie_word_embeddings,
     )
+    config.num_labels = classes
     return TASKS[task](config)

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hessblocks.blocks import Block, Context, Resettable
@@ -127,75 +127,6 @@ class HessblocksModel(HessblocksPreTrainedModel):
             allowed=allowed,
             rotation=rotation,
             kernel=_kernel(self.config._attn_implementation),
-        )
-
-
-class HessblocksForCausalLM(HessblocksPreTrainedModel, GenerationMixin):
-    """A language model that predicts the next token."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}  # noqa: RUF012
-    accepts_loss_kwargs = True
-
-    def __init__(self, config: HessblocksConfig) -> None:
-        """Build the model; weights are drawn from torch's global random state."""
-        super().__init__(config)
-        if not config.causal:
-            raise ArgumentError("causal: a causal language model needs causal=True")
-        self.model = HessblocksModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **loss_arguments: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits (sequences, tokens, vocabulary) and, with labels, the mean loss in nats per token.
-
-        Args:
-            input_ids: (sequences, tokens).
-            attention_mask: (sequences, tokens), 0 marks padding.
-            position_ids: (sequences, tokens); by default counted over the unpadded tokens.
-            past_key_values: keys and values of earlier tokens.
-            inputs_embeds: vectors in the place of `input_ids`.
-            labels: (sequences, tokens), the same tokens as `input_ids` (shifted here), −100 ignored.
-            use_cache: whether to return keys and values.
-            logits_to_keep: only the logits of the last so many tokens; 0 keeps all.
-            **loss_arguments: passed to the loss (`num_items_in_batch` from the Trainer).
-        """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-        )
-        kept = (
-            slice(-logits_to_keep, None)
-            if isinstance(logits_to_keep, int) and logits_to_keep
-            else logits_to_keep
-        )
-        hidden = (
-            outputs.last_hidden_state
-            if isinstance(kept, int)
-            else outputs.last_hidden_state[:, kept]
-        )
-        logits = self.lm_head(hidden)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_arguments
-            )
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values
         )
 
 

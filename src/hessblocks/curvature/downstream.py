@@ -1,0 +1,88 @@
+"""Derivatives of what follows the last attention, which acts on each token by itself.
+
+Letters: N tokens with a label, D width, C classes, a the attention sub-block's output at one token,
+f(a) that token's logits, ℓ its share of the loss.
+
+Gauss-Newton split with the logits as network output:
+    g = Jᵀ r, Λ_o = Jᵀ H_ℓ J, Λ_f = Σ_c r_c ∇²f_c, with J = ∂f/∂a, r = ∂ℓ/∂f, H_ℓ = ∂²ℓ/∂f².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.func import grad, jacfwd, vmap
+
+TokenNetwork = Callable[..., Tensor]
+"""From one token's attention output (D,) and its side inputs to its logits (C,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDerivatives:
+    """How the loss depends on the attention output of each token."""
+
+    gradient: Float[Tensor, "N D"]
+    """g, the gradient of the loss."""
+    factor: Float[Tensor, "N F D"]
+    """R with RᵀR = Λ_o, F the smaller of C and D rows."""
+    functional: Float[Tensor, "N D D"]
+    """Λ_f, the curvature of the network behind the attention along the loss gradient."""
+
+
+def token_derivatives(
+    network: TokenNetwork,
+    attended: Float[Tensor, "N D"],
+    sides: tuple[Float[Tensor, "N ..."], ...],
+    labels: Int[Tensor, " N"],
+    weights: Float[Tensor, " N"],
+    chunk: int = 64,
+) -> TokenDerivatives:
+    """Derivatives of Σ_n weights_n · cross-entropy(network(attended_n, sides_n), labels_n).
+
+    Args:
+        network: acts on one token.
+        attended: outputs of the attention sub-block.
+        sides: what else the network reads at that token (the skip, the normalised input).
+        labels: the right class of each token.
+        weights: share of each token in the loss; 1/N for a mean.
+        chunk: tokens differentiated together; memory is chunk · D · C numbers.
+
+    Cost: D forward passes of the network a token for J, and about D gradient passes for Λ_f.
+    """
+
+    def one(
+        a: Tensor, label: Tensor, weight: Tensor, *side: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        def logits_of(point: Tensor) -> Tensor:
+            return network(point, *side)
+
+        def slope(point: Tensor) -> Tensor:
+            return r @ logits_of(point)
+
+        logits = logits_of(a)
+        p = logits.softmax(-1)
+        r = weight * (p - (torch.arange(len(p), device=p.device) == label).to(p.dtype))
+        jacobian = jacfwd(logits_of)(a)
+        centred = jacobian - p @ jacobian
+        root = (weight * p).sqrt()[:, None] * centred
+        functional = jacfwd(grad(slope))(a)
+        return r @ jacobian, _fewest_rows(root), functional
+
+    def chunks() -> TokenDerivatives:
+        gradient, factor, functional = vmap(one, chunk_size=chunk)(
+            attended, labels, weights, *sides
+        )
+        return TokenDerivatives(gradient=gradient, factor=factor, functional=functional)
+
+    with torch.no_grad():
+        return chunks()
+
+
+def _fewest_rows(root: Tensor) -> Tensor:
+    """R of fewer rows with the same RᵀR, where there are more rows than columns."""
+    rows, columns = root.shape
+    return torch.linalg.qr(root, mode="r").R if rows > columns else root
