@@ -1,1 +1,1 @@
-"""Placeholder docstring for report."""
+"""Figures, tables and the HTML page of finished or started runs, from their files alone."""
