@@ -1,0 +1,79 @@
+"""Run benchmarks and write their figures: `python -m benchmarks [NAME ...]`.
+
+Each module of this folder with a `main()` prints one line a figure and returns them as a dictionary;
+they are written to `benchmarks/results/NAME.json` with versions, hardware and date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import pkgutil
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import benchmarks
+from hessblocks.files import write_json
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "transformers", "curvlinops-for-pytorch", "hessian-eigenthings", "numpy")
+
+
+def names() -> list[str]:
+    """The benchmarks there are."""
+    return sorted(
+        module.name
+        for module in pkgutil.iter_modules(benchmarks.__path__)
+        if not module.name.startswith("_")
+    )
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on besides the code."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "processor": processor(),
+        "cores": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "versions": {package: installed(package) for package in PACKAGES},
+    }
+
+
+def processor() -> str:
+    """The processor's model name where Linux tells it, else its architecture."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
+    found = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return found[0] if found else platform.machine()
+
+
+def installed(package: str) -> str | None:
+    """The installed version of a package, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def main() -> None:
+    """Run the benchmarks named on the command line, all of them by default."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; default all"
+    )
+    chosen = parser.parse_args().names or names()
+    if unknown := set(chosen) - set(names()):
+        parser.error(f"NAME: {', '.join(sorted(unknown))} unknown; known: {', '.join(names())}")
+    for name in chosen:
+        figures = importlib.import_module(f"benchmarks.{name}").main()
+        write_json(RESULTS / f"{name}.json", {"environment": environment(), "figures": figures})
+
+
+if __name__ == "__main__":
+    main()
