@@ -1,11 +1,13 @@
-"""Files that are whole or absent: written to a temporary neighbour, then renamed."""
+"""Files and folders that are whole or absent: written to a temporary neighbour, then renamed."""
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
-import tempfile
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,33 +23,65 @@ def atomic_path(path: Path) -> Iterator[Path]:
         path: the final file; its folder is made when missing.
 
     Yields:
-        A path that does not exist yet, with the same suffix as `path`, in the same folder.
+        The path of an empty file with the same suffix as `path`, in the same folder.
 
     Raises:
         RunError: the folder or the file cannot be written (no permission, full disk).
     """
+    temporary = _partial(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(
-            prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent
-        )
-        os.close(handle)
-    except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror}); choose another folder."
-        ) from error
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb+") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror}); free some space or choose another folder."
-        ) from error
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.touch(exist_ok=False)
+            yield temporary
+            with temporary.open("rb+") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; on success it becomes `path` by renaming.
+
+    What stood at `path` before is replaced.
+
+    Args:
+        path: the final folder; its parent is made when missing.
+
+    Yields:
+        An empty folder in the same parent.
+
+    Raises:
+        RunError: the folder cannot be written (no permission, full disk).
+    """
+    temporary, replaced = _partial(path), _partial(path)
+    try:
+        with _writing(path):
+            temporary.mkdir(parents=True)
+            yield temporary
+            if path.exists():
+                path.rename(replaced)
+            temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_partials(folder: Path, name: str | None = None) -> None:
+    """Remove what a killed process left of its temporary files and folders.
+
+    Args:
+        folder: where they lie; only one process may write there.
+        name: stem of the final file or name of the final folder; None means any.
+    """
+    for left in folder.glob(f".{glob.escape(name) if name else '*'}.partial-*"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -67,3 +101,19 @@ def write_json(path: Path, value: Any) -> None:
         RunError: the file cannot be written.
     """
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def _partial(path: Path) -> Path:
+    """A new temporary name beside `path`, with its suffix."""
+    return path.with_name(f".{path.stem}.partial-{secrets.token_hex(4)}{path.suffix}")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror or error}); "
+            "free some space or choose another folder."
+        ) from error

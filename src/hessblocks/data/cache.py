@@ -1,0 +1,124 @@
+"""The per-user cache: folders with a manifest, built once and verified each time they are used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from hessblocks.errors import RunError
+from hessblocks.files import atomic_folder, remove_partials, write_json
+
+MANIFEST = "manifest.json"
+
+
+class CacheWarning(UserWarning):
+    """A cache entry was damaged or out of date and is built again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A verified folder of the cache."""
+
+    folder: Path
+    """Where its files are."""
+    manifest: Mapping[str, Any]
+    """What it was built from (`key`), its `files` with size and SHA-256, and its `contents`."""
+
+
+def cache_root() -> Path:
+    """`HESSBLOCKS_CACHE`, else `hessblocks` in the user's cache folder of this platform."""
+    if own := os.environ.get("HESSBLOCKS_CACHE"):
+        return Path(own)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "hessblocks"
+    if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
+        return Path(local) / "hessblocks" / "cache"
+    folder = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    return Path.home() / folder / "hessblocks"
+
+
+def cached(name: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]) -> Entry:
+    """The entry of that name, built when it is missing, damaged, or made from another key.
+
+    Of several processes that ask at once, one builds and the others wait for it.
+
+    Args:
+        name: of the folder in the cache.
+        key: everything the contents depend on, as JSON values.
+        build: fills an empty folder and returns a description of the contents, as JSON values.
+
+    Returns:
+        The entry, every file verified.
+
+    Raises:
+        RunError: the cache cannot be written.
+
+    Cost:
+        SHA-256 of all files of the entry, about a second a gigabyte.
+    """
+    root = cache_root()
+    folder = root / name
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f".{name}.lock"):
+            found = _verified(folder, key)
+            if isinstance(found, Entry):
+                return found
+            if folder.exists():
+                warnings.warn(
+                    f"cache: {found}; building {folder} again", CacheWarning, stacklevel=2
+                )
+            remove_partials(root, name)
+            _build(folder, key, build)
+    except OSError as error:
+        raise RunError(
+            f"cache: {root} cannot be used ({error.strerror or error}); free some space or set "
+            "HESSBLOCKS_CACHE to another folder."
+        ) from error
+    built = _verified(folder, key)
+    if not isinstance(built, Entry):
+        raise RunError(f"cache: {built} right after it was built; set HESSBLOCKS_CACHE elsewhere.")
+    return built
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _build(
+    folder: Path, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]
+) -> None:
+    with atomic_folder(folder) as temporary:
+        contents = build(temporary)
+        files = {
+            path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
+            for path in sorted(temporary.iterdir())
+        }
+        write_json(temporary / MANIFEST, {"key": key, "files": files, "contents": contents})
+
+
+def _verified(folder: Path, key: Mapping[str, Any]) -> Entry | str:
+    """The entry, or why it cannot be used."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        stale = [name for name in key if manifest["key"].get(name) != key[name]]
+        if stale:
+            return f"{folder.name} is out of date (other {', '.join(stale)})"
+        for name, file in manifest["files"].items():
+            path = folder / name
+            if path.stat().st_size != file["size"] or sha256(path) != file["sha256"]:
+                return f"{folder.name} is damaged ({name} is not as it was written)"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{folder.name} is damaged ({type(error).__name__} at its manifest or files)"
+    return Entry(folder=folder, manifest=manifest)

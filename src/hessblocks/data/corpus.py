@@ -1,0 +1,127 @@
+"""A corpus: tokens of each split on disk, seen as windows of equal length."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hessblocks.data.cache import Entry
+from hessblocks.data.tokens import token_type
+from hessblocks.errors import ArgumentError
+
+Example = dict[str, Tensor]
+
+
+class Windows(Dataset[Example]):
+    """Non-overlapping windows of `context` tokens; what is left at the end is not used."""
+
+    def __init__(self, tokens: np.ndarray[Any, Any], context: int) -> None:
+        self.tokens = tokens
+        self.context = context
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.context
+
+    def __getitem__(self, index: int) -> Example:
+        start = range(len(self))[index] * self.context
+        window = self.tokens[start : start + self.context].astype(np.int64)
+        input_ids = torch.from_numpy(window)
+        return {"input_ids": input_ids, "labels": input_ids}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Text as tokens, split into training and held-out documents."""
+
+    name: str
+    """Short name, such as `python-code`."""
+    tokenizer: Any
+    """The `tokenizers.Tokenizer` that was learnt from the training split."""
+    splits: Mapping[str, np.ndarray[Any, Any]]
+    """Tokens of each split (train, validation, perhaps test-domain), memory-mapped."""
+    description: Mapping[str, Any]
+    """How it was made: versions, files and tokens of each split."""
+    fingerprint: str
+    """SHA-256 over the contents: equal fingerprints mean equal tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the vocabulary."""
+        size: int = self.tokenizer.get_vocab_size()
+        return size
+
+    def windows(self, split: str, context: int) -> Windows:
+        """The split as non-overlapping windows.
+
+        Args:
+            split: train, validation or test-domain.
+            context: tokens of a window, at least 2.
+
+        Returns:
+            A dataset of {"input_ids", "labels"}, each (context,), equal to each other.
+
+        Raises:
+            ArgumentError: no such split, or it is shorter than one window.
+        """
+        if split not in self.splits:
+            raise ArgumentError(f"split: {split!r} is unknown; known: {', '.join(self.splits)}.")
+        if context < 2:
+            raise ArgumentError(f"--context: expected at least 2 tokens, got {context}.")
+        tokens = self.splits[split]
+        if len(tokens) < context:
+            raise ArgumentError(
+                f"--data: the {split} split of {self.name} has {len(tokens)} tokens, fewer than one "
+                f"context of {context}; give more text or a shorter --context."
+            )
+        return Windows(tokens, context)
+
+    def curvature_batch(self, sequences: int, tokens: int, seed: int = 0) -> Example:
+        """Held-out windows, drawn without replacement: the same for the same seed.
+
+        Args:
+            sequences: how many windows.
+            tokens: tokens of each.
+            seed: of the draw.
+
+        Returns:
+            {"input_ids", "labels"}, each (sequences, tokens).
+
+        Raises:
+            ArgumentError: the validation split has fewer windows.
+        """
+        windows = self.windows("validation", tokens)
+        if len(windows) < sequences:
+            raise ArgumentError(
+                f"--curvature-sequences: {sequences} windows of {tokens} tokens were asked for, the "
+                f"validation split of {self.name} has {len(windows)}; ask for fewer or shorter ones."
+            )
+        drawn = np.random.default_rng(seed).choice(len(windows), size=sequences, replace=False)
+        input_ids = torch.stack([windows[int(index)]["input_ids"] for index in drawn])
+        return {"input_ids": input_ids, "labels": input_ids}
+
+
+def open_corpus(name: str, entry: Entry) -> Corpus:
+    """The corpus that a verified cache entry holds."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(entry.folder / "tokenizer.json"))
+    kind = token_type(tokenizer.get_vocab_size())
+    contents = entry.manifest["contents"]
+    hashes = sorted((name, file["sha256"]) for name, file in entry.manifest["files"].items())
+    return Corpus(
+        name=name,
+        tokenizer=tokenizer,
+        splits={
+            split: np.memmap(entry.folder / f"{split}.bin", dtype=kind, mode="r")
+            for split in contents["splits"]
+        },
+        description=contents,
+        fingerprint=hashlib.sha256(repr(hashes).encode()).hexdigest(),
+    )

@@ -1,0 +1,127 @@
+"""Corpora that need no network: the interpreter's standard library, or the user's own files."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from hessblocks.data.cache import cached
+from hessblocks.data.corpus import Corpus, open_corpus
+from hessblocks.data.sources import VALIDATION_SHARE, Source, standard_library, user_files
+from hessblocks.data.tokens import check_vocabulary, learn_encoding, thinned, write_tokens
+from hessblocks.errors import ArgumentError
+
+DATA_VERSION = 1
+"""Raised whenever the same files would give other tokens."""
+DEFAULT_VOCABULARY = 4096
+
+
+class CorpusWarning(UserWarning):
+    """A corpus is not quite what was asked for."""
+
+
+def load_corpus(path: Path | None = None, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
+    """Python code of the standard library, or text of the user's; built once, then cached.
+
+    Args:
+        path: file or folder of UTF-8 text; None means the standard library.
+        vocabulary: entries of the vocabulary to learn; a text that supports fewer gets a smaller
+            one, with a warning.
+
+    Returns:
+        The corpus, its files verified.
+
+    Raises:
+        ArgumentError: `vocabulary` is too small, or `path` is missing, unreadable, or without text.
+        RunError: the cache cannot be written, or the interpreter has no source files.
+
+    Cost:
+        The standard library (12 MB, 3.5 million tokens): 5 seconds on 2 cores, once.
+    """
+    check_vocabulary(vocabulary)
+    source = standard_library() if path is None else user_files(path)
+    name = f"{_entry_name(source, path)}-v{vocabulary}"
+    key = {
+        "data version": DATA_VERSION,
+        "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
+        "tokenizers": tokenizers.__version__,
+        "vocabulary": vocabulary,
+        "files": source.fingerprint,
+    }
+    entry = cached(name, key, lambda folder: _build(source, vocabulary, folder))
+    corpus = open_corpus(source.name, entry)
+    _warn(corpus, vocabulary, path)
+    return corpus
+
+
+def _entry_name(source: Source, path: Path | None) -> str:
+    """One cache entry an interpreter, or a path of the user's."""
+    if path is None:
+        return f"{source.name}-{sys.implementation.cache_tag}"
+    place = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', source.name)[:40]}-{place[:8]}"
+
+
+def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
+    """Learn the encoding from the training split, write every split, and say what was made."""
+    texts = {split: [text for _, text in source.read(split)] for split in source.splits}
+    found = {split: len(texts[split]) for split in texts}
+    if source.by_tail:
+        texts = _cut_tails(texts["train"])
+    if not all(any(text.strip() for text in texts[split]) for split in ("train", "validation")):
+        raise ArgumentError(
+            f"--data: {source.name} has too little text (UTF-8) to train on and to hold some out; "
+            "is it binary or empty? Give text or code."
+        )
+    encoding = learn_encoding(thinned(texts["train"], sum(map(len, texts["train"]))), vocabulary)
+    encoding.save(str(folder / "tokenizer.json"), pretty=False)
+    return {
+        "vocabulary": encoding.get_vocab_size(),
+        "split": "end of each file" if source.by_tail else "by file",
+        "left_out": sum(map(len, source.splits.values())) - sum(found.values()),
+        "splits": {
+            split: {
+                "documents": len(documents),
+                "characters": sum(map(len, documents)),
+                "tokens": write_tokens(documents, encoding, folder / f"{split}.bin"),
+            }
+            for split, documents in texts.items()
+            if documents
+        },
+    }
+
+
+def _cut_tails(texts: list[str]) -> dict[str, list[str]]:
+    """The last tenth of each text held out, cut at a line end where there is one near."""
+    parts: dict[str, list[str]] = {"train": [], "validation": []}
+    for text in texts:
+        at = round((1 - VALIDATION_SHARE) * len(text))
+        cut = text.rfind("\n", 0, at) + 1
+        cut = cut if cut > at // 2 else at
+        parts["train"].append(text[:cut])
+        parts["validation"].append(text[cut:])
+    return parts
+
+
+def _warn(corpus: Corpus, vocabulary: int, path: Path | None) -> None:
+    if corpus.vocab_size < vocabulary:
+        warnings.warn(
+            f"--vocab-size: the text of {corpus.name} supports {corpus.vocab_size} entries, not "
+            f"{vocabulary}; the smaller vocabulary is used",
+            CorpusWarning,
+            stacklevel=3,
+        )
+    if path is not None and (left_out := corpus.description["left_out"]):
+        warnings.warn(
+            f"--data: {left_out} files of {corpus.name} are empty or not UTF-8 text and are left out",
+            CorpusWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,174 @@
+"""Where text comes from: the interpreter's standard library, or a file or folder of the user's.
+
+A source is a list of documents (files) per split, found without reading them, and a fingerprint
+that changes whenever one of them does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hessblocks.errors import ArgumentError, RunError
+
+VALIDATION_SHARE = 0.1
+"""Share of the files, or of each file's end, that is held out."""
+FEW_FILES = 20
+"""Below this many files the split is within each file, not by file."""
+TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+_LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages", "pydoc_data"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Files to learn from."""
+
+    name: str
+    """Short name, shown to the user."""
+    root: Path
+    """Folder that the relative paths start from."""
+    splits: dict[str, tuple[str, ...]]
+    """Relative paths (with /) of each split's files; no validation files means `by_tail`."""
+    fingerprint: str
+    """SHA-256 of the relative paths, sizes and modification times."""
+
+    @property
+    def by_tail(self) -> bool:
+        """Whether the end of each file is the validation split, for want of files."""
+        return "validation" not in self.splits
+
+    def read(self, split: str) -> Iterator[tuple[str, str]]:
+        """Relative path and text of each file of a split; files that are not text are left out.
+
+        Raises:
+            ArgumentError: a file cannot be read.
+        """
+        for relative in self.splits.get(split, ()):
+            text = read_text(self.root / relative)
+            if text is not None:
+                yield relative, text
+
+
+def standard_library() -> Source:
+    """The source of the running interpreter's standard library, its tests a domain of their own.
+
+    Generated files are left out: `_sysconfigdata*` (paths of this machine) and `pydoc_data` (prose).
+
+    Returns:
+        Splits train and validation, by file, and test-domain: a tenth of the tests.
+
+    Raises:
+        RunError: the interpreter comes without source files.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = [
+        path
+        for path in _files(root)
+        if path.endswith(".py") and not Path(path).name.startswith("_sysconfigdata")
+    ]
+    tests = [path for path in paths if TEST_FOLDERS & set(path.split("/"))]
+    library = [path for path in paths if not TEST_FOLDERS & set(path.split("/"))]
+    if len(library) < FEW_FILES:
+        raise RunError(
+            f"python-code: the interpreter ({sys.executable}) has no source of its standard "
+            "library; give text of your own with --data PATH."
+        )
+    splits = _by_file(library) | {"test-domain": _held_out(tests)}
+    return Source(
+        name="python-code", root=root, splits=splits, fingerprint=_fingerprint(root, paths)
+    )
+
+
+def user_files(path: Path) -> Source:
+    """A file, or all files of a folder that are neither hidden nor in a hidden folder.
+
+    Args:
+        path: file or folder.
+
+    Returns:
+        Splits train and validation by file; train alone, to be split within each file, where there
+        are few files.
+
+    Raises:
+        ArgumentError: there is nothing at `path`, it cannot be read, or holds no file.
+    """
+    if not path.is_file() and not path.is_dir():
+        raise ArgumentError(f"--data: {path} is no file or folder; give one that exists.")
+    root, paths = (path, list(_files(path))) if path.is_dir() else (path.parent, [path.name])
+    if not paths:
+        raise ArgumentError(f"--data: {path} holds no files; give a folder with text or code.")
+    splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else _by_file(paths)
+    return Source(
+        name=path.resolve().name, root=root, splits=splits, fingerprint=_fingerprint(root, paths)
+    )
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a file; None where it is empty or not text (not UTF-8, or with a zero byte).
+
+    Raises:
+        ArgumentError: the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not content.strip() or b"\0" in content:
+        return None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+
+
+def _unreadable(path: Path | str, error: OSError) -> ArgumentError:
+    return ArgumentError(
+        f"--data: {path} cannot be read ({error.strerror}); change its permissions or leave it out."
+    )
+
+
+def _files(root: Path) -> Iterator[str]:
+    """Relative paths of the files below `root`, sorted; hidden ones left out, links not followed."""
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error.filename, error) from error
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in _LEFT_OUT
+        )
+        for name in sorted(names):
+            path = Path(folder, name)
+            if not name.startswith(".") and path.is_file():
+                yield path.relative_to(root).as_posix()
+
+
+def _held_out(paths: Sequence[str]) -> tuple[str, ...]:
+    """The tenth of the files whose paths have the smallest SHA-256."""
+
+    def place(relative: str) -> bytes:
+        return hashlib.sha256(relative.encode("utf-8", "surrogateescape")).digest()
+
+    return tuple(sorted(paths, key=place)[: round(VALIDATION_SHARE * len(paths))])
+
+
+def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    validation = _held_out(paths)
+    return {
+        "train": tuple(path for path in paths if path not in set(validation)),
+        "validation": validation,
+    }
+
+
+def _fingerprint(root: Path, paths: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for relative in paths:
+        status = (root / relative).stat()
+        line = f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

@@ -1,0 +1,127 @@
+"""Text to tokens: byte-level pair encoding learnt from the text itself, and token files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from hessblocks.errors import ArgumentError
+
+END_OF_TEXT = "<|endoftext|>"
+"""Ends each document; token 0."""
+SMALLEST_VOCABULARY = 257
+"""256 bytes and the end of text."""
+LEARNING_CHARACTERS = 64_000_000
+"""The encoding is learnt from at most about so many characters, spread evenly over the text."""
+_CHUNK = 1 << 20
+_BATCH = 64
+
+
+def check_vocabulary(size: int) -> None:
+    """Refuse a vocabulary that cannot hold every byte.
+
+    Raises:
+        ArgumentError: fewer than `SMALLEST_VOCABULARY` entries.
+    """
+    if size < SMALLEST_VOCABULARY:
+        raise ArgumentError(
+            f"--vocab-size: expected at least {SMALLEST_VOCABULARY} (256 bytes and the end of text), "
+            f"got {size}."
+        )
+
+
+def learn_encoding(texts: Iterable[str], vocabulary: int) -> Any:
+    """Byte-level byte-pair encoding in which each merge was seen at least twice.
+
+    Args:
+        texts: what to learn from.
+        vocabulary: most entries; a short text supports fewer.
+
+    Returns:
+        A `tokenizers.Tokenizer`; the same for the same text, whatever the number of threads.
+    """
+    encoding = Tokenizer(models.BPE())
+    encoding.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoding.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    encoding.train_from_iterator(texts, trainer)
+    return encoding
+
+
+def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
+    """Every k-th piece of the texts, k such that about `LEARNING_CHARACTERS` remain.
+
+    Args:
+        texts: documents.
+        characters: how long they are together.
+    """
+    step = max(1, -(-characters // LEARNING_CHARACTERS))
+    pieces = (piece for text in texts for piece in pieces_of(text))
+    return itertools.islice(pieces, 0, None, step)
+
+
+def pieces_of(text: str) -> Iterator[str]:
+    """The text in pieces of about a million characters, cut at line ends where there are any."""
+    start = 0
+    while len(text) - start > _CHUNK:
+        cut = text.rfind("\n", start, start + _CHUNK) + 1 or start + _CHUNK
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def token_type(vocabulary: int) -> np.dtype[Any]:
+    """The smallest unsigned type that holds every token."""
+    return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+
+
+def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
+    """Encode documents, each ended by the end of text, into a file of bare numbers.
+
+    Args:
+        texts: documents.
+        encoding: as `learn_encoding` returns it.
+        path: file to write.
+
+    Returns:
+        How many tokens it holds.
+
+    Cost:
+        Memory for 64 pieces of a million characters at most.
+    """
+    kind = token_type(encoding.get_vocab_size())
+    end = encoding.token_to_id(END_OF_TEXT)
+    pieces = ((piece, last) for text in texts for piece, last in _marked(pieces_of(text)))
+    written = 0
+    with path.open("wb") as file:
+        while batch := list(itertools.islice(pieces, _BATCH)):
+            encoded = encoding.encode_batch_fast(
+                [piece for piece, _ in batch], add_special_tokens=False
+            )
+            for tokens, (_, last) in zip(encoded, batch, strict=True):
+                ids = tokens.ids + [end] * last
+                np.asarray(ids, dtype=kind).tofile(file)
+                written += len(ids)
+    return written
+
+
+def _marked(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Each piece and whether it is the last."""
+    before: str | None = None
+    for piece in pieces:
+        if before is not None:
+            yield before, False
+        before = piece
+    if before is not None:
+        yield before, True

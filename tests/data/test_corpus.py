@@ -1,0 +1,171 @@
+"""Windows and batches of a corpus against the text they were made from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.data.helpers import write_code
+
+from hessblocks.data import Corpus, CorpusWarning, load_corpus
+from hessblocks.data.tokens import END_OF_TEXT, learn_encoding, pieces_of, token_type
+from hessblocks.errors import ArgumentError
+
+
+@pytest.fixture
+def corpus(code: Path) -> Corpus:
+    with pytest.warns(CorpusWarning, match="supports"):
+        return load_corpus(code)
+
+
+def documents(corpus: Corpus, split: str) -> list[str]:
+    text = corpus.tokenizer.decode(corpus.splits[split].tolist(), skip_special_tokens=False)
+    return text.split(END_OF_TEXT)[:-1]
+
+
+def test_the_tokens_decode_to_the_files_each_in_one_split(corpus: Corpus, code: Path) -> None:
+    train, validation = documents(corpus, "train"), documents(corpus, "validation")
+    assert sorted(train + validation) == sorted(p.read_text() for p in code.iterdir())
+    assert len(validation) == 3
+
+
+def test_windows_tile_the_split_without_overlap(corpus: Corpus) -> None:
+    windows = corpus.windows("train", 7)
+    joined = torch.cat([windows[index]["input_ids"] for index in range(len(windows))])
+    whole = corpus.splits["train"]
+    assert len(whole) - 7 < len(joined) <= len(whole)
+    assert np.array_equal(joined.numpy(), whole[: len(joined)])
+    assert torch.equal(windows[-1]["labels"], joined[-7:])
+    with pytest.raises(IndexError):
+        windows[len(windows)]
+
+
+def test_the_curvature_batch_is_held_out_and_fixed_by_its_seed(corpus: Corpus) -> None:
+    batch = corpus.curvature_batch(5, 16, seed=3)
+    windows = corpus.windows("validation", 16)
+    known = {tuple(windows[i]["input_ids"].tolist()) for i in range(len(windows))}
+    rows = [tuple(row.tolist()) for row in batch["input_ids"]]
+    assert batch["labels"].shape == (5, 16)
+    assert set(rows) <= known
+    assert torch.equal(batch["input_ids"], corpus.curvature_batch(5, 16, seed=3)["input_ids"])
+    assert not torch.equal(batch["input_ids"], corpus.curvature_batch(5, 16, seed=4)["input_ids"])
+
+
+def test_the_same_files_give_the_same_tokens_again(
+    corpus: Corpus, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "other"))
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    with pytest.warns(CorpusWarning):
+        assert load_corpus(code).fingerprint == corpus.fingerprint
+
+
+def test_a_changed_file_changes_the_corpus(corpus: Corpus, code: Path) -> None:
+    (code / "module_0.py").write_text("x = 1\n")
+    with pytest.warns(UserWarning, match=r"out of date \(other files\)|supports"):
+        assert load_corpus(code).fingerprint != corpus.fingerprint
+
+
+@pytest.mark.parametrize("by", ["file", "folder"])
+def test_few_files_are_split_within_each(tmp_path: Path, by: str) -> None:
+    folder = write_code(tmp_path / "few", files=1 if by == "file" else 3)
+    path = folder / "module_0.py" if by == "file" else folder
+    corpus = load_corpus(path, 280)
+    texts = [file.read_text() for file in sorted(folder.iterdir())]
+    pairs = zip(documents(corpus, "train"), documents(corpus, "validation"), strict=True)
+    for text, (head, tail) in zip(texts, pairs, strict=True):
+        assert head + tail == text
+        assert head.endswith("\n")
+        assert 0.05 < len(tail) / len(text) < 0.15
+
+
+def test_files_that_are_not_text_are_left_out_and_said(code: Path) -> None:
+    (code / "weights.bin").write_bytes(b"\x00\x01\x02")
+    (code / "latin.txt").write_bytes("é".encode("latin-1"))
+    (code / "empty.py").write_text("")
+    (code / ".hidden").write_text("secret")
+    with pytest.warns(CorpusWarning, match="3 files"):
+        corpus = load_corpus(code, 300)
+    assert not any("secret" in text for split in corpus.splits for text in documents(corpus, split))
+
+
+def random_bytes(path: Path) -> Path:
+    path.write_bytes(bytes(range(256)) * 10)
+    return path
+
+
+def empty_file(path: Path) -> Path:
+    path.write_text("")
+    return path
+
+
+def empty_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def one_letter(path: Path) -> Path:
+    path.write_text("x")
+    return path
+
+
+def absent(path: Path) -> Path:
+    return path
+
+
+def unreadable(path: Path) -> Path:
+    return Path("/proc/self/mem")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (random_bytes, "too little text"),
+        (empty_file, "too little text"),
+        (empty_folder, "no files"),
+        (one_letter, "too little text"),
+        (absent, "no file or folder"),
+        (unreadable, "cannot be read"),
+    ],
+)
+def test_what_holds_no_text_is_refused(tmp_path: Path, make: object, message: str) -> None:
+    path = make(tmp_path / "given")  # type: ignore[operator]
+    with pytest.raises(ArgumentError, match=f"--data: .*{message}"):
+        load_corpus(path)
+
+
+def test_too_little_text_for_one_window_is_refused(tmp_path: Path) -> None:
+    corpus = load_corpus(write_code(tmp_path / "few", files=1), 260)
+    with pytest.raises(
+        ArgumentError, match=r"validation split .* fewer than one context of 100000"
+    ):
+        corpus.windows("validation", 100_000)
+    with pytest.raises(ArgumentError, match="curvature-sequences"):
+        corpus.curvature_batch(1000, 16)
+    with pytest.raises(ArgumentError, match="'test' is unknown"):
+        corpus.windows("test", 16)
+
+
+def test_a_vocabulary_without_room_for_each_byte_is_refused(code: Path) -> None:
+    with pytest.raises(ArgumentError, match="--vocab-size: expected at least 257"):
+        load_corpus(code, 256)
+
+
+def test_any_text_survives_the_encoding() -> None:
+    encoding = learn_encoding(["ab ab ab ab"], 300)
+    text = 'naïve — 日本 "quoted"\t\r\n  \x01🙂'
+    assert encoding.decode(encoding.encode(text).ids) == text
+
+
+def test_long_texts_are_cut_at_line_ends() -> None:
+    text = "x" * 1_500_000 + "\n" + "y\n" * 900_000
+    pieces = list(pieces_of(text))
+    assert "".join(pieces) == text
+    assert len(pieces) == 5 - 1
+    assert all(piece.endswith("\n") for piece in pieces[1:])
+
+
+@pytest.mark.parametrize(("vocabulary", "bytes_each"), [(65_536, 2), (65_537, 4)])
+def test_the_token_type_holds_every_token(vocabulary: int, bytes_each: int) -> None:
+    assert token_type(vocabulary).itemsize == bytes_each
+    assert np.iinfo(token_type(vocabulary)).max >= vocabulary - 1
