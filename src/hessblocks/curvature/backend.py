@@ -1,0 +1,62 @@
+"""The state in which a model is differentiated twice: evaluation mode, attention in plain form.
+
+Fused attention kernels have no second derivative. Inside `differentiable` they are replaced by the
+mathematical form, and everything is put back afterwards.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+
+class AttentionBackendWarning(UserWarning):
+    """Fused attention was replaced by its plain form while curvature was computed."""
+
+
+class _FusedCalls(TorchFunctionMode):
+    """Notices calls of scaled_dot_product_attention."""
+
+    seen = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Pass the call on."""
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.seen = True
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Dropout off and batch norm fixed; each module's own mode is restored."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and attention that has second derivatives; says so once where it matters."""
+    fused_allowed = torch.backends.cuda.flash_sdp_enabled()
+    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH), _FusedCalls() as calls:
+        yield
+    if calls.seen and fused_allowed:
+        warnings.warn(
+            "curvature: fused attention has no second derivative; its plain form (SDPBackend.MATH) is "
+            "used while curvature is computed",
+            AttentionBackendWarning,
+            stacklevel=1,
+        )

@@ -1,0 +1,113 @@
+"""Every group of every case: H, H_o and H_f against dense autodiff, and the laws between them."""
+
+import warnings
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from tests.curvature.cases import CASES, Case
+from tests.curvature.oracle import Dense, dense
+
+from hessblocks.curvature import (
+    AttentionBackendWarning,
+    Functional,
+    Hessian,
+    OuterProduct,
+    parameter_groups,
+)
+from hessblocks.errors import ArgumentError
+
+OPERATORS = {"full": Hessian, "outer": OuterProduct, "functional": Functional}
+TOLERANCE = 1e-10
+
+pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+
+
+@cache
+def prepared(name: str) -> tuple[Case, Dense]:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    return case, dense(case)
+
+
+@pytest.mark.parametrize("part", OPERATORS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_groups_block_equals_dense_autodiff(name: str, part: str) -> None:
+    case, oracle = prepared(name)
+    scale = oracle.full.abs().max()
+    for group in parameter_groups(case.model).values():
+        block = OPERATORS[part](case.problem, group).dense()
+        error = (block - oracle.block(part, group, group)).abs().max() / scale
+        assert error < TOLERANCE, group.name
+
+
+@pytest.mark.parametrize("part", OPERATORS)
+@pytest.mark.parametrize("name", ["sas-p", "gpt2", "classification"])
+def test_a_block_between_two_groups_equals_dense_autodiff(name: str, part: str) -> None:
+    case, oracle = prepared(name)
+    groups = list(parameter_groups(case.model).values())
+    for rows, columns in pairwise(groups):
+        operator = OPERATORS[part](case.problem, rows=rows, columns=columns)
+        expected = oracle.block(part, rows, columns)
+        assert torch.allclose(operator.dense(), expected, atol=TOLERANCE)
+        assert torch.allclose(operator.adjoint().dense(), expected.T, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_oracle_splits_the_hessian(name: str) -> None:
+    _, oracle = prepared(name)
+    assert torch.allclose(oracle.full, oracle.outer + oracle.functional, atol=1e-12)
+    assert oracle.functional.norm() > 1e-4 * oracle.outer.norm()
+
+
+@pytest.mark.parametrize("name", ["sas", "gpt2"])
+def test_the_outer_part_has_no_negative_eigenvalue(name: str) -> None:
+    case, _ = prepared(name)
+    for group in parameter_groups(case.model).values():
+        block = OuterProduct(case.problem, group).dense()
+        assert torch.allclose(block, block.T, atol=1e-12)
+        assert torch.linalg.eigvalsh(block).min() > -1e-12
+
+
+def test_vectors_and_blocks_of_vectors_agree() -> None:
+    case, _ = prepared("sas-p")
+    group = parameter_groups(case.model)["layers.0.attention.query"]
+    operator = Hessian(case.problem, group)
+    columns = torch.randn(group.size, 5, dtype=torch.float64)
+    together = operator @ columns
+    for index in range(5):
+        assert torch.allclose(operator @ columns[:, index], together[:, index], atol=1e-13)
+
+
+def test_a_zero_vector_gives_zero() -> None:
+    case, _ = prepared("pre-ln")
+    group = parameter_groups(case.model)["layers.1.mlp.in"]
+    assert not (Hessian(case.problem, group) @ torch.zeros(group.size).double()).any()
+
+
+def test_fused_attention_is_said_once_and_modes_are_restored() -> None:
+    case, _ = prepared("gpt2")
+    case.model.train()
+    case.model.transformer.h[0].eval()
+    group = parameter_groups(case.model)["final.norm"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        operator = Hessian(case.problem, group)
+        first = operator.dense()
+        assert torch.equal(operator.dense(), first)
+    assert len([w for w in caught if w.category is AttentionBackendWarning]) == 1
+    assert case.model.training
+    assert not case.model.transformer.h[0].training
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert all(p.grad is None for p in case.model.parameters())
+    case.model.eval()
+
+
+def test_a_group_and_rows_together_are_refused() -> None:
+    case, _ = prepared("classification")
+    group = parameter_groups(case.model)["first.weight"]
+    with pytest.raises(ArgumentError, match="either group, or both rows and columns"):
+        Hessian(case.problem, group, rows=group)
+    with pytest.raises(ArgumentError, match="either group, or both rows and columns"):
+        Hessian(case.problem, rows=group)

@@ -1,0 +1,147 @@
+"""The loss: weighted by valid tokens over the whole set, in the logits' dtype, whatever the batches."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.curvature.cases import CASES, VOCABULARY, Classifier, quartic_loss, stir, tokens
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import hessblocks as hb
+from hessblocks.curvature import Hessian, OuterProduct, Problem, parameter_groups
+from hessblocks.errors import ArgumentError, RunError
+
+pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+
+
+def small_model() -> nn.Module:
+    return stir(hb.build("pre-ln", depth=1, width=4, heads=2, vocab_size=VOCABULARY, context=6))
+
+
+def ragged(rows: int = 10) -> dict[str, torch.Tensor]:
+    mask = (torch.arange(5)[None] < torch.randint(2, 6, (rows, 1))).long()
+    return {"input_ids": tokens(rows, 5), "attention_mask": mask}
+
+
+def cut(batch: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:
+    rows = len(batch["input_ids"])
+    return [{k: v[i : i + size] for k, v in batch.items()} for i in range(0, rows, size)]
+
+
+@pytest.mark.parametrize("operator", [Hessian, OuterProduct])
+def test_ten_rows_in_batches_of_four_are_one_batch(operator: Any) -> None:
+    model, batch = small_model(), ragged()
+    whole, pieces = Problem(model, [batch]), Problem(model, cut(batch, 4))
+    group = parameter_groups(model)["layers.0.attention.value"]
+    assert len(pieces.batches) == 3
+    assert pieces.value() == pytest.approx(whole.value(), rel=1e-14)
+    difference = operator(whole, group).dense() - operator(pieces, group).dense()
+    assert difference.abs().max() < 1e-15
+
+
+def test_the_value_is_the_mean_over_valid_tokens() -> None:
+    model, batch = small_model(), ragged()
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    logits = model(**batch).logits
+    expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    assert Problem(model, [batch]).value() == pytest.approx(float(expected), rel=1e-12)
+    given = Problem(model, [batch | {"labels": labels}])
+    assert given.value() == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_the_loss_stays_in_the_dtype_of_the_logits() -> None:
+    """Hugging Face's own loss casts to float32: 1e-8 off where float64 is 1e-16."""
+    model, batch = small_model(), ragged()
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    cast = float(model(**batch, labels=labels).loss)
+    logits = model(**batch).logits.detach()
+    exact = -logits[:, :-1].log_softmax(-1).flatten(0, 1)
+    exact = exact[torch.arange(len(exact)), labels[:, 1:].flatten().clamp(min=0)]
+    exact = exact[labels[:, 1:].flatten() >= 0].mean()
+    value = Problem(model, [batch]).value()
+    assert abs(value - float(exact)) < 1e-14
+    assert abs(cast - float(exact)) > 1e-12
+
+
+def test_a_single_dict_a_loader_and_a_list_are_the_same() -> None:
+    model, batch = small_model(), ragged(4)
+    rows = [{k: v[i] for k, v in batch.items()} for i in range(4)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=3)
+    values = [Problem(model, batches).value() for batches in (batch, [batch], loader)]
+    assert values == pytest.approx([values[0]] * 3, rel=1e-14)
+
+
+def test_the_gradient_of_the_loss_is_autodiffs() -> None:
+    from hessblocks.curvature.losses import CrossEntropy
+
+    logits = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(-1, 5, (3, 4)).masked_fill_(torch.rand(3, 4) < 0.3, -100)
+    targets[targets == -1] = -100
+    loss = CrossEntropy(targets)
+    (expected,) = torch.autograd.grad(loss.total(logits), logits)
+    assert torch.allclose(loss.gradient(logits), expected, atol=1e-15)
+    assert torch.autograd.gradcheck(loss.gradient, logits)
+    directions = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    (again,) = torch.autograd.grad(loss.gradient(logits), logits, directions, is_grads_batched=True)
+    assert torch.allclose(loss.curvature(logits, directions), again, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("batches", "loss", "message"),
+    [
+        ([], "causal-lm", "at least one batch"),
+        ([3], "causal-lm", "got int"),
+        ([(torch.zeros(2, 3).double(),)], "classification", "needs labels"),
+        ([(torch.zeros(2, 3).double(), torch.tensor([0, 3]))], "classification", "0 to 2"),
+        ([(torch.zeros(2, 3).double(), torch.tensor([0]))], "classification", "expected shape"),
+        ([(torch.zeros(2, 3).double(), torch.tensor([-100, -100]))], "classification", "ignored"),
+        ([(torch.zeros(2, 3).double(), torch.zeros(2, 4))], "regression", "shape of the logits"),
+        ([(torch.zeros(2, 3).double(), torch.zeros(2))], "classificaton", "did you mean"),
+    ],
+)
+def test_unusable_data_is_refused(batches: Any, loss: str, message: str) -> None:
+    model = stir(Classifier())
+    with pytest.raises(ArgumentError, match=message):
+        Hessian(Problem(model, batches, loss), parameter_groups(model)["first.bias"]).dense()
+
+
+def test_a_model_without_logits_is_refused() -> None:
+    model = small_model()
+    with pytest.raises(RunError, match="without logits"):
+        Problem(model.model, [ragged()]).value()
+
+
+def test_a_frozen_model_is_refused() -> None:
+    model = small_model().requires_grad_(False)
+    with pytest.raises(ArgumentError, match="trainable"):
+        Problem(model, [ragged()])
+
+
+def test_a_loss_that_is_not_finite_names_its_batch() -> None:
+    model = stir(Classifier(outputs=2))
+    good = (torch.zeros(1, 3).double(), torch.zeros(1, 2).double())
+    bad = (torch.full((1, 3), float("nan")).double(), torch.zeros(1, 2).double())
+    problem = Problem(model, [good, bad], quartic_loss)
+    with pytest.raises(RunError, match="batch 1"):
+        problem.value()
+    with pytest.raises(RunError, match="batch 1"):
+        Hessian(problem, parameter_groups(model)["first.bias"]).dense()
+
+
+def test_a_callable_sees_the_outputs_and_the_batch() -> None:
+    case = CASES["gpt2"]()
+
+    def token_losses(outputs: Any, batch: Any) -> torch.Tensor:
+        valid = batch["attention_mask"][:, 1:] == 1
+        losses = F.cross_entropy(
+            outputs.logits[:, :-1].transpose(1, 2), batch["input_ids"][:, 1:], reduction="none"
+        )
+        return losses[valid]
+
+    ours = Problem(case.model, case.batches, token_losses)
+    group = parameter_groups(case.model)["layers.1.mlp.out"]
+    assert ours.value() == pytest.approx(case.problem.value(), rel=1e-13)
+    for operator in (Hessian, OuterProduct):
+        difference = operator(ours, group).dense() - operator(case.problem, group).dense()
+        assert difference.abs().max() < 1e-14
