@@ -1,0 +1,149 @@
+"""Loss against steps and against seconds, each seed's runs averaged step by step."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+from hessblocks.report.averages import average
+from hessblocks.report.captions import both, seeds_and_error
+from hessblocks.report.drawings import Drawing, Label, Panel, Point, Series
+from hessblocks.report.results import FolderResults, Metric
+from hessblocks.report.table import diverged
+
+MOST_POINTS = 300
+"""A longer curve is averaged over windows of successive points."""
+HEADROOM = 1.1
+"""The axis goes up to this multiple of the largest initial loss."""
+MARGIN = 0.04
+"""Empty share of the axis at each end."""
+AXES = {
+    "steps": Label(math="Optimiser step $t$ (updates)", html="Optimiser step <i>t</i> (updates)"),
+    "seconds": Label(
+        math="Training time $\\tau$ (seconds)", html="Training time <i>τ</i> (seconds)"
+    ),
+}
+LOSS = Label(math="Loss $L$ (nats per token)", html="Loss <i>L</i> (nats per token)")
+SPLITS = {"train": both("Training batches"), "validation": both("Held-out data")}
+
+
+def loss_drawing(results: FolderResults, against: Literal["steps", "seconds"]) -> Drawing | None:
+    """Loss of each preset on training batches and on held-out data.
+
+    Args:
+        results: a run folder.
+        against: the horizontal axis.
+
+    Returns:
+        The figure's content; None where no loss was written yet.
+    """
+    if not any(math.isfinite(row.loss) for row in results.metrics):
+        return None
+    curves = {
+        split: {preset: _curve(results, preset, split, against) for preset in results.presets}
+        for split in SPLITS
+    }
+    window = max(_window(c) for presets in curves.values() for c in presets.values())
+    limits = _limits(results.metrics)
+    return Drawing(
+        name=f"loss-{against}",
+        title=f"Loss against {'steps' if against == 'steps' else 'training time'}",
+        kind="lines",
+        panels=tuple(
+            Panel(
+                title=title,
+                series=tuple(
+                    Series(key=preset, points=_thinned(curve, window))
+                    for preset, curve in curves[split].items()
+                    if curve
+                ),
+            )
+            for split, title in SPLITS.items()
+        ),
+        columns=2,
+        x=AXES[against],
+        y=LOSS,
+        caption=both(_caption(results, window, limits[1])),
+        legend=tuple((preset, _entry(results, preset)) for preset in results.presets),
+        limits=limits,
+    )
+
+
+def _curve(results: FolderResults, preset: str, split: str, against: str) -> tuple[Point, ...]:
+    steps: dict[int, list[Metric]] = defaultdict(list)
+    for row in results.metrics:
+        if row.preset == preset and row.split == split and math.isfinite(row.loss):
+            steps[row.step].append(row)
+    points = []
+    for step in sorted(steps):
+        rows = steps[step]
+        loss = average([row.loss for row in rows])
+        assert loss is not None, "only finite losses were collected"
+        seconds = math.fsum(row.seconds for row in rows) / len(rows)
+        points.append(
+            Point(
+                x=seconds if against == "seconds" else step,
+                y=loss.value,
+                error=loss.standard_error or 0.0,
+                name=f"step {step:,}",
+            )
+        )
+    return tuple(points)
+
+
+def _window(curve: Sequence[Point]) -> int:
+    return math.ceil(len(curve) / MOST_POINTS) or 1
+
+
+def _thinned(curve: tuple[Point, ...], window: int) -> tuple[Point, ...]:
+    """Means over windows; an error is the root mean square of those in its window."""
+    if window == 1 or len(curve) <= MOST_POINTS:
+        return curve
+    cut = [curve[start : start + window] for start in range(0, len(curve), window)]
+    return tuple(
+        Point(
+            x=math.fsum(point.x for point in part) / len(part),
+            y=math.fsum(point.y for point in part) / len(part),
+            error=math.hypot(*(point.error for point in part)) / math.sqrt(len(part)),
+            name=f"{part[0].name} and the next {len(part) - 1}",
+        )
+        for part in cut
+    )
+
+
+def _limits(metrics: Sequence[Metric]) -> tuple[float, float]:
+    """Ends of the loss axis; a diverging curve leaves it, lest it flatten all others."""
+    finite = [row for row in metrics if math.isfinite(row.loss)]
+    first: dict[tuple[str, int, str], float] = {}
+    for row in sorted(finite, key=lambda row: row.step):
+        first.setdefault((row.preset, row.seed, row.split), row.loss)
+    low = min(row.loss for row in finite)
+    high = min(max(row.loss for row in finite), HEADROOM * max(first.values()))
+    margin = MARGIN * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def _entry(results: FolderResults, preset: str) -> str:
+    seeds = diverged(results, preset)
+    if not seeds:
+        return preset
+    ends = [
+        row.step for row in results.metrics if row.preset == preset and not math.isfinite(row.loss)
+    ]
+    return f"{preset} (diverged{f' at step {min(ends):,}' if ends else ''})"
+
+
+def _caption(results: FolderResults, window: int, top: float) -> str:
+    text = "Training loss is that of single batches; held-out data is fixed. "
+    text += seeds_and_error(results, "the band", "no band, since there is one seed")
+    if window > 1:
+        text += f" Curves longer than {MOST_POINTS} points are averaged over {window} points."
+    if any(top < row.loss < math.inf for row in results.metrics):
+        text += f" Values above {top:.3g} are cut off."
+    for preset in results.presets:
+        if seeds := diverged(results, preset):
+            names = ", ".join(map(str, seeds))
+            text += f" {preset} diverged (seed {names}): its curve ends at the last finite loss."
+    return text

@@ -1,0 +1,71 @@
+"""A logarithmic axis that has a place for zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogScale:
+    """Whole decades, and below them, where it is needed, a line for zero."""
+
+    lowest: int
+    """Exponent of the lowest decade."""
+    highest: int
+    """Exponent of the highest decade."""
+    has_zero: bool
+    """Whether a value is zero, and the axis goes one decade further down for it."""
+
+    @property
+    def zero(self) -> float:
+        """Where zero is drawn: one decade below the lowest."""
+        return 10.0 ** (self.lowest - 1)
+
+    @property
+    def exponents(self) -> tuple[float, float]:
+        """Decimal logarithms of both ends of the axis."""
+        return self.lowest - (1.3 if self.has_zero else 0.0), self.highest + 0.05
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Both ends of the axis."""
+        low, high = self.exponents
+        return 10.0**low, 10.0**high
+
+    @property
+    def ticks(self) -> tuple[int, ...]:
+        """Exponents with a label, at most seven or so."""
+        step = math.ceil((self.highest - self.lowest) / 7) or 1
+        return tuple(range(self.highest, self.lowest - 1, -step))[::-1]
+
+    def place(self, value: float) -> float:
+        """Where a value is drawn."""
+        return value if value > 0 else self.zero
+
+    def reach(self, value: float, error: float) -> tuple[float, float]:
+        """How far an error bar reaches below and above the value; it ends at the lower limit."""
+        if value <= 0:
+            return 0.0, 0.0
+        return min(error, value - self.limits[0]), error
+
+
+def log_scale(values: Iterable[float]) -> LogScale:
+    """The decades around finite values ≥ 0.
+
+    Args:
+        values: what the axis must show.
+
+    Returns:
+        A scale of at least one decade; from 1 to 10 where no value is positive.
+    """
+    shown = list(values)
+    positive = [value for value in shown if value > 0]
+    lowest = math.floor(math.log10(min(positive))) if positive else 0
+    highest = math.ceil(math.log10(max(positive))) if positive else 1
+    return LogScale(
+        lowest=lowest,
+        highest=max(highest, lowest + 1),
+        has_zero=len(positive) < len(shown),
+    )

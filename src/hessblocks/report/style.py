@@ -1,0 +1,91 @@
+"""One look for all figures: a preset has its colour, marker and line in every one of them.
+
+The colours are those of Okabe and Ito (told apart with every common colour blindness), its yellow,
+too faint on white, exchanged; two more are from Paul Tol's muted scheme. Marker and line style
+differ too, so that the figures can be read in grey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """How one preset is drawn, in the words of matplotlib and of plotly."""
+
+    colour: str
+    """Hexadecimal sRGB."""
+    marker: str
+    """matplotlib's letter."""
+    symbol: str
+    """plotly's name of the same marker."""
+    dashes: tuple[float, ...]
+    """Lengths on and off, in points; empty for a solid line."""
+
+    @property
+    def plotly_dash(self) -> str:
+        """The dashes in plotly's notation."""
+        return ",".join(f"{length:g}px" for length in self.dashes) or "solid"
+
+
+MARKS: Mapping[str, Mark] = MappingProxyType(
+    {
+        "pre-ln": Mark(colour="#000000", marker="o", symbol="circle", dashes=()),
+        "parallel": Mark(colour="#0072B2", marker="s", symbol="square", dashes=(7, 3)),
+        "sas": Mark(colour="#E69F00", marker="^", symbol="triangle-up", dashes=(2, 2)),
+        "sas-p": Mark(colour="#009E73", marker="D", symbol="diamond", dashes=(8, 3, 2, 3)),
+        "sas-p-no-norm": Mark(colour="#D55E00", marker="X", symbol="x", dashes=(4, 2)),
+        "skipless": Mark(colour="#CC79A7", marker="v", symbol="triangle-down", dashes=(10, 4)),
+        "v-skipinit": Mark(colour="#56B4E9", marker="P", symbol="cross", dashes=(5, 2, 1, 2)),
+        "post-ln": Mark(colour="#7F7F7F", marker="p", symbol="pentagon", dashes=(1, 2)),
+        "op": Mark(colour="#882255", marker="h", symbol="hexagon", dashes=(12, 3, 2, 3)),
+        "modern": Mark(colour="#332288", marker="*", symbol="star", dashes=(6, 2, 2, 2, 2, 2)),
+    }
+)
+RESOLUTION = 150
+"""Dots per inch of the png files."""
+MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(
+    {
+        "font.family": "DejaVu Sans",
+        "font.size": 11.0,
+        "axes.titlesize": 12.0,
+        "axes.labelsize": 11.0,
+        "xtick.labelsize": 10.5,
+        "ytick.labelsize": 10.5,
+        "legend.fontsize": 11.0,
+        "legend.frameon": False,
+        "legend.handlelength": 3.2,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.axisbelow": True,
+        "grid.color": "#DDDDDD",
+        "grid.linewidth": 0.7,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 5.0,
+        "hatch.linewidth": 0.8,
+        "svg.hashsalt": "hessblocks",
+        "path.simplify": True,
+    }
+)
+
+
+def marks(presets: Iterable[str]) -> dict[str, Mark]:
+    """A mark for each preset: its own where it has one, else the first that nobody here uses.
+
+    Args:
+        presets: names, in the order of the legend.
+
+    Returns:
+        Name → mark. Marks repeat only when there are more names than marks.
+    """
+    names = list(presets)
+    free = [mark for name, mark in MARKS.items() if name not in names] or list(MARKS.values())
+    strangers = [name for name in names if name not in MARKS]
+    given = {name: free[place % len(free)] for place, name in enumerate(strangers)}
+    return {name: MARKS.get(name) or given[name] for name in names}
