@@ -1,11 +1,15 @@
-"""Results that carry their uncertainty and say how they were obtained."""
+"""Results that carry their uncertainty and say how they were obtained and how they ended."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxtyping import Float
+from torch import Tensor
+
 Method = Literal["exact", "estimate"]
+Stop = Literal["count", "tolerance", "limit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +21,71 @@ class Estimate:
     standard_error: float = 0.0
     """Standard error of `value` over probes; 0 for exact results."""
     probes: int = 0
-    """Random probe vectors used; 0 for exact results."""
+    """Products spent: random probes and the bases made of them; 0 for exact results."""
     method: Method = "estimate"
     """`exact` (closed form or assembled matrix) or `estimate` (random probes)."""
+    stopped_by: Stop = "count"
+    """`count` (the probes asked for), `tolerance` (met) or `limit` (tolerance not met)."""
+
+    @property
+    def relative_error(self) -> float:
+        """Standard error over the absolute value; 0 where both are 0."""
+        if self.standard_error == 0.0:
+            return 0.0
+        return self.standard_error / abs(self.value) if self.value else float("inf")
 
     def __str__(self) -> str:
         """Value and standard error in three significant digits."""
         if self.method == "exact":
             return f"{self.value:.4g} (exact)"
         return f"{self.value:.3g} ± {self.standard_error:.1g} ({self.probes} probes)"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DiagonalEstimate:
+    """The diagonal of an operator, entry by entry with its uncertainty."""
+
+    values: Float[Tensor, " size"]
+    """Diagonal entries, on the operator's device."""
+    standard_errors: Float[Tensor, " size"]
+    """Standard error of each entry; 0 for exact results."""
+    probes: int = 0
+    """Random probe vectors used; 0 for exact results."""
+    method: Method = "estimate"
+    """`exact` (closed form or assembled matrix) or `estimate` (random probes)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Eigenvalues:
+    """Eigenvalues at the ends of a spectrum, with measured residuals."""
+
+    values: Float[Tensor, " count"]
+    """Eigenvalues in falling order, float64 on the CPU."""
+    residuals: Float[Tensor, " count"]
+    """‖A v − λ v‖ of each unit vector, measured; an eigenvalue of A lies within it."""
+    vectors: Float[Tensor, "size count"]
+    """Unit eigenvectors as columns, in the operator's dtype and on its device."""
+    converged: bool
+    """Whether every residual is at most the tolerance times the largest |eigenvalue| seen."""
+    products: int
+    """Products with single vectors spent, the measurement of the residuals included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionNumber:
+    """Largest over smallest singular value, and the interval that the residuals allow."""
+
+    value: float
+    """The ratio; infinite where the smallest singular value is 0 to rounding."""
+    lower: float
+    """Smallest ratio that the residuals of both ends allow."""
+    upper: float
+    """Largest ratio that the residuals allow; infinite where 0 is among them."""
+    largest: float
+    """Largest singular value."""
+    smallest: float
+    """Smallest singular value."""
+    converged: bool
+    """Whether both ends converged; if not, `value` tends to be too small."""
+    products: int
+    """Products with single vectors spent, those with the adjoint included."""
