@@ -1,0 +1,143 @@
+"""A run folder: its files, who may write there, and whether it was made with the same settings."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.files import remove_partials, write_json
+from hessblocks.training.environment import environment
+from hessblocks.training.settings import differences
+
+
+class EnvironmentWarning(UserWarning):
+    """A run goes on with other versions or on other hardware than it began with."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run or a comparison."""
+
+    path: Path
+    """The folder."""
+
+    @property
+    def config(self) -> Path:
+        """All settings."""
+        return self.path / "config.json"
+
+    @property
+    def environment(self) -> Path:
+        """Versions and hardware."""
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Losses along training, one a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def results(self) -> Path:
+        """Measured values, one a row."""
+        return self.path / "results.csv"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints of a run under way."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The trained model and its tokeniser, as Hugging Face reads them."""
+        return self.path / "model"
+
+    def run(self, preset: str, seed: int) -> RunFolder:
+        """The folder of one run of a comparison."""
+        return RunFolder(self.path / "runs" / f"{preset}-seed{seed}")
+
+    def prepare(self, config: Mapping[str, Any]) -> None:
+        """Write config.json and environment.json, or check that they fit.
+
+        Raises:
+            ArgumentError: the folder holds another run, or something else.
+            RunError: the folder cannot be written.
+        """
+        remove_partials(self.path)
+        if self.config.exists():
+            self._compare(config)
+        elif any(not path.name.startswith(".") for path in _entries(self.path)):
+            raise ArgumentError(
+                f"--out: {self.path} is not empty and holds no run; choose a new or empty folder."
+            )
+        if not self.config.exists():
+            write_json(self.config, config)
+        if not self.environment.exists():
+            write_json(self.environment, environment())
+
+    def _compare(self, config: Mapping[str, Any]) -> None:
+        try:
+            old = json.loads(self.config.read_text(encoding="utf-8"))
+            found = differences(old, json.loads(json.dumps(config)))
+        except (OSError, ValueError, AttributeError) as error:
+            raise RunError(f"{self.config}: damaged; remove {self.path} and run again.") from error
+        if found:
+            raise ArgumentError(
+                f"--out: {self.path} holds a run with other settings ({'; '.join(found)}); "
+                "choose another folder or the same settings."
+            )
+        self._warn_of_another_environment()
+
+    def _warn_of_another_environment(self) -> None:
+        try:
+            old = json.loads(self.environment.read_text(encoding="utf-8"))
+            found = differences(old, environment())
+        except (OSError, ValueError, AttributeError):
+            self.environment.unlink(missing_ok=True)
+            return
+        if found:
+            warnings.warn(
+                f"--out: {self.path.name} was begun elsewhere ({'; '.join(found)}); its numbers may "
+                "differ in the last digits from those of an undisturbed run",
+                EnvironmentWarning,
+                stacklevel=4,
+            )
+
+
+@contextmanager
+def claimed(path: Path, config: Mapping[str, Any]) -> Iterator[RunFolder]:
+    """The run folder, locked for this process and prepared; the lock goes with the process.
+
+    Raises:
+        ArgumentError: it holds something else.
+        RunError: it cannot be written, or another process writes there.
+    """
+    folder = RunFolder(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / ".hessblocks.lock", timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise RunError(
+            f"--out: another process is writing to {path}; wait for it or choose another folder."
+        ) from error
+    except OSError as error:
+        raise RunError(
+            f"--out: {path} cannot be written ({error.strerror or error}); choose another folder."
+        ) from error
+    try:
+        folder.prepare(config)
+        yield folder
+    finally:
+        lock.release()
+
+
+def _entries(path: Path) -> list[Path]:
+    return list(path.iterdir()) if path.exists() else []
