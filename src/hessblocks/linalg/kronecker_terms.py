@@ -1,0 +1,213 @@
+"""Kronecker products with one factor of rank one, a product for each token.
+
+Letters: N tokens (1 where all tokens share a matrix); P and T, lengths of the row and the column
+vectors; R and W, rows and columns of the matrices; C, inner size of a thin product leftᵀ right;
+K, columns multiplied together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenMatrices:
+    """One (R, W) matrix for each token: D_n = right_n, or the thin product D_n = left_nᵀ right_n."""
+
+    right: Tensor
+    """(N | 1, C, W); the matrices themselves where `left` is None."""
+    left: Tensor | None = None
+    """(N | 1, C, R), or None for whole matrices."""
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return self.right.shape[1] if self.left is None else self.left.shape[2]
+
+    @property
+    def columns(self) -> int:
+        """W."""
+        return self.right.shape[2]
+
+    @property
+    def rank(self) -> int:
+        """C, the inner size; R for whole matrices."""
+        return self.right.shape[1]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all tokens have the same matrix."""
+        return self.right.shape[0] == 1 and (self.left is None or self.left.shape[0] == 1)
+
+    def whole(self) -> Tensor:
+        """The matrices, (N | 1, R, W)."""
+        return self.right if self.left is None else self.left.mT @ self.right
+
+    def compact(self) -> TokenMatrices:
+        """Whole matrices where they hold no more numbers than the thin product."""
+        if self.left is None or self.rows * self.columns > self.rank * (self.rows + self.columns):
+            return self
+        return TokenMatrices(right=self.whole())
+
+    def transposed(self) -> TokenMatrices:
+        """D_nᵀ."""
+        if self.left is None:
+            return TokenMatrices(right=self.right.mT)
+        return TokenMatrices(left=self.right, right=self.left)
+
+    def select(self, tokens: slice) -> TokenMatrices:
+        """The matrices of some tokens; shared ones stay as they are."""
+        left = None if self.left is None else _take(self.left, tokens)
+        return TokenMatrices(right=_take(self.right, tokens), left=left)
+
+    def narrow_rows(self, rows: slice) -> TokenMatrices:
+        """Some rows of every matrix."""
+        if self.left is None:
+            return TokenMatrices(right=self.right[:, rows])
+        return TokenMatrices(left=self.left[:, :, rows], right=self.right)
+
+    def times(self, columns: Tensor) -> Tensor:
+        """D_n X_n for a stack (N, W, K), as (N, R, K)."""
+        inner = self.right @ columns
+        return inner if self.left is None else self.left.mT @ inner
+
+    def times_each(self, vectors: Tensor) -> Tensor:
+        """D_n v_m for every pair of a token and one of M vectors (M, W), as (N, R, M)."""
+        inner = self.right @ vectors.T
+        return inner if self.left is None else self.left.mT @ inner
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers held."""
+        left = 0 if self.left is None or self.left is self.right else self.left.nbytes
+        return self.right.nbytes + left
+
+    def diagonals(self) -> Tensor:
+        """The diagonal of each square matrix, (N | 1, R)."""
+        if self.left is None:
+            return self.right.diagonal(dim1=1, dim2=2)
+        return (self.left * self.right).sum(1)
+
+
+def _take(tensor: Tensor, tokens: slice) -> Tensor:
+    return tensor if tensor.shape[0] == 1 else tensor[tokens]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KroneckerTerm:
+    """Σ_n (row_n column_nᵀ) ⊗ D_n, with either pair of indices possibly in the other order.
+
+    Entry (p r), (t w) is Σ_n row_n[p] column_n[t] D_n[r, w]. With `row_swapped` the row index is
+    (r p) instead of (p r), with `column_swapped` the column index is (w t) instead of (t w).
+    """
+
+    row: Tensor
+    """(N, P)."""
+    column: Tensor
+    """(N, T)."""
+    matrices: TokenMatrices
+    """(N | 1, R, W)."""
+    row_swapped: bool = False
+    """Whether the matrix index comes first in the row index."""
+    column_swapped: bool = False
+    """Whether the matrix index comes first in the column index."""
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return self.row.shape[0]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(P, R, T, W)."""
+        return self.row.shape[1], self.matrices.rows, self.column.shape[1], self.matrices.columns
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """The two lengths that the row index runs over, outer one first."""
+        P, R, _, _ = self.sizes
+        return (R, P) if self.row_swapped else (P, R)
+
+    @property
+    def column_shape(self) -> tuple[int, int]:
+        """The two lengths that the column index runs over, outer one first."""
+        _, _, T, W = self.sizes
+        return (W, T) if self.column_swapped else (T, W)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers held."""
+        return self.row.nbytes + self.column.nbytes + self.matrices.nbytes
+
+    def adjoint(self) -> KroneckerTerm:
+        """The transposed term."""
+        return KroneckerTerm(
+            row=self.column,
+            column=self.row,
+            matrices=self.matrices.transposed(),
+            row_swapped=self.column_swapped,
+            column_swapped=self.row_swapped,
+        )
+
+    def select(self, tokens: slice) -> KroneckerTerm:
+        """The sum over some of the tokens only."""
+        return replace(
+            self,
+            row=self.row[tokens],
+            column=self.column[tokens],
+            matrices=self.matrices.select(tokens),
+        )
+
+    def narrow_rows(self, rows: slice) -> KroneckerTerm:
+        """Some rows of the operator: a range of the outer of its two row indices."""
+        if self.row_swapped:
+            return replace(self, matrices=self.matrices.narrow_rows(rows))
+        return replace(self, row=self.row[:, rows])
+
+    def collapsed(self) -> KroneckerTerm:
+        """The same sum with fewer terms where the tokens share one matrix.
+
+        Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens.
+        """
+        P, _, _, _ = self.sizes
+        if not self.matrices.shared or self.tokens <= P:
+            return self
+        identity = torch.eye(P, dtype=self.row.dtype, device=self.row.device)
+        return replace(self, row=identity, column=self.row.T @ self.column)
+
+    def product(self, columns: Tensor) -> Tensor:
+        """The term times (T·W, K) columns, as (P·R, K). Cost: N (T W + R W + P R) K."""
+        P, R, T, W = self.sizes
+        count = columns.shape[1]
+        block = columns.reshape(*self.column_shape, count)
+        if self.column_swapped:
+            block = block.transpose(0, 1)
+        inner = (self.column @ block.reshape(T, W * count)).view(-1, W, count)
+        inner = self.matrices.times(inner)
+        out = (self.row.T @ inner.reshape(-1, R * count)).view(P, R, count)
+        if self.row_swapped:
+            out = out.transpose(0, 1)
+        return out.reshape(P * R, count)
+
+    def add_dense(self, out: Tensor) -> None:
+        """Add the assembled term to `out`, a (row outer, row inner, column outer, column inner) view."""
+        P, R, T, W = self.sizes
+        rank_one = (self.row[:, :, None] * self.column[:, None, :]).view(-1, P * T)
+        whole = self.matrices.whole().expand(self.tokens, R, W).reshape(-1, R * W)
+        assembled = (rank_one.T @ whole).view(P, T, R, W)
+        row_order = (2, 0) if self.row_swapped else (0, 2)
+        column_order = (3, 1) if self.column_swapped else (1, 3)
+        out += assembled.permute(*row_order, *column_order)
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of a square term, (P·R,)."""
+        if self.row_swapped == self.column_swapped:
+            diagonals = self.matrices.diagonals().expand(self.tokens, -1)
+            out = (self.row * self.column).T @ diagonals
+        else:
+            whole = self.matrices.whole()
+            out = torch.einsum("nrp,np,nr->pr", whole, self.row, self.column)
+        return (out.T if self.row_swapped else out).reshape(-1)

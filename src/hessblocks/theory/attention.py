@@ -1,0 +1,218 @@
+"""The Hessian of a loss in the weights of one self-attention layer, in closed form.
+
+Letters: B sequences, L tokens, D width, H heads, K query-key width, V value width, O output width,
+C rank of a curvature factor, N = B·L.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.linalg import BlockGrid, ExactOperator, KroneckerSum
+from hessblocks.linalg.kronecker_terms import KroneckerTerm
+from hessblocks.theory.functional import functional_terms
+from hessblocks.theory.heads import HeadTokens
+from hessblocks.theory.layer import AttentionLayer
+from hessblocks.theory.moments import AttentionMoments
+from hessblocks.theory.outer import OuterPart
+from hessblocks.theory.pieces import Piece
+from hessblocks.theory.token_curvature import TokenCurvature
+
+Part = Literal["outer", "functional", "full"]
+PARTS: tuple[Part, ...] = ("outer", "functional", "full")
+
+
+class AttentionHessian:
+    """Every block of H = H_o + H_f of one attention layer, as operators that are never assembled.
+
+    Groups are flattened head by head, each head's weight row by row; `groups` gives their order.
+    """
+
+    def __init__(
+        self,
+        layer: AttentionLayer,
+        *,
+        gradient: Float[Tensor, "B L O"],
+        curvature: TokenCurvature,
+        functional_curvature: TokenCurvature | None = None,
+    ) -> None:
+        """Combine a layer with what the loss sees of it. No block is computed yet.
+
+        Args:
+            layer: weights, input, mask.
+            gradient: ∂ℓ/∂F of every token, averaging over the batch included.
+            curvature: Λ of every token (N = B·L, or 1), for the outer part.
+            functional_curvature: a further Λ, counted with the functional part: what the network
+                behind the attention adds, Σ_c (∂ℓ/∂output_c) ∂²output_c/∂F², where H_o is Gauss-Newton
+                in that network's output and `curvature` is Jᵀ(∂²ℓ/∂output²)J.
+        """
+        self.layer = layer
+        self.groups = layer.ordered_parameters()
+        self._gradient = gradient
+        curvatures = [c for c in (curvature, functional_curvature) if c is not None]
+        self._positions = _positions_that_matter(gradient, curvatures)
+        self._outer_curvature = self._restricted(curvature)
+        self._functional_curvature = (
+            None if functional_curvature is None else self._restricted(functional_curvature)
+        )
+
+    def block(
+        self, row: str, column: str, part: Part = "full", head: int | tuple[int, int] | None = None
+    ) -> ExactOperator:
+        """The Hessian block of two groups, ∂²ℓ/∂(row)∂(column).
+
+        Args:
+            row: a name in `groups`.
+            column: a name in `groups`.
+            part: outer (H_o), functional (H_f) or full (their sum).
+            head: one head in both groups, a pair (row head, column head), or None for all heads.
+
+        Returns:
+            An operator of shape (parameters of row, parameters of column).
+
+        Raises:
+            ArgumentError: an unknown group, part or head.
+        """
+        if part not in PARTS:
+            raise unknown_name("part", part, PARTS)
+        heads = head if isinstance(head, tuple) else (head, head)
+        rows = self._pieces(row, heads[0])
+        columns = self._pieces(column, heads[1])
+        if len(rows) == len(columns) == 1:
+            return self._piece_block(rows[0], columns[0], part)
+        return self._grid(rows, columns, part)
+
+    def whole(self, part: Part = "full") -> ExactOperator:
+        """The Hessian of all groups together, in the order of `groups`."""
+        if part not in PARTS:
+            raise unknown_name("part", part, PARTS)
+        pieces = [piece for group in self.groups for piece in self._pieces(group, None)]
+        return self._grid(pieces, pieces, part)
+
+    def dense(self, part: Part = "full") -> Tensor:
+        """The whole matrix, assembled; groups in the order of `groups`, each flattened row by row.
+
+        Cost: N K² D² multiplications and as many numbers as the matrix has.
+        """
+        return self.whole(part).dense()
+
+    def norms(self, head: int | None = None) -> dict[tuple[str, str, Part], float]:
+        """Exact Frobenius norms of every block and part.
+
+        Args:
+            head: one head, or None for all heads together.
+
+        Returns:
+            {(row, column, part): norm}; blocks below the diagonal repeat those above.
+        """
+        out: dict[tuple[str, str, Part], float] = {}
+        for i, row in enumerate(self.groups):
+            for column in self.groups[i:]:
+                for part in PARTS:
+                    norm = self.block(row, column, part, head).frobenius_norm()
+                    out[row, column, part] = out[column, row, part] = norm
+        return out
+
+    @cached_property
+    def moments(self) -> AttentionMoments:
+        """First, second and third moments of the inputs under the attention rows, for every token."""
+        return AttentionMoments(layer=self.layer, gradient=self._gradient)
+
+    @cached_property
+    def _heads(self) -> list[HeadTokens]:
+        count = self.layer.query.shape[0]
+        return [self.layer.head(h, self._positions, self._gradient) for h in range(count)]
+
+    @cached_property
+    def _outer(self) -> OuterPart:
+        return OuterPart(self._heads, self._outer_curvature, memory_limit=self.layer.memory_limit)
+
+    @cached_property
+    def _functional_outer(self) -> OuterPart | None:
+        if self._functional_curvature is None:
+            return None
+        return OuterPart(
+            self._heads, self._functional_curvature, memory_limit=self.layer.memory_limit
+        )
+
+    def _pieces(self, group: str, head: int | None) -> list[Piece]:
+        if group not in self.groups:
+            raise unknown_name("group", group, self.groups)
+        pieces = self.layer.pieces(group)
+        if head is None:
+            return pieces
+        chosen = [piece for piece in pieces if head in piece.heads]
+        if not chosen:
+            raise ArgumentError(f"head: expected 0 to {self.layer.query.shape[0] - 1}, got {head}")
+        return chosen
+
+    def _grid(self, rows: list[Piece], columns: list[Piece], part: Part) -> BlockGrid:
+        symmetric = rows == columns
+        return BlockGrid(
+            lambda i, j: self._piece_block(rows[i], columns[j], part),
+            row_lengths=[piece.length for piece in rows],
+            column_lengths=[piece.length for piece in columns],
+            like=self.layer.x,
+            symmetric=symmetric,
+            positive_semidefinite=symmetric and self._semidefinite(part),
+            memory_limit=self.layer.memory_limit,
+        )
+
+    def _piece_block(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
+        terms: list[KroneckerTerm] = []
+        if part != "functional":
+            terms += self._outer.terms(row, column)
+        if part != "outer":
+            terms += self._functional_terms(row, column)
+        return KroneckerSum(
+            terms,
+            row_shape=row.shape,
+            column_shape=column.shape,
+            like=self.layer.x,
+            symmetric=row == column,
+            positive_semidefinite=row == column and self._semidefinite(part),
+            memory_limit=self.layer.memory_limit,
+        )
+
+    def _functional_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
+        common = [head for head in row.heads if head in column.heads]
+        terms = [
+            term
+            for head in common
+            for term in functional_terms(self._heads[head], row.group, column.group)
+        ]
+        if self._functional_outer is not None:
+            terms += self._functional_outer.terms(row, column)
+        return terms
+
+    def _semidefinite(self, part: Part) -> bool:
+        return part == "outer" and self._outer.positive_semidefinite
+
+    def _restricted(self, curvature: TokenCurvature) -> TokenCurvature:
+        """Λ at the positions that matter."""
+        if curvature.numbers.shape[0] == 1:
+            return curvature
+        sequences = self.layer.x.shape[0]
+        kept = curvature.numbers.unflatten(0, (sequences, -1))[:, self._positions].flatten(0, 1)
+        if curvature.factor is None:
+            return TokenCurvature(
+                matrix=kept, positive_semidefinite=curvature.positive_semidefinite
+            )
+        return TokenCurvature(factor=kept)
+
+
+def _positions_that_matter(gradient: Tensor, curvatures: list[TokenCurvature]) -> Tensor:
+    """Positions with a gradient or a curvature in any sequence; the others add nothing."""
+    matters = (gradient != 0).any(-1).any(0)
+    for curvature in curvatures:
+        if curvature.numbers.shape[0] == 1:
+            return torch.arange(gradient.shape[1], device=gradient.device)
+        some = (curvature.numbers != 0).flatten(1).any(-1)
+        matters = matters | some.view(gradient.shape[:2]).any(0)
+    return matters.nonzero()[:, 0]

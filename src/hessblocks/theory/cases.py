@@ -1,0 +1,183 @@
+"""Small attention layers of every kind, on which the closed form is held against autodiff."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Special = Literal[
+    "none", "zero query", "zero value", "one-hot", "identical tokens", "no loss on some"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Sizes and options of one layer."""
+
+    name: str
+    """What is particular about it."""
+    batch: int = 2
+    """Sequences."""
+    tokens: int = 4
+    """Tokens of a sequence."""
+    width: int = 3
+    """Width of the input."""
+    heads: int = 1
+    """Query heads."""
+    key_value_heads: int | None = None
+    """Heads of keys and values; None for as many as query heads."""
+    head: int = 2
+    """Query-key width of a head."""
+    value: int | None = 3
+    """Value width of a head; None for identity values."""
+    out: int | None = None
+    """Width behind the output projection; None without projection."""
+    mask: Literal["none", "causal", "random", "random by sequence"] = "none"
+    """Which keys a query may attend to."""
+    scores: Literal["softmax", "linear"] = "softmax"
+    """How scores become attention."""
+    query_key: Literal["two-matrix", "one-matrix"] = "two-matrix"
+    """Whether queries and keys have a matrix each."""
+    gains: bool = False
+    """Whether attention is shaped."""
+    loss: Literal["squared", "matrix", "factor"] = "squared"
+    """Squared loss, or a gradient with a dense (indefinite) or low-rank curvature for each token."""
+    special: Special = "none"
+    """A degenerate input or weight."""
+
+
+CASES = (
+    Case(name="plain"),
+    Case(name="one sequence, causal", batch=1, mask="causal"),
+    Case(name="random mask", mask="random", tokens=5),
+    Case(name="mask by sequence", mask="random by sequence", tokens=5),
+    Case(name="head wider than input", width=2, head=4, value=3),
+    Case(name="input much wider than head", width=7, head=1, value=2, mask="causal"),
+    Case(name="wide, linear scores", width=7, head=1, value=2, scores="linear", mask="causal"),
+    Case(name="any loss", loss="matrix", value=2, mask="causal"),
+    Case(name="low-rank curvature", loss="factor", width=5, value=4, mask="causal"),
+    Case(name="projection", out=4, loss="matrix"),
+    Case(name="three heads, projection", heads=3, head=2, value=2, width=4, out=3, mask="causal"),
+    Case(name="three heads, low rank", heads=3, value=3, width=4, out=5, loss="factor"),
+    Case(name="three heads side by side", heads=3, value=2, width=3, loss="matrix"),
+    Case(name="shared key-value heads", heads=4, key_value_heads=2, value=2, out=3, mask="causal"),
+    Case(name="linear scores", scores="linear", mask="causal"),
+    Case(name="linear scores, heads", scores="linear", heads=3, value=2, out=3, loss="matrix"),
+    Case(name="one matrix", query_key="one-matrix", mask="causal"),
+    Case(name="one matrix, heads", query_key="one-matrix", heads=3, value=2, out=3, loss="matrix"),
+    Case(name="one matrix, linear", query_key="one-matrix", scores="linear", value=2),
+    Case(name="shaped", gains=True, mask="causal", loss="matrix"),
+    Case(name="shaped, low rank", gains=True, mask="causal", loss="factor", width=4, value=4),
+    Case(name="shaped, heads, projection", gains=True, heads=3, value=2, out=4, mask="random"),
+    Case(name="shaped, linear scores", gains=True, scores="linear", mask="causal"),
+    Case(
+        name="simplified block",
+        gains=True,
+        heads=2,
+        width=4,
+        value=None,
+        mask="causal",
+        loss="factor",
+    ),
+    Case(
+        name="simplified block, squared loss",
+        gains=True,
+        heads=2,
+        width=4,
+        value=None,
+        mask="causal",
+    ),
+    Case(name="identity values, projection", heads=2, width=4, value=None, out=3, loss="matrix"),
+    Case(name="one token", tokens=1, loss="matrix"),
+    Case(name="zero query weights", special="zero query", gains=True, mask="causal"),
+    Case(name="zero value weights", special="zero value", mask="causal"),
+    Case(name="one-hot attention", special="one-hot"),
+    Case(name="identical tokens", special="identical tokens"),
+    Case(
+        name="no loss on some tokens",
+        special="no loss on some",
+        loss="factor",
+        value=4,
+        mask="causal",
+    ),
+)
+"""Every option at least once, alone and together with heads, a projection and another loss."""
+
+
+def arguments(
+    case: Case, *, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 0
+) -> dict[str, Any]:
+    """Arguments of `attention_hessian` for a case, drawn from normal distributions.
+
+    Args:
+        case: the layer.
+        dtype: of all tensors.
+        device: of all tensors.
+        seed: of the random numbers, the same on every device.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        numbers = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return numbers.to(device, dtype)
+
+    shared = case.key_value_heads or case.heads
+    value = case.width // case.heads if case.value is None else case.value
+    key_width = case.width if case.query_key == "one-matrix" else case.head
+    made: dict[str, Any] = {
+        "x": draw(case.batch, case.tokens, case.width),
+        "w_query": draw(case.heads, case.width, key_width),
+        "w_key": None if case.query_key == "one-matrix" else draw(shared, case.width, key_width),
+        "w_value": None if case.value is None else draw(shared, case.width, value),
+        "w_projection": None if case.out is None else draw(case.heads, value, case.out),
+        "mask": _mask(case, generator, device),
+        "scores": case.scores,
+        "query_key": case.query_key,
+        "gains": tuple(1 + draw(case.heads) / 4 for _ in range(3)) if case.gains else None,
+    }
+    out = case.heads * value if case.out is None else case.out
+    made |= _loss(case, out, draw)
+    _make_special(case.special, made)
+    return made
+
+
+def _mask(case: Case, generator: torch.Generator, device: str) -> Any:
+    if case.mask == "causal":
+        return "causal"
+    if case.mask == "none":
+        return None
+    shape = (case.tokens, case.tokens)
+    if case.mask == "random by sequence":
+        shape = (case.batch, *shape)
+    drawn = torch.rand(shape, generator=generator) < 0.5
+    return (drawn | torch.eye(case.tokens, dtype=torch.bool)).to(device)
+
+
+def _loss(case: Case, out: int, draw: Any) -> dict[str, Tensor]:
+    """What the loss is told by; the low-rank curvature has rank 2."""
+    rows = (case.batch, case.tokens)
+    if case.loss == "squared":
+        return {"target": draw(*rows, out)}
+    if case.loss == "factor":
+        return {"gradient": draw(*rows, out), "curvature_factor": draw(*rows, 2, out)}
+    matrix = draw(*rows, out, out)
+    indefinite = matrix + matrix.mT + torch.eye(out, dtype=matrix.dtype, device=matrix.device)
+    return {"gradient": draw(*rows, out), "curvature": indefinite}
+
+
+def _make_special(special: Special, made: dict[str, Any]) -> None:
+    """Degenerate the inputs in place."""
+    if special == "zero query":
+        made["w_query"].zero_()
+    elif special == "zero value":
+        made["w_value"].zero_()
+    elif special == "one-hot":
+        made["w_query"].mul_(1e4)
+    elif special == "identical tokens":
+        made["x"][:] = made["x"][:, :1]
+    elif special == "no loss on some":
+        made["gradient"][:, :2] = 0
+        made["curvature_factor"][:, :2] = 0

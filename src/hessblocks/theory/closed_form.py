@@ -1,0 +1,254 @@
+"""The public door to the closed form: plain tensors in, `AttentionHessian` out.
+
+Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
+O output width, C rank of a curvature factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.linalg import MEMORY_LIMIT
+from hessblocks.theory.attention import AttentionHessian
+from hessblocks.theory.inputs import (
+    check_curvature,
+    check_gains,
+    check_input,
+    check_mask,
+    check_per_token,
+    check_weight,
+)
+from hessblocks.theory.layer import AttentionLayer
+from hessblocks.theory.token_curvature import TokenCurvature
+
+
+def attention_hessian(
+    x: Float[Tensor, "*B L D"],
+    w_query: Float[Tensor, "*H D K"],
+    w_key: Float[Tensor, "*G D K"] | None,
+    w_value: Float[Tensor, "*G D V"] | None,
+    w_projection: Float[Tensor, "*H V O"] | None = None,
+    *,
+    target: Float[Tensor, "*B L O"] | None = None,
+    gradient: Float[Tensor, "*B L O"] | None = None,
+    curvature: Float[Tensor, "*B L O O"] | None = None,
+    curvature_factor: Float[Tensor, "*B L C O"] | None = None,
+    mask: Literal["causal"] | Bool[Tensor, "*B L L"] | None = None,
+    scores: Literal["softmax", "linear"] = "softmax",
+    query_key: Literal["two-matrix", "one-matrix"] = "two-matrix",
+    gains: Sequence[Tensor | float] | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+) -> AttentionHessian:
+    """The Hessian of a loss in the weights of one self-attention layer, in closed form.
+
+    F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h with A_h = softmax(T_h) or T_h, and
+    T_h = X W_Q^h (X W_K^h)ᵀ / sqrt(K), or X W_QK^h Xᵀ without a scale where there is one matrix.
+    C is uniform over the permitted keys. The Hessian splits by Gauss and Newton at F:
+    H = H_o + H_f, H_o = (∂F)ᵀ(∂²ℓ/∂F²)(∂F), H_f = Σ (∂ℓ/∂F) ∂²F.
+
+    Our names beside the paper's: width, tokens = their d_V (of the embedding), L; head width K = d_K;
+    value width V = d_V; w_query, w_key, w_value = W_Q, W_K, W_V; outer and functional = H_o and H_f;
+    moments.first, second, third = M_1, M_2, M_3. Weights act as `x @ w` and are flattened row by row
+    (their vec_r).
+
+    Args:
+        x: input, (batch, tokens, width), or (tokens, width) for one sequence.
+        w_query: W_Q, (width, head width), or (heads, width, head width). With one matrix, W_QK of
+            shape (width, width) or (heads, width, width).
+        w_key: W_K, as `w_query`, or fewer heads each shared by as many query heads in a row;
+            None with one matrix.
+        w_value: W_V, (width, value width), or stacked by head as `w_key`; None for identity values
+            (head h passes on the h-th column block of x), which have no block.
+        w_projection: W_O, (value width, out), or (heads, value width, out); None where heads stand side
+            by side in the output, which has no block.
+        target: Y for the squared loss, (batch, tokens, out). The loss is ‖F − Y‖² / (batch · tokens · out),
+            the paper's ℓ averaged over the batch.
+        gradient: instead of `target`, ∂ℓ/∂F of each token, (batch, tokens, out), with whatever averaging
+            the loss has.
+        curvature: with `gradient`, Λ = ∂²ℓ/∂F² of each token, (batch, tokens, out, out), symmetric.
+        curvature_factor: instead of `curvature`, R with RᵀR = Λ, (batch, tokens, rank, out).
+        mask: None, "causal", or booleans (tokens, tokens) or (batch, tokens, tokens), True = may attend.
+        scores: "softmax", or "linear" (A = T, 0 where not permitted).
+        query_key: "two-matrix", or "one-matrix".
+        gains: (alpha, beta, gamma) of shaped attention, each one number or one a head; they become groups
+            of their own. None is plain attention, (0, 1, 0) without gain groups.
+        memory_limit: bytes that the intermediate results of one operation may take.
+
+    Returns:
+        The Hessian: `.block(row, column, part)`, `.whole(part)`, `.dense(part)`, `.norms()`, `.moments`;
+        groups among query (query_key with one matrix), key, value, projection, alpha, beta, gamma.
+
+    Raises:
+        ArgumentError: shapes that do not fit, integer or mixed dtypes, mixed devices, entries that are not
+            finite, a mask row that allows nothing, target and gradient together.
+
+    Cost: nothing is computed here beyond F (for `target`); see the operators' methods.
+
+    Source: Ormaniec, Dangel & Singh 2025 (arXiv 2410.10986), theorems 3.1 (outer), 3.2 (functional),
+    there for one head, softmax, squared loss; token form and the rest: docs/theory.md.
+    """
+    x = check_input(x)
+    for name, choice, known in (
+        ("scores", scores, ("softmax", "linear")),
+        ("query_key", query_key, ("two-matrix", "one-matrix")),
+    ):
+        if choice not in known:
+            raise unknown_name(name, choice, known)
+    layer = _layer(
+        x, w_query, w_key, w_value, w_projection, query_key, gains, mask, scores, memory_limit
+    )
+    gradient, token_curvature = _loss(layer, target, gradient, curvature, curvature_factor)
+    return AttentionHessian(layer, gradient=gradient, curvature=token_curvature)
+
+
+def _layer(
+    x: Tensor,
+    w_query: Tensor,
+    w_key: Tensor | None,
+    w_value: Tensor | None,
+    w_projection: Tensor | None,
+    query_key: str,
+    gains: Sequence[Tensor | float] | None,
+    mask: str | Tensor | None,
+    scores: str,
+    memory_limit: int,
+) -> AttentionLayer:
+    """The layer from checked weights."""
+    width = x.shape[2]
+    one_matrix = query_key == "one-matrix"
+    query = check_weight("w_query", w_query, width, x)
+    heads = query.shape[0]
+    key = _check_key(query, w_key, x, one_matrix=one_matrix)
+    value = _value_or_identity(w_value, heads, x)
+    projection = _projection_or_identity(w_projection, heads, value.shape[2], x)
+    gain_tensors = check_gains(gains, heads, x)
+    optional = (("key", w_key), ("value", w_value), ("projection", w_projection))
+    return AttentionLayer(
+        x=x,
+        query=query,
+        key=key,
+        value=value,
+        projection=projection,
+        permitted=check_mask(mask, x.shape[0], x),
+        scale=1.0 if one_matrix else query.shape[2] ** -0.5,
+        softmax=scores == "softmax",
+        gains=gain_tensors,
+        parameters=(
+            "query_key" if one_matrix else "query",
+            *(name for name, weight in optional if weight is not None),
+            *gain_tensors,
+        ),
+        memory_limit=memory_limit,
+    )
+
+
+def _check_key(
+    query: Tensor, w_key: Tensor | None, x: Tensor, *, one_matrix: bool
+) -> Tensor | None:
+    """W_K as (G, D, K), or None with one matrix."""
+    heads, width, head_width = query.shape
+    if one_matrix:
+        if w_key is not None:
+            raise ArgumentError("w_key: expected None with query_key='one-matrix', got a tensor")
+        if head_width != width:
+            raise ArgumentError(
+                f"w_query: expected (width, width) = ({width}, {width}) with query_key='one-matrix', "
+                f"got ({width}, {head_width})"
+            )
+        return None
+    if w_key is None:
+        raise ArgumentError("w_key: expected a tensor with query_key='two-matrix', got None")
+    key = check_weight("w_key", w_key, width, x)
+    _check_heads("w_key", key, heads)
+    if key.shape[2] != head_width:
+        raise ArgumentError(
+            f"w_key: expected (width, head width) = ({width}, {head_width}) as w_query has, "
+            f"got {tuple(w_key.shape)}"
+        )
+    return key
+
+
+def _value_or_identity(w_value: Tensor | None, heads: int, x: Tensor) -> Tensor:
+    """W_V as (G, D, V); for identity values the column blocks of the identity."""
+    width = x.shape[2]
+    if w_value is not None:
+        value = check_weight("w_value", w_value, width, x)
+        _check_heads("w_value", value, heads)
+        return value
+    if width % heads:
+        raise ArgumentError(
+            f"w_value: identity values need a width divisible by the heads, got width {width} and {heads} heads"
+        )
+    identity = torch.eye(width, dtype=x.dtype, device=x.device)
+    return identity.view(width, heads, -1).transpose(0, 1)
+
+
+def _projection_or_identity(
+    w_projection: Tensor | None, heads: int, value_width: int, x: Tensor
+) -> Tensor:
+    """W_O as (H, V, O); without projection the row blocks of the identity."""
+    if w_projection is None:
+        identity = torch.eye(heads * value_width, dtype=x.dtype, device=x.device)
+        return identity.view(heads, value_width, -1)
+    projection = check_weight("w_projection", w_projection, value_width, x)
+    if projection.shape[0] != heads:
+        raise ArgumentError(
+            f"w_projection: expected one (value width, out) matrix for each of the {heads} heads, "
+            f"got {tuple(w_projection.shape)}; use w_projection.view(heads, value_width, out)"
+        )
+    return projection
+
+
+def _check_heads(name: str, weight: Tensor, heads: int) -> None:
+    if heads % weight.shape[0]:
+        raise ArgumentError(
+            f"{name}: expected {heads} heads as w_query has, or a divisor of that, got {weight.shape[0]}"
+        )
+
+
+def _loss(
+    layer: AttentionLayer,
+    target: Tensor | None,
+    gradient: Tensor | None,
+    curvature: Tensor | None,
+    curvature_factor: Tensor | None,
+) -> tuple[Tensor, TokenCurvature]:
+    """Gradient (B, L, O) and curvature of each token."""
+    sequences, tokens, _ = layer.x.shape
+    out = layer.projection.shape[2]
+    if (target is None) == (gradient is None):
+        given = "neither" if target is None else "both"
+        raise ArgumentError(
+            "target, gradient: expected one of them: target= for the squared loss, "
+            f"or gradient= with curvature= or curvature_factor=; got {given}"
+        )
+    if target is not None:
+        if curvature is not None or curvature_factor is not None:
+            raise ArgumentError(
+                "curvature: expected None with target= (the squared loss has its own), got a tensor"
+            )
+        target = check_per_token("target", target, (sequences, tokens, out), layer.x)
+        factor = 2.0 / target.numel()
+        identity = torch.eye(out, dtype=layer.x.dtype, device=layer.x.device)
+        loss_curvature = TokenCurvature(matrix=factor * identity[None], positive_semidefinite=True)
+        return factor * (layer.output() - target), loss_curvature
+    assert gradient is not None
+    gradient = check_per_token("gradient", gradient, (sequences, tokens, out), layer.x)
+    if (curvature is None) == (curvature_factor is None):
+        given = "neither" if curvature is None else "both"
+        raise ArgumentError(
+            f"curvature, curvature_factor: expected one of them with gradient=, got {given}"
+        )
+    if curvature_factor is not None:
+        shape = (sequences, tokens, -1, out)
+        factor_rows = check_per_token("curvature_factor", curvature_factor, shape, layer.x)
+        return gradient, TokenCurvature(factor=factor_rows.flatten(0, 1))
+    assert curvature is not None
+    curvature = check_per_token("curvature", curvature, (sequences, tokens, out, out), layer.x)
+    return gradient, check_curvature(curvature)

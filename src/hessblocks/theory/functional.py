@@ -1,0 +1,240 @@
+"""The functional part H_f = Σ_n ⟨∂ℓ/∂F_n, ∂²F_n⟩, block by block; zero between different heads.
+
+With ρ the score gradient of `heads`, e = Σ_j ρ_j x_j, N_3 the third moment along the loss gradient,
+s the scale and β the gain of A, entry (p r), (t w) of Σ_n is:
+
+| block | softmax | linear scores |
+| query, query | s²β x_p x_t (W_Kᵀ N_3 W_K)_rw | 0 |
+| key, key | s²β (N_3)_pt q_r q_w | 0 |
+| query, key | s²β x_p (W_Kᵀ N_3)_rt q_w + sβ x_p e_t δ_rw | second term |
+| value, query | sβ g_r (M_2 W_K)_pw x_t | the same |
+| value, key | sβ g_r (M_2)_pt q_w | the same |
+| value, projection | f_p δ_rt g_w | the same |
+| query, projection | x_p G_tr g_w | the same |
+| key, projection | P_tp q_r g_w | the same |
+| beta, query / key | s x_t (W_Kᵀ e)_w / s e_t q_w | the same |
+| gain, value / projection | φ_t g_w / (W_Vᵀ φ)_t g_w, φ = x, m, −c̄ | the same |
+
+g is the loss gradient at the head's values (value rows) or at the output (projection columns).
+Letters as in `heads`. (D, D) matrices of wide inputs are never held: Σ_j over keys changes places with
+Σ_n over tokens, and x_j x_jᵀ ⊗ (one small matrix a key) takes their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
+from hessblocks.theory.heads import HeadTokens
+from hessblocks.theory.outer import gain_feature
+from hessblocks.theory.pieces import GAINS
+
+Terms = list[KroneckerTerm]
+
+
+def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
+    """The block of two groups of one head; an empty list where it is zero.
+
+    Args:
+        head: the head.
+        row: name of the row group.
+        column: name of the column group.
+    """
+    row, column = ("query" if name == "query_key" else name for name in (row, column))
+    if (row, column) in _BLOCKS:
+        return _BLOCKS[row, column](head)
+    if (column, row) in _BLOCKS:
+        return [term.adjoint() for term in _BLOCKS[column, row](head)]
+    return []
+
+
+def _query_query(head: HeadTokens) -> Terms:
+    if not head.softmax:
+        return []
+    third = head.third_moment(head.carried_keys, head.carried_keys)
+    return [
+        KroneckerTerm(
+            row=head.x_query,
+            column=head.x_query,
+            matrices=TokenMatrices(right=head.scale**2 * head.beta * third),
+        )
+    ]
+
+
+def _key_key(head: HeadTokens) -> Terms:
+    if not head.softmax:
+        return []
+    factor = head.scale**2 * head.beta
+    if not _wide(head):
+        third = factor * head.third_moment(head.carried_x, head.carried_x)
+        return [_swapped(head.queries, head.queries, TokenMatrices(right=third))]
+    by_key = factor * _sum_by_key(head, head.score_gradient, head.queries, head.queries)
+    mean = head.average(head.carried_x)
+    first = factor * _score_response(head)
+    return [
+        _by_key(head, by_key),
+        _swapped(
+            head.queries,
+            head.queries,
+            TokenMatrices(
+                left=torch.stack([first, mean], dim=1), right=-torch.stack([mean, first], dim=1)
+            ),
+        ),
+    ]
+
+
+def _query_key(head: HeadTokens) -> Terms:
+    identity = torch.eye(head.w_query.shape[1], dtype=head.x.dtype, device=head.x.device)
+    terms = [
+        KroneckerTerm(
+            row=head.x_query,
+            column=head.scale * head.beta * _score_response(head),
+            matrices=TokenMatrices(right=identity[None]),
+        )
+    ]
+    if head.softmax:
+        third = head.third_moment(head.carried_keys, head.carried_x)
+        terms.append(
+            KroneckerTerm(
+                row=head.x_query,
+                column=head.queries,
+                matrices=TokenMatrices(right=head.scale**2 * head.beta * third),
+                column_swapped=True,
+            )
+        )
+    return terms
+
+
+def _value_query(head: HeadTokens) -> Terms:
+    second = head.scale * head.beta * head.covariance(head.carried_x, head.carried_keys)
+    return [
+        KroneckerTerm(
+            row=head.value_gradient,
+            column=head.x_query,
+            matrices=TokenMatrices(right=second),
+            row_swapped=True,
+        )
+    ]
+
+
+def _value_key(head: HeadTokens) -> Terms:
+    factor = head.scale * head.beta
+    if not _wide(head):
+        second = factor * head.covariance(head.carried_x, head.carried_x)
+        return [_swapped(head.value_gradient, head.queries, TokenMatrices(right=second))]
+    terms = [
+        _by_key(head, factor * _sum_by_key(head, head.slope, head.value_gradient, head.queries))
+    ]
+    if head.softmax:
+        mean = head.average(head.carried_x)
+        rank_one = TokenMatrices(
+            left=-factor * head.value_gradient[:, None], right=head.queries[:, None]
+        )
+        terms.append(KroneckerTerm(row=mean, column=mean, matrices=rank_one))
+    return terms
+
+
+def _value_projection(head: HeadTokens) -> Terms:
+    identity = torch.eye(head.w_value.shape[1], dtype=head.x.dtype, device=head.x.device)
+    return [
+        KroneckerTerm(
+            row=head.features,
+            column=head.gradient,
+            matrices=TokenMatrices(right=identity[None]),
+            column_swapped=True,
+        )
+    ]
+
+
+def _query_projection(head: HeadTokens) -> Terms:
+    response = head.scale * head.beta * head.respond(None, head.carried_keys)
+    return [
+        KroneckerTerm(
+            row=head.x_query,
+            column=head.gradient,
+            matrices=TokenMatrices(right=response.mT),
+            column_swapped=True,
+        )
+    ]
+
+
+def _key_projection(head: HeadTokens) -> Terms:
+    response = head.scale * head.beta * head.respond(None, head.carried_x)
+    return [_swapped(head.queries, head.gradient, TokenMatrices(right=response.mT))]
+
+
+def _beta_query(head: HeadTokens) -> Terms:
+    along_keys = (head.score_gradient @ head.carried_keys).flatten(0, 1)
+    return [_gain_row(head, head.x_query, head.scale * along_keys)]
+
+
+def _beta_key(head: HeadTokens) -> Terms:
+    return [_gain_row(head, head.queries, head.scale * _score_response(head), swapped=True)]
+
+
+def _gain_value(gain: str) -> Callable[[HeadTokens], Terms]:
+    return lambda head: [_gain_row(head, gain_feature(head, gain), head.value_gradient)]
+
+
+def _gain_projection(gain: str) -> Callable[[HeadTokens], Terms]:
+    return lambda head: [_gain_row(head, gain_feature(head, gain) @ head.w_value, head.gradient)]
+
+
+_BLOCKS: dict[tuple[str, str], Callable[[HeadTokens], Terms]] = {
+    ("query", "query"): _query_query,
+    ("key", "key"): _key_key,
+    ("query", "key"): _query_key,
+    ("value", "query"): _value_query,
+    ("value", "key"): _value_key,
+    ("value", "projection"): _value_projection,
+    ("query", "projection"): _query_projection,
+    ("key", "projection"): _key_projection,
+    ("beta", "query"): _beta_query,
+    ("beta", "key"): _beta_key,
+    **{(gain, "value"): _gain_value(gain) for gain in GAINS},
+    **{(gain, "projection"): _gain_projection(gain) for gain in GAINS},
+}
+
+
+def _wide(head: HeadTokens) -> bool:
+    """Whether a (D, D) matrix a token would outweigh the matrices a key."""
+    return head.w_query.shape[0] > 2 * max(head.w_query.shape[1], head.w_value.shape[1])
+
+
+def _score_response(head: HeadTokens) -> Tensor:
+    """E = Σ_j ρ_j x_j = M_2 u, (N, D)."""
+    return (head.score_gradient @ head.carried_x).flatten(0, 1)
+
+
+def _sum_by_key(head: HeadTokens, weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Σ over queries of weight left rightᵀ for each key, (B·L, E, E'), from (B, Q, L), (N, E), (N, E')."""
+    pairs = (left[:, :, None] * right[:, None, :]).flatten(1)
+    summed = (weights.mT @ pairs.view(*weights.shape[:2], -1)).flatten(0, 1)
+    return summed.view(-1, left.shape[1], right.shape[1])
+
+
+def _by_key(head: HeadTokens, matrices: Tensor) -> KroneckerTerm:
+    """Σ_j x_j x_jᵀ ⊗ (a matrix for each key)."""
+    carried = head.carried_x.flatten(0, 1)
+    return KroneckerTerm(row=carried, column=carried, matrices=TokenMatrices(right=matrices))
+
+
+def _swapped(row: Tensor, column: Tensor, matrices: TokenMatrices) -> KroneckerTerm:
+    return KroneckerTerm(
+        row=row, column=column, matrices=matrices, row_swapped=True, column_swapped=True
+    )
+
+
+def _gain_row(
+    head: HeadTokens, vector: Tensor, other: Tensor, *, swapped: bool = False
+) -> KroneckerTerm:
+    """A row of the block of one gain: Σ_n vector_n ⊗ other_n."""
+    return KroneckerTerm(
+        row=vector.new_ones(vector.shape[0], 1),
+        column=vector,
+        matrices=TokenMatrices(right=other[:, None]),
+        column_swapped=swapped,
+    )

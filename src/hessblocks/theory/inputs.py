@@ -1,0 +1,192 @@
+"""Checks of what a user hands to `attention_hessian`; every message names the argument.
+
+Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
+O output width, C rank of a curvature factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hessblocks.errors import ArgumentError
+from hessblocks.theory.pieces import GAINS
+from hessblocks.theory.token_curvature import TokenCurvature
+
+
+def check_input(x: Tensor) -> Tensor:
+    """The input as (B, L, D).
+
+    Raises:
+        ArgumentError: not a floating tensor of two or three axes, empty, or not finite.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise ArgumentError(f"x: expected a floating-point tensor, got {_kind(x)}; use x.double().")
+    if x.ndim not in (2, 3) or x.numel() == 0:
+        raise ArgumentError(
+            "x: expected (batch, tokens, width) or (tokens, width), none of them 0, "
+            f"got {tuple(x.shape)}"
+        )
+    _check_finite("x", x)
+    return x.detach() if x.ndim == 3 else x.detach()[None]
+
+
+def check_tensor(name: str, tensor: Tensor, like: Tensor) -> Tensor:
+    """A finite tensor with the dtype and device of the input, cut from any graph.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        raise ArgumentError(f"{name}: expected a floating-point tensor, got {_kind(tensor)}")
+    if tensor.dtype != like.dtype or tensor.device != like.device:
+        raise ArgumentError(
+            f"{name}: expected {like.dtype} on {like.device} as x is, "
+            f"got {tensor.dtype} on {tensor.device}; use {name}.to(x.device, x.dtype)"
+        )
+    _check_finite(name, tensor)
+    return tensor.detach()
+
+
+def check_weight(name: str, weight: Tensor, rows: int | None, like: Tensor) -> Tensor:
+    """A weight as (heads, rows, columns).
+
+    Args:
+        name: of the argument.
+        weight: (rows, columns) for one head, or (heads, rows, columns).
+        rows: expected rows, or None for any.
+        like: the input.
+
+    Raises:
+        ArgumentError: wrong kind, dtype, device, shape, or entries that are not finite.
+    """
+    weight = check_tensor(name, weight, like)
+    if weight.ndim not in (2, 3) or weight.numel() == 0:
+        raise ArgumentError(
+            f"{name}: expected (in, out) or (heads, in, out), none of them 0, got {tuple(weight.shape)}"
+        )
+    if rows is not None and weight.shape[-2] != rows:
+        hint = f"; did you mean {name}.mT?" if weight.shape[-1] == rows else ""
+        raise ArgumentError(
+            f"{name}: expected {rows} rows (x @ w convention), got shape {tuple(weight.shape)}{hint}"
+        )
+    return weight if weight.ndim == 3 else weight[None]
+
+
+def check_mask(mask: str | Tensor | None, sequences: int, x: Tensor) -> Tensor:
+    """The mask as booleans (1 | B, L, L), True where a query may attend to a key.
+
+    Raises:
+        ArgumentError: an unknown name, a wrong shape, dtype or device, a row that allows nothing.
+    """
+    tokens = x.shape[1]
+    everything = torch.ones(1, tokens, tokens, dtype=torch.bool, device=x.device)
+    if mask is None:
+        return everything
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise ArgumentError(f"mask: expected None, 'causal' or a boolean tensor, got {mask!r}")
+        return everything.tril()
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise ArgumentError(
+            f"mask: expected booleans, True = may attend, got {_kind(mask)}; use mask.bool()"
+        )
+    shapes = [(tokens, tokens), (1, tokens, tokens), (sequences, tokens, tokens)]
+    if tuple(mask.shape) not in shapes:
+        raise ArgumentError(
+            f"mask: expected (tokens, tokens) = {shapes[0]} or (batch, tokens, tokens) = {shapes[2]}, "
+            f"got {tuple(mask.shape)}"
+        )
+    if mask.device != x.device:
+        raise ArgumentError(f"mask: expected device {x.device} as x is, got {mask.device}")
+    mask = mask.view(-1, tokens, tokens)
+    empty = (~mask.any(-1)).nonzero()
+    if len(empty):
+        raise ArgumentError(
+            f"mask: every token must be allowed at least one key, but row {int(empty[0, -1])} "
+            "allows none; let it attend to itself and give it no gradient and no curvature."
+        )
+    return mask
+
+
+def check_gains(
+    gains: Sequence[Tensor | float] | None, heads: int, like: Tensor
+) -> dict[str, Tensor]:
+    """Gains of shaped attention as {alpha, beta, gamma: (H,)}; empty for None.
+
+    Raises:
+        ArgumentError: not three, or not one number (a head) each, or not finite.
+    """
+    if gains is None:
+        return {}
+    if len(gains) != len(GAINS):
+        raise ArgumentError(f"gains: expected (alpha, beta, gamma), got {len(gains)} entries")
+    out = {}
+    for name, given in zip(GAINS, gains, strict=True):
+        gain = torch.as_tensor(given, dtype=like.dtype, device=like.device).detach()
+        if gain.numel() not in (1, heads) or gain.ndim > 1:
+            raise ArgumentError(
+                f"gains: expected {name} as one number or ({heads},), got {tuple(gain.shape)}"
+            )
+        _check_finite("gains", gain)
+        out[name] = gain.reshape(-1).expand(heads)
+    return out
+
+
+def check_per_token(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A tensor of one value, vector or matrix a token, as (B, L, ...).
+
+    Args:
+        name: of the argument.
+        tensor: with the batch axis, or without where the batch is 1.
+        shape: expected, -1 for any length.
+        like: the input.
+
+    Raises:
+        ArgumentError: wrong kind, dtype, device, shape, or entries that are not finite.
+    """
+    tensor = check_tensor(name, tensor, like)
+    batched = tensor[None] if tensor.ndim == len(shape) - 1 and shape[0] == 1 else tensor
+    fits = batched.ndim == len(shape) and all(
+        expected in (-1, length) for expected, length in zip(shape, batched.shape, strict=True)
+    )
+    if not fits:
+        expected = ", ".join("any" if length == -1 else str(length) for length in shape)
+        raise ArgumentError(f"{name}: expected shape ({expected}), got {tuple(tensor.shape)}")
+    return batched
+
+
+def check_curvature(matrix: Tensor) -> TokenCurvature:
+    """A symmetric Λ for each token, (B, L, O, O), and whether it is positive semi-definite.
+
+    Raises:
+        ArgumentError: a matrix is not symmetric.
+    """
+    size = float(matrix.abs().amax())
+    tolerance = 100 * torch.finfo(matrix.dtype).eps * size
+    if float((matrix - matrix.mT).abs().amax()) > tolerance:
+        raise ArgumentError(
+            "curvature: expected a symmetric matrix for each token; "
+            "a factor R with RᵀR = curvature goes to curvature_factor="
+        )
+    flat = matrix.flatten(0, 1)
+    shifted = flat + tolerance * torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
+    _, failed = torch.linalg.cholesky_ex(shifted)
+    return TokenCurvature(
+        matrix=flat, positive_semidefinite=size == 0 or not bool((failed > 0).any())
+    )
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    bad = ~tensor.isfinite()
+    if bool(bad.any()):
+        place = tuple(bad.nonzero()[0].tolist())
+        raise ArgumentError(f"{name}: expected finite entries, got {tensor[place]} at {place}")
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r}"

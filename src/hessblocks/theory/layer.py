@@ -1,0 +1,119 @@
+"""One layer of self-attention with its input: the numbers from which every block follows.
+
+Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
+O width of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hessblocks.linalg import MEMORY_LIMIT
+from hessblocks.theory.heads import HeadTokens
+from hessblocks.theory.pieces import GAINS, GROUPS, Piece
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionLayer:
+    """F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h, row by row.
+
+    The projection may have a bias: the layer then counts (1, O) more parameters in that group. Biases of
+    the other weights are rows of the weights themselves, met by a column of ones in `x`.
+    """
+
+    x: Float[Tensor, "B L D"]
+    """Input of the layer."""
+    query: Float[Tensor, "H D K"]
+    """W_Q of each head; W_QK (K = D) where there is one matrix."""
+    key: Float[Tensor, "G D K"] | None
+    """W_K of each key-value head, each used by H / G heads in a row; None where there is one matrix."""
+    value: Float[Tensor, "G D V"]
+    """W_V of each key-value head; columns of the identity where values are the inputs."""
+    projection: Float[Tensor, "H V O"]
+    """W_O of each head; rows of the identity where heads stand side by side."""
+    permitted: Bool[Tensor, "#B L L"]
+    """True where a query (row) may attend to a key (column)."""
+    scale: float
+    """s, the factor of the scores."""
+    softmax: bool = True
+    """Whether A is a softmax of the scores, or the scores themselves, 0 where not permitted."""
+    gains: Mapping[str, Float[Tensor, " H"]] = field(default_factory=dict)
+    """alpha, beta and gamma of each head; empty for plain attention."""
+    parameters: tuple[str, ...]
+    """The groups to differentiate, names of `pieces.GROUPS`."""
+    projection_bias: bool = False
+    """Whether the output has a bias that belongs to the projection."""
+    memory_limit: int = MEMORY_LIMIT
+    """Bytes that intermediate results of one operation may take."""
+
+    def pieces(self, group: str) -> list[Piece]:
+        """The pieces of a group, in the order in which its parameters are flattened."""
+        heads = range(self.query.shape[0])
+        if group in GAINS:
+            return [Piece(group=group, heads=(h,), shape=(1, 1)) for h in heads]
+        if group in ("key", "value"):
+            weight = self.key if group == "key" else self.value
+            assert weight is not None
+            share = len(heads) // weight.shape[0]
+            members = [tuple(heads[g * share : (g + 1) * share]) for g in range(weight.shape[0])]
+        else:
+            weight = self.projection if group == "projection" else self.query
+            members = [(h,) for h in heads]
+        shape = (weight.shape[1], weight.shape[2])
+        pieces = [Piece(group=group, heads=member, shape=shape) for member in members]
+        if group == "projection" and self.projection_bias:
+            pieces.append(Piece(group=group, heads=(), shape=(1, shape[1])))
+        return pieces
+
+    def ordered_parameters(self) -> tuple[str, ...]:
+        """The groups to differentiate, in the order of the whole matrix."""
+        return tuple(group for group in GROUPS if group in self.parameters)
+
+    def attention(self, head: int) -> Float[Tensor, "B L L"]:
+        """A of one head."""
+        keys = self.x if self.key is None else self.x @ self._shared(self.key, head)
+        scores = self.scale * (self.x @ self.query[head]) @ keys.mT
+        if not self.softmax:
+            return scores.masked_fill(~self.permitted, 0.0)
+        return scores.masked_fill(~self.permitted, -torch.inf).softmax(-1)
+
+    def head(self, index: int, positions: Tensor, gradient: Float[Tensor, "B L O"]) -> HeadTokens:
+        """One head at the positions whose output enters the loss.
+
+        Args:
+            index: which head.
+            positions: (Q,) indices into the tokens.
+            gradient: ∂ℓ/∂F of every token.
+        """
+        return HeadTokens(
+            x=self.x,
+            query_positions=positions,
+            attention=self.attention(index)[:, positions],
+            permitted=self.permitted[:, positions],
+            softmax=self.softmax,
+            scale=self.scale,
+            w_query=self.query[index],
+            w_key=None if self.key is None else self._shared(self.key, index),
+            w_value=self._shared(self.value, index),
+            w_projection=self.projection[index],
+            gradient=gradient[:, positions].flatten(0, 1),
+            memory_limit=self.memory_limit,
+            **{name: float(gain[index]) for name, gain in self.gains.items()},
+        )
+
+    def output(self) -> Float[Tensor, "B L O"]:
+        """F(X), without the projection's bias."""
+        everywhere = torch.arange(self.x.shape[1], device=self.x.device)
+        no_gradient = self.x.new_zeros(*self.x.shape[:2], self.projection.shape[2])
+        heads = (self.head(h, everywhere, no_gradient) for h in range(self.query.shape[0]))
+        total = torch.stack([head.values @ head.w_projection for head in heads]).sum(0)
+        return total.view(no_gradient.shape)
+
+    def _shared(self, weight: Tensor, head: int) -> Tensor:
+        """The weight of the key-value head that this head uses."""
+        return weight[head * weight.shape[0] // self.query.shape[0]]

@@ -1,0 +1,74 @@
+"""Moments of the inputs under the attention rows: why a block of the Hessian is large or small.
+
+One-hot attention and identical tokens (rank collapse) make the second and third moment vanish, and
+with them every query and key block. Letters: B sequences, L tokens, H heads, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.theory.heads import HeadTokens
+from hessblocks.theory.layer import AttentionLayer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionMoments:
+    """First, second and third moments for every sequence, head and token.
+
+    With linear scores the second moment is Σ x_j x_jᵀ over the permitted keys and the third is zero.
+
+    Source: Ormaniec et al. 2025, section 4 (their first, second and third attention moment matrices).
+    """
+
+    layer: AttentionLayer
+    """The attention layer."""
+    gradient: Float[Tensor, "B L O"]
+    """∂ℓ/∂F, the direction along which the third moment is contracted."""
+
+    @property
+    def first(self) -> Float[Tensor, "B H L D"]:
+        """Mean m = Σ_j a_j x_j; over one sequence the rows of M_1 = A X."""
+        return self._stacked(lambda head: head.mean)
+
+    @property
+    def second(self) -> Float[Tensor, "B H L D D"]:
+        """Covariance M_2 = Σ_j a_j (x_j − m)(x_j − m)ᵀ; D² numbers a token and head."""
+        return self._stacked(_second)
+
+    @property
+    def third(self) -> Float[Tensor, "B H L D D"]:
+        """Third central moment contracted with u = W_V W_O g; D² numbers a token and head."""
+        return self._stacked(_third)
+
+    def norms(self) -> dict[str, Float[Tensor, "B H L"]]:
+        """Frobenius norm of each moment of every token, under first, second and third."""
+        return {
+            "first": self._stacked(lambda head: head.mean.norm(dim=-1)),
+            "second": self._stacked(lambda head: _second(head).flatten(1).norm(dim=-1)),
+            "third": self._stacked(lambda head: _third(head).flatten(1).norm(dim=-1)),
+        }
+
+    def _stacked(self, of_head: Callable[[HeadTokens], Tensor]) -> Tensor:
+        """One quantity of every head, (B, H, L, ...)."""
+        everywhere = torch.arange(self.layer.x.shape[1], device=self.layer.x.device)
+        heads = (
+            self.layer.head(h, everywhere, self.gradient) for h in range(self.layer.query.shape[0])
+        )
+        per_head = [of_head(head).unflatten(0, self.layer.x.shape[:2]) for head in heads]
+        return torch.stack(per_head, dim=1)
+
+
+def _second(head: HeadTokens) -> Tensor:
+    return head.covariance(head.carried_x, head.carried_x)
+
+
+def _third(head: HeadTokens) -> Tensor:
+    if not head.softmax:
+        return head.x.new_zeros(head.x_query.shape[0], head.x.shape[2], head.x.shape[2])
+    return head.third_moment(head.carried_x, head.carried_x)

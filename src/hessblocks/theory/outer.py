@@ -1,0 +1,149 @@
+"""The outer-product part H_o = Σ_n J_nᵀ Λ_n J_n, block by block, from the Jacobians of every head.
+
+The Jacobian of the attention output of token n with respect to one weight is (vector) ⊗ (matrix), and
+so is every block. Per head, with s the scale, β the gain of A and covariances over the attention row:
+
+| weight | vector | matrix, before the head's W_O |
+| query | x | G = s β W_Vᵀ M_2 W_K |
+| key | q = W_Qᵀ x | P = s β W_Vᵀ M_2 (vector and matrix in the other order) |
+| value | f | identity |
+| projection | z = W_Vᵀ f | identity, after W_O |
+| alpha, beta, gamma | 1 | W_Vᵀ x, W_Vᵀ m, −W_Vᵀ c̄ |
+
+Letters as in `heads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hessblocks.linalg.bounded_cache import BoundedCache
+from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
+from hessblocks.theory.heads import HeadTokens
+from hessblocks.theory.pieces import Piece
+from hessblocks.theory.token_curvature import TokenCurvature
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenJacobian:
+    """∂F_n/∂(weight) = mapᵀ (matrix_n ⊗ vector_n) for every token."""
+
+    vector: Tensor
+    """(N, P)."""
+    matrix: Tensor | None
+    """(N, C, R), or None for the identity."""
+    output_map: Tensor | None
+    """(C, O), from the matrix' rows to the attention output; None for the identity."""
+    swapped: bool = False
+    """Whether the weight's rows belong to the matrix rather than to the vector."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix; the vector belongs to the head."""
+        return 0 if self.matrix is None else self.matrix.nbytes
+
+
+class OuterPart:
+    """Terms of Σ_n J_nᵀ Λ_n J_n for any two pieces of a layer's parameters."""
+
+    def __init__(
+        self, heads: Sequence[HeadTokens], curvature: TokenCurvature, *, memory_limit: int
+    ) -> None:
+        """Hold what the blocks are made of.
+
+        Args:
+            heads: all heads of the layer.
+            curvature: Λ at the attention output.
+            memory_limit: bytes of Jacobians kept for reuse.
+        """
+        self._heads = heads
+        self._curvature = curvature
+        self._low_rank = curvature.low_rank(heads[0].w_value.shape[1])
+        self._jacobians: BoundedCache[TokenJacobian] = BoundedCache(memory_limit)
+        self._ones = heads[0].x.new_ones(heads[0].gradient.shape[0], 1)
+
+    @property
+    def positive_semidefinite(self) -> bool:
+        """Whether every Λ_n is known to be."""
+        return self._curvature.positive_semidefinite
+
+    def terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
+        """The block of two pieces: one term for each pair of heads that use them."""
+        return [
+            self._term(left, right)
+            for left in self._of_piece(row)
+            for right in self._of_piece(column)
+        ]
+
+    def _of_piece(self, piece: Piece) -> list[TokenJacobian]:
+        if not piece.heads:
+            return [self._projection(self._ones)]
+        return [self._jacobian(piece.group, head) for head in piece.heads]
+
+    def _term(self, left: TokenJacobian, right: TokenJacobian) -> KroneckerTerm:
+        return KroneckerTerm(
+            row=left.vector,
+            column=right.vector,
+            matrices=self._matrices(left, right),
+            row_swapped=left.swapped,
+            column_swapped=right.swapped,
+        )
+
+    def _matrices(self, left: TokenJacobian, right: TokenJacobian) -> TokenMatrices:
+        """(left matrix)ᵀ U Λ U'ᵀ (right matrix), thin where that holds fewer numbers."""
+        if self._low_rank:
+            assert right.matrix is not None
+            return TokenMatrices(left=left.matrix, right=right.matrix).compact()
+        inner = self._curvature.between(left.output_map, right.output_map)
+        inner = inner if right.matrix is None else inner @ right.matrix
+        return TokenMatrices(left=left.matrix, right=inner).compact()
+
+    def _jacobian(self, group: str, index: int) -> TokenJacobian:
+        return self._jacobians.get((group, index), lambda: self._make(group, self._heads[index]))
+
+    def _make(self, group: str, head: HeadTokens) -> TokenJacobian:
+        if group == "projection":
+            return self._projection(head.values)
+        factor = head.scale * head.beta
+        if group in ("query", "query_key"):
+            matrix = factor * head.respond(self._directions(head), head.carried_keys)
+            return TokenJacobian(vector=head.x_query, matrix=matrix, output_map=head.w_projection)
+        if group == "key":
+            matrix = factor * head.respond(self._directions(head), head.carried_x)
+            return TokenJacobian(
+                vector=head.queries, matrix=matrix, output_map=head.w_projection, swapped=True
+            )
+        if group == "value":
+            return TokenJacobian(
+                vector=head.features,
+                matrix=self._directions(head),
+                output_map=head.w_projection,
+            )
+        matrix = (gain_feature(head, group) @ head.w_value)[:, :, None]
+        directions = self._directions(head)
+        return TokenJacobian(
+            vector=self._ones,
+            matrix=matrix if directions is None else directions @ matrix,
+            output_map=head.w_projection,
+        )
+
+    def _projection(self, vector: Tensor) -> TokenJacobian:
+        matrix = self._curvature.factor if self._low_rank else None
+        return TokenJacobian(vector=vector, matrix=matrix, output_map=None)
+
+    def _directions(self, head: HeadTokens) -> Tensor | None:
+        """R W_Oᵀ, the directions of a low-rank Λ in this head's value space, (N, C, V)."""
+        if not self._low_rank:
+            return None
+        assert self._curvature.factor is not None
+        return self._curvature.factor @ head.w_projection.mT
+
+
+def gain_feature(head: HeadTokens, gain: str) -> Tensor:
+    """∂f/∂(gain): x, m or −c̄, (N, D)."""
+    if gain == "alpha":
+        return head.x_query
+    return head.mean if gain == "beta" else -head.uniform_mean

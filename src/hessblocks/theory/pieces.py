@@ -1,0 +1,26 @@
+"""Parameter groups of an attention layer and the pieces, mostly heads, they consist of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GAINS = ("alpha", "beta", "gamma")
+GROUPS = ("query", "query_key", "key", "value", "projection", *GAINS)
+"""Every group that a layer can have, in the order of the whole matrix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The part of a parameter group that belongs to one head, or to heads that share it."""
+
+    group: str
+    """One of `GROUPS`."""
+    heads: tuple[int, ...]
+    """The heads that use it; none for the bias of the projection."""
+    shape: tuple[int, int]
+    """(in, out) of the weight; (1, 1) for a gain."""
+
+    @property
+    def length(self) -> int:
+        """Number of parameters."""
+        return self.shape[0] * self.shape[1]

@@ -1,0 +1,138 @@
+"""The same Hessian by dense automatic differentiation: slow, small, and independent of the closed form.
+
+Letters: B sequences, L tokens, H heads, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessblocks.theory.pieces import GROUPS
+
+Parameters = dict[str, Tensor]
+
+
+def reference_hessian(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Dense H_o, H_f and H of `attention_hessian(**arguments)`, by autodiff in float64.
+
+    Args:
+        arguments: as `attention_hessian` takes them; `x` batched, weights stacked by head.
+
+    Returns:
+        {part: (P, P)}, groups in the order of `AttentionHessian.groups`, each flattened row by row.
+    """
+    exact = {name: _double(value) for name, value in arguments.items()}
+    parameters = _parameters(exact)
+    flat = torch.cat([weight.flatten() for weight in parameters.values()])
+
+    def output(theta: Tensor) -> Tensor:
+        return attention_output(exact, _unflatten(theta, parameters))
+
+    at = output(flat).detach()
+    loss = _loss(exact, at)
+    gradient = torch.func.grad(loss)(at)
+    curvature = torch.func.hessian(loss)(at).reshape(at.numel(), at.numel())
+    jacobian = torch.func.jacrev(output)(flat).reshape(at.numel(), -1)
+    return {
+        "outer": jacobian.T @ curvature @ jacobian,
+        "functional": torch.func.hessian(lambda theta: (gradient * output(theta)).sum())(flat),
+        "full": torch.func.hessian(lambda theta: loss(output(theta)))(flat),
+    }
+
+
+def attention_output(arguments: Mapping[str, Any], parameters: Parameters) -> Tensor:
+    """F(X) of the layer, written as plainly as it can be.
+
+    Args:
+        arguments: as `attention_hessian` takes them.
+        parameters: weights by group name; groups that are absent are identities.
+    """
+    x = arguments["x"]
+    one_matrix = "query_key" in parameters
+    query = parameters["query_key" if one_matrix else "query"]
+    heads, width, head_width = query.shape
+    permitted = _permitted(arguments.get("mask"), x)
+    uniform = permitted.to(x.dtype) / permitted.sum(-1, keepdim=True)
+    out = []
+    for h in range(heads):
+        keys = x if one_matrix else x @ _of_head(parameters["key"], h, heads)
+        scores = x @ query[h] @ keys.mT / (1.0 if one_matrix else head_width**0.5)
+        if arguments.get("scores", "softmax") == "softmax":
+            attention = scores.masked_fill(~permitted, -torch.inf).softmax(-1)
+        else:
+            attention = scores * permitted
+        if "alpha" in parameters:
+            identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+            alpha, beta, gamma = (parameters[name][h] for name in ("alpha", "beta", "gamma"))
+            attention = alpha * identity + beta * attention - gamma * uniform
+        if "value" in parameters:
+            values = x @ _of_head(parameters["value"], h, heads)
+        else:
+            values = x[..., h * width // heads : (h + 1) * width // heads]
+        out.append(attention @ values)
+    if "projection" not in parameters:
+        return torch.cat(out, dim=-1)
+    return torch.stack([z @ parameters["projection"][h] for h, z in enumerate(out)]).sum(0)
+
+
+def _of_head(weight: Tensor, head: int, heads: int) -> Tensor:
+    return weight[head * weight.shape[0] // heads]
+
+
+def _permitted(mask: Any, x: Tensor) -> Tensor:
+    tokens = x.shape[1]
+    everything = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device)
+    if mask is None:
+        return everything
+    return everything.tril() if isinstance(mask, str) else mask
+
+
+def _loss(arguments: Mapping[str, Any], at: Tensor) -> Callable[[Tensor], Tensor]:
+    """The squared loss, or the quadratic with the given gradient and curvature at F = `at`."""
+    target = arguments.get("target")
+    if target is not None:
+        return lambda F: (F - target).square().mean()
+    gradient, curvature = arguments["gradient"], arguments.get("curvature")
+    if curvature is None:
+        factor = arguments["curvature_factor"]
+        curvature = factor.mT @ factor
+
+    def quadratic(F: Tensor) -> Tensor:
+        step = F - at
+        return (gradient * step).sum() + torch.einsum("blo,blop,blp->", step, curvature, step) / 2
+
+    return quadratic
+
+
+def _parameters(arguments: Mapping[str, Any]) -> Parameters:
+    """The differentiated weights, stacked by head, in the order of the whole matrix."""
+    one_matrix = arguments.get("query_key") == "one-matrix"
+    found = {
+        "query_key" if one_matrix else "query": arguments["w_query"],
+        "key": arguments["w_key"],
+        "value": arguments["w_value"],
+        "projection": arguments.get("w_projection"),
+    }
+    gains = arguments.get("gains")
+    if gains is not None:
+        found |= dict(zip(("alpha", "beta", "gamma"), gains, strict=True))
+    return {group: found[group] for group in GROUPS if found.get(group) is not None}
+
+
+def _unflatten(theta: Tensor, like: Parameters) -> Parameters:
+    pieces = theta.split([weight.numel() for weight in like.values()])
+    return {
+        name: piece.view(weight.shape)
+        for (name, weight), piece in zip(like.items(), pieces, strict=True)
+    }
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_double(item) for item in value)
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.double() if floating else value

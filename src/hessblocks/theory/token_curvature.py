@@ -1,0 +1,53 @@
+"""Curvature of the loss at the output of attention, one matrix for each token.
+
+Letters: N tokens (1 where all share one matrix), O width of the attention output, C rank of a factor,
+V and V' widths of two heads' values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenCurvature:
+    """Λ_n = ∂²ℓ/∂F_n², as a symmetric matrix or as a factor R_n with R_nᵀ R_n = Λ_n."""
+
+    matrix: Tensor | None = None
+    """(N | 1, O, O), symmetric; may be indefinite."""
+    factor: Tensor | None = None
+    """(N | 1, C, O); exactly one of `matrix` and `factor` is given."""
+    positive_semidefinite: bool = False
+    """Whether every Λ_n is known to be positive semi-definite; a factor always is."""
+
+    def __post_init__(self) -> None:
+        assert (self.matrix is None) != (self.factor is None)
+        if self.factor is not None:
+            object.__setattr__(self, "positive_semidefinite", True)
+
+    @property
+    def numbers(self) -> Tensor:
+        """Whichever of the two is held."""
+        held = self.matrix if self.factor is None else self.factor
+        assert held is not None
+        return held
+
+    def low_rank(self, value_width: int) -> bool:
+        """Whether Jacobians are best held in the C directions of the factor."""
+        factor = self.factor
+        return factor is not None and factor.shape[0] > 1 and factor.shape[1] < value_width
+
+    def between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
+        """U Λ_n U'ᵀ for maps U (V, O) and U' (V', O), None being the identity; (N | 1, V, V')."""
+        if self.factor is not None:
+            return _apply(self.factor, left).mT @ _apply(self.factor, right)
+        assert self.matrix is not None
+        product = _apply(self.matrix, right)
+        return product if left is None else left @ product
+
+
+def _apply(rows: Tensor, weight: Tensor | None) -> Tensor:
+    """Rows times the transposed map."""
+    return rows if weight is None else rows @ weight.mT
