@@ -40,7 +40,7 @@ def stir(model: nn.Module, size: float = 0.3) -> nn.Module:
 
 
 def tokens(rows: int, length: int = 4) -> Tensor:
-    return torch.randint(0, VOCABULARY, (rows, length))
+    return torch.randint(1, VOCABULARY, (rows, length))  # 0 is the padding index of some models
 
 
 def padded_batches() -> list[dict[str, Tensor]]:

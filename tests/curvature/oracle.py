@@ -1,7 +1,8 @@
 """Dense H, H_o and H_f of a case by forward-over-reverse autodiff in float64, the slow way.
 
 Layer norm is spelled out here, since torch's forward-mode derivative of its backward pass is wrong
-(the Hessian between a norm's weight and its input comes out asymmetric; torch 2.13).
+(the Hessian between a norm's weight and its input comes out asymmetric; torch 2.13); BLOOM's
+activation too, since torch.func cannot pass its autograd.Function.
 
 Nothing here is shared with the product code: the logits of all valid rows are one function of one
 flat parameter vector, H is the Hessian of the mean loss, H_o is JᵀH_ℓJ with J assembled, and H_f
@@ -20,10 +21,12 @@ from tests.curvature.cases import Case
 from torch import Tensor
 from torch.func import functional_call, hessian, jacfwd, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.models.bloom.modeling_bloom import BloomGelu, bloom_gelu_forward
 
 from hessblocks.curvature import ParameterGroup
 
 LAYER_NORM = "torch.nn.functional.layer_norm"
+_PLAIN_BLOOM = patch.object(BloomGelu, "forward", lambda self, x: bloom_gelu_forward(x))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ def dense(case: Case) -> Dense:
     point = torch.cat([p.flatten() for p in parameters.values()])
     logits = partial(_valid_logits, case, parameters)
     loss = partial(_mean_loss, case)
-    with sdpa_kernel(SDPBackend.MATH), patch(LAYER_NORM, _plain_layer_norm):
+    with sdpa_kernel(SDPBackend.MATH), patch(LAYER_NORM, _plain_layer_norm), _PLAIN_BLOOM:
         at = logits(point)
         jacobian = jacfwd(logits)(point).flatten(0, 1)
         residual = jacrev(loss)(at).flatten()
@@ -69,10 +72,11 @@ def dense(case: Case) -> Dense:
 
 
 def _plain_layer_norm(
-    x: Tensor, shape: Any, weight: Tensor, bias: Tensor, eps: float = 1e-5
+    x: Tensor, shape: Any, weight: Tensor, bias: Tensor | None, eps: float = 1e-5
 ) -> Tensor:
     centred = x - x.mean(dim=-1, keepdim=True)
-    return centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight + bias
+    scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight
+    return scaled if bias is None else scaled + bias
 
 
 def _contracted_gradient(logits: Any, residual: Tensor, theta: Tensor) -> Tensor:
@@ -91,6 +95,9 @@ def _valid_logits(case: Case, parameters: dict[str, Tensor], flat: Tensor) -> Te
         else:
             inputs = {k: v for k, v in batch.items() if k != "labels"}
             output = functional_call(case.model, values, (), inputs).logits
+            if case.loss == "classification":
+                rows.append(output)
+                continue
             rows.append(output.flatten(0, 1)[_valid_tokens(batch, case.loss).flatten()])
     return torch.cat(rows)
 
@@ -101,14 +108,16 @@ def _valid_tokens(batch: dict[str, Tensor], loss: str) -> Tensor:
         return batch["labels"] != -100
     valid = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
     mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
-    valid[:, :-1] = mask[:, 1:] == 1
+    valid[:, :-1] = (mask[:, 1:] == 1) & (mask[:, :-1] == 1)
     return valid
 
 
 def _targets(case: Case) -> Tensor:
     found = []
     for batch in case.batches:
-        if case.loss == "classification":
+        if case.loss == "classification" and isinstance(batch, dict):
+            found.append(batch["labels"])
+        elif case.loss == "classification":
             found.append(batch[1][batch[1] != -100])
         elif case.loss == "masked-lm":
             found.append(batch["labels"][batch["labels"] != -100])

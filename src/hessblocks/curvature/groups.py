@@ -128,24 +128,37 @@ def whole(name: str, parameter: Tensor) -> ParameterView:
     return ParameterView(parameter=name, shape=shape, stride=strides)
 
 
+def check_disjoint(groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]) -> None:
+    """Make sure that no entry belongs to two groups.
+
+    Raises:
+        ArgumentError: one does; the message names the group and the parameter.
+    """
+    _count_owners(groups, parameters)
+
+
 def check_partition(groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]) -> None:
     """Make sure that every entry of every parameter belongs to exactly one group.
 
     Raises:
-        ArgumentError: an entry belongs to no group or to several; the message names both.
+        ArgumentError: an entry belongs to no group or to several; the message names it.
     """
-    counts = {
-        name: torch.zeros(parameter.numel(), dtype=torch.int32)
-        for name, parameter in parameters.items()
-    }
+    for name, owned in _count_owners(groups, parameters).items():
+        if not owned.all():
+            raise ArgumentError(f"groups: entries of {name!r} belong to no group")
+
+
+def _count_owners(
+    groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Which entries belong to a group, (entries,) booleans by parameter."""
+    owned = {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in parameters.items()}
     for group in groups:
         for view in group.views:
             places = view.positions()
-            if counts[view.parameter][places].any():
+            if owned[view.parameter][places].any():
                 raise ArgumentError(
                     f"groups: {group.name!r} shares entries of {view.parameter!r} with an earlier group"
                 )
-            counts[view.parameter][places] += 1
-    for name, count in counts.items():
-        if (count != 1).any():
-            raise ArgumentError(f"groups: entries of {name!r} belong to no group")
+            owned[view.parameter][places] = True
+    return owned

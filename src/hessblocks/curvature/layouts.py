@@ -1,86 +1,14 @@
-"""Which entries of which weights are queries, keys, values and so on, by architecture.
+"""Which parameters are queries, keys, values and so on, by architecture: rules on their names.
 
-A rule matches names of parameters and says along which axis the heads lie and how the roles are
-packed along it; everything else follows. Weights of `torch.nn.Linear` are (outputs, inputs).
+Weights of `torch.nn.Linear` are (outputs, inputs); those of GPT-2's Conv1D are (inputs, outputs).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor, nn
-
-from hessblocks.curvature.groups import ParameterGroup, ParameterView, whole
-from hessblocks.errors import unknown_name
-
-LEVELS = ("role", "head", "tensor")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heads:
-    """Sizes of a model's attention."""
-
-    count: int
-    """Query heads."""
-    groups: int
-    """Key-value heads; `count` without grouped queries."""
-
-    def of(self, role: str) -> int:
-        """Heads of one role."""
-        return self.groups if role in ("key", "value") else self.count
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Entries of one role along the packed axis: `blocks` runs of `length`, `step` apart."""
-
-    role: str
-    """Role of the entries."""
-    offset: int
-    """First index."""
-    blocks: int
-    """Number of runs."""
-    length: int
-    """Indices in a run."""
-    step: int
-    """From the start of a run to the start of the next."""
-
-    def heads(self, width: int) -> list[Piece]:
-        """The same, one piece of `width` indices a head."""
-        return [
-            Piece(
-                role=self.role,
-                offset=self.offset + block * self.step + start,
-                blocks=1,
-                length=width,
-                step=width,
-            )
-            for block in range(self.blocks)
-            for start in range(0, self.length, width)
-        ]
-
-
-Packing = Callable[[int, Heads], list[Piece]]
-"""From the length of the packed axis and the heads to the pieces along it."""
-
-
-def single(role: str) -> Packing:
-    """The whole axis has one role."""
-    return lambda length, heads: [Piece(role=role, offset=0, blocks=1, length=length, step=length)]
-
-
-def thirds(length: int, heads: Heads) -> list[Piece]:
-    """[queries | keys | values], of sizes in proportion to their heads."""
-    width = length // (heads.count + 2 * heads.groups)
-    sizes = {role: heads.of(role) * width for role in ("query", "key", "value")}
-    starts = {"query": 0, "key": sizes["query"], "value": sizes["query"] + sizes["key"]}
-    return [
-        Piece(role=role, offset=starts[role], blocks=1, length=size, step=size)
-        for role, size in sizes.items()
-    ]
+from hessblocks.curvature.packing import Packing, interleaved, one_role, stacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,176 +20,283 @@ class Rule:
     name: str
     """Group name; {layer} and {role} are filled in."""
     role: str
-    """Role of the whole parameter; ignored where `packing` is given."""
+    """Role of the whole parameter; empty where `packing` holds several."""
     packing: Packing | None = None
-    """Roles along the packed axis."""
+    """How heads lie along `axis`; None where the parameter has no heads."""
     axis: int = 0
-    """Axis of a weight along which heads lie; a shift has one axis only."""
-    by_head: bool = False
-    """Whether level `head` cuts the parameter."""
+    """Axis of a weight along which heads lie."""
 
 
-def _attention_rules(prefix: str, layer_name: str, names: dict[str, str]) -> list[Rule]:
-    """Rules for separate query, key, value and projection weights in (outputs, inputs) form."""
+def _outside(groups: Mapping[str, tuple[str, str]]) -> list[Rule]:
+    """Rules outside the layers, from group name to (role, pattern)."""
+    return [Rule(pattern=pattern, name=name, role=role) for name, (role, pattern) in groups.items()]
+
+
+def _inside(
+    layer: str, *, mlp_in: str, mlp_out: str, norm: str, extra: tuple[Rule, ...] = ()
+) -> list[Rule]:
+    """Rules for the parts of a layer besides attention; each pattern continues `layer`."""
+    patterns = {
+        "mlp.in": ("mlp_in", mlp_in),
+        "mlp.out": ("mlp_out", mlp_out),
+        "norm": ("norm", norm),
+    }
     return [
-        Rule(
-            pattern=rf"{prefix}{names[role]}\.\w+",
-            name=f"{layer_name}.attention.{{role}}",
-            role=role,
-            axis=1 if role == "projection" else 0,
-            by_head=True,
-        )
-        for role in names
+        *extra,
+        *(
+            Rule(pattern=layer + pattern, name=f"layers.{{layer}}.{name}", role=role)
+            for name, (role, pattern) in patterns.items()
+        ),
     ]
 
 
-_LAYER = r"(?:.*\.)?layers\.(?P<layer>\d+)\."
-HESSBLOCKS = [
-    *_attention_rules(
-        _LAYER,
-        "layers.{layer}",
-        {role: f"attention\\.{role}" for role in ("query", "key", "value", "projection")},
-    ),
-    Rule(
-        pattern=_LAYER + r"(attention\.gains\.\w+|(attention|mlp)_branch\.gain)",
-        name="layers.{layer}.gains",
-        role="gain",
-    ),
-    Rule(pattern=_LAYER + r"mlp\.(input|gate)\.\w+", name="layers.{layer}.mlp.in", role="mlp_in"),
-    Rule(pattern=_LAYER + r"mlp\.output\.\w+", name="layers.{layer}.mlp.out", role="mlp_out"),
-    Rule(
-        pattern=_LAYER + r"((attention|mlp)_norm|attention\.(query|key)_norm)\.\w+",
-        name="layers.{layer}.norm",
-        role="norm",
-    ),
-    Rule(pattern=r"(?:.*\.)?token_embedding\.\w+", name="embedding.token", role="embedding"),
-    Rule(pattern=r"(?:.*\.)?position_embedding\.\w+", name="embedding.position", role="embedding"),
-    Rule(pattern=r"(?:.*\.)?final_norm\.\w+", name="final.norm", role="norm"),
-    Rule(pattern=r"(lm_head|classifier|head)\.\w+", name="head", role="head"),
-]
+def _separate(layer: str, query: str, key: str, value: str, projection: str) -> list[Rule]:
+    """Rules for attention with a module for each role; each pattern continues `layer`."""
+    modules = {"query": query, "key": key, "value": value}
+    rules = [
+        Rule(
+            pattern=f"{layer}{module}{_ANY}",
+            name="layers.{layer}.attention.{role}",
+            role=role,
+            packing=one_role(role),
+        )
+        for role, module in modules.items()
+    ]
+    return [*rules, *_projection(layer, projection, axis=1)]
 
-_GPT2_LAYER = r"(?:transformer\.)?h\.(?P<layer>\d+)\."
-GPT2 = [
-    Rule(
-        pattern=_GPT2_LAYER + r"attn\.c_attn\.(weight|bias)",
+
+def _fused(
+    layer: str, module: str, projection: str, packing: Packing, *, conv1d: bool = False
+) -> list[Rule]:
+    """Rules for attention with one module for queries, keys and values."""
+    rule = Rule(
+        pattern=f"{layer}{module}{_ANY}",
         name="layers.{layer}.attention.{role}",
         role="",
-        packing=thirds,
-        axis=1,
-        by_head=True,
+        packing=packing,
+        axis=1 if conv1d else 0,
+    )
+    return [rule, *_projection(layer, projection, axis=0 if conv1d else 1)]
+
+
+def _projection(layer: str, module: str, *, axis: int) -> list[Rule]:
+    """Heads lie along the inputs of the weight; the shift belongs to no head."""
+    name = "layers.{layer}.attention.projection"
+    return [
+        Rule(pattern=rf"{layer}{module}\.bias", name=name, role="projection"),
+        Rule(
+            pattern=f"{layer}{module}{_ANY}",
+            name=name,
+            role="projection",
+            packing=one_role("projection"),
+            axis=axis,
+        ),
+    ]
+
+
+_ANY = r"\.\w+"
+_LAYERS = r"(?:\w+\.)*layers\.(?P<layer>\d+)\."
+_H = r"(?:transformer\.)?h\.(?P<layer>\d+)\."
+_ENCODER = r"(?:\w+\.)*(?:layer|layers)\.(?P<layer>\d+)\."
+_HEAD = {"head": ("head", r"(lm_head|score|classifier|cls|head|decoder|(\w+\.)?pooler)\..+")}
+
+HESSBLOCKS = [
+    *_separate(
+        _LAYERS,
+        query=r"attention\.query",
+        key=r"attention\.key",
+        value=r"attention\.value",
+        projection=r"attention\.projection",
     ),
-    Rule(
-        pattern=_GPT2_LAYER + r"attn\.c_proj\.(weight|bias)",
-        name="layers.{layer}.attention.projection",
-        role="projection",
-        axis=0,
-        by_head=True,
+    *_inside(
+        _LAYERS,
+        mlp_in=r"mlp\.(input|gate)\.\w+",
+        mlp_out=r"mlp\.output\.\w+",
+        norm=r"((attention|mlp)_norm|attention\.(query|key)_norm)\.\w+",
+        extra=(
+            Rule(
+                pattern=_LAYERS + r"(attention\.gains\.\w+|(attention|mlp)_branch\.gain)",
+                name="layers.{layer}.gains",
+                role="gain",
+            ),
+        ),
     ),
-    Rule(pattern=_GPT2_LAYER + r"mlp\.c_fc\.\w+", name="layers.{layer}.mlp.in", role="mlp_in"),
-    Rule(pattern=_GPT2_LAYER + r"mlp\.c_proj\.\w+", name="layers.{layer}.mlp.out", role="mlp_out"),
-    Rule(pattern=_GPT2_LAYER + r"ln_\d\.\w+", name="layers.{layer}.norm", role="norm"),
-    Rule(pattern=r"(?:transformer\.)?wte\.weight", name="embedding.token", role="embedding"),
-    Rule(pattern=r"(?:transformer\.)?wpe\.weight", name="embedding.position", role="embedding"),
-    Rule(pattern=r"(?:transformer\.)?ln_f\.\w+", name="final.norm", role="norm"),
-    Rule(pattern=r"(lm_head|score)\.\w+", name="head", role="head"),
+    *_outside(
+        {
+            "embedding.token": ("embedding", r"(\w+\.)?token_embedding\.\w+"),
+            "embedding.position": ("embedding", r"(\w+\.)?position_embedding\.\w+"),
+            "final.norm": ("norm", r"(\w+\.)?final_norm\.\w+"),
+            **_HEAD,
+        }
+    ),
 ]
 
-ARCHITECTURES: dict[str, Sequence[Rule]] = {"hessblocks": HESSBLOCKS, "gpt2": GPT2}
+GPT2 = [
+    *_fused(_H, r"attn\.c_attn", r"attn\.c_proj", stacked, conv1d=True),
+    *_inside(_H, mlp_in=r"mlp\.c_fc\.\w+", mlp_out=r"mlp\.c_proj\.\w+", norm=r"ln_\d\.\w+"),
+    *_outside(
+        {
+            "embedding.token": ("embedding", r"(transformer\.)?wte\.weight"),
+            "embedding.position": ("embedding", r"(transformer\.)?wpe\.weight"),
+            "final.norm": ("norm", r"(transformer\.)?ln_f\.\w+"),
+            **_HEAD,
+        }
+    ),
+]
 
+_WIDEN, _NARROW = r"mlp\.dense_h_to_4h\.\w+", r"mlp\.dense_4h_to_h\.\w+"
+GPT_NEOX = [
+    *_fused(_LAYERS, r"attention\.query_key_value", r"attention\.dense", interleaved),
+    *_inside(
+        _LAYERS, mlp_in=_WIDEN, mlp_out=_NARROW, norm=r"(input|post_attention)_layernorm\.\w+"
+    ),
+    *_outside(
+        {
+            "embedding.token": ("embedding", r"(gpt_neox\.)?embed_in\.weight"),
+            "final.norm": ("norm", r"(gpt_neox\.)?final_layer_norm\.\w+"),
+            "head": ("head", r"(embed_out|lm_head|score|classifier)\.\w+"),
+        }
+    ),
+]
 
-def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, ParameterGroup]:
-    """Cut the trainable parameters into groups, each entry in exactly one.
+BLOOM_FALCON = [
+    *_fused(_H, r"self_attention\.query_key_value", r"self_attention\.dense", interleaved),
+    *_inside(
+        _H,
+        mlp_in=_WIDEN,
+        mlp_out=_NARROW,
+        norm=r"((input|post_attention)_layernorm|ln_attn|ln_mlp)\.\w+",
+    ),
+    *_outside(
+        {
+            "embedding.token": ("embedding", r"(transformer\.)?word_embeddings\.weight"),
+            "embedding.norm": ("norm", r"(transformer\.)?word_embeddings_layernorm\.\w+"),
+            "final.norm": ("norm", r"(transformer\.)?ln_f\.\w+"),
+            **_HEAD,
+        }
+    ),
+]
 
-    Args:
-        model: any module; hessblocks and known Hugging Face architectures are cut by role, and
-            parameters that are not recognised form groups under their own name.
-        level: `role` (query, key, value, ... of each layer), `head` (query, key, value and projection
-            of each head besides) or `tensor` (each parameter).
+_LLAMA_LIKE = [
+    *_inside(
+        _LAYERS,
+        mlp_in=r"mlp\.(gate_proj|up_proj|gate_up_proj)\.\w+",
+        mlp_out=r"mlp\.down_proj\.\w+",
+        norm=r"(\w+_layernorm|self_attn\.[qk]_norm)\.\w+",
+    ),
+    *_outside(
+        {
+            "embedding.token": ("embedding", r"(model\.)?embed_tokens\.weight"),
+            "final.norm": ("norm", r"(model\.)?norm\.\w+"),
+            **_HEAD,
+        }
+    ),
+]
+_QKV = {role: rf"self_attn\.{role[0]}_proj" for role in ("query", "key", "value")}
+LLAMA = [*_separate(_LAYERS, **_QKV, projection=r"self_attn\.o_proj"), *_LLAMA_LIKE]
+PHI3 = [*_fused(_LAYERS, r"self_attn\.qkv_proj", r"self_attn\.o_proj", stacked), *_LLAMA_LIKE]
 
-    Returns:
-        Groups by name, in the order of `model.named_parameters()`; a tied parameter appears once.
+OPT = [
+    *_separate(_LAYERS, **_QKV, projection=r"self_attn\.out_proj"),
+    *_inside(
+        _LAYERS,
+        mlp_in=r"fc1\.\w+",
+        mlp_out=r"fc2\.\w+",
+        norm=r"(self_attn|final)_layer_norm\.\w+",
+    ),
+    *_outside(
+        {
+            "embedding.token": ("embedding", r"(\w+\.)*(embed_tokens|project_in)\.weight"),
+            "embedding.position": ("embedding", r"(\w+\.)*embed_positions\.weight"),
+            "final.norm": ("norm", r"(\w+\.)*final_layer_norm\.\w+"),
+            "head": ("head", r"(lm_head|score|(\w+\.)*project_out)\.\w+"),
+        }
+    ),
+]
 
-    Raises:
-        ArgumentError: unknown level.
-    """
-    if level not in LEVELS:
-        raise unknown_name("level", level, LEVELS)
-    config = getattr(model, "config", None)
-    rules = () if level == "tensor" else ARCHITECTURES.get(getattr(config, "model_type", ""), ())
-    heads = _heads(config) if level == "head" else None
-    collected: dict[str, list[ParameterGroup]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            for group in _cut(name, parameter, rules, config, heads):
-                collected.setdefault(group.name, []).append(group)
-    return {name: _merge(parts) for name, parts in collected.items()}
+_EMBEDDINGS = r"(\w+\.)?embeddings\."
+BERT = [
+    *_separate(
+        _ENCODER,
+        query=r"attention\.self\.query",
+        key=r"attention\.self\.key",
+        value=r"attention\.self\.value",
+        projection=r"attention\.output\.dense",
+    ),
+    *_inside(
+        _ENCODER,
+        mlp_in=r"intermediate\.dense\.\w+",
+        mlp_out=r"output\.dense\.\w+",
+        norm=r"(attention\.)?output\.LayerNorm\.\w+",
+    ),
+    *_outside(
+        {
+            "embedding.token": ("embedding", _EMBEDDINGS + r"word_embeddings\.weight"),
+            "embedding.position": ("embedding", _EMBEDDINGS + r"position_embeddings\.weight"),
+            "embedding.segment": ("embedding", _EMBEDDINGS + r"token_type_embeddings\.weight"),
+            "embedding.norm": ("norm", _EMBEDDINGS + r"LayerNorm\.\w+"),
+            **_HEAD,
+        }
+    ),
+]
 
+MODERNBERT = [
+    *_fused(_LAYERS, r"attn\.Wqkv", r"attn\.Wo", stacked),
+    *_inside(
+        _LAYERS, mlp_in=r"mlp\.Wi\.\w+", mlp_out=r"mlp\.Wo\.\w+", norm=r"(attn|mlp)_norm\.\w+"
+    ),
+    *_outside(
+        {
+            "embedding.token": ("embedding", _EMBEDDINGS + r"tok_embeddings\.weight"),
+            "embedding.norm": ("norm", _EMBEDDINGS + r"norm\.\w+"),
+            "final.norm": ("norm", r"(model\.)?final_norm\.\w+"),
+            **_HEAD,
+        }
+    ),
+]
 
-def _heads(config: Any) -> Heads:
-    count = _first(config, "num_attention_heads", "n_head", "heads")
-    groups = getattr(config, "num_key_value_heads", None) or count
-    return Heads(count=count, groups=groups)
+_VIT_ATTENTION = r"attention\.(attention\.)?"
+VIT = [
+    *_separate(
+        _ENCODER,
+        query=_VIT_ATTENTION + r"(q_proj|query)",
+        key=_VIT_ATTENTION + r"(k_proj|key)",
+        value=_VIT_ATTENTION + r"(v_proj|value)",
+        projection=r"attention\.(o_proj|output\.dense)",
+    ),
+    *_inside(
+        _ENCODER,
+        mlp_in=r"(mlp\.fc1|intermediate\.dense)\.\w+",
+        mlp_out=r"(mlp\.fc2|output\.dense)\.\w+",
+        norm=r"layernorm_(before|after)\.\w+",
+    ),
+    *_outside(
+        {
+            "embedding.patch": (
+                "embedding",
+                _EMBEDDINGS + r"(patch_embeddings\.projection\.\w+|cls_token|mask_token)",
+            ),
+            "embedding.position": ("embedding", _EMBEDDINGS + r"position_embeddings"),
+            "final.norm": ("norm", r"(vit\.)?layernorm\.\w+"),
+            **_HEAD,
+        }
+    ),
+]
 
-
-def _first(config: Any, *names: str) -> int:
-    return next(int(value) for name in names if (value := getattr(config, name, None)))
-
-
-def _cut(
-    name: str, parameter: Tensor, rules: Sequence[Rule], config: Any, heads: Heads | None
-) -> list[ParameterGroup]:
-    for rule in rules:
-        match = re.fullmatch(rule.pattern, name)
-        if match:
-            return _apply(rule, match.groupdict().get("layer"), name, parameter, config, heads)
-    return [ParameterGroup(name=name, role="other", layer=None, views=(whole(name, parameter),))]
-
-
-def _apply(
-    rule: Rule, layer: str | None, name: str, parameter: Tensor, config: Any, heads: Heads | None
-) -> list[ParameterGroup]:
-    number = None if layer is None else int(layer)
-
-    def group(piece_name: str, role: str, view: ParameterView) -> ParameterGroup:
-        return ParameterGroup(name=piece_name, role=role, layer=number, views=(view,))
-
-    cut_heads = heads is not None and rule.by_head and _has_head_axis(rule, parameter)
-    if rule.packing is None and not cut_heads:
-        full_name = rule.name.format(layer=layer, role=rule.role)
-        return [group(full_name, rule.role, whole(name, parameter))]
-    sizes = heads or _heads(config)
-    axis = min(rule.axis, parameter.ndim - 1)
-    packing = rule.packing or single(rule.role)
-    groups = []
-    for piece in packing(parameter.shape[axis], sizes):
-        title = rule.name.format(layer=layer, role=piece.role)
-        if not cut_heads:
-            groups.append(group(title, piece.role, _view(name, parameter, axis, piece)))
-            continue
-        width = piece.blocks * piece.length // sizes.of(piece.role)
-        for number_of_head, part in enumerate(piece.heads(width)):
-            view = _view(name, parameter, axis, part)
-            groups.append(group(f"{title}.head.{number_of_head}", piece.role, view))
-    return groups
-
-
-def _has_head_axis(rule: Rule, parameter: Tensor) -> bool:
-    """A projection's shift belongs to no head; other shifts lie along the heads."""
-    return parameter.ndim > 1 or (parameter.ndim == 1 and rule.role != "projection")
-
-
-def _view(name: str, parameter: Tensor, axis: int, piece: Piece) -> ParameterView:
-    full = whole(name, parameter)
-    unit = full.stride[axis]
-    return ParameterView(
-        parameter=name,
-        shape=(*full.shape[:axis], piece.blocks, piece.length, *full.shape[axis + 1 :]),
-        stride=(*full.stride[:axis], piece.step * unit, unit, *full.stride[axis + 1 :]),
-        offset=piece.offset * unit,
-    )
-
-
-def _merge(parts: list[ParameterGroup]) -> ParameterGroup:
-    first = parts[0]
-    views = tuple(view for part in parts for view in part.views)
-    return ParameterGroup(name=first.name, role=first.role, layer=first.layer, views=views)
+ARCHITECTURES: dict[str, list[Rule]] = {
+    "hessblocks": HESSBLOCKS,
+    "gpt2": GPT2,
+    "gpt_neox": GPT_NEOX,
+    "bloom": BLOOM_FALCON,
+    "falcon": BLOOM_FALCON,
+    "phi3": PHI3,
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), LLAMA
+    ),
+    "opt": OPT,
+    "bert": BERT,
+    "roberta": BERT,
+    "modernbert": MODERNBERT,
+    "vit": VIT,
+}
+"""Rules by the `model_type` of a Hugging Face configuration."""

@@ -1,0 +1,104 @@
+"""How the heads of one or several roles lie along one axis of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hessblocks.errors import ArgumentError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """Sizes of a model's attention."""
+
+    count: int
+    """Query heads."""
+    groups: int
+    """Key-value heads; `count` without grouped queries."""
+
+    def of(self, role: str) -> int:
+        """Heads of one role."""
+        return self.groups if role in ("key", "value") else self.count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Indices of one role along the packed axis: `blocks` runs of `length`, `step` apart."""
+
+    role: str
+    """Role of the entries."""
+    offset: int
+    """First index."""
+    blocks: int
+    """Number of runs."""
+    length: int
+    """Indices in a run."""
+    step: int
+    """From the start of a run to the start of the next."""
+
+    def by_head(self, heads: int) -> list[Piece]:
+        """The same indices, one piece a head, in the order of the heads."""
+        width = self.blocks * self.length // heads
+        return [
+            Piece(role=self.role, offset=offset + start, blocks=1, length=width, step=width)
+            for offset in (self.offset + block * self.step for block in range(self.blocks))
+            for start in range(0, self.length, width)
+        ]
+
+
+Packing = Callable[[int, Heads], list[Piece]]
+"""From the length of the packed axis and the heads to the pieces along it."""
+
+
+def one_role(role: str) -> Packing:
+    """The whole axis belongs to one role."""
+    return lambda length, heads: [Piece(role=role, offset=0, blocks=1, length=length, step=length)]
+
+
+def stacked(length: int, heads: Heads) -> list[Piece]:
+    """[all queries | all keys | all values]; thirds without grouped queries."""
+    width = length // (heads.count + 2 * heads.groups)
+    query, key = heads.count * width, heads.groups * width
+    starts = {"query": (0, query), "key": (query, key), "value": (query + key, key)}
+    return [
+        Piece(role=role, offset=offset, blocks=1, length=size, step=size)
+        for role, (offset, size) in starts.items()
+    ]
+
+
+def interleaved(length: int, heads: Heads) -> list[Piece]:
+    """[group][its queries, its key, its value]; one head a group without grouped queries."""
+    width = length // (heads.count + 2 * heads.groups)
+    queries = heads.count // heads.groups * width
+    step = queries + 2 * width
+    starts = {"query": (0, queries), "key": (queries, width), "value": (queries + width, width)}
+    return [
+        Piece(role=role, offset=offset, blocks=heads.groups, length=size, step=step)
+        for role, (offset, size) in starts.items()
+    ]
+
+
+def heads_of(config: Any) -> Heads:
+    """Read the heads from a Hugging Face configuration.
+
+    Raises:
+        ArgumentError: it does not say how many there are.
+    """
+    count = getattr(config, "num_attention_heads", None)
+    if not count:
+        raise ArgumentError(
+            f"model: {type(config).__name__} has no num_attention_heads, so heads cannot be told apart"
+        )
+    groups = getattr(config, "num_key_value_heads", None)
+    if getattr(config, "model_type", "") == "falcon":
+        groups = _falcon_groups(config)
+    return Heads(count=int(count), groups=int(groups or count))
+
+
+def _falcon_groups(config: Any) -> int | None:
+    """Falcon says it with two switches; its first form has one key-value head for all queries."""
+    if config.new_decoder_architecture:
+        return int(config.num_kv_heads)
+    return 1 if config.multi_query else None

@@ -1,0 +1,68 @@
+"""Groups that a user names."""
+
+import pytest
+import torch
+from tests.curvature.cases import CASES
+from tests.curvature.oracle import dense
+
+from hessblocks.curvature import Hessian, custom_groups, parameter_groups, select_groups
+from hessblocks.errors import ArgumentError
+
+pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+
+
+def test_patterns_select_groups_in_their_order() -> None:
+    groups = parameter_groups(CASES["sas"]().model)
+    chosen = select_groups(groups, ["layers.*.attention.query", "embedding.*"])
+    assert list(chosen) == [
+        "embedding.token",
+        "embedding.position",
+        "layers.0.attention.query",
+        "layers.1.attention.query",
+    ]
+
+
+def test_a_pattern_that_matches_nothing_lists_near_names() -> None:
+    groups = parameter_groups(CASES["sas"]().model)
+    with pytest.raises(ArgumentError, match=r"matches nothing; near: .*attention\.query"):
+        select_groups(groups, ["layers.0.attention.quary"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("first.weight", torch.arange(12)),
+        ("first.weight[1:3]", torch.arange(3, 9)),
+        ("first.weight[:, 0]", torch.tensor([0, 3, 6, 9])),
+        ("first.weight[::2, -2:]", torch.tensor([1, 2, 7, 8])),
+        ("*.bias[1:2]", torch.tensor([1])),
+    ],
+)
+def test_slices_are_those_of_python(text: str, expected: torch.Tensor) -> None:
+    group = custom_groups(CASES["classification"]().model, {"mine": text})["mine"]
+    assert torch.equal(group.views[0].positions(), expected)
+
+
+def test_the_block_of_a_named_group_is_that_of_the_dense_hessian() -> None:
+    case = CASES["classification"]()
+    specifications = {"mine": ["first.weight[::2]", "second.bias[1:]"]}
+    group = custom_groups(case.model, specifications)["mine"]
+    block = Hessian(case.problem, group).dense()
+    assert torch.allclose(block, dense(case).block("full", group, group), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("specifications", "message"),
+    [
+        ({"a": "frist.weight"}, "matches nothing; near: first.weight"),
+        ({"a": "frozen"}, "matches nothing"),
+        ({"a": "first.weight[0:1, 0:1, 0:1]"}, "3 slices, 'first.weight' has 2 axes"),
+        ({"a": "first.weight[9:]"}, "selects nothing"),
+        ({"a": "first.weight[x:]"}, "not start:stop:step"),
+        ({"a": "first.weight[::-1]"}, "backwards"),
+        ({"a": "first.*", "b": "first.bias"}, "'b' shares entries of 'first.bias'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(specifications: dict[str, str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        custom_groups(CASES["classification"]().model, specifications)
