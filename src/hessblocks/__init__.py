@@ -13,10 +13,34 @@ from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.models import build
 
 if TYPE_CHECKING:
-    from hessblocks.linalg import Estimate
+    from hessblocks.curvature import (
+        Functional,
+        Hessian,
+        OuterProduct,
+        ParameterGroup,
+        Problem,
+        exact_attention_curvature,
+        group_norms,
+        parameter_groups,
+    )
+    from hessblocks.linalg import Estimate, frobenius_norm
+    from hessblocks.theory import attention_hessian
 
+_CURVATURE = (
+    "Functional",
+    "Hessian",
+    "OuterProduct",
+    "ParameterGroup",
+    "Problem",
+    "exact_attention_curvature",
+    "group_norms",
+    "parameter_groups",
+)
 _LAZY = {
+    **dict.fromkeys(_CURVATURE, "hessblocks.curvature"),
     "Estimate": "hessblocks.linalg",
+    "attention_hessian": "hessblocks.theory",
+    "frobenius_norm": "hessblocks.linalg",
 }
 
 __all__ = [
@@ -24,10 +48,20 @@ __all__ = [
     "ArgumentError",
     "BlockConfig",
     "Estimate",
+    "Functional",
     "HessblocksError",
+    "Hessian",
+    "OuterProduct",
+    "ParameterGroup",
+    "Problem",
     "RunError",
     "__version__",
+    "attention_hessian",
     "build",
+    "exact_attention_curvature",
+    "frobenius_norm",
+    "group_norms",
+    "parameter_groups",
     "preset",
 ]
 

@@ -15,10 +15,14 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.func import grad, jacfwd, vmap
+from torch.func import grad, jacfwd, jacrev, vmap
 
 TokenNetwork = Callable[..., Tensor]
 """From one token's attention output (D,) and its side inputs to its logits (C,)."""
+
+
+MOST_NUMBERS = 1 << 26
+"""Entries of the Jacobians held together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,6 @@ def token_derivatives(
     sides: tuple[Float[Tensor, "N ..."], ...],
     labels: Int[Tensor, " N"],
     weights: Float[Tensor, " N"],
-    chunk: int = 64,
 ) -> TokenDerivatives:
     """Derivatives of Σ_n weights_n · cross-entropy(network(attended_n, sides_n), labels_n).
 
@@ -49,9 +52,9 @@ def token_derivatives(
         sides: what else the network reads at that token (the skip, the normalised input).
         labels: the right class of each token.
         weights: share of each token in the loss; 1/N for a mean.
-        chunk: tokens differentiated together; memory is chunk · D · C numbers.
 
-    Cost: D forward passes of the network a token for J, and about D gradient passes for Λ_f.
+    Cost: D forward passes of the network a token for J, and about D gradient passes for Λ_f; tokens
+        are taken together as long as their Jacobians stay within 2²⁶ numbers.
     """
 
     def one(
@@ -69,7 +72,7 @@ def token_derivatives(
         jacobian = jacfwd(logits_of)(a)
         centred = jacobian - p @ jacobian
         root = (weight * p).sqrt()[:, None] * centred
-        functional = jacfwd(grad(slope))(a)
+        functional = jacrev(grad(slope))(a)  # forward over reverse is wrong for torch's layer norm
         return r @ jacobian, _fewest_rows(root), functional
 
     def chunks() -> TokenDerivatives:
@@ -78,6 +81,8 @@ def token_derivatives(
         )
         return TokenDerivatives(gradient=gradient, factor=factor, functional=functional)
 
+    classes = network(attended[0], *(side[0] for side in sides)).shape[-1]
+    chunk = max(1, MOST_NUMBERS // (classes * attended.shape[-1]))
     with torch.no_grad():
         return chunks()
 

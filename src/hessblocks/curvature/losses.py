@@ -201,13 +201,17 @@ def check_targets(targets: Tensor, logits: Tensor) -> None:
 
 
 def causal_targets(batch: Batch) -> Tensor:
-    """The next token at each position; the last one, and padding without labels, is ignored."""
-    labels = batch.labels
-    if labels is None:
-        labels = batch.inputs
-        if batch.attention_mask is not None:
-            labels = labels.masked_fill(batch.attention_mask == 0, IGNORED)
-    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    """The next token at each position; the last position is ignored.
+
+    Without labels, padding is neither predicted nor predicted from.
+    """
+    if batch.labels is not None:
+        return F.pad(batch.labels[:, 1:], (0, 1), value=IGNORED)
+    targets = F.pad(batch.inputs[:, 1:], (0, 1), value=IGNORED)
+    if batch.attention_mask is None:
+        return targets
+    real = batch.attention_mask != 0
+    return targets.masked_fill(~real | ~F.pad(real[:, 1:], (0, 1)), IGNORED)
 
 
 def given_labels(batch: Batch) -> Tensor:

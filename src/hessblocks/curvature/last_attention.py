@@ -1,0 +1,241 @@
+"""The last attention of a model as it stands in one forward pass, taken out of models that are known.
+
+What follows the last attention acts on each token by itself: that is what makes its curvature exact.
+
+Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from hessblocks.curvature.backend import evaluation_mode
+from hessblocks.curvature.batches import Batch
+from hessblocks.curvature.downstream import TokenNetwork
+from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.theory import AttentionLayer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LastAttention:
+    """The last attention sub-block and the token-wise network behind it."""
+
+    layer: AttentionLayer
+    """Weights, input and mask."""
+    attended: Float[Tensor, "B L D"]
+    """Output of the sub-block."""
+    sides: tuple[Float[Tensor, "B L D"], ...]
+    """What the network behind reads besides."""
+    network: TokenNetwork
+    """From one token's output and sides to its logits."""
+
+
+def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
+    """Run the model once and take its last attention out.
+
+    Args:
+        model: a hessblocks model or a Hugging Face GPT-2 with a language-model head.
+        batch: inputs, with an attention mask where there is padding.
+
+    Raises:
+        ArgumentError: a model that is not known, or parts that the closed form does not cover.
+    """
+    kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
+    if kind not in _TAKERS:
+        raise unknown_name("model: closed-form attention curvature of", kind, _TAKERS)
+    with torch.no_grad(), evaluation_mode(model):
+        return _TAKERS[kind](model, batch)
+
+
+def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
+    block = model.model.layers[-1]
+    attention = block.attention
+    _check_parts(model)
+    seen = _inputs_and_outputs(model, batch, block, attention)
+    x, inputs, attended = seen[block][0], seen[attention][0], seen[attention][1]
+
+    def network(a: Tensor, skip: Tensor, normalised: Tensor) -> Tensor:
+        hidden = block.after_attention(a, skip, normalised)
+        logits: Tensor = model.lm_head(model.model.final_norm(hidden))
+        return logits
+
+    weights = {
+        name: _matrix(getattr(attention, name), inputs.shape[-1])
+        for name in ("query", "value", "projection")
+    }
+    key = None if attention.key is None else _matrix(attention.key, inputs.shape[-1])
+    names = ("query", "key", "value", "projection")
+    trained = [name for name in names if _trainable(getattr(attention, name))]
+    if attention.one_matrix:
+        trained = ["query_key" if name == "query" else name for name in trained]
+    gains = {} if attention.gains is None else dict(attention.gains.named_parameters())
+    trained += [name for name, gain in gains.items() if gain.requires_grad]
+    layer = _layer(
+        inputs,
+        query=weights["query"],
+        key=key,
+        value=weights["value"],
+        projection=weights["projection"],
+        heads=attention.heads,
+        groups=attention.key_value_heads,
+        permitted=_permitted(inputs, batch.attention_mask, causal=model.config.causal),
+        scale=float(attention.scale),
+        softmax=not attention.linear,
+        gains={name: gain.detach() for name, gain in gains.items()},
+        parameters=tuple(trained),
+        projection_bias=getattr(attention.projection, "bias", None) is not None,
+    )
+    return LastAttention(layer=layer, attended=attended, sides=(x, inputs), network=network)
+
+
+def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
+    block = model.transformer.h[-1]
+    attention = block.attn
+    if attention.scale_attn_by_inverse_layer_idx or not attention.scale_attn_weights:
+        raise ArgumentError(
+            "model: the closed form expects GPT-2's usual score scale; set scale_attn_weights=True and "
+            "scale_attn_by_inverse_layer_idx=False in its configuration"
+        )
+    seen = _inputs_and_outputs(model, batch, block, attention)
+    x, inputs, attended = seen[block][0], seen[attention][0], seen[attention][1]
+
+    def network(a: Tensor, skip: Tensor) -> Tensor:
+        middle = skip + a
+        hidden = middle + block.mlp(block.ln_2(middle))
+        logits: Tensor = model.lm_head(model.transformer.ln_f(hidden))
+        return logits
+
+    fused = torch.cat([attention.c_attn.weight, attention.c_attn.bias[None]])
+    query, key, value = fused.chunk(3, dim=1)
+    layer = _layer(
+        inputs,
+        query=query,
+        key=key,
+        value=value,
+        projection=attention.c_proj.weight.detach(),
+        heads=attention.num_heads,
+        groups=attention.num_heads,
+        permitted=_permitted(inputs, batch.attention_mask, causal=True),
+        scale=attention.head_dim**-0.5,
+        softmax=True,
+        gains={},
+        parameters=("query", "key", "value", "projection"),
+        projection_bias=True,
+    )
+    return LastAttention(layer=layer, attended=attended, sides=(x,), network=network)
+
+
+_TAKERS: dict[str, Callable[[Any, Batch], LastAttention]] = {
+    "hessblocks": _from_hessblocks,
+    "gpt2": _from_gpt2,
+}
+
+
+def _check_parts(model: Any) -> None:
+    attention = model.model.layers[-1].attention
+    if not isinstance(attention.query_norm, nn.Identity):
+        raise ArgumentError(
+            "model: the closed form covers scores that are bilinear in the inputs, not a query-key norm; "
+            "use hessblocks.Hessian for this model"
+        )
+    if model.config.block["position"]["kind"] == "rotary-position":
+        raise ArgumentError(
+            "model: the closed form covers scores without rotary positions; "
+            "use hessblocks.Hessian for this model"
+        )
+    for module in (attention.value, attention.projection):
+        if getattr(module, "update_gain", 1.0) != 1.0 or isinstance(
+            getattr(module, "update_gain", 1.0), nn.Parameter
+        ):
+            raise ArgumentError(
+                "model: the closed form covers reparametrised weights with a fixed update gain of 1; "
+                "use hessblocks.Hessian for this model"
+            )
+
+
+def _inputs_and_outputs(
+    model: nn.Module, batch: Batch, *modules: nn.Module
+) -> dict[nn.Module, tuple[Tensor, Tensor]]:
+    """The first input and the (first) output of each module in one forward pass."""
+    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def note(module: nn.Module, inputs: tuple[Any, ...], keywords: Any, output: Any) -> None:
+        first = inputs[0] if inputs else keywords["hidden_states"]
+        seen[module] = (first, output[0] if isinstance(output, tuple) else output)
+
+    with ExitStack() as stack:
+        for module in modules:
+            handle = module.register_forward_hook(note, with_kwargs=True)
+            stack.callback(handle.remove)
+        model(*batch.arguments, **batch.keywords, use_cache=False)
+    return seen
+
+
+def _matrix(module: nn.Module, width: int) -> Tensor:
+    """The weight of a slot as (inputs, outputs), a bias as its last row."""
+    if isinstance(module, nn.Identity):
+        return torch.eye(width)
+    if isinstance(module, nn.Linear):
+        bias = [] if module.bias is None else [module.bias[None]]
+        return torch.cat([module.weight.T, *bias])
+    effective: Tensor = module.effective_weight()  # type: ignore[operator]
+    return effective.T
+
+
+def _trainable(module: nn.Module | None) -> bool:
+    return module is not None and any(p.requires_grad for p in module.parameters())
+
+
+def _layer(
+    inputs: Tensor,
+    *,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor,
+    projection: Tensor,
+    heads: int,
+    groups: int,
+    **fields: Any,
+) -> AttentionLayer:
+    """Cut the weights into heads; a column of ones meets the biases."""
+    width = inputs.shape[-1]
+    biased = {w.shape[0] == width + 1 for w in (query, key, value) if w is not None}
+    if len(biased) == 2:
+        raise ArgumentError(
+            "model: the closed form expects biases on all of query, key and value, or on none; "
+            "use hessblocks.Hessian for this model"
+        )
+    x = torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=-1) if True in biased else inputs
+
+    def per_head(weight: Tensor, count: int) -> Tensor:
+        return weight.to(inputs).reshape(x.shape[-1], count, -1).transpose(0, 1).contiguous()
+
+    return AttentionLayer(
+        x=x,
+        query=per_head(query, heads),
+        key=None if key is None else per_head(key, groups),
+        value=per_head(value, groups),
+        projection=projection[: heads * (value.shape[1] // groups)]
+        .to(inputs)
+        .unflatten(0, (heads, -1)),
+        **fields,
+    )
+
+
+def _permitted(
+    inputs: Tensor, attention_mask: Tensor | None, *, causal: bool
+) -> Bool[Tensor, "#B L L"]:
+    """True where a query may attend; a padded query attends to itself, which enters no loss."""
+    tokens = inputs.shape[1]
+    own = torch.eye(tokens, dtype=torch.bool, device=inputs.device)
+    permitted = torch.ones_like(own).tril()[None] if causal else torch.ones_like(own)[None]
+    if attention_mask is None:
+        return permitted
+    return (permitted & attention_mask.bool()[:, None, :]) | own

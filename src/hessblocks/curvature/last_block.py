@@ -1,0 +1,115 @@
+"""Exact curvature of the last attention of a real model, in closed form.
+
+Everything after the last attention acts on each token by itself, so that it enters the closed form
+through three quantities a token: g, Λ_o and Λ_f (see `downstream`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from hessblocks.curvature.batches import Batch, unpack
+from hessblocks.curvature.downstream import TokenDerivatives, token_derivatives
+from hessblocks.curvature.last_attention import LastAttention, last_attention
+from hessblocks.curvature.losses import IGNORED, causal_targets, given_labels
+from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.theory import AttentionHessian, TokenCurvature
+
+_TARGETS: dict[str, Callable[[Batch], Tensor]] = {
+    "causal-lm": causal_targets,
+    "masked-lm": given_labels,
+}
+
+
+def exact_attention_curvature(
+    model: nn.Module, batch: Any, loss: str = "causal-lm"
+) -> AttentionHessian:
+    """H, H_o and H_f of the query, key, value, projection and gains of the last attention, exactly.
+
+    H_o is the Gauss-Newton matrix with the logits as network output, as in the Hessian paper; the
+    loss is the mean cross-entropy over the valid tokens of the batch.
+
+    Args:
+        model: a hessblocks model of any preset without rotary positions or query-key norm, or a
+            Hugging Face GPT-2; causal or masked language model.
+        batch: a dict with `input_ids` (sequences, tokens), and optionally `labels` and
+            `attention_mask`; or the ids alone.
+        loss: causal-lm (labels default to the inputs without padding) or masked-lm.
+
+    Returns:
+        The blocks: `.block("query", "key", part="outer", head=0)`, `.norms()`, `.moments`. A weight
+        is flattened head by head, each head's (inputs, outputs) matrix row by row, a bias as its
+        last row. Identity values and projections have no block.
+
+    Raises:
+        ArgumentError: a model or parts that the closed form does not cover, no valid token.
+
+    Cost: one forward pass; for each labelled token about 2 D passes of the network behind the
+        attention (D the width), then what the block itself costs (see `AttentionHessian`).
+
+    Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
+    """
+    if loss not in _TARGETS:
+        raise unknown_name("loss", loss, _TARGETS)
+    unpacked = unpack(batch, next(model.parameters()).device)
+    targets = _TARGETS[loss](unpacked)
+    valid = targets != IGNORED
+    if not valid.any():
+        raise ArgumentError("batch: every label is ignored; expected at least one valid")
+    if unpacked.attention_mask is not None and (valid & (unpacked.attention_mask == 0)).any():
+        raise ArgumentError(
+            "batch: a padding token predicts a label; set the label after it to -100, "
+            "or leave labels out"
+        )
+    found = last_attention(model, unpacked)
+    with _frozen(model):
+        derivatives = _derivatives(found, targets, valid)
+    gradient = _everywhere(derivatives.gradient, valid)
+    return AttentionHessian(
+        found.layer,
+        gradient=gradient.view(*valid.shape, -1),
+        curvature=TokenCurvature(factor=_everywhere(derivatives.factor, valid)),
+        functional_curvature=_functional(derivatives, valid),
+    )
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter asks for gradients, so that no graph of the model is built; restored afterwards."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+def _derivatives(found: LastAttention, targets: Tensor, valid: Tensor) -> TokenDerivatives:
+    labelled = int(valid.sum())
+    return token_derivatives(
+        found.network,
+        found.attended[valid],
+        tuple(side[valid] for side in found.sides),
+        targets[valid],
+        found.attended.new_full((labelled,), 1 / labelled),
+    )
+
+
+def _functional(derivatives: TokenDerivatives, valid: Tensor) -> TokenCurvature | None:
+    """Λ_f, or None where the network behind is piecewise linear and has none."""
+    if not derivatives.functional.any():
+        return None
+    return TokenCurvature(matrix=_everywhere(derivatives.functional, valid))
+
+
+def _everywhere(values: Tensor, valid: Tensor) -> Tensor:
+    """Values of the labelled tokens, zeros at the others, (B·L, ...)."""
+    out = values.new_zeros(valid.numel(), *values.shape[1:])
+    out[valid.flatten()] = values
+    return out

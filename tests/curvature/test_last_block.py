@@ -1,0 +1,210 @@
+"""The closed form for the last attention of real models against the dense Hessian of autodiff."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from tests.curvature.cases import CONTEXT, VOCABULARY, Case, gpt2_case, stir, tokens
+from tests.curvature.oracle import Dense, dense
+from torch import Tensor
+
+import hessblocks as hb
+from hessblocks.blocks import Attention, Branch, LayerNorm, NoNorm, Shaping
+from hessblocks.blocks import Dense as DenseWeight
+from hessblocks.curvature import exact_attention_curvature
+from hessblocks.errors import ArgumentError
+from hessblocks.theory import PARTS
+
+WEIGHTS = ("query", "key", "value", "projection")
+SHAPED = ("skipless", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")
+PRESETS = ("pre-ln", "post-ln", "parallel", *SHAPED)
+SIZES = {"width": 4, "heads": 2, "vocab_size": VOCABULARY, "context": CONTEXT, "mlp_width": 6}
+
+
+def batch(labels: bool = False) -> dict[str, Tensor]:
+    made = {
+        "input_ids": tokens(3),
+        "attention_mask": torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 0]]),
+    }
+    if labels:
+        asked = (torch.rand(3, 4) < 0.5) & made["attention_mask"].bool()
+        made["labels"] = torch.where(asked, made["input_ids"], -100)
+    return made
+
+
+def of_preset(name: str, depth: int = 2, task: str = "causal-lm", **fields: object) -> Case:
+    model = hb.build(name, depth=depth, task=task, **SIZES, **fields)
+    return Case(model=stir(model), batches=[batch(task == "masked-lm")], loss=task)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    **{name: lambda name=name: of_preset(name) for name in PRESETS},
+    **{
+        f"{name}, one layer": lambda name=name: of_preset(name, depth=1)
+        for name in ("pre-ln", "sas-p")
+    },
+    **{
+        f"{name}, bidirectional": lambda name=name: of_preset(name, task="masked-lm")
+        for name in ("pre-ln", "sas-p")
+    },
+    "linear scores": lambda: of_preset("pre-ln", attention=Attention(scores="linear")),
+    "one matrix": lambda: of_preset("pre-ln", attention=Attention(query_key="one-matrix")),
+    "grouped queries": lambda: of_preset("pre-ln", key_value_heads=1),
+    "biases": lambda: of_preset(
+        "pre-ln", attention=Attention(**dict.fromkeys(WEIGHTS, DenseWeight(bias=True)))
+    ),
+    "layer norm": lambda: of_preset("pre-ln", norm=LayerNorm(), final_norm=LayerNorm()),
+    "no norm": lambda: of_preset("pre-ln", norm=NoNorm(), final_norm=NoNorm()),
+    "branch gain": lambda: of_preset("pre-ln", attention_branch=Branch(gain=0.3, trainable=True)),
+    "shaped, dense": lambda: of_preset("pre-ln", attention=Attention(shaping=Shaping(alpha=0.5))),
+    "untied": lambda: of_preset("pre-ln", tie_word_embeddings=False),
+    "gpt2": lambda: Case(model=gpt2_case().model, batches=[batch()]),
+}
+cases = pytest.mark.parametrize("name", CASES)
+
+
+@cache
+def solved(name: str) -> tuple[Case, Dense]:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    return case, dense(case)
+
+
+def places(case: Case, truth: Dense, group: str) -> Tensor:
+    """Rows of the dense Hessian in the order of the closed form: by head, (inputs, outputs), bias last."""
+    model = case.model
+    if hasattr(model, "transformer"):
+        return _gpt2_places(model, truth, group)
+    layer = len(model.model.layers) - 1
+    stem = f"model.layers.{layer}.attention."
+    attention = model.model.layers[layer].attention
+    if group in ("alpha", "beta", "gamma"):
+        return truth.starts[f"{stem}gains.{group}"] + torch.arange(attention.heads)
+    module = attention.query if group == "query_key" else getattr(attention, group)
+    label = group.replace("query_key", "query")
+    name = f"{stem}{label}.{'update' if hasattr(module, 'update') else 'weight'}"
+    weight = module.update if hasattr(module, "update") else module.weight
+    index = truth.starts[name] + torch.arange(weight.numel()).view(weight.shape).T
+    if getattr(module, "bias", None) is not None:
+        bias = truth.starts[f"{stem}{label}.bias"] + torch.arange(weight.shape[0])
+        index = torch.cat([index, bias[None]])
+    if group == "projection":
+        return index.reshape(-1)
+    heads = attention.key_value_heads if group in ("key", "value") else attention.heads
+    return index.unflatten(1, (heads, -1)).transpose(0, 1).reshape(-1)
+
+
+def _gpt2_places(model: torch.nn.Module, truth: Dense, group: str) -> Tensor:
+    stem = f"transformer.h.{len(model.transformer.h) - 1}.attn."
+    attention = model.transformer.h[-1].attn
+    conv = attention.c_proj if group == "projection" else attention.c_attn
+    name = stem + ("c_proj" if group == "projection" else "c_attn")
+    weight = truth.starts[f"{name}.weight"] + torch.arange(conv.weight.numel()).view(
+        conv.weight.shape
+    )
+    bias = truth.starts[f"{name}.bias"] + torch.arange(conv.bias.numel())
+    index = torch.cat([weight, bias[None]])
+    if group == "projection":
+        return index.reshape(-1)
+    third = index.chunk(3, dim=1)[("query", "key", "value").index(group)]
+    return third.unflatten(1, (attention.num_heads, -1)).transpose(0, 1).reshape(-1)
+
+
+@cases
+@pytest.mark.parametrize("part", PARTS)
+def test_every_block_equals_dense_autodiff(name: str, part: str) -> None:
+    case, truth = solved(name)
+    exact = exact_attention_curvature(case.model, case.batches[0], case.loss)
+    rows = torch.cat([places(case, truth, group) for group in exact.groups])
+    matrix = getattr(truth, part)[rows][:, rows]
+    assert matrix.norm() > 0
+    dense_closed = exact.dense(part)
+    usual = [group for group in exact.groups if group not in ("alpha", "beta", "gamma")]
+    assert (dense_closed - matrix).norm() <= 1e-12 * truth.full[rows][:, rows].norm()
+    for group in usual:
+        own = places(case, truth, group)
+        block = getattr(truth, part)[own][:, own]
+        norm = exact.block(group, group, part).frobenius_norm()
+        assert norm == pytest.approx(
+            block.norm().item(), rel=1e-10, abs=1e-12 * float(truth.full.norm())
+        )
+
+
+@pytest.mark.parametrize("name", ["pre-ln", "sas-p", "gpt2"])
+def test_one_head_is_its_part_of_all_heads(name: str) -> None:
+    case, _ = solved(name)
+    exact = exact_attention_curvature(case.model, case.batches[0])
+    together = exact.block("query", "query").dense()
+    size = together.shape[0] // 2
+    second = exact.block("query", "query", head=1).dense()
+    assert torch.allclose(second, together[size:, size:], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(("name", "groups"), [("pre-ln", 4), ("sas", 5), ("sas-p, one layer", 6)])
+def test_only_what_is_trained_has_a_block(name: str, groups: int) -> None:
+    case, _ = solved(name)
+    assert len(exact_attention_curvature(case.model, case.batches[0]).groups) == groups
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    case, _ = solved("sas")
+    case.model.train()
+    before = {name: p.clone() for name, p in case.model.named_parameters()}
+    exact_attention_curvature(case.model, case.batches[0])
+    assert case.model.training
+    assert not any(module._forward_hooks for module in case.model.modules())
+    assert all(
+        torch.equal(before[name], p) and p.grad is None for name, p in case.model.named_parameters()
+    )
+    case.model.eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: (torch.nn.Linear(2, 2), tokens(1)), ["Linear", "gpt2"]),
+        (lambda: (hb.build("op", depth=1, **SIZES), tokens(1)), ["query-key norm"]),
+        (
+            lambda: (
+                hb.build("modern", depth=1, **{**SIZES, "width": 8, "mlp_width": 8}),
+                tokens(1),
+            ),
+            ["norm"],
+        ),
+        (
+            lambda: (
+                hb.build("sas", depth=1, **SIZES),
+                {"input_ids": tokens(1), "labels": torch.full((1, 4), -100)},
+            ),
+            ["every label"],
+        ),
+        (
+            lambda: (
+                hb.build(
+                    "pre-ln", depth=1, **SIZES, attention=Attention(key=DenseWeight(bias=True))
+                ),
+                tokens(1),
+            ),
+            ["biases", "query"],
+        ),
+        (
+            lambda: (
+                hb.build("sas", depth=1, **SIZES),
+                {
+                    "input_ids": tokens(1),
+                    "labels": tokens(1),
+                    "attention_mask": torch.tensor([[0, 1, 1, 1]]),
+                },
+            ),
+            ["padding", "-100"],
+        ),
+    ],
+)
+def test_what_is_not_covered_is_refused_by_name(
+    make: Callable[[], tuple[torch.nn.Module, object]], words: list[str]
+) -> None:
+    model, data = make()
+    with pytest.raises(ArgumentError) as caught:
+        exact_attention_curvature(model, data)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
