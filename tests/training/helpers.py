@@ -1,0 +1,102 @@
+"""A tiny comparison, its numbers without the timings, and processes that are killed on the way."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hessblocks.data import Corpus
+from hessblocks.training import (
+    ComparisonSettings,
+    CurvatureSettings,
+    ModelSettings,
+    Progress,
+    TrainingSettings,
+    compare,
+)
+from hessblocks.training.results import read_rows
+
+TIMINGS = {"tokens_per_second", "peak_memory", "training_time"}
+MODEL = ModelSettings(depth=2, width=16, heads=2, context=16)
+TRAINING = TrainingSettings(
+    steps=12,
+    batch_size=4,
+    log_every=3,
+    evaluate_every=5,
+    checkpoint_every=4,
+    evaluation_sequences=6,
+)
+COMPARISON = ComparisonSettings(
+    presets=("pre-ln", "sas-p"),
+    model=MODEL,
+    training=TRAINING,
+    curvature=CurvatureSettings(sequences=2, tokens=6, probes=4),
+)
+
+
+def numbers(folder: Path) -> tuple[list[Any], list[Any]]:
+    """All losses of metrics.jsonl, and all rows of results.csv but timings, digit for digit."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timed = {"seconds", "tokens_per_second"}
+    losses = [{name: line[name] for name in line if name not in timed} for line in lines]
+    rows = [row for row in read_rows(folder / "results.csv") if row.quantity not in TIMINGS]
+    return losses, rows
+
+
+def files(folder: Path) -> list[str]:
+    """All files below a folder."""
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+def complete(corpus: Corpus, out: Path, settings: ComparisonSettings = COMPARISON) -> None:
+    """Run the comparison, or what is left of it; any warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare(settings, corpus, out, Progress())
+
+
+def in_process_of_its_own(work: Callable[[], None]) -> multiprocessing.Process:
+    """Start the work in a forked process, which needs no time to import anything."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    return process
+
+
+def killed_at_write(work: Callable[[], None], moment: int) -> bool:
+    """Do the work in a process that is killed just before its n-th change of the disk.
+
+    Returns:
+        Whether it was killed; False when it ended before that moment.
+    """
+
+    def doomed() -> None:
+        count = 0
+
+        def watch(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal count
+            if not _changes_the_disk(event, arguments):
+                return
+            count += 1
+            if count == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(watch)
+        work()
+
+    process = in_process_of_its_own(doomed)
+    process.join(60)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def _changes_the_disk(event: str, arguments: tuple[Any, ...]) -> bool:
+    if event == "open":
+        _, mode, flags = arguments
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) if isinstance(flags, int) else 0
+        return bool(writes) or any(letter in str(mode) for letter in "wax+")
+    return event in {"os.rename", "os.remove", "os.rmdir", "os.mkdir"}

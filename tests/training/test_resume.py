@@ -1,0 +1,156 @@
+"""Killed at any moment and started again, a comparison ends with the numbers of an undisturbed one."""
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.training.helpers import (
+    COMPARISON,
+    complete,
+    files,
+    in_process_of_its_own,
+    killed_at_write,
+    numbers,
+)
+
+from hessblocks.data import Corpus
+from hessblocks.training import CheckpointWarning, Progress, compare, metrics
+from hessblocks.training.checkpoints import is_whole
+from hessblocks.training.results import read_rows
+
+
+def test_two_undisturbed_runs_give_the_same_digits(
+    corpus: Corpus, undisturbed: Path, tmp_path: Path
+) -> None:
+    complete(corpus, tmp_path / "out")
+    assert numbers(tmp_path / "out") == numbers(undisturbed)
+
+
+@pytest.mark.parametrize("moment", [2, 9, 23, 40, 58, 77, 96, 117, 140, 170, 200])
+def test_killed_at_a_write_it_ends_with_the_same_numbers(
+    corpus: Corpus, undisturbed: Path, tmp_path: Path, moment: int
+) -> None:
+    out = tmp_path / "out"
+    assert killed_at_write(partial(complete, corpus, out), moment)
+    complete(corpus, out)
+    assert numbers(out) == numbers(undisturbed)
+    assert files(out) == files(undisturbed)
+
+
+def test_killed_at_ten_random_moments_it_ends_with_the_same_numbers(
+    corpus: Corpus, undisturbed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    draw = random.Random(0)
+    for _ in range(10):
+        process = in_process_of_its_own(partial(complete, corpus, out))
+        time.sleep(draw.uniform(0.05, 0.2))
+        process.kill()
+        process.join(60)
+    complete(corpus, out)
+    assert numbers(out) == numbers(undisturbed)
+    assert files(out) == files(undisturbed)
+
+
+def test_losses_and_training_time_go_on_from_the_checkpoint(
+    corpus: Corpus, interrupted_once: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(interrupted_once, out)
+    run = out / "runs" / "pre-ln-seed0"
+    kept = [line for line in metrics.read(run / "metrics.jsonl") if line["step"] <= 8]
+    complete(corpus, out)
+    lines = metrics.read(run / "metrics.jsonl")
+    seconds = [line["seconds"] for line in lines]
+    total = [row.value for row in read_rows(run / "results.csv") if row.quantity == "training_time"]
+    assert lines[: len(kept)] == kept
+    assert seconds == sorted(seconds)
+    assert total == [seconds[-1]]
+
+
+def test_what_is_finished_is_never_computed_again(
+    corpus: Corpus, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed, out)
+    before = {path: (out / path).read_bytes() for path in files(out)}
+    for name in ("_train", "_map", "_fresh", "_trained"):
+        monkeypatch.setattr(f"hessblocks.training.run.Run.{name}", None)
+    complete(corpus, out)
+    assert {path: (out / path).read_bytes() for path in files(out)} == before
+
+
+def interrupted(corpus: Corpus, out: Path) -> Path:
+    """A comparison killed when its first run had two whole checkpoints; the folder of that run."""
+    run = out / "runs" / "pre-ln-seed0"
+    for moment in range(60, 400, 10):
+        shutil.rmtree(out, ignore_errors=True)
+        assert killed_at_write(partial(complete, corpus, out), moment)
+        checkpoints = sorted((run / "checkpoints").glob("checkpoint-*"))
+        if len(checkpoints) == 2 and all(map(is_whole, checkpoints)):
+            return run
+    raise AssertionError("no moment with two whole checkpoints")
+
+
+def flip_weights(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def lose_optimizer(checkpoint: Path) -> None:
+    (checkpoint / "optimizer.pt").unlink()
+
+
+def garble_seal(checkpoint: Path) -> None:
+    (checkpoint / "seal.json").write_text("[]")
+
+
+def plant_pickle(checkpoint: Path) -> None:
+    """What unpickling without care would run."""
+    (checkpoint / "rng_state.pth").write_bytes(b"cos\nabort\n(tR.")
+
+
+@pytest.mark.parametrize(
+    "damage", [flip_weights, lose_optimizer, garble_seal, plant_pickle], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("which", ["last", "both"])
+def test_a_damaged_checkpoint_is_said_and_costs_no_digit(
+    corpus: Corpus,
+    undisturbed: Path,
+    interrupted_once: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    which: str,
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(interrupted_once, out)
+    run = out / "runs" / "pre-ln-seed0"
+    for name in ("checkpoint-8", "checkpoint-4")[: 1 if which == "last" else 2]:
+        damage(run / "checkpoints" / name)
+    with pytest.warns(CheckpointWarning, match="pre-ln-seed0/checkpoint-8 is damaged"):
+        compare(COMPARISON, corpus, out, Progress())
+    assert numbers(out) == numbers(undisturbed)
+
+
+def test_lost_metrics_are_said_and_cost_no_digit(
+    corpus: Corpus, undisturbed: Path, interrupted_once: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(interrupted_once, out)
+    (out / "runs" / "pre-ln-seed0" / "metrics.jsonl").write_text("{")
+    with pytest.warns(CheckpointWarning, match=r"metrics.jsonl is damaged; training .* start"):
+        compare(COMPARISON, corpus, out, Progress())
+    assert numbers(out) == numbers(undisturbed)
+
+
+@pytest.fixture(scope="module")
+def interrupted_once(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("interrupted") / "out"
+    interrupted(corpus, out)
+    return out
