@@ -149,11 +149,10 @@ def _mask(case: Case, generator: torch.Generator, device: str) -> Any:
         return "causal"
     if case.mask == "none":
         return None
-    shape = (case.tokens, case.tokens)
-    if case.mask == "random by sequence":
-        shape = (case.batch, *shape)
-    drawn = torch.rand(shape, generator=generator) < 0.5
-    return (drawn | torch.eye(case.tokens, dtype=torch.bool)).to(device)
+    sequences = case.batch if case.mask == "random by sequence" else 1
+    drawn = torch.rand(sequences, case.tokens, case.tokens, generator=generator) < 0.5
+    permitted = (drawn | torch.eye(case.tokens, dtype=torch.bool)).to(device)
+    return permitted if sequences > 1 else permitted[0]
 
 
 def _loss(case: Case, out: int, draw: Any) -> dict[str, Tensor]:

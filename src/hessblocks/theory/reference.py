@@ -83,12 +83,11 @@ def _of_head(weight: Tensor, head: int, heads: int) -> Tensor:
     return weight[head * weight.shape[0] // heads]
 
 
-def _permitted(mask: Any, x: Tensor) -> Tensor:
-    tokens = x.shape[1]
-    everything = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device)
-    if mask is None:
-        return everything
-    return everything.tril() if isinstance(mask, str) else mask
+def _permitted(mask: Tensor | str | None, x: Tensor) -> Tensor:
+    if isinstance(mask, Tensor):
+        return mask
+    everything = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+    return everything if mask is None else everything.tril()
 
 
 def _loss(arguments: Mapping[str, Any], at: Tensor) -> Callable[[Tensor], Tensor]:
@@ -103,7 +102,8 @@ def _loss(arguments: Mapping[str, Any], at: Tensor) -> Callable[[Tensor], Tensor
 
     def quadratic(F: Tensor) -> Tensor:
         step = F - at
-        return (gradient * step).sum() + torch.einsum("blo,blop,blp->", step, curvature, step) / 2
+        bent = torch.einsum("blo,blop,blp->", step, curvature, step)
+        return torch.sum(gradient * step) + bent / 2
 
     return quadratic
 

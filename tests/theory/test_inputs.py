@@ -1,0 +1,136 @@
+"""Bad input: an error that names the argument, what was expected and what came."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hessblocks.errors import ArgumentError
+from hessblocks.theory import attention_hessian
+from hessblocks.theory.cases import Case, arguments
+
+NAN = float("nan")
+
+
+def good(**fields: Any) -> dict[str, Any]:
+    return arguments(Case(name="good", batch=2, tokens=4, width=3, head=2, value=3, **fields))
+
+
+def empty_row() -> torch.Tensor:
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    mask[2] = False
+    return mask
+
+
+def damaged(name: str, **fields: Any) -> dict[str, Any]:
+    tensor = good(**fields)[name].clone()
+    tensor.view(-1)[-1] = NAN
+    return good(**fields) | {name: tensor}
+
+
+BAD = {
+    "integer input": (
+        good() | {"x": torch.ones(2, 4, 3, dtype=torch.long)},
+        "x: .*floating.*int64",
+    ),
+    "flat input": (good() | {"x": torch.ones(4).double()}, r"x: .*batch, tokens, width.*\(4,\)"),
+    "no tokens": (good() | {"x": torch.ones(2, 0, 3).double()}, r"x: .*\(2, 0, 3\)"),
+    "list": (good() | {"w_query": [[1.0]]}, "w_query: .*list"),
+    "transposed weight": (
+        good() | {"w_key": torch.ones(2, 3).double()},
+        r"w_key: expected 3 rows.*\(2, 3\); did you mean w_key.mT",
+    ),
+    "ragged head width": (
+        good() | {"w_key": torch.ones(3, 5).double()},
+        r"w_key: .*\(3, 2\) as w_query has, got \(3, 5\)",
+    ),
+    "heads that do not divide": (
+        good() | {"w_value": torch.ones(2, 3, 3).double()},
+        "w_value: .*1 heads",
+    ),
+    "mixed dtypes": (good() | {"w_value": torch.ones(3, 3)}, "w_value: .*float64.*float32"),
+    "mixed devices": (
+        good() | {"w_value": torch.ones(3, 3, device="meta").double()},
+        "w_value: .*cpu.*meta",
+    ),
+    "not finite x": (damaged("x"), r"x: .*finite.*nan at \(1, 3, 2\)"),
+    "not finite weight": (damaged("w_query"), "w_query: .*finite"),
+    "not finite target": (damaged("target"), "target: .*finite"),
+    "not finite curvature": (damaged("curvature", loss="matrix"), "curvature: .*finite"),
+    "target and gradient": (
+        good() | {"gradient": good()["target"]},
+        "target, gradient: .*got both",
+    ),
+    "neither": (good() | {"target": None}, "target, gradient: .*got neither"),
+    "target and curvature": (
+        good() | {"curvature": torch.ones(2, 4, 3, 3).double()},
+        "curvature: expected None with target=",
+    ),
+    "no curvature": (
+        good(loss="matrix") | {"curvature": None},
+        "curvature, curvature_factor: .*neither",
+    ),
+    "both curvatures": (
+        good(loss="matrix") | {"curvature_factor": good(loss="factor")["curvature_factor"]},
+        "curvature, curvature_factor: .*both",
+    ),
+    "target of wrong shape": (
+        good() | {"target": torch.ones(2, 4, 5).double()},
+        r"target: expected shape \(2, 4, 3\), got \(2, 4, 5\)",
+    ),
+    "factor as curvature": (
+        good(loss="factor")
+        | {"curvature": good(loss="factor")["curvature_factor"], "curvature_factor": None},
+        r"curvature: expected shape \(2, 4, 3, 3\), got \(2, 4, 2, 3\)",
+    ),
+    "asymmetric curvature": (
+        good(loss="matrix") | {"curvature": torch.arange(72).view(2, 4, 3, 3).double()},
+        "curvature: expected a symmetric matrix.*curvature_factor=",
+    ),
+    "empty mask row": (good() | {"mask": empty_row()}, "mask: .*row 2 allows none"),
+    "float mask": (good() | {"mask": torch.zeros(4, 4)}, r"mask: .*float32.*mask.bool\(\)"),
+    "mask of wrong shape": (
+        good() | {"mask": torch.ones(3, 3).bool()},
+        r"mask: .*\(4, 4\).*got \(3, 3\)",
+    ),
+    "unknown mask": (good() | {"mask": "casual"}, "mask: .*'casual'"),
+    "unknown scores": (good() | {"scores": "softmx"}, "scores: 'softmx'.*did you mean 'softmax'"),
+    "unknown query_key": (good() | {"query_key": "two_matrix"}, "query_key: .*'two-matrix'"),
+    "key with one matrix": (
+        good() | {"query_key": "one-matrix", "w_query": torch.ones(3, 3).double()},
+        "w_key: expected None",
+    ),
+    "no key with two": (good() | {"w_key": None}, "w_key: expected a tensor"),
+    "oblong one matrix": (
+        good() | {"query_key": "one-matrix", "w_key": None},
+        r"w_query: .*\(3, 3\)",
+    ),
+    "two gains": (good() | {"gains": (1.0, 1.0)}, r"gains: .*\(alpha, beta, gamma\), got 2"),
+    "gains of wrong shape": (good() | {"gains": (1.0, torch.ones(2), 1.0)}, "gains: .*beta"),
+    "gain not finite": (good() | {"gains": (1.0, NAN, 1.0)}, "gains: .*finite"),
+    "identity values that do not divide": (
+        good() | {"w_value": None, "w_query": torch.ones(2, 3, 2).double()},
+        "w_value: .*divisible.*width 3 and 2 heads",
+    ),
+    "flat projection": (
+        good(heads=2) | {"w_projection": torch.ones(3, 4).double()},
+        r"w_projection: .*view\(heads",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_the_message_names_the_argument(name: str) -> None:
+    made, message = BAD[name]
+    with pytest.raises(ArgumentError, match=message):
+        attention_hessian(**made)
+
+
+def test_unknown_groups_parts_and_heads() -> None:
+    hessian = attention_hessian(**good())
+    with pytest.raises(ArgumentError, match=r"group: 'qury' is unknown; did you mean 'query'"):
+        hessian.block("qury", "key")
+    with pytest.raises(ArgumentError, match="part: 'outr' is unknown; did you mean 'outer'"):
+        hessian.block("query", "key", "outr")
+    with pytest.raises(ArgumentError, match="head: expected 0 to 0, got 1"):
+        hessian.block("query", "key", head=1)
