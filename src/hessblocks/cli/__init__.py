@@ -1,1 +1,5 @@
-"""Placeholder docstring for cli."""
+"""The command line; one file a command."""
+
+from hessblocks.cli.app import main
+
+__all__ = ["main"]

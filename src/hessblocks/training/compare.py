@@ -102,9 +102,7 @@ def compare(
         RunError: `out` cannot be written.
     """
     for run in settings.runs:
-        run.model.check(run.preset, corpus.vocab_size)
-    corpus.windows("train", settings.model.context)
-    corpus.windows("validation", settings.model.context)
+        run.model.check(run.preset, corpus)
     corpus.curvature_batch(settings.curvature.sequences, settings.curvature.tokens)
     with claimed(out, settings.config(command, corpus)) as folder:
         for run in settings.runs:

@@ -28,7 +28,7 @@ from hessblocks.training.checkpoints import (
     writing,
 )
 from hessblocks.training.curvature import curvature_rows
-from hessblocks.training.folder import RunFolder
+from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.memory import reset_peak
 from hessblocks.training.progress import Progress
 from hessblocks.training.quiet import quiet
@@ -166,6 +166,27 @@ class Run:
             self._row("peak_memory", recorder.peak),
             self._row("training_time", recorder.seconds),
         ]
+
+
+def train(
+    settings: RunSettings, corpus: Corpus, out: Path, progress: Progress, command: str = "train"
+) -> None:
+    """One run in a folder of its own, or what is left of it.
+
+    Args:
+        settings: of the run.
+        corpus: training and held-out tokens.
+        out: run folder, new or of the same run.
+        progress: told what is going on.
+        command: its name in config.json.
+
+    Raises:
+        ArgumentError: sizes that do not fit, too little data, or another run in `out`.
+        RunError: `out` cannot be written or is damaged.
+    """
+    settings.model.check(settings.preset, corpus)
+    with claimed(out, settings.config(command, corpus)) as folder:
+        Run(settings, corpus, folder, progress).complete()
 
 
 def save_model(model: PreTrainedModel, corpus: Corpus, context: int, folder: Path) -> None:

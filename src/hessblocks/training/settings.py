@@ -39,14 +39,16 @@ class ModelSettings:
         torch.manual_seed(seed)
         return build(preset, vocab_size=vocab_size, **asdict(self))
 
-    def check(self, preset: str, vocab_size: int) -> None:
-        """Refuse what cannot be built, without memory for the weights.
+    def check(self, preset: str, corpus: Corpus) -> None:
+        """Refuse what cannot be built or trained, without memory for the weights.
 
         Raises:
-            ArgumentError: an unknown preset, or sizes that do not fit.
+            ArgumentError: an unknown preset, sizes that do not fit, or too little data.
         """
         with torch.device("meta"):
-            self.build(preset, vocab_size, seed=0)
+            self.build(preset, corpus.vocab_size, seed=0)
+        for split in ("train", "validation"):
+            corpus.windows(split, self.context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +95,11 @@ class TrainingSettings:
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise ArgumentError(f"{option(name)}: expected a number above 0, got {value!r}.")
+                raise ArgumentError(f"{name}: expected a number above 0, got {value!r}.")
         if not 0 <= self.warmup <= 1:
-            raise ArgumentError(f"--warmup: expected a share from 0 to 1, got {self.warmup!r}.")
+            raise ArgumentError(f"warmup: expected a share from 0 to 1, got {self.warmup!r}.")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ArgumentError(f"--weight-decay: expected 0 or more, got {self.weight_decay!r}.")
+            raise ArgumentError(f"weight_decay: expected 0 or more, got {self.weight_decay!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,85 @@
+"""The `hessblocks` command: its sub-commands, and how errors and warnings reach the user."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+
+import typer
+
+from hessblocks.cli.compare import compare
+from hessblocks.cli.demo import demo
+from hessblocks.cli.presets import presets
+from hessblocks.cli.train import train
+from hessblocks.errors import HessblocksError
+
+app = typer.Typer(
+    name="hessblocks",
+    help="Transformer blocks, simplified, and the curvature of their loss.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for command in (demo, presets, compare, train):
+    app.command()(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: the words after `hessblocks`; those of this process by default.
+
+    Returns:
+        Exit status: 0 done, 1 failed, 2 wrong arguments.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            typer.main.get_command(app).main(words, prog_name="hessblocks")
+        except HessblocksError as error:
+            _complain(str(error), words)
+            return error.exit_status
+        except KeyboardInterrupt:
+            _complain("interrupted; the same command goes on where it stopped.", words)
+            return 1
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 0
+    return 0
+
+
+def _complain(message: str, words: Sequence[str]) -> None:
+    """One sentence on standard error; the traceback before it where it was asked for."""
+    if "--traceback" in words:
+        traceback.print_exc()
+    field, _, rest = message.partition(":")
+    option = f"--{field.replace('_', '-')}"
+    if re.fullmatch(r"[a-z_]+", field) and option in _options():
+        message = f"{option}:{rest}"
+    print(f"hessblocks: {message}", file=sys.stderr)
+
+
+def _options() -> set[str]:
+    """The options of all commands."""
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    return {
+        name for command in commands.values() for option in command.params for name in option.opts
+    }
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: str | None = None,
+) -> None:
+    """A warning of ours as one line on standard error; of others only what concerns users."""
+    if category.__module__.startswith("hessblocks") or category is UserWarning:
+        print(f"hessblocks: warning: {message}", file=sys.stderr)

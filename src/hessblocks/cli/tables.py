@@ -1,0 +1,110 @@
+"""Tables and closing lines on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hessblocks.cli.sizes import BlockSize
+from hessblocks.report.averages import Average
+from hessblocks.report.heterogeneity import Heterogeneity
+from hessblocks.report.table import ComparisonRow
+
+NARROWEST = 110
+"""Characters of a line where the output is not a terminal."""
+
+
+def console() -> Console:
+    """Standard output, wide enough for the tables where it is a file or a pipe."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=NARROWEST)
+
+
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+    """A table; all but the first `left` columns are aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
+    """The comparison, one block a row."""
+    columns = (
+        "block",
+        "parameters",
+        "tokens/s",
+        "loss at start",
+        "loss at end",
+        "heterogeneity before",
+        "and after",
+    )
+    return plain_table(
+        columns,
+        [
+            (
+                row.preset,
+                "" if row.parameters is None else f"{row.parameters:,}",
+                _number(row.tokens_per_second, ",.0f"),
+                _number(row.initial_loss, ".3f"),
+                "diverged" if row.diverged else _number(row.final_loss, ".3f"),
+                _ratio(row.before),
+                _ratio(row.after),
+            )
+            for row in rows
+        ],
+    )
+
+
+def sizes_table(sizes: Sequence[BlockSize]) -> Table:
+    """The presets, one a row."""
+    return plain_table(
+        ("block", "what it is", "parameters", "matmuls", "multiply-adds"),
+        [
+            (
+                s.preset,
+                s.summary,
+                f"{s.parameters:,}",
+                f"{s.matmuls:,}",
+                f"{s.multiply_adds / 1e6:,.1f} M",
+            )
+            for s in sizes
+        ],
+        left=2,
+    )
+
+
+def zero_group_lines(rows: Sequence[ComparisonRow]) -> list[str]:
+    """The groups that are left out of a ratio because their norm is exactly 0."""
+    return [
+        f"{row.preset}, {moment} training: {len(ratio.zero_groups)} groups have zero curvature and are "
+        f"left out ({', '.join(ratio.zero_groups)})"
+        for row in rows
+        for moment, ratio in (("before", row.before), ("after", row.after))
+        if ratio and ratio.zero_groups
+    ]
+
+
+def time_line(seconds: Mapping[str, float], total: float) -> str:
+    """How long it took, and the share of each stage."""
+    shares = ", ".join(f"{name} {100 * own / total:.0f} %" for name, own in seconds.items())
+    return f"{total:.0f} s: {shares}"
+
+
+def _number(average: Average | None, form: str) -> str:
+    if average is None:
+        return ""
+    error = f" ± {average.standard_error:{form}}" if average.seeds > 1 else ""
+    return f"{average.value:{form}}{error}"
+
+
+def _ratio(ratio: Heterogeneity | None) -> str:
+    if ratio is None:
+        return ""
+    error = ratio.ratio.standard_error
+    return f"{ratio.ratio.value:,.3g}" + (f" ± {error:,.1g}" if error else "")

@@ -1,0 +1,69 @@
+"""What the training commands share: data, the work itself, the report, what is shown at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from hessblocks.cli.progress import make_progress
+from hessblocks.cli.tables import comparison_table, console, time_line, zero_group_lines
+from hessblocks.data import Corpus, load_corpus
+from hessblocks.report.loading import load_results
+from hessblocks.report.page import write_report
+from hessblocks.report.table import ComparisonRow, comparison_rows, summary
+from hessblocks.training import Progress
+
+Work = Callable[[Corpus, Progress], None]
+
+
+def carry_out(
+    work: Work, *, data: Path | None, vocab_size: int, out: Path, as_json: bool, hint: str
+) -> None:
+    """Do the work on the data, write the report, and show the results.
+
+    Args:
+        work: fills `out`.
+        data: file or folder of text; None means Python's standard library.
+        vocab_size: entries of the vocabulary.
+        out: run folder.
+        as_json: print one JSON object instead of the table.
+        hint: what the user may type next.
+
+    Raises:
+        HessblocksError: whatever went wrong.
+    """
+    start = time.perf_counter()
+    progress = make_progress()
+    with contextlib.redirect_stdout(sys.stderr):
+        with progress.stage("data"):
+            corpus = load_corpus(data, vocab_size)
+        work(corpus, progress)
+        with progress.stage("report"):
+            page = write_report(out)
+    results = load_results(out)
+    seconds = time.perf_counter() - start
+    if as_json:
+        print(json.dumps(summary(results, seconds=seconds), allow_nan=False))
+        return
+    screen = console()
+    _show(screen, comparison_rows(results))
+    screen.print(time_line(progress.seconds, seconds))
+    screen.print(f"\nreport  {page}\nnext    {hint}", soft_wrap=True)
+
+
+def _show(screen: Console, rows: tuple[ComparisonRow, ...]) -> None:
+    screen.print(comparison_table(rows))
+    screen.print("loss: validation, nats per token")
+    if any(row.before for row in rows):
+        screen.print(
+            "heterogeneity: largest over smallest Frobenius norm among the Hessian's diagonal blocks, "
+            "one block a parameter group"
+        )
+    for line in zero_group_lines(rows):
+        screen.print(line)
