@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from hessblocks.linalg.inner import student_factor, working_dtype
+from hessblocks.linalg.inner import pooled_factor, student_factor, working_dtype
 from hessblocks.linalg.operator import LinearOperator
 from hessblocks.linalg.probes import Probes, chunk_sizes, multiply
 
@@ -53,13 +53,15 @@ class EntryMoments:
         self.count = total
 
     def trace(self) -> tuple[float, float]:
-        """Trace and standard error: Σ_i mean(w_i) and √(2 Σ_i Var(w_i) / K).
+        """Trace and standard error: Σ_i mean(w_i) and √(2 Σ_i Var(w_i) / K) · √(1 + 2/K).
 
         For symmetric A the covariance of w_i and w_j is A_ij², so that the variance of zᵀA z is
         2 Σ_i Var(w_i); for others that is a bound.
         """
         variance = float(self._squares.double().sum()) / (self.count - 1)
-        return float(self.mean.double().sum()), math.sqrt(2 * variance / self.count)
+        return float(self.mean.double().sum()), math.sqrt(
+            2 * variance / self.count
+        ) * pooled_factor(self.count)
 
     def standard_errors(self) -> Tensor:
         """Standard error of each entry's mean, with Student's factor for few probes."""

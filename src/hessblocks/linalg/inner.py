@@ -39,3 +39,8 @@ def column_products(
 def student_factor(samples: int) -> float:
     """√((K−1)/(K−3)): Student's t with K−1 degrees of freedom is that much wider than a normal."""
     return math.sqrt((samples - 1) / (samples - 3))
+
+
+def pooled_factor(samples: int) -> float:
+    """√(1 + 2/K): room for the noise of a variance pooled over many entries of K samples."""
+    return math.sqrt(1 + 2 / samples)
