@@ -35,9 +35,9 @@ class Folder:
             "presets": list(self.presets),
             "seeds": list(self.seeds),
             "model": {"depth": self.layers, "width": 64, "heads": 4, "context": 128},
-            "data": {"name": "python-code", "path": None},
-            "training": {"steps": 200, "learning_rate": 0.001},
-            "curvature": {"tokens": 2048, "probes": 16},
+            "data": {"name": "python-code", "fingerprint": "0123abcd"},
+            "training": {"steps": 200, "learning_rate": 0.001, "log_every": 10},
+            "curvature": {"sequences": 8, "tokens": 32, "probes": 16, "seed": 0},
         }
         for index, preset in enumerate(self.presets):
             for seed in self.seeds:
@@ -55,7 +55,9 @@ class Folder:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
         (folder / "environment.json").write_text(
-            json.dumps({"hessblocks": "0.1.0", "torch": "2.13.0", "cpu": "Example CPU, 2 cores"})
+            json.dumps(
+                {"hessblocks": "0.1.0", "packages": {"torch": "2.13.0"}, "memory": 8_000_000_000}
+            )
         )
         lines = "".join(json.dumps(line) + "\n" for line in self.metrics)
         (folder / "metrics.jsonl").write_text(lines)

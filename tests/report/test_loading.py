@@ -95,7 +95,7 @@ def test_a_damaged_line_is_named_by_file_and_number(tmp_path, file, text, where)
     path = Folder(presets=("sas",)).write(tmp_path) / file
     lines = path.read_text().splitlines()
     lines[2] = text
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join(lines) + "\n")
     with pytest.raises(RunError, match=where):
         load_results(tmp_path)
 
@@ -129,3 +129,18 @@ def test_a_diverged_loss_is_read_as_it_was_written(tmp_path, written) -> None:
     )
     (folder / "metrics.jsonl").write_text("\n".join(text))
     assert not math.isfinite(load_results(folder).metrics[-1].loss)
+
+
+def test_the_half_written_last_line_of_a_killed_run_is_left_out_with_a_warning(tmp_path) -> None:
+    made = Folder(presets=("sas",))
+    path = made.write(tmp_path) / "metrics.jsonl"
+    path.write_text(path.read_text()[:-9])
+    with pytest.warns(UserWarning, match="metrics.jsonl: its last line is half-written"):
+        assert len(load_results(tmp_path).metrics) == len(made.metrics) - 1
+
+
+def test_curvature_that_was_not_asked_for_is_not_missing(tmp_path) -> None:
+    made = Folder(presets=("sas",))
+    made.config["curvature"] = None
+    made.rows = [row for row in made.rows if row["quantity"] != "frobenius_norm"]
+    assert load_results(made.write(tmp_path)).missing == ()

@@ -7,8 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from html import escape
 
+from hessblocks.report.averages import Average
 from hessblocks.report.drawings import Label
 from hessblocks.report.results import FolderResults
+
+NEGLIGIBLE = 1e-6
+"""A standard error below this share of its value is rounding and not shown."""
 
 
 def both(text: str) -> Label:
@@ -42,23 +46,40 @@ def seeds_and_error(results: FolderResults, mark: str, single: str) -> str:
 def sample(results: FolderResults) -> str:
     """On how many tokens curvature was measured, and with how many probes."""
     curvature = results.settings.section("curvature")
-    tokens, probes = curvature.get("tokens"), curvature.get("probes")
-    n = f"n = {tokens:,} held-out tokens" if isinstance(tokens, int) else "n not recorded"
-    return f"{n}, {probes} random probes" if probes is not None else n
+    sequences, tokens = curvature.get("sequences"), curvature.get("tokens")
+    if isinstance(sequences, int) and isinstance(tokens, int):
+        n = f"n = {sequences * tokens:,} held-out tokens ({sequences} windows of {tokens})"
+    else:
+        n = "number of tokens not recorded"
+    probes = curvature.get("probes")
+    return f"{n}, {probes} random probes a group" if probes is not None else n
 
 
 def short_names(groups: Iterable[str]) -> str:
-    """Group names with the layers of the same group gathered: `attention.key of layers 0, 1`."""
-    layers: dict[str, list[str]] = defaultdict(list)
+    """Group names, the layers of the same group gathered: `attention.key of layers 0–3, 5`."""
+    layers: dict[str, list[int]] = defaultdict(list)
     for group in groups:
         if group.startswith("layers."):
             _, layer, rest = group.split(".", 2)
-            layers[rest].append(layer)
+            layers[rest].append(int(layer))
         else:
             layers[group] = []
     return ", ".join(
-        f"{rest} of layer{'s' if len(found) > 1 else ''} {', '.join(found)}" if found else rest
+        f"{rest} of layer{'s' if len(found) > 1 else ''} {_ranges(found)}" if found else rest
         for rest, found in layers.items()
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Whole numbers in order, three or more successive ones as first–last."""
+    runs: list[list[int]] = []
+    for value in sorted(numbers):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(
+        f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
     )
 
 
@@ -68,3 +89,13 @@ def number(value: float) -> str:
         return f"{value:.3g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{float(f'{value:.3g}'):,.{digits}f}"
+
+
+def with_error(mean: Average) -> str:
+    """A mean with its standard error: 5.07 ± 0.02, 631 ± 71, 10,000 ± 1,100."""
+    if not mean.standard_error or mean.standard_error < NEGLIGIBLE * abs(mean.value):
+        return number(mean.value)
+    exponent = math.floor(math.log10(mean.standard_error))
+    places = -max(0, exponent - 1) if exponent >= 0 else -exponent
+    value, error = round(mean.value, places), round(mean.standard_error, places)
+    return f"{value:,.{max(0, places)}f} ± {error:,.{max(0, places)}f}"

@@ -195,6 +195,6 @@ def _ratio_caption(results: FolderResults, ratios: dict[tuple[str, str], Heterog
         if ratio.zero_groups:
             where = f"{preset} {MOMENTS[stage]}"
             left_out.setdefault(short_names(ratio.zero_groups), []).append(where)
-    for groups, where in left_out.items():
-        text += f" Exactly zero and left out: {groups} ({', '.join(where)})."
+    for groups, places in left_out.items():
+        text += f" Exactly zero and left out: {groups} ({', '.join(places)})."
     return text

@@ -14,7 +14,7 @@ DIGITS = 6
 """Significant digits on the page."""
 TEXT = "#222222"
 GRID = "#DDDDDD"
-HEIGHTS = {"lines": 380, "points": 340, "bars": 400}
+HEIGHTS = {"lines": 380, "points": 390, "bars": 400}
 """Height of a panel, in CSS pixels."""
 
 
@@ -46,10 +46,12 @@ def _traces(
     if drawing.kind == "lines":
         look = looks[series.key]
         return [*_band(series, look), _line(series, look)]
+    if not series.points:
+        return []
     assert drawing.log is not None, "points and bars have a logarithmic axis"
     if drawing.kind == "points":
         return [_points(series, looks[series.key], drawing.log)]
-    return [_bars(series, order, drawing, drawing.log, looks)]
+    return [_bars(series, order, drawing, drawing.log, looks), _values(series)]
 
 
 def _line(series: Series, look: Mark) -> dict[str, Any]:
@@ -111,18 +113,39 @@ def _bars(
         "marker": {
             "color": ["#FFFFFF"] * len(colours) if order == 0 else colours,
             "line": {"color": colours, "width": 1.5},
-            "pattern": {"shape": "/" if order == 0 else "", "fgcolor": colours, "size": 8},
+            "pattern": {
+                "shape": "/" if order == 0 else "",
+                "fillmode": "overlay",
+                "fgcolor": colours,
+                "size": 8,
+            },
         },
+    }
+
+
+def _values(series: Series) -> dict[str, Any]:
+    """The numbers above the bars."""
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [_rounded(point.x) for point in series.points],
+        "y": [_rounded(point.y + point.error) for point in series.points],
+        "text": [number(point.y) for point in series.points],
+        "textposition": "top center",
+        "textfont": {"size": 12},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
     }
 
 
 def _errors(series: Series, scale: LogScale, colour: str) -> dict[str, Any]:
     reach = [scale.reach(point.y, point.error) for point in series.points]
+    below, above = ([_rounded(length) for length in side] for side in zip(*reach, strict=True))
     return {
         "type": "data",
-        "symmetric": False,
-        "arrayminus": [_rounded(low) for low, _ in reach],
-        "array": [_rounded(high) for _, high in reach],
+        "symmetric": below == above,
+        "array": above,
+        **({} if below == above else {"arrayminus": below}),
         "color": colour,
         "thickness": 1.2,
         "width": 2,
@@ -132,15 +155,15 @@ def _errors(series: Series, scale: LogScale, colour: str) -> dict[str, Any]:
 def _common(series: Series) -> dict[str, Any]:
     return {
         "name": escape(series.key),
-        "text": [_hover(series, point) for point in series.points],
-        "hoverinfo": "text",
+        "hovertext": [_hover(point) for point in series.points],
+        "hovertemplate": f"<b>{escape(series.key)}</b><br>%{{hovertext}}<extra></extra>",
     }
 
 
-def _hover(series: Series, point: Point) -> str:
-    error = f" ± {point.error:.2g}" if point.error else ""
-    name = f"<br>{escape(point.name)}" if point.name else ""
-    return f"<b>{escape(series.key)}</b>{name}<br>{number(point.y)}{error}"
+def _hover(point: Point) -> str:
+    error = f" ± {number(point.error)}" if point.error else ""
+    name = f"{escape(point.name)}: " if point.name else ""
+    return f"{name}{number(point.y)}{error}"
 
 
 def _layout(drawing: Drawing, panel: Panel) -> dict[str, Any]:
@@ -168,7 +191,7 @@ def _layout(drawing: Drawing, panel: Panel) -> dict[str, Any]:
 
 def _horizontal(drawing: Drawing) -> dict[str, Any]:
     axis: dict[str, Any] = {
-        "title": {"text": drawing.x.html},
+        "title": {"text": drawing.x.html, "font": {"size": 13}},
         "automargin": True,
         "showgrid": False,
         "zeroline": False,
@@ -181,13 +204,14 @@ def _horizontal(drawing: Drawing) -> dict[str, Any]:
             "ticktext": [escape(name) for name in drawing.categories],
             "range": [-0.5, len(drawing.categories) - 0.5],
             "ticks": "",
+            "ticklabeloverflow": "allow",
         }
     return axis
 
 
 def _vertical(drawing: Drawing) -> dict[str, Any]:
     axis: dict[str, Any] = {
-        "title": {"text": drawing.y.html},
+        "title": {"text": drawing.y.html, "font": {"size": 13}},
         "automargin": True,
         "gridcolor": GRID,
         "zeroline": False,

@@ -141,6 +141,7 @@ def _missing(
 ) -> Iterator[str]:
     if not environment:
         yield "environment.json is missing: versions and hardware are unknown."
+    asked = settings.values.get("curvature", {}) is not None
     begun = {(row.preset, row.seed) for row in metrics}
     trained = {
         (r.preset, r.seed) for r in measurements if (r.quantity, r.stage) == ("loss", "final")
@@ -152,5 +153,5 @@ def _missing(
             if (preset, seed) not in trained:
                 yield f"{run}: {'not finished' if (preset, seed) in begun else 'not started'}."
             for stage, words in zip(STAGES, ("before", "after"), strict=True):
-                if (preset, seed, stage) not in mapped:
+                if asked and (preset, seed, stage) not in mapped:
                     yield f"{run}: no curvature {words} training."

@@ -136,7 +136,8 @@ def _entry(results: FolderResults, preset: str) -> str:
 
 
 def _caption(results: FolderResults, window: int, top: float) -> str:
-    text = "Training loss is that of single batches; held-out data is fixed. "
+    every = results.settings.section("training").get("log_every")
+    text = f"Training loss is averaged over {every} steps. " if every is not None else ""
     text += seeds_and_error(results, "the band", "no band, since there is one seed")
     if window > 1:
         text += f" Curves longer than {MOST_POINTS} points are averaged over {window} points."

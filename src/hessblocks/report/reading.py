@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,15 +46,20 @@ def read_object(path: Path) -> Mapping[str, Any]:
 def read_json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Each object of a file with one JSON object a line, with its line number from 1.
 
+    A last line that has no end, as a killed run leaves it, is left out with a warning.
+
     Raises:
         RunError: the file cannot be read, or a line is not a JSON object.
     """
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(_text(path).splitlines(keepends=True), start=1):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
         except json.JSONDecodeError as error:
+            if not line.endswith("\n"):
+                warnings.warn(f"{path}: its last line is half-written and left out.", stacklevel=2)
+                return
             raise damaged(path, number, f"not JSON ({error.msg})") from error
         if not isinstance(value, dict):
             raise damaged(path, number, "expected a JSON object")

@@ -1,0 +1,193 @@
+"""The page's words and markup, without a browser."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import plotly.graph_objects as go
+import pytest
+from tests.report.folders import Folder
+
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.report.headline import headline
+from hessblocks.report.interactive import plotly_panels
+from hessblocks.report.loading import load_results
+from hessblocks.report.page import all_drawings, write_report
+from hessblocks.report.style import marks
+
+HOSTILE = "<script>alert('x')</script>"
+NAMES = {"heterogeneity", "curvature", "loss-steps", "loss-seconds"}
+
+
+class Tags(HTMLParser):
+    """Counts elements, collects identifiers and addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.links += [value for name, value in attrs if name in ("href", "src")]
+
+
+def parsed(text: str) -> Tags:
+    tags = Tags()
+    tags.feed(text)
+    return tags
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return write_report(Folder(seeds=(0, 1)).write(tmp_path_factory.mktemp("run")))
+
+
+def test_the_page_is_one_small_file_beside_its_figures(page) -> None:
+    assert page.name == "report.html"
+    assert page.stat().st_size < 6_000_000
+    names = {path.name for path in (page.parent / "figures").iterdir()}
+    assert names == {f"{name}.{kind}" for name in NAMES for kind in ("png", "svg")}
+
+
+def test_the_page_asks_for_nothing_from_a_network(page) -> None:
+    tags = parsed(page.read_text())
+    addresses = [link for link in tags.links if not link.startswith(("#", "data:"))]
+    assert all((page.parent / link).is_file() for link in addresses)
+    assert {f"figures/{name}.png" for name in NAMES} <= set(addresses)
+    assert "default-src 'none'" in page.read_text()
+
+
+def test_the_plotting_library_is_in_the_page_once(page) -> None:
+    assert page.read_text().count("* plotly.js v") == 1
+
+
+def test_anchors_are_unique_and_the_contents_lead_to_them(page) -> None:
+    tags = parsed(page.read_text())
+    assert len(tags.ids) == len(set(tags.ids))
+    assert {link[1:] for link in tags.links if link.startswith("#")} <= set(tags.ids)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "After training, curvature is more even than in pre-ln in 4 of 4 other blocks",
+        "n = 256 held-out tokens (8 windows of 32), 16 random probes a group",
+        "Mean over 2 seeds (0, 1)",
+        "hessblocks compare --presets pre-ln,parallel,sas,sas-p,sas-p-no-norm",
+        "<noscript>",
+        "8.0 GB",
+        "What the quantities mean",
+    ],
+)
+def test_the_page_says(page, words) -> None:
+    assert words in page.read_text()
+
+
+def test_markup_in_names_and_settings_is_shown_not_obeyed(tmp_path) -> None:
+    made = Folder(presets=("pre-ln", HOSTILE))
+    made.config["data"]["name"] = HOSTILE
+    made.config["command"] = HOSTILE
+    text = write_report(made.write(tmp_path)).read_text()
+    clean = write_report(Folder(presets=("pre-ln", "sas")).write(tmp_path / "clean")).read_text()
+    assert HOSTILE not in text
+    assert text.count("</script") == clean.count("</script")
+    assert parsed(text).tags == parsed(clean).tags
+    for panel in re.findall(r'<script type="application/json">(.*?)</script>', text):
+        assert "<script" not in json.dumps(json.loads(panel)[0]["data"])
+
+
+def test_dollars_in_names_are_not_mathematics(tmp_path) -> None:
+    write_report(Folder(presets=("$x_$", "$\\frac{$")).write(tmp_path))
+
+
+def test_the_same_numbers_give_the_same_bytes(tmp_path) -> None:
+    made = Folder(presets=("pre-ln", "sas"), layers=1)
+    first, second = (write_report(made.write(tmp_path / name)) for name in "ab")
+    for path in [first, *sorted((first.parent / "figures").iterdir())]:
+        assert path.read_bytes() == (second.parent / path.relative_to(first.parent)).read_bytes()
+
+
+def test_a_partial_folder_gives_a_page_that_says_what_is_missing(tmp_path) -> None:
+    made = Folder(presets=("pre-ln", "sas", "sas-p"))
+    made.rows = [row for row in made.rows if row["stage"] == "initial" and row["preset"] != "sas-p"]
+    made.metrics = [line for line in made.metrics if line["preset"] == "pre-ln"]
+    text = write_report(made.write(tmp_path)).read_text()
+    assert "pre-ln, seed 0: not finished." in text
+    assert "sas, seed 0: no curvature after training." in text
+    assert "Before training, curvature is more even than in pre-ln in 1 of 1 other blocks" in text
+
+
+def test_a_folder_with_nothing_but_a_config_gives_a_page(tmp_path) -> None:
+    made = Folder(presets=("sas",))
+    made.rows, made.metrics = [], []
+    page = write_report(made.write(tmp_path))
+    assert "Nothing is measured yet." in page.read_text()
+    assert page.stat().st_size < 50_000
+
+
+def test_a_single_run_without_curvature_gives_a_page(tmp_path) -> None:
+    made = Folder(presets=("sas",))
+    made.config = {"command": "train", "preset": "sas", "seed": 0, "curvature": None}
+    made.rows = [row for row in made.rows if row["quantity"] != "frobenius_norm"]
+    text = write_report(made.write(tmp_path)).read_text()
+    assert "The lowest final loss is 5.07 nats per token, of sas." in text
+    assert "Not there yet" not in text
+
+
+def test_a_diverged_run_is_named(tmp_path) -> None:
+    made = Folder(presets=("pre-ln", "sas-p-no-norm"))
+    for line in made.metrics:
+        if line["preset"] == "sas-p-no-norm" and line["step"] >= 90:
+            line["loss"] = 40.0 if line["step"] == 90 else float("nan")
+    made.change(
+        lambda row: row.update(value="nan"), preset="sas-p-no-norm", quantity="loss", stage="final"
+    )
+    text = write_report(made.write(tmp_path)).read_text()
+    assert "; sas-p-no-norm diverged." in text
+    assert "diverged (seed 0)" in text
+    assert "sas-p-no-norm (diverged at step 100)" in text
+    assert "are cut off" in text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "words"),
+    [
+        ((100, 10, 50), "more even than in pre-ln in 2 of 2 other blocks"),
+        ((100, 98, 400), "more even than in pre-ln in 0 of 2 other blocks and less even in 1"),
+    ],
+)
+def test_the_headline_counts_only_differences_of_two_standard_errors(
+    tmp_path, ratios, words
+) -> None:
+    made = Folder(presets=("pre-ln", "sas", "sas-p"))
+    made.rows = [row for row in made.rows if row["quantity"] != "frobenius_norm"]
+    for preset, ratio in zip(made.presets, ratios, strict=True):
+        for group, value in (("head", 1.0), ("final.norm", float(ratio))):
+            about = {"stage": "final", "group": group, "role": "norm", "part": "full", "layer": ""}
+            made.rows.append(
+                {"preset": preset, "seed": 0, "quantity": "frobenius_norm", "value": value}
+                | about
+                | {"standard_error": 0.05 * value, "method": "estimate"}
+            )
+    assert words in headline(load_results(made.write(tmp_path)))
+
+
+def test_plotly_accepts_every_panel(page) -> None:
+    results = load_results(page.parent)
+    panels = [p for d in all_drawings(results) for p in plotly_panels(d, marks(results.presets))]
+    assert len(panels) == 1 + 6 + 2 + 2
+    for panel in panels:
+        go.Figure(data=panel["data"], layout=panel["layout"])
+        assert len(panel["keys"]) == len(panel["data"])
+
+
+def test_errors_reach_the_caller(tmp_path) -> None:
+    with pytest.raises(ArgumentError):
+        write_report(tmp_path)
+    folder = Folder(presets=("sas",)).write(tmp_path)
+    (folder / "figures").write_text("in the way")
+    with pytest.raises(RunError, match="figures"):
+        write_report(folder)
