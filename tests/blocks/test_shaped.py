@@ -11,13 +11,12 @@ from hessblocks.blocks import (
     Context,
     Dense,
     Identity,
+    RMSNorm,
     SelfAttention,
     Shaping,
     centre,
-    shaped_matrix,
+    shape_attention,
 )
-from hessblocks.blocks.attention import permitted_keys
-from hessblocks.blocks.shaped import shape_attention
 
 TOKENS, WIDTH, HEADS = 7, 12, 3
 PADDING = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]]).bool()
@@ -30,10 +29,24 @@ MASKS = {
 masks = pytest.mark.parametrize(("causal", "allowed"), MASKS.values(), ids=MASKS)
 
 
-def context_of(causal: bool, allowed: Tensor | None, tokens: int = TOKENS) -> Context:
-    plain = Context(causal=causal, allowed=allowed)
-    mask = None if allowed is None else permitted_keys(tokens, tokens, plain, torch.device("cpu"))
-    return Context(causal=causal, allowed=allowed, mask=mask)
+def permitted_keys(causal: bool, allowed: Tensor | None, tokens: int = TOKENS) -> Tensor:
+    """True where a token may attend to a key, (sequences or 1, 1, tokens, tokens)."""
+    permitted = torch.ones(1, 1, tokens, tokens, dtype=torch.bool)
+    if causal:
+        permitted = permitted.tril()
+    return permitted if allowed is None else permitted & allowed[:, None, None, :]
+
+
+def shaped_matrix(attention: Tensor, gains: tuple[Tensor, ...], permitted: Tensor) -> Tensor:
+    """αI + βA − γC, built as it is written."""
+    alpha, beta, gamma = gains
+    uniform = permitted / permitted.sum(dim=-1, keepdim=True).clamp(min=1)
+    return alpha * torch.eye(attention.shape[-1]) + beta * attention - gamma * uniform
+
+
+def context_of(causal: bool, allowed: Tensor | None, aligned: bool = True) -> Context:
+    mask = None if allowed is None else permitted_keys(causal, allowed)
+    return Context(causal=causal, allowed=allowed, mask=mask, aligned=aligned)
 
 
 def real(x: Tensor, allowed: Tensor | None) -> Tensor:
@@ -60,14 +73,13 @@ def test_zero_queries_and_unit_gains_give_the_identity(
 @masks
 def test_the_fast_form_equals_the_explicit_matrix(causal: bool, allowed: Tensor | None) -> None:
     scores = torch.randn(3, HEADS, TOKENS, TOKENS)
-    permitted = permitted_keys(
-        TOKENS, TOKENS, Context(causal=causal, allowed=allowed), scores.device
-    )
+    permitted = permitted_keys(causal, allowed)
     attended = scores.masked_fill(~permitted, -1e30).softmax(-1)
     values = torch.randn(3, HEADS, TOKENS, 4)
-    gains = tuple(torch.randn(HEADS, 1, 1) for _ in range(3))
-    fast = shape_attention(attended @ values, values, gains, causal=causal, allowed=allowed)  # type: ignore[arg-type]
-    explicit = shaped_matrix(attended, gains, permitted) @ values  # type: ignore[arg-type]
+    gains = (torch.randn(HEADS, 1, 1), torch.randn(HEADS, 1, 1), torch.randn(HEADS, 1, 1))
+    middle = centre(values, causal=causal, allowed=allowed)
+    fast = shape_attention(attended @ values, values, middle, gains)
+    explicit = shaped_matrix(attended, gains, permitted) @ values
     rows = (lambda t: real(t.transpose(1, 2), allowed)) if allowed is not None else (lambda t: t)
     assert torch.allclose(rows(fast), rows(explicit), atol=1e-6)
 
@@ -79,15 +91,22 @@ def test_the_module_equals_the_explicit_matrix(causal: bool, allowed: Tensor | N
     )
     x = torch.randn(3, TOKENS, WIDTH)
     query, key, value = module._project(x, None)
-    permitted = permitted_keys(TOKENS, TOKENS, Context(causal=causal, allowed=allowed), x.device)
+    permitted = permitted_keys(causal, allowed)
     scores = (query @ key.transpose(-1, -2) * (WIDTH // HEADS) ** -0.5).masked_fill(
         ~permitted, -1e30
     )
     assert module.gains is not None
     matrix = shaped_matrix(scores.softmax(-1), module.gains.per_head(), permitted)
     explicit = (matrix @ value).transpose(1, 2).flatten(2)
-    out = module(x, context_of(causal, allowed))
-    assert torch.allclose(real(out, allowed), real(explicit, allowed), atol=1e-6)
+    for aligned in (True, False):
+        context = context_of(causal, allowed, aligned)
+        out = module(x, context)
+        assert torch.allclose(real(out, allowed), real(explicit, allowed), atol=1e-6)
+        seen = module.matrix(x, context)
+        rows = (
+            (lambda t: real(t.transpose(1, 2), allowed)) if allowed is not None else (lambda t: t)
+        )
+        assert torch.allclose(rows(seen), rows(matrix), atol=1e-6)
 
 
 def largest_saved(run: Callable[[], Tensor]) -> int:
@@ -104,13 +123,10 @@ def largest_saved(run: Callable[[], Tensor]) -> int:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_centre_keeps_no_tokens_by_tokens_buffer(padded: bool) -> None:
-    tokens, width = 64, 4
+    tokens, width = 256, 16
     values = torch.randn(1, 1, tokens, width, requires_grad=True)
     allowed = torch.ones(1, tokens, dtype=torch.bool) if padded else None
-    assert (
-        largest_saved(lambda: centre(values, tokens, causal=True, allowed=allowed))
-        <= tokens * width
-    )
+    assert largest_saved(lambda: centre(values, causal=True, allowed=allowed)) <= tokens * width
 
 
 def test_later_tokens_do_not_reach_earlier_ones() -> None:
@@ -134,13 +150,60 @@ def test_padding_changes_no_real_token() -> None:
         )
 
 
-def test_the_centre_of_the_last_queries_is_that_of_all() -> None:
-    values = torch.randn(2, HEADS, TOKENS, 4)
-    assert torch.equal(
-        centre(values, 2, causal=True), centre(values, TOKENS, causal=True)[:, :, -2:]
+@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 64, 100])
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_running_mean_is_the_mean_of_what_came_before(tokens: int, padded: bool) -> None:
+    values = torch.randn(2, HEADS, tokens, 4, dtype=torch.float64)
+    allowed = torch.rand(2, tokens) > 0.3 if padded else torch.ones(2, tokens, dtype=torch.bool)
+    means = centre(values, causal=True, allowed=allowed if padded else None)
+    for row in range(2):
+        for last in range(tokens):
+            before = values[row, :, : last + 1][:, allowed[row, : last + 1]]
+            expected = before.mean(dim=1) if before.shape[1] else torch.zeros(HEADS, 4).double()
+            assert torch.allclose(means[row, :, last], expected, atol=1e-12)
+
+
+def test_derivatives_of_the_running_mean_are_exact_to_second_order() -> None:
+    values = torch.randn(1, 1, 20, 2, dtype=torch.float64, requires_grad=True)
+    allowed = torch.arange(20)[None] > 2
+    assert torch.autograd.gradgradcheck(
+        lambda v: centre(v.sin(), causal=True, allowed=allowed), values, check_fwd_over_rev=True
     )
 
 
 def test_half_precision_means_are_summed_in_single() -> None:
     values = torch.full((1, 1, 2048, 1), 1.01, dtype=torch.bfloat16)
-    assert torch.equal(centre(values, 2048, causal=True), values)
+    one_rounding = torch.finfo(torch.bfloat16).eps
+    assert torch.allclose(centre(values, causal=True), values, rtol=one_rounding, atol=0)
+
+
+def test_without_a_centre_the_matrix_is_identity_and_attention() -> None:
+    module = attention(shaping=Shaping(alpha=0.7, beta=0.0, centred=False))
+    x = torch.randn(3, TOKENS, WIDTH)
+    assert torch.allclose(module.matrix(x, Context()), 0.7 * torch.eye(TOKENS), atol=1e-6)
+    assert module.gains is not None
+    assert not module.gains.gamma.requires_grad
+
+
+def largest_first_query_gradients(module: SelfAttention, steps: int) -> list[float]:
+    optimiser = torch.optim.SGD(module.parameters(), lr=1e-3)
+    x, sizes = torch.randn(3, TOKENS, WIDTH), []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        module(x, Context()).square().mean().backward()
+        sizes.append(module.query.weight.grad.abs().max().item())
+        optimiser.step()
+    return sizes
+
+
+def test_a_zero_query_gain_starts_at_the_identity_without_a_burst_of_gradient() -> None:
+    """A zero W_Q under a norm has a gradient of size 1/eps; a zero gain of the norm has not."""
+    weights = {"value": Identity(), "projection": Identity(), "shaping": Shaping()}
+    gain = attention(query_key_norm=RMSNorm(), query_norm=RMSNorm(gain=0.0), **weights)
+    x = torch.randn(3, TOKENS, WIDTH)
+    assert torch.allclose(gain(x, Context()), x, atol=1e-6)
+    still, moving = largest_first_query_gradients(gain, 2)
+    assert still == 0
+    assert 0 < moving < 1
+    weight = attention(query=Dense(init="zeros"), query_key_norm=RMSNorm(), **weights)
+    assert largest_first_query_gradients(weight, 1)[0] > 100

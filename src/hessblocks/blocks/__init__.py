@@ -2,15 +2,12 @@
 
 from hessblocks.blocks.attention import (
     Attention,
-    Context,
-    Kernel,
     SelfAttention,
-    fused_kernel,
-    permitted_keys,
 )
 from hessblocks.blocks.block import Block
 from hessblocks.blocks.config import BlockConfig, check_positive
 from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping
+from hessblocks.blocks.kernels import Context, Kernel, fused_kernel, linear_kernel
 from hessblocks.blocks.mlp import MLP, FeedForward
 from hessblocks.blocks.norms import DynamicTanh, DyT, LayerNorm, NoNorm, Norm, RMSNorm
 from hessblocks.blocks.parts import Part, Resettable
@@ -22,7 +19,7 @@ from hessblocks.blocks.positions import (
     SinusoidalPosition,
 )
 from hessblocks.blocks.presets import PRESETS, preset, summary
-from hessblocks.blocks.shaped import centre, shape_attention, shaped_matrix
+from hessblocks.blocks.shaped import centre, shape_attention
 from hessblocks.blocks.weights import (
     Dense,
     DenseLinear,
@@ -68,9 +65,8 @@ __all__ = [
     "centre",
     "check_positive",
     "fused_kernel",
-    "permitted_keys",
+    "linear_kernel",
     "preset",
     "shape_attention",
-    "shaped_matrix",
     "summary",
 ]

@@ -7,76 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.blocks.gains import Shaping
+from hessblocks.blocks.kernels import Context, Kernel, linear_kernel
 from hessblocks.blocks.norms import NoNorm, Norm
-from hessblocks.blocks.parts import Part, check_choice, check_finite
+from hessblocks.blocks.parts import Part, check_above_zero, check_choice
 from hessblocks.blocks.positions import Rotation, rotate
-from hessblocks.blocks.shaped import shape_attention
-from hessblocks.blocks.weights import Dense, Weight
+from hessblocks.blocks.shaped import centre, shape_attention
+from hessblocks.blocks.weights import TIED, Dense, Weight, tie
 
 Cache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-class Kernel(Protocol):
-    """A V for softmax attention, however it is computed."""
-
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        scale: float,
-        causal: bool,
-    ) -> Tensor:
-        """Map (B, H, T, K), (B, G, S, K), (B, G, S, V) to (B, H, T, V)."""
-
-
-def fused_kernel(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    scale: float,
-    causal: bool,
-) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`; the default kernel."""
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=causal and mask is None and query.shape[2] > 1,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Context:
-    """What one forward pass tells every layer."""
-
-    causal: bool = True
-    """Whether a token attends to itself and what stands before it only."""
-    mask: Tensor | None = None
-    """Mask in the form that the kernel understands; None means `causal` says all."""
-    allowed: Bool[Tensor, "B S"] | None = None
-    """False marks padding keys; None means no padding."""
-    rotation: Rotation | None = None
-    """Cosines and sines of rotary positions."""
-    kernel: Kernel = fused_kernel
-    """Computes A V of softmax attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +35,14 @@ class Attention(Part, kind="attention"):
     """two-matrix: X W_Q W_Kᵀ Xᵀ / sqrt(K); one-matrix: X W_QK Xᵀ, one W_QK a head, no scale."""
     query_key_norm: Norm = NoNorm()
     """Norm over each head's queries and keys."""
+    query_norm: Norm | None = None
+    """Norm over each head's queries, where it differs from the keys'."""
     temperature: float = 1.0
     """Divides the scores."""
     query: Weight = Dense()
     """W_Q, or W_QK where there is one matrix."""
     key: Weight = Dense()
-    """W_K; unused where there is one matrix."""
+    """W_K; left alone where there is one matrix."""
     value: Weight = Dense()
     """W_V."""
     first_value: Weight | None = None
@@ -108,7 +54,16 @@ class Attention(Part, kind="attention"):
         """Check the fields."""
         check_choice(self, "scores", ("softmax", "linear"))
         check_choice(self, "query_key", ("two-matrix", "one-matrix"))
-        check_finite(self, "temperature")
+        check_above_zero(self, "temperature")
+
+    @property
+    def resolved_query_norm(self) -> Norm:
+        """Norm over each head's queries."""
+        return self.query_key_norm if self.query_norm is None else self.query_norm
+
+    def value_of(self, layer: int) -> Weight:
+        """W_V of layer number `layer`, counted from 0."""
+        return self.first_value if layer == 0 and self.first_value is not None else self.value
 
     def build(self, width: int, heads: int, key_value_heads: int, layer: int) -> SelfAttention:
         """The module of layer number `layer`, counted from 0."""
@@ -133,12 +88,18 @@ class SelfAttention(nn.Module):
         self.scale = (1.0 if self.one_matrix else self.head_width**-0.5) / part.temperature
         self.query = part.query.build(width, heads * query_width)
         self.key = None if self.one_matrix else part.key.build(width, inner)
-        value = part.first_value if layer == 0 and part.first_value is not None else part.value
-        self.value = value.build(width, inner)
+        self.value = part.value_of(layer).build(width, inner)
         self.projection = part.projection.build(heads * self.head_width, width)
-        self.query_norm = part.query_key_norm.build(query_width)
+        self.query_norm = part.resolved_query_norm.build(query_width)
         self.key_norm = part.query_key_norm.build(query_width)
         self.gains = part.shaping.build(heads) if part.shaping is not None else None
+        self._tied = part.projection.initial == TIED
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the initial value that two parts share; each part has set its own already."""
+        if self._tied:
+            tie(self.projection, self.value)
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, cache: Cache | None = None
@@ -150,20 +111,22 @@ class SelfAttention(nn.Module):
             context: masks, positions and the kernel.
             cache: takes the new keys and values, returns those of all tokens so far.
         """
-        query, key, value = self._project(x, context.rotation)
-        if cache is not None:
-            key, value = cache(key, value)
-        mixed = self._attend(query, key, value, context)
-        if self.gains is not None:
-            mixed = shape_attention(
-                mixed,
-                self._repeat(value),
-                self.gains.per_head(),
-                causal=context.causal,
-                allowed=context.allowed,
-            )
+        query, key, own = self._project(x, context.rotation)
+        key, value = (key, own) if cache is None else cache(key, own)
+        mixed = self._mix(query, key, value, own, context)
         projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
+
+    def matrix(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B H T T"]:
+        """What multiplies the values of each head: A, or αI + βA − γC.
+
+        For looking at: it is the mixing of an identity in the place of the values, and needs the
+        tokens × tokens buffer that `forward` does without.
+        """
+        query, key, value = self._project(x, context.rotation)
+        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        identity = identity.expand(*value.shape[:2], -1, -1)
+        return self._mix(query, key, identity, identity, context)
 
     def _project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         query = self.query_norm(self._split(self.query(x), self.heads))
@@ -174,42 +137,33 @@ class SelfAttention(nn.Module):
             query, key = rotate(query, rotation), rotate(key, rotation)
         return query, key, value
 
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, own: Tensor, context: Context
+    ) -> Tensor:
+        """A V or (αI + βA − γC) V; `own` are the values of the queries' tokens."""
+        attended = self._attend(query, key, value, context)
+        if self.gains is None:
+            return attended
+        middle = self._centre(query, key, value, context) if self.gains.centred else None
+        return shape_attention(attended, self._repeat(own), middle, self.gains.per_head())
+
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
         if self.one_matrix:
             key = key.expand(-1, self.key_value_heads, -1, -1)
-        if self.linear:
-            return linear_attention(
-                query, self._repeat(key), self._repeat(value), context, scale=self.scale
-            )
-        return context.kernel(
+        kernel: Kernel = linear_kernel if self.linear else context.kernel
+        return kernel(
             self, query, key, value, context.mask, scale=self.scale, causal=context.causal
         )
+
+    def _centre(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+        if context.aligned:
+            return self._repeat(centre(value, causal=context.causal, allowed=context.allowed))
+        return self._attend(torch.zeros_like(query), key, value, context)
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
     def _repeat(self, x: Tensor) -> Tensor:
-        """Keys or values of each query head, from those of its group."""
+        """Values of each query head, from those of its group."""
         groups: int = self.num_key_value_groups
         return x if groups == 1 else x.repeat_interleave(groups, dim=1)
-
-
-def linear_attention(
-    query: Tensor, key: Tensor, value: Tensor, context: Context, *, scale: float
-) -> Tensor:
-    """A V with A the scores themselves, zero where attention is not permitted."""
-    scores = scale * query @ key.transpose(-1, -2)
-    permitted = permitted_keys(scores.shape[-2], scores.shape[-1], context, scores.device)
-    return scores.masked_fill(~permitted, 0.0) @ value
-
-
-def permitted_keys(
-    queries: int, keys: int, context: Context, device: torch.device
-) -> Bool[Tensor, "#B 1 T S"]:
-    """True where a query may attend to a key; the queries are the last of the keys."""
-    permitted = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device)
-    if context.causal:
-        permitted = permitted.tril(keys - queries)
-    if context.allowed is not None:
-        permitted = permitted & context.allowed[:, None, None, :]
-    return permitted

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hessblocks.blocks.attention import Cache, Context
+from hessblocks.blocks.attention import Cache
 from hessblocks.blocks.config import BlockConfig
+from hessblocks.blocks.kernels import Context
 
 
 class Block(nn.Module):

@@ -8,10 +8,10 @@ from typing import Any
 from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch
 from hessblocks.blocks.mlp import MLP
-from hessblocks.blocks.norms import NoNorm, Norm, RMSNorm
+from hessblocks.blocks.norms import Norm, RMSNorm
 from hessblocks.blocks.parts import Part, check_choice
-from hessblocks.blocks.positions import LearnedPosition, Position, RotaryPosition
-from hessblocks.blocks.weights import Dense, Identity
+from hessblocks.blocks.positions import LearnedPosition, Position
+from hessblocks.blocks.rules import first_refusal
 from hessblocks.errors import ArgumentError
 
 
@@ -61,9 +61,8 @@ class BlockConfig(Part, kind="block"):
         check_choice(self, "norm_placement", ("pre", "post"))
         for name in ("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"):
             check_positive(name.removeprefix("resolved_"), getattr(self, name))
-        self._check_heads()
-        self._check_positions()
-        self._check_layout()
+        if (reason := first_refusal(self)) is not None:
+            raise ArgumentError(reason)
 
     @property
     def head_width(self) -> int:
@@ -89,60 +88,6 @@ class BlockConfig(Part, kind="block"):
                 f"block: expected a description of kind 'block', got {values.get('kind')!r}"
             )
         return config
-
-    def _check_heads(self) -> None:
-        if self.width % self.heads:
-            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
-            best = sorted(near, key=lambda h: abs(h - self.heads))[:2]
-            raise ArgumentError(
-                f"heads: {self.heads} heads do not divide the width {self.width}; "
-                f"use {' or '.join(map(str, sorted(best)))} heads"
-            )
-        if self.heads % self.resolved_key_value_heads:
-            raise ArgumentError(
-                f"key_value_heads: {self.key_value_heads} does not divide the {self.heads} heads"
-            )
-        grouped = self.resolved_key_value_heads != self.heads
-        if grouped and isinstance(self.attention.value, Identity):
-            raise ArgumentError(
-                f"key_value_heads: identity values need as many key-value heads as heads ({self.heads}), "
-                f"got {self.key_value_heads}"
-            )
-        if grouped and self.attention.query_key == "one-matrix":
-            raise ArgumentError(
-                "key_value_heads: grouped queries and query_key='one-matrix' exclude each other"
-            )
-
-    def _check_positions(self) -> None:
-        rotary = isinstance(self.position, RotaryPosition)
-        if rotary and self.attention.query_key == "one-matrix":
-            raise ArgumentError(
-                "position: rotary positions and query_key='one-matrix' exclude each other"
-            )
-        if rotary and self.head_width % 2:
-            raise ArgumentError(
-                f"position: rotary positions need an even head width, got {self.head_width}"
-            )
-
-    def _check_layout(self) -> None:
-        zero_query = (
-            isinstance(self.attention.query, Dense) and self.attention.query.init == "zeros"
-        )
-        if zero_query and not isinstance(self.attention.query_key_norm, NoNorm):
-            raise ArgumentError(
-                "attention: zero queries and a query-key norm exclude each other (the norm of a zero query has a "
-                "gradient of size 1/eps); use query=Dense() with query_key_norm"
-            )
-        if self.layout == "parallel" and self.mlp_branch.skip != 0:
-            raise ArgumentError(
-                "mlp_branch: the parallel layout has one skip, in attention_branch; set mlp_branch's skip to 0"
-            )
-        if self.layout == "parallel" and self.norm_placement == "post":
-            raise ArgumentError(
-                "norm_placement: the parallel layout has its norm before the sub-blocks; use pre"
-            )
-        if self.norm_placement == "post" and isinstance(self.norm, NoNorm):
-            raise ArgumentError("norm_placement: post and norm no-norm exclude each other; use pre")
 
 
 def check_positive(name: str, value: Any) -> None:

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from hessblocks.blocks.parts import Part, check_finite
+from hessblocks.errors import ArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping(Part, kind="shaping"):
-    """Shaped attention αI + βA − γC, one α, β, γ a head (Noci et al., 2023; He & Hofmann, eq. 5)."""
+    """Shaped attention αI + βA − γC, one α, β, γ a head (Noci et al., 2023; He & Hofmann, eq. 5).
+
+    Without the centre it is the αI + βA of Value-SkipInit (He et al., 2023).
+    """
 
     alpha: float = 1.0
     """Initial gain of the identity."""
@@ -21,12 +25,19 @@ class Shaping(Part, kind="shaping"):
     """Initial gain of the attention matrix A."""
     gamma: float = 1.0
     """Initial gain of the centre C, the value of A at zero scores."""
+    centred: bool = True
+    """Whether γC is subtracted; where not, γ is a fixed 0."""
     trainable: bool = True
     """Whether the gains are trained."""
 
     def __post_init__(self) -> None:
         """Check the gains."""
         check_finite(self, "alpha", "beta", "gamma")
+        if self.beta == 0 and not self.trainable:
+            raise ArgumentError(
+                "shaping: beta=0 and trainable=False exclude each other: queries and keys would never "
+                "have an effect; train the gains or give beta another value"
+            )
 
     def build(self, heads: int) -> ShapedGains:
         """A module holding α, β, γ for each head."""
@@ -39,18 +50,22 @@ class ShapedGains(nn.Module):
     def __init__(self, part: Shaping, heads: int) -> None:
         super().__init__()
         self._part = part
-        for name in ("alpha", "beta", "gamma"):
-            setattr(self, name, nn.Parameter(torch.empty(heads), requires_grad=part.trainable))
+        self.centred = part.centred
+        self.alpha = nn.Parameter(torch.empty(heads), requires_grad=part.trainable)
+        self.beta = nn.Parameter(torch.empty(heads), requires_grad=part.trainable)
+        self.gamma = nn.Parameter(torch.empty(heads), requires_grad=part.trainable and part.centred)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the configured values."""
-        for name in ("alpha", "beta", "gamma"):
-            nn.init.constant_(getattr(self, name), getattr(self._part, name))
+        nn.init.constant_(self.alpha, self._part.alpha)
+        nn.init.constant_(self.beta, self._part.beta)
+        nn.init.constant_(self.gamma, self._part.gamma if self.centred else 0.0)
 
     def per_head(self) -> tuple[Tensor, Tensor, Tensor]:
         """α, β, γ shaped (heads, 1, 1), to multiply (batch, heads, tokens, width)."""
-        return tuple(getattr(self, name)[:, None, None] for name in ("alpha", "beta", "gamma"))
+        alpha, beta, gamma = (g[:, None, None] for g in (self.alpha, self.beta, self.gamma))
+        return alpha, beta, gamma
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +73,9 @@ class Branch(Part, kind="branch"):
     """One residual sum: skip · x + gain · f(x)."""
 
     skip: float = 1.0
-    """Gain of the skip (the papers' α); 0 removes it."""
+    """Gain of the skip (the papers' α); a fixed 0 removes it."""
+    trainable_skip: bool = False
+    """Whether the gain of the skip is trained."""
     gain: float = 1.0
     """Initial gain of the branch (the papers' β), before depth scaling."""
     trainable: bool = False
@@ -69,6 +86,16 @@ class Branch(Part, kind="branch"):
     def __post_init__(self) -> None:
         """Check the gains."""
         check_finite(self, "skip", "gain")
+        if self.gain == 0 and not self.trainable:
+            raise ArgumentError(
+                "branch: gain=0 and trainable=False exclude each other: the sub-block would never have "
+                "an effect; train the gain or give it another value"
+            )
+
+    @property
+    def has_skip(self) -> bool:
+        """Whether the input is added to the branch, now or later in training."""
+        return self.trainable_skip or self.skip != 0
 
     def initial_gain(self, depth: int) -> float:
         """The branch gain at initialisation in a model of `depth` layers."""
@@ -80,25 +107,31 @@ class Branch(Part, kind="branch"):
 
 
 class ResidualSum(nn.Module):
-    """skip · x + gain · branch; a skip of 0 and a fixed gain of 1 cost nothing."""
+    """skip · x + gain · branch; a fixed skip of 0 and fixed gains of 1 cost nothing."""
 
     def __init__(self, part: Branch, depth: int) -> None:
         super().__init__()
-        self.skip = part.skip
-        self.initial_gain = part.initial_gain(depth)
-        self.gain: Tensor | float = self.initial_gain
-        if part.trainable:
-            self.gain = nn.Parameter(torch.empty(()))
+        self._initial = {"skip": part.skip, "gain": part.initial_gain(depth)}
+        self.skip = _scalar(self._initial["skip"], part.trainable_skip)
+        self.gain = _scalar(self._initial["gain"], part.trainable)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the configured gain."""
-        if isinstance(self.gain, Tensor):
-            nn.init.constant_(self.gain, self.initial_gain)
+        """Set the configured gains."""
+        for name, parameter in self.named_parameters():
+            nn.init.constant_(parameter, self._initial[name])
 
     def forward(self, branch: Tensor, x: Tensor | None = None) -> Tensor:
         """Add the scaled branch to the scaled skip; `x` may be left out where there is no skip."""
-        scaled = branch if isinstance(self.gain, float) and self.gain == 1.0 else self.gain * branch
-        if x is None or self.skip == 0.0:
+        scaled = _times(self.gain, branch)
+        if x is None or (isinstance(self.skip, float) and self.skip == 0.0):
             return scaled
-        return scaled + (x if self.skip == 1.0 else self.skip * x)
+        return scaled + _times(self.skip, x)
+
+
+def _scalar(value: float, trainable: bool) -> Tensor | float:
+    return nn.Parameter(torch.empty(())) if trainable else float(value)
+
+
+def _times(gain: Tensor | float, x: Tensor) -> Tensor:
+    return x if isinstance(gain, float) and gain == 1.0 else gain * x

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from hessblocks.blocks.parts import Part, check_finite
+from hessblocks.blocks.parts import Part, check_above_zero, check_finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(Part, abc.ABC):
     """What rescales each token's vector."""
+
+    scale_free: ClassVar[bool] = False
+    """Whether the output ignores the length of the input, so that a zero input has no gradient."""
 
     @abc.abstractmethod
     def build(self, width: int) -> nn.Module:
@@ -24,32 +28,42 @@ class Norm(Part, abc.ABC):
 class RMSNorm(Norm, kind="rms-norm"):
     """x / sqrt(mean(x²) + eps), times a trainable gain."""
 
+    scale_free: ClassVar[bool] = True
+
     eps: float = 1e-8
     """Added to the mean square."""
+    gain: float = 1.0
+    """Initial value of the trainable gain."""
 
     def __post_init__(self) -> None:
-        """Check eps."""
-        check_finite(self, "eps")
+        """Check the fields."""
+        check_above_zero(self, "eps")
+        check_finite(self, "gain")
 
     def build(self, width: int) -> nn.Module:
         """A `torch.nn.RMSNorm`."""
-        return nn.RMSNorm(width, eps=self.eps)
+        return ScaledRMSNorm(self, width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Norm, kind="layer-norm"):
     """(x − mean) / sqrt(variance + eps), times a trainable gain, plus a trainable shift."""
 
+    scale_free: ClassVar[bool] = True
+
     eps: float = 1e-5
     """Added to the variance."""
+    gain: float = 1.0
+    """Initial value of the trainable gain."""
 
     def __post_init__(self) -> None:
-        """Check eps."""
-        check_finite(self, "eps")
+        """Check the fields."""
+        check_above_zero(self, "eps")
+        check_finite(self, "gain")
 
     def build(self, width: int) -> nn.Module:
         """A `torch.nn.LayerNorm`."""
-        return nn.LayerNorm(width, eps=self.eps)
+        return ScaledLayerNorm(self, width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +89,31 @@ class NoNorm(Norm, kind="no-norm"):
     def build(self, width: int) -> nn.Module:
         """A `torch.nn.Identity`."""
         return nn.Identity()
+
+
+class ScaledRMSNorm(nn.RMSNorm):
+    """A `torch.nn.RMSNorm` that knows its initial gain."""
+
+    def __init__(self, part: RMSNorm, width: int) -> None:
+        self._initial_gain = part.gain
+        super().__init__(width, eps=part.eps)
+
+    def reset_parameters(self) -> None:
+        """Set the configured gain."""
+        nn.init.constant_(self.weight, self._initial_gain)
+
+
+class ScaledLayerNorm(nn.LayerNorm):
+    """A `torch.nn.LayerNorm` that knows its initial gain."""
+
+    def __init__(self, part: LayerNorm, width: int) -> None:
+        self._initial_gain = part.gain
+        super().__init__(width, eps=part.eps)
+
+    def reset_parameters(self) -> None:
+        """Set the configured gain; shift 0."""
+        nn.init.constant_(self.weight, self._initial_gain)
+        nn.init.zeros_(self.bias)
 
 
 class DynamicTanh(nn.Module):

@@ -76,12 +76,20 @@ def check_finite(part: Part, *names: str) -> None:
     """
     for name in names:
         value = getattr(part, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
+        if not _is_finite(value):
             raise ArgumentError(f"{part.kind}: {name}: expected a finite number, got {value!r}")
+
+
+def check_above_zero(part: Part, *names: str) -> None:
+    """Refuse fields that are not finite numbers above zero.
+
+    Raises:
+        ArgumentError: names the field and what came.
+    """
+    for name in names:
+        value = getattr(part, name)
+        if not _is_finite(value) or value <= 0:
+            raise ArgumentError(f"{part.kind}: {name}: expected a number above 0, got {value!r}")
 
 
 def check_choice(part: Part, name: str, choices: tuple[str, ...]) -> None:
@@ -93,6 +101,11 @@ def check_choice(part: Part, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(part, name)
     if value not in choices:
         raise unknown_name(f"{part.kind}: {name}", str(value), choices)
+
+
+def _is_finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
 
 
 def _plain(value: Any) -> Any:

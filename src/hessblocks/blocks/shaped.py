@@ -1,6 +1,6 @@
 """Shaped attention (αI + βA − γC) V without any tokens × tokens buffer of its own.
 
-Letters: B sequences, H heads, T queries, S keys, V value width of a head.
+Letters: B sequences, H heads, T tokens, V value width of a head, C chunks, N tokens of a chunk.
 
 C is A at zero scores: uniform over the keys that a query may attend to. Its product with the values
 is a running mean, so the whole is α V + β A V − γ runningmean(V), where A V comes from any fused
@@ -14,88 +14,85 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 Gains = tuple[Tensor, Tensor, Tensor]
 
-
-def centre(
-    values: Float[Tensor, "B H S V"],
-    queries: int,
-    *,
-    causal: bool,
-    allowed: Bool[Tensor, "B S"] | None = None,
-) -> Float[Tensor, "B H T V"]:
-    """C V: for each query the mean of the values that it may attend to.
-
-    Args:
-        values: values of all keys, those of a cache first.
-        queries: T, the number of queries; they are the last T of the S keys.
-        causal: whether a query attends to itself and what stands before it only.
-        allowed: False marks padding keys; None means no padding.
-
-    Returns:
-        The means; a query with no allowed key gets zeros.
-
-    Cost: one pass over the values, no tokens × tokens buffer.
-    """
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    keys = values.shape[2]
-    if allowed is None:
-        if not causal:
-            return values.mean(dim=2, keepdim=True).expand(-1, -1, queries, -1)
-        counts = torch.arange(1, keys + 1, device=values.device, dtype=dtype)[None, None, :, None]
-        sums = values.cumsum(dim=2, dtype=dtype)
-    else:
-        weights = allowed[:, None, :, None].to(dtype)
-        sums, counts = weights * values, weights
-        if causal:
-            sums, counts = sums.cumsum(dim=2), counts.cumsum(dim=2)
-        else:
-            sums = sums.sum(dim=2, keepdim=True).expand(-1, -1, keys, -1)
-            counts = counts.sum(dim=2, keepdim=True).expand(-1, -1, keys, -1)
-    start = keys - queries
-    return (sums[:, :, start:] / counts[:, :, start:].clamp(min=1)).to(values.dtype)
+CHUNK = 16
+"""Tokens summed by one small matrix product; the fastest of 16, 32, 64 and of `cumsum` alone."""
 
 
 def shape_attention(
     attended: Float[Tensor, "B H T V"],
-    values: Float[Tensor, "B H S V"],
+    values: Float[Tensor, "B H T V"],
+    middle: Float[Tensor, "B H #T V"] | None,
     gains: Gains,
-    *,
-    causal: bool,
-    allowed: Bool[Tensor, "B S"] | None = None,
 ) -> Float[Tensor, "B H T V"]:
-    """(αI + βA − γC) V from A V and V.
+    """(αI + βA − γC) V from A V, V and C V.
 
     Args:
         attended: A V, from any attention kernel.
-        values: values of all keys; the queries are the last T of them.
+        values: V, of the queries' own tokens.
+        middle: C V; None stands for no centre.
         gains: α, β, γ, each broadcastable to (H, 1, 1).
-        causal: as in `centre`.
-        allowed: as in `centre`.
     """
     alpha, beta, gamma = gains
-    queries = attended.shape[2]
-    own = values[:, :, values.shape[2] - queries :]
-    middle = centre(values, queries, causal=causal, allowed=allowed)
-    return alpha * own + beta * attended - gamma * middle
+    shaped = torch.addcmul(alpha * values, beta, attended)
+    return shaped if middle is None else torch.addcmul(shaped, gamma, middle, value=-1)
 
 
-def shaped_matrix(
-    attention: Float[Tensor, "B H T S"],
-    gains: Gains,
-    permitted: Bool[Tensor, "*#BH T S"],
-) -> Float[Tensor, "B H T S"]:
-    """αI + βA − γC itself, for looking at and for tests; needs the tokens × tokens buffer.
+def centre(
+    values: Float[Tensor, "B H T V"], *, causal: bool, allowed: Bool[Tensor, "B T"] | None = None
+) -> Float[Tensor, "B H #T V"]:
+    """C V: for each token the mean of the values that it may attend to.
 
     Args:
-        attention: A, rows sum to one over the permitted keys; the queries are the last T of the S keys.
-        gains: α, β, γ, each broadcastable to (H, 1, 1).
-        permitted: True where a query may attend to a key.
+        values: of all tokens.
+        causal: whether a token attends to itself and what stands before it only.
+        allowed: False marks padding; None means no padding.
+
+    Returns:
+        The means, one for all tokens where `causal` is false; a token with no allowed key gets zeros.
+
+    Cost: one pass over the values, no tokens × tokens buffer.
     """
-    alpha, beta, gamma = gains
-    queries, keys = attention.shape[-2:]
-    identity = torch.eye(keys, dtype=attention.dtype, device=attention.device)[keys - queries :]
-    weights = permitted.to(attention.dtype)
-    middle = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1)
-    return alpha * identity + beta * attention - gamma * middle
+    if causal:
+        return _running_mean(values, allowed)
+    if allowed is None:
+        return values.mean(dim=2, keepdim=True)
+    counts = allowed.sum(dim=1).clamp(min=1)[:, None, None, None]
+    weights = (allowed[:, None, None, :] / counts).to(values.dtype)
+    return weights @ values
+
+
+def _running_mean(
+    values: Float[Tensor, "B H T V"], allowed: Bool[Tensor, "B T"] | None
+) -> Float[Tensor, "B H T V"]:
+    tokens, width = values.shape[2:]
+    x_BCND = _chunks(values.transpose(1, 2).flatten(2))
+    sums_BCND = _running_sums(x_BCND, None if allowed is None else _chunks(allowed[..., None]))
+    sums_BTHV = sums_BCND.flatten(1, 2)[:, :tokens].unflatten(2, (-1, width))
+    if allowed is None:
+        counts_BT = torch.arange(1, tokens + 1, device=values.device)[None]
+    else:
+        counts_BT = allowed.cumsum(dim=1).clamp(min=1)
+    means: Tensor = sums_BTHV.transpose(1, 2) / counts_BT[:, None, :, None]
+    return means.to(values.dtype)
+
+
+def _running_sums(x_BCND: Tensor, allowed_BCN1: Tensor | None) -> Tensor:
+    """Sums over the tokens so far: a matrix product within each chunk, `cumsum` over chunks."""
+    lower = torch.ones(CHUNK, CHUNK, dtype=x_BCND.dtype, device=x_BCND.device).tril()
+    if allowed_BCN1 is not None:
+        lower = lower * allowed_BCN1.transpose(-1, -2)
+    within = lower @ x_BCND
+    totals = within[:, :, -1:].to(torch.promote_types(x_BCND.dtype, torch.float32))
+    return within + (totals.cumsum(dim=1) - totals)
+
+
+def _chunks(x: Tensor) -> Tensor:
+    """(B, T, ...) to (B, C, N, ...), zeros after the last token."""
+    missing = -x.shape[1] % CHUNK
+    padded = F.pad(x, (0, 0, 0, missing)) if missing else x
+    chunks: Tensor = padded.unflatten(1, (-1, CHUNK))
+    return chunks

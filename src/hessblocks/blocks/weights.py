@@ -12,19 +12,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.blocks.parts import Part, check_choice, check_finite
+from hessblocks.blocks.parts import Part, check_above_zero, check_choice, check_finite
 from hessblocks.errors import ArgumentError
 
-INITIALISATIONS = ("normal", "zeros", "identity", "orthogonal")
+TIED = "tied-orthogonal"
+"""The initial value of a projection that undoes the values: W_P = W_Vᵀ, W_V orthogonal."""
+
+INITIALISATIONS = ("normal", "zeros", "identity", "orthogonal", TIED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weight(Part, abc.ABC):
     """What maps (..., inputs) to (..., outputs)."""
 
+    @property
+    @abc.abstractmethod
+    def initial(self) -> str:
+        """Name of the initial value, one of `INITIALISATIONS`."""
+
+    @property
+    def square(self) -> bool:
+        """Whether there must be as many outputs as inputs."""
+        return self.initial in ("identity", TIED)
+
     @abc.abstractmethod
     def build(self, inputs: int, outputs: int) -> nn.Module:
         """The module; raises `ArgumentError` where the sizes do not allow it."""
+
+    def _check_sizes(self, inputs: int, outputs: int) -> None:
+        if self.square and inputs != outputs:
+            raise ArgumentError(
+                f"{self.kind}: initial value {self.initial!r} needs as many outputs as inputs, "
+                f"got {inputs} inputs and {outputs} outputs"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +52,7 @@ class Dense(Weight, kind="dense"):
     """A trainable matrix."""
 
     init: str = "normal"
-    """Initial value: normal, zeros, identity or orthogonal."""
+    """Initial value: normal, zeros, identity, orthogonal or (projections only) tied-orthogonal."""
     std: float = 0.02
     """Standard deviation of the entries of a normal initial value."""
     bias: bool = False
@@ -41,11 +61,16 @@ class Dense(Weight, kind="dense"):
     def __post_init__(self) -> None:
         """Check the fields."""
         check_choice(self, "init", INITIALISATIONS)
-        check_finite(self, "std")
+        check_above_zero(self, "std")
 
-    def build(self, inputs: int, outputs: int) -> nn.Module:
+    @property
+    def initial(self) -> str:
+        """Name of the initial value."""
+        return self.init
+
+    def build(self, inputs: int, outputs: int) -> DenseLinear:
         """A `torch.nn.Linear` with this initial value."""
-        _check_square(self.kind, self.init, inputs, outputs)
+        self._check_sizes(inputs, outputs)
         return DenseLinear(self, inputs, outputs)
 
 
@@ -53,9 +78,14 @@ class Dense(Weight, kind="dense"):
 class Identity(Weight, kind="identity"):
     """No matrix: the input itself."""
 
+    @property
+    def initial(self) -> str:
+        """The identity, for good."""
+        return "identity"
+
     def build(self, inputs: int, outputs: int) -> nn.Module:
         """A `torch.nn.Identity`."""
-        _check_square(self.kind, "identity", inputs, outputs)
+        self._check_sizes(inputs, outputs)
         return nn.Identity()
 
 
@@ -64,7 +94,7 @@ class Reparametrised(Weight, kind="reparametrised"):
     """α W_init + β ΔW: W_init fixed, ΔW trainable from zero (He & Hofmann, section 4.2, eq. 6)."""
 
     init: str = "orthogonal"
-    """W_init: normal, identity or orthogonal."""
+    """W_init: normal, identity, orthogonal or (projections only) tied-orthogonal."""
     std: float = 0.02
     """Standard deviation of the entries of a normal W_init."""
     initial_gain: float = 1.0
@@ -76,12 +106,23 @@ class Reparametrised(Weight, kind="reparametrised"):
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        check_choice(self, "init", ("normal", "identity", "orthogonal"))
-        check_finite(self, "std", "initial_gain", "update_gain")
+        check_choice(self, "init", ("normal", "identity", "orthogonal", TIED))
+        check_above_zero(self, "std")
+        check_finite(self, "initial_gain", "update_gain")
+        if self.update_gain == 0:
+            raise ArgumentError(
+                "reparametrised: update_gain: 0 would keep the update without effect; "
+                "give it another value, or use identity() where nothing is to be trained"
+            )
 
-    def build(self, inputs: int, outputs: int) -> nn.Module:
+    @property
+    def initial(self) -> str:
+        """Name of W_init."""
+        return self.init
+
+    def build(self, inputs: int, outputs: int) -> ReparametrisedLinear:
         """A `ReparametrisedLinear`."""
-        _check_square(self.kind, self.init, inputs, outputs)
+        self._check_sizes(inputs, outputs)
         return ReparametrisedLinear(self, inputs, outputs)
 
 
@@ -97,6 +138,11 @@ class DenseLinear(nn.Linear):
         initialise(self.weight, self._part.init, self._part.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    @property
+    def initial_weight(self) -> Tensor:
+        """The matrix that the initial value is written to."""
+        return self.weight
 
 
 class ReparametrisedLinear(nn.Module):
@@ -129,6 +175,11 @@ class ReparametrisedLinear(nn.Module):
             nn.init.constant_(self.initial_gain, self._part.initial_gain)
             nn.init.constant_(self.update_gain, self._part.update_gain)
 
+    @property
+    def initial_weight(self) -> Tensor | None:
+        """The matrix that the initial value is written to; None for an identity."""
+        return self.initial
+
     def effective_weight(self) -> Tensor:
         """α W_init + β ΔW, (outputs, inputs)."""
         initial = (
@@ -146,7 +197,10 @@ class ReparametrisedLinear(nn.Module):
 
 
 def initialise(weight: Tensor, init: str, std: float) -> None:
-    """Fill a matrix in place; through `torch.nn.init`, which leaves loaded values alone."""
+    """Fill a matrix in place; through `torch.nn.init`, which leaves loaded values alone.
+
+    A tied initial value is filled later, by `tie`, from the values' matrix; until then it is orthogonal.
+    """
     if init == "normal":
         nn.init.normal_(weight, std=std)
     elif init == "zeros":
@@ -157,9 +211,13 @@ def initialise(weight: Tensor, init: str, std: float) -> None:
         nn.init.orthogonal_(weight)
 
 
-def _check_square(kind: str, init: str, inputs: int, outputs: int) -> None:
-    if init == "identity" and inputs != outputs:
-        raise ArgumentError(
-            f"{kind}: an identity needs as many outputs as inputs, got {inputs} inputs and {outputs} outputs"
-            " (grouped queries cannot have identity values)"
-        )
+def tie(projection: nn.Module, value: nn.Module) -> None:
+    """Make the projection's initial value the transposed initial value of the values.
+
+    Weights that were loaded from a file stay: transformers marks them, as for `torch.nn.init`.
+    """
+    target, source = projection.initial_weight, value.initial_weight
+    assert isinstance(target, Tensor) and isinstance(source, Tensor)  # noqa: PT018
+    if not getattr(target, "_is_hf_initialized", False):
+        with torch.no_grad():
+            target.copy_(source.T)

@@ -15,7 +15,8 @@ from hessblocks.models.heads import (
     HessblocksForMaskedLM,
     HessblocksForSequenceClassification,
 )
-from hessblocks.models.modeling import HessblocksModel, HessblocksPreTrainedModel
+from hessblocks.models.modeling import HessblocksModel, Layer
+from hessblocks.models.pretrained import HessblocksPreTrainedModel
 
 AutoConfig.register("hessblocks", HessblocksConfig)
 AutoModel.register(HessblocksConfig, HessblocksModel)
@@ -31,5 +32,6 @@ __all__ = [
     "HessblocksForSequenceClassification",
     "HessblocksModel",
     "HessblocksPreTrainedModel",
+    "Layer",
     "build",
 ]

@@ -15,10 +15,9 @@ from transformers.modeling_outputs import (
 
 from hessblocks.errors import ArgumentError
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.modeling import HessblocksModel, HessblocksPreTrainedModel
-
-IGNORED = -100
-"""Label of a token that the loss leaves out."""
+from hessblocks.models.losses import cross_entropy, next_token_loss
+from hessblocks.models.modeling import HessblocksModel
+from hessblocks.models.pretrained import HessblocksPreTrainedModel
 
 
 class HessblocksForCausalLM(HessblocksPreTrainedModel, GenerationMixin):
@@ -26,6 +25,7 @@ class HessblocksForCausalLM(HessblocksPreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True
+    """The Trainer passes `num_items_in_batch`, so that accumulated batches weigh by valid tokens."""
 
     def __init__(self, config: HessblocksConfig) -> None:
         """Build the model; weights are drawn from torch's global random state."""
@@ -46,7 +46,8 @@ class HessblocksForCausalLM(HessblocksPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        **loss_arguments: Any,
+        num_items_in_batch: Tensor | int | None = None,
+        **_: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (sequences, tokens, vocabulary) and, with labels, the mean loss in nats per token.
 
@@ -59,7 +60,8 @@ class HessblocksForCausalLM(HessblocksPreTrainedModel, GenerationMixin):
             labels: (sequences, tokens), the same tokens as `input_ids` (shifted here), −100 ignored.
             use_cache: whether to return keys and values.
             logits_to_keep: only the logits of the last so many tokens; 0 keeps all.
-            **loss_arguments: passed to the loss (`num_items_in_batch` from the Trainer).
+            num_items_in_batch: valid labels of all batches that are accumulated; None means of this one.
+            **_: arguments of other models, ignored.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -74,9 +76,7 @@ class HessblocksForCausalLM(HessblocksPreTrainedModel, GenerationMixin):
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_arguments
-            )
+            loss = next_token_loss(logits, labels, num_items_in_batch)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values
         )
@@ -86,6 +86,7 @@ class HessblocksForMaskedLM(HessblocksPreTrainedModel):
     """A bidirectional model that restores masked tokens."""
 
     _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}  # noqa: RUF012
+    accepts_loss_kwargs = True
 
     def __init__(self, config: HessblocksConfig) -> None:
         """Build the model; weights are drawn from torch's global random state."""
@@ -103,6 +104,7 @@ class HessblocksForMaskedLM(HessblocksPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **_: Any,
     ) -> MaskedLMOutput:
         """Logits (sequences, tokens, vocabulary) and, with labels, the mean loss in nats per masked token.
@@ -113,6 +115,7 @@ class HessblocksForMaskedLM(HessblocksPreTrainedModel):
             position_ids: (sequences, tokens); by default counted over the unpadded tokens.
             inputs_embeds: vectors in the place of `input_ids`.
             labels: (sequences, tokens), the original token where one was masked, −100 elsewhere.
+            num_items_in_batch: valid labels of all batches that are accumulated; None means of this one.
             **_: arguments of other models, ignored.
         """
         hidden = self.model(
@@ -121,14 +124,14 @@ class HessblocksForMaskedLM(HessblocksPreTrainedModel):
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
-            loss = nn.functional.cross_entropy(
-                logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED
-            )
+            loss = cross_entropy(logits, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits)
 
 
 class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
     """A model that gives each sequence a class, from the mean of its unpadded tokens."""
+
+    accepts_loss_kwargs = True
 
     def __init__(self, config: HessblocksConfig) -> None:
         """Build the model; weights are drawn from torch's global random state."""
@@ -144,6 +147,7 @@ class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **_: Any,
     ) -> SequenceClassifierOutput:
         """Logits (sequences, classes) and, with labels, the mean loss in nats per sequence.
@@ -154,19 +158,19 @@ class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
             position_ids: (sequences, tokens); by default counted over the unpadded tokens.
             inputs_embeds: vectors in the place of `input_ids`.
             labels: (sequences,), the classes.
+            num_items_in_batch: sequences of all batches that are accumulated; None means of this one.
             **_: arguments of other models, ignored.
         """
         hidden = self.model(
             input_ids, attention_mask, position_ids, None, inputs_embeds
         ).last_hidden_state
-        weights = (
-            hidden.new_ones(hidden.shape[:2])
-            if attention_mask is None
-            else attention_mask.to(hidden.dtype)
-        )
-        pooled = (weights[..., None] * hidden).sum(dim=1) / weights.sum(dim=1, keepdim=True).clamp(
-            min=1
-        )
-        logits = self.score(pooled)
-        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        logits = self.score(_mean_token(hidden, attention_mask))
+        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+def _mean_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    if attention_mask is None:
+        return hidden.mean(dim=1)
+    weights = attention_mask.to(hidden.dtype)[..., None]
+    return (weights * hidden).sum(dim=1) / weights.sum(dim=1).clamp(min=1)

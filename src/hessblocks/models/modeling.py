@@ -1,39 +1,28 @@
-"""Hugging Face models made of blocks."""
+"""The trunk of Hugging Face models made of blocks: embeddings, layers, final norm."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hessblocks.blocks import Block, Context, Resettable
+from hessblocks.blocks import Block, Context
 from hessblocks.errors import ArgumentError
+from hessblocks.models.attention_functions import attention_kernel
 from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.pretrained import HessblocksPreTrainedModel
 
 
-class HessblocksPreTrainedModel(PreTrainedModel):
-    """What all models made of blocks share."""
-
-    config_class = HessblocksConfig
-    config: HessblocksConfig
-    base_model_prefix = "model"
-    _supports_sdpa = True
-    _no_split_modules = ["Block"]  # noqa: RUF012
-
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Embedding) or (
-            isinstance(module, nn.Linear) and not hasattr(module, "_part")
-        ):
-            nn.init.normal_(module.weight, std=self.config.embedding_std)
-        elif isinstance(module, Resettable):
-            module.reset_parameters()
+class Layer(GradientCheckpointingLayer, Block):
+    """A block that can be computed again in the backward pass instead of being kept."""
 
 
 class HessblocksModel(HessblocksPreTrainedModel):
@@ -47,7 +36,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         self.token_embedding: nn.Module = nn.Embedding(config.vocab_size, block.width)
         self.position_embedding = block.position.build(config.context, block.width)
         self.layers = nn.ModuleList(
-            Block(block, layer, config.depth) for layer in range(config.depth)
+            Layer(block, layer, config.depth) for layer in range(config.depth)
         )
         self.final_norm = block.final_norm.build(block.width)
         self.post_init()
@@ -71,63 +60,100 @@ class HessblocksModel(HessblocksPreTrainedModel):
         **_: Any,
     ) -> BaseModelOutputWithPast:
         """Map token ids (sequences, tokens) to vectors (sequences, tokens, width)."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ArgumentError("input_ids: give either input_ids or inputs_embeds")
-        x = self.token_embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and self.training and self.is_gradient_checkpointing:
+            warnings.warn(
+                "use_cache is ignored: layers that are computed twice must not be cached",
+                stacklevel=2,
+            )
+            use_cache, past_key_values = False, None
+        x = self._embed(input_ids, inputs_embeds)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
-        position_ids = self._positions(x, past, attention_mask, position_ids)
+        places = self._places(x, attention_mask, position_ids, past_key_values)
         if self.position_embedding is not None:
-            x = x + self.position_embedding(position_ids).to(x.dtype)
-        context = self._context(x, attention_mask, position_ids, past_key_values)
+            x = x + self.position_embedding(places).to(x.dtype)
+        context = Context(
+            causal=self.config.causal,
+            mask=self._mask(x, attention_mask, position_ids, past_key_values),
+            allowed=_padding(attention_mask),
+            aligned=past_key_values is None and not _own_mask(attention_mask, position_ids),
+            rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
+            kernel=attention_kernel(self.config._attn_implementation),
+        )
         for index, layer in enumerate(self.layers):
             x = layer(x, context, _layer_cache(past_key_values, index))
         return BaseModelOutputWithPast(
             last_hidden_state=self.final_norm(x), past_key_values=past_key_values
         )
 
-    def _positions(
-        self, x: Tensor, past: int, attention_mask: Tensor | None, position_ids: Tensor | None
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ArgumentError("input_ids: give either input_ids or inputs_embeds")
+        if inputs_embeds is not None:
+            return inputs_embeds
+        try:
+            embedded: Tensor = self.token_embedding(input_ids)
+        except IndexError as error:
+            raise ArgumentError(
+                f"input_ids: there are tokens outside the model's vocabulary of {self.config.vocab_size}; "
+                "use the tokenizer that the model was trained with"
+            ) from error
+        return embedded
+
+    def _places(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: Cache | None,
     ) -> Tensor:
-        tokens = x.shape[1]
-        if past + tokens > self.config.context and isinstance(
-            self.position_embedding, nn.Embedding
-        ):
+        """Positions (sequences, tokens), by default counted over the unpadded tokens."""
+        past, tokens = 0 if cache is None else cache.get_seq_length(), x.shape[1]
+        limited = isinstance(self.position_embedding, nn.Embedding)
+        if limited and isinstance(past, int) and past + tokens > self.config.context:
             raise ArgumentError(
                 f"input_ids: {past + tokens} tokens are longer than the model's context of {self.config.context}; "
                 "shorten the input or build the model with a larger context"
             )
         if position_ids is not None:
             return position_ids
-        if attention_mask is not None and attention_mask.ndim == 2:
-            return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -tokens:]
-        return torch.arange(past, past + tokens, device=x.device)[None]
+        new = past + torch.arange(tokens, device=x.device)
+        padding = _padding(attention_mask)
+        if padding is None:
+            return new[None]
+        return (padding.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
 
-    def _context(
+    def _mask(
         self,
         x: Tensor,
         attention_mask: Tensor | None,
-        position_ids: Tensor,
-        past_key_values: Cache | None,
-    ) -> Context:
+        position_ids: Tensor | None,
+        cache: Cache | None,
+    ) -> Tensor | None:
         if self.config.causal:
-            mask = create_causal_mask(self.config, x, attention_mask, past_key_values)
+            mask = create_causal_mask(
+                self.config, x, attention_mask, cache, position_ids=position_ids
+            )
         else:
             mask = create_bidirectional_mask(self.config, x, attention_mask)
-        allowed = (
-            attention_mask.bool()
-            if attention_mask is not None and attention_mask.ndim == 2
-            else None
-        )
-        rotation = self.position.rotation(position_ids, self.config.head_dim, x.dtype)
-        return Context(
-            causal=self.config.causal,
-            mask=cast(Tensor | None, mask),
-            allowed=allowed,
-            rotation=rotation,
-            kernel=_kernel(self.config._attn_implementation),
-        )
+        return cast(Tensor | None, mask)
+
+
+def _padding(attention_mask: Tensor | None) -> Tensor | None:
+    """True where a token is not padding; None where no mask says so."""
+    if attention_mask is None or attention_mask.ndim != 2:
+        return None
+    return attention_mask.bool()
+
+
+def _own_mask(attention_mask: Tensor | None, position_ids: Tensor | None) -> bool:
+    """Whether the mask may be another than causal or full with padding: the user's own, or packing.
+
+    transformers reads sequences packed into one row off positions that start again.
+    """
+    if attention_mask is None:
+        return position_ids is not None
+    return attention_mask.ndim != 2
 
 
 def _layer_cache(
@@ -136,43 +162,3 @@ def _layer_cache(
     if cache is None:
         return None
     return lambda key, value: cache.update(key, value, layer)
-
-
-def _kernel(implementation: str) -> Any:
-    """Hugging Face's attention function of that name, as the blocks call it."""
-    function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, _eager)
-
-    def kernel(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        scale: float,
-        causal: bool,
-    ) -> Tensor:
-        attended: Tensor = function(
-            module, query, key, value, mask, scaling=scale, is_causal=causal
-        )[0]
-        return attended.transpose(1, 2)
-
-    return kernel
-
-
-def _eager(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    groups = query.shape[1] // key.shape[1]
-    scores = scaling * query @ key.repeat_interleave(groups, dim=1).transpose(-1, -2)
-    if mask is not None:
-        scores = scores + mask
-    attention = scores.softmax(dim=-1)
-    mixed = attention @ value.repeat_interleave(groups, dim=1)
-    return mixed.transpose(1, 2), attention

@@ -1,0 +1,113 @@
+"""What computes A V, and what it is told about masks and positions.
+
+Letters: B sequences, T queries, S keys, H heads, G key-value heads, K head width, V value width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from hessblocks.blocks.positions import Rotation
+from hessblocks.errors import ArgumentError
+
+
+class Kernel(Protocol):
+    """A V, however it is computed."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        scale: float,
+        causal: bool,
+    ) -> Tensor:
+        """Map (B, H, T, K), (B, G, S, K), (B, G, S, V) to (B, H, T, V).
+
+        Without a mask and with `causal`, query number i attends to keys 0 to i.
+        """
+
+
+def fused_kernel(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """Softmax attention by `torch.nn.functional.scaled_dot_product_attention`."""
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=causal and mask is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def linear_kernel(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """A is the scores themselves, 0 where attention is not permitted.
+
+    Raises:
+        ArgumentError: the mask is in a form of a kernel for softmax attention.
+    """
+    groups = query.shape[1] // key.shape[1]
+    scores = scale * query @ key.repeat_interleave(groups, dim=1).transpose(-1, -2)
+    permitted = _permitted(scores, mask, causal)
+    scores = scores if permitted is None else scores.masked_fill(~permitted, 0.0)
+    return scores @ value.repeat_interleave(groups, dim=1)
+
+
+def _permitted(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
+    if mask is None:
+        return torch.ones_like(scores, dtype=torch.bool).tril() if causal else None
+    if not isinstance(mask, Tensor) or mask.ndim != 4:
+        raise ArgumentError(
+            "attention: scores='linear' has no fused kernel; set attn_implementation to sdpa or eager"
+        )
+    return mask if mask.dtype == torch.bool else mask == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What one forward pass tells every layer."""
+
+    causal: bool = True
+    """Whether a token attends to itself and what stands before it only."""
+    mask: Tensor | None = None
+    """Mask in the form that the kernel understands; None means `causal` says all."""
+    allowed: Bool[Tensor, "B S"] | None = None
+    """False marks padding keys; None means no padding."""
+    aligned: bool = True
+    """Whether the keys are the queries' own tokens and `causal` and `allowed` say all that the mask does.
+
+    Where not (a cache, a mask of the user's own), the centre of shaped attention is taken by its
+    definition, attention at zero scores, from the kernel.
+    """
+    rotation: Rotation | None = None
+    """Cosines and sines of rotary positions."""
+    kernel: Kernel = fused_kernel
+    """Computes A V of softmax attention."""

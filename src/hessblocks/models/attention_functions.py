@@ -1,0 +1,58 @@
+"""Hugging Face's attention functions (sdpa, eager, flash, flex) as the blocks call them.
+
+Letters: B sequences, H heads, T queries, S keys, K head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hessblocks.blocks import Kernel
+
+
+def attention_kernel(implementation: str) -> Kernel:
+    """The softmax attention of that name, in the form that the blocks call."""
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+
+    def kernel(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        scale: float,
+        causal: bool,
+    ) -> Tensor:
+        attended: Tensor = function(
+            module, query, key, value, mask, scaling=scale, is_causal=causal
+        )[0]
+        return attended.transpose(1, 2)
+
+    return kernel
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention that builds A; every derivative of it exists.
+
+    Returns:
+        A V as (B, T, H, K), and A.
+    """
+    groups = query.shape[1] // key.shape[1]
+    scores = scaling * query @ key.repeat_interleave(groups, dim=1).transpose(-1, -2)
+    if mask is not None:
+        scores = scores + mask
+    attention = scores.softmax(dim=-1)
+    mixed = attention @ value.repeat_interleave(groups, dim=1)
+    return mixed.transpose(1, 2), attention
