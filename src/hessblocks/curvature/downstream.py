@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.func import grad, jacfwd, jacrev, vmap
+from torch.func import grad, jacfwd, jacrev, vjp, vmap
 
 TokenNetwork = Callable[..., Tensor]
 """From one token's attention output (D,) and its side inputs to its logits (C,)."""
@@ -33,8 +33,9 @@ class TokenDerivatives:
     """g, the gradient of the loss."""
     factor: Float[Tensor, "N F D"]
     """R with RᵀR = Λ_o, F the smaller of C and D rows."""
-    functional: Float[Tensor, "N D D"]
-    """Λ_f, the curvature of the network behind the attention along the loss gradient."""
+    functional: Float[Tensor, "N D D"] | None
+    """Λ_f, the curvature of the network behind the attention along the loss gradient; None where it
+    is zero everywhere, as behind ReLU without norms."""
 
 
 def token_derivatives(
@@ -53,8 +54,8 @@ def token_derivatives(
         labels: the right class of each token.
         weights: share of each token in the loss; 1/N for a mean.
 
-    Cost: D forward passes of the network a token for J, and about D gradient passes for Λ_f; tokens
-        are taken together as long as their Jacobians stay within 2²⁶ numbers.
+    Cost: min(C, D) passes of the network a token for J, and about D gradient passes for Λ_f unless it
+        is zero; tokens are taken together as long as their Jacobians stay within 2²⁶ numbers.
     """
 
     def one(
@@ -63,28 +64,46 @@ def token_derivatives(
         def logits_of(point: Tensor) -> Tensor:
             return network(point, *side)
 
-        def slope(point: Tensor) -> Tensor:
-            return r @ logits_of(point)
-
         logits = logits_of(a)
         p = logits.softmax(-1)
         r = weight * (p - (torch.arange(len(p), device=p.device) == label).to(p.dtype))
-        jacobian = jacfwd(logits_of)(a)
+        jacobian = (jacrev if len(logits) < len(a) else jacfwd)(logits_of)(a)
         centred = jacobian - p @ jacobian
         root = (weight * p).sqrt()[:, None] * centred
-        functional = jacrev(grad(slope))(a)  # forward over reverse is wrong for torch's layer norm
-        return r @ jacobian, _fewest_rows(root), functional
-
-    def chunks() -> TokenDerivatives:
-        gradient, factor, functional = vmap(one, chunk_size=chunk)(
-            attended, labels, weights, *sides
-        )
-        return TokenDerivatives(gradient=gradient, factor=factor, functional=functional)
+        return r, r @ jacobian, _fewest_rows(root)
 
     classes = network(attended[0], *(side[0] for side in sides)).shape[-1]
     chunk = max(1, MOST_NUMBERS // (classes * attended.shape[-1]))
     with torch.no_grad():
-        return chunks()
+        r, gradient, factor = vmap(one, chunk_size=chunk)(attended, labels, weights, *sides)
+        functional = _functional(network, attended, sides, r, chunk)
+    return TokenDerivatives(gradient=gradient, factor=factor, functional=functional)
+
+
+def _functional(
+    network: TokenNetwork, attended: Tensor, sides: tuple[Tensor, ...], r: Tensor, chunk: int
+) -> Tensor | None:
+    """Λ_f of every token, or None where a product with a generic direction says that all are zero."""
+
+    def gradient(a: Tensor, r: Tensor, *side: Tensor) -> Tensor:
+        slope: Tensor = grad(lambda point: (r * network(point, *side)).sum())(a)
+        return slope
+
+    def times(direction: Tensor, r: Tensor, a: Tensor, *side: Tensor) -> Tensor:
+        product: Tensor = vjp(lambda point: gradient(point, r, *side), a)[1](direction)[0]
+        return product
+
+    def whole(r: Tensor, a: Tensor, *side: Tensor) -> Tensor:
+        found: Tensor = jacrev(gradient)(
+            a, r, *side
+        )  # forward mode is wrong for torch's layer norm
+        return found
+
+    generic = torch.arange(1, attended.shape[-1] + 1).to(attended).sqrt().sin().expand_as(attended)
+    if not vmap(times, chunk_size=chunk)(generic, r, attended, *sides).any():
+        return None
+    found: Tensor = vmap(whole, chunk_size=chunk)(r, attended, *sides)
+    return found
 
 
 def _fewest_rows(root: Tensor) -> Tensor:

@@ -69,11 +69,14 @@ def exact_attention_curvature(
     with _frozen(model):
         derivatives = _derivatives(found, targets, valid)
     gradient = _everywhere(derivatives.gradient, valid)
+    functional = None
+    if derivatives.functional is not None:
+        functional = TokenCurvature(matrix=_everywhere(derivatives.functional, valid))
     return AttentionHessian(
         found.layer,
         gradient=gradient.view(*valid.shape, -1),
         curvature=TokenCurvature(factor=_everywhere(derivatives.factor, valid)),
-        functional_curvature=_functional(derivatives, valid),
+        functional_curvature=functional,
     )
 
 
@@ -99,13 +102,6 @@ def _derivatives(found: LastAttention, targets: Tensor, valid: Tensor) -> TokenD
         targets[valid],
         found.attended.new_full((labelled,), 1 / labelled),
     )
-
-
-def _functional(derivatives: TokenDerivatives, valid: Tensor) -> TokenCurvature | None:
-    """Λ_f, or None where the network behind is piecewise linear and has none."""
-    if not derivatives.functional.any():
-        return None
-    return TokenCurvature(matrix=_everywhere(derivatives.functional, valid))
 
 
 def _everywhere(values: Tensor, valid: Tensor) -> Tensor:

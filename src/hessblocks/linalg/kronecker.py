@@ -8,13 +8,15 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
 
 from hessblocks.linalg.kronecker_gram import chunks, inner_product, inner_product_cost
-from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
+from hessblocks.linalg.kronecker_terms import KroneckerTerm
 from hessblocks.linalg.operator import LinearOperator
 
 MEMORY_LIMIT = 1 << 29
@@ -148,12 +150,16 @@ class KroneckerSum(ExactOperator):
         Cost: N² (P + T + R W) or N P T R W multiplications; the assembled matrix is never held
         whole beyond the memory limit.
         """
+        return math.sqrt(max(self._square, 0.0))
+
+    @cached_property
+    def _square(self) -> float:
+        """The squared norm."""
         by_gram = sum(
             inner_product_cost(a, b) for a, b in combinations_with_replacement(self.terms, 2)
         )
         by_assembling = sum(term.tokens * math.prod(term.sizes) for term in self.terms)
-        square = self._gram_square() if by_gram < by_assembling else self._assembled_square()
-        return math.sqrt(max(square, 0.0))
+        return self._gram_square() if by_gram <= by_assembling else self._assembled_square()
 
     def _gram_square(self) -> float:
         total = 0.0
@@ -194,14 +200,7 @@ def _merged(terms: Sequence[KroneckerTerm]) -> tuple[KroneckerTerm, ...]:
         if twin is None:
             kept.append(term)
         else:
-            whole = kept[twin].matrices.whole() + term.matrices.whole()
-            kept[twin] = KroneckerTerm(
-                row=term.row,
-                column=term.column,
-                matrices=TokenMatrices(right=whole),
-                row_swapped=term.row_swapped,
-                column_swapped=term.column_swapped,
-            )
+            kept[twin] = replace(term, matrices=kept[twin].matrices.plus(term.matrices))
     return tuple(kept)
 
 
@@ -211,6 +210,4 @@ def _share_vectors(first: KroneckerTerm, second: KroneckerTerm) -> bool:
         and first.column is second.column
         and first.row_swapped == second.row_swapped
         and first.column_swapped == second.column_swapped
-        and first.matrices.left is None
-        and second.matrices.left is None
     )
