@@ -61,7 +61,7 @@ def centre(
     if allowed is None:
         return values.mean(dim=2, keepdim=True)
     counts = allowed.sum(dim=1).clamp(min=1)[:, None, None, None]
-    weights = (allowed[:, None, None, :] / counts).to(values.dtype)
+    weights = allowed[:, None, None, :].to(values.dtype) / counts
     return weights @ values
 
 
