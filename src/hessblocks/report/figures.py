@@ -59,6 +59,7 @@ def write_figures(drawings: tuple[Drawing, ...], presets: tuple[str, ...], folde
             figure = draw(drawing, marks(presets))
             with atomic_path(folder / f"{drawing.name}.png") as path:
                 _raster(figure).save(path, dpi=(RESOLUTION, RESOLUTION), optimize=True)
+            figure.set_layout_engine("none")  # places are settled; the svg need not find them again
             with atomic_path(folder / f"{drawing.name}.svg") as path:
                 FigureCanvasSVG(figure)
                 figure.savefig(path, metadata={"Date": None, "Creator": None})
