@@ -7,11 +7,12 @@ in place of one with P·T·R·W entries. Letters as in `kronecker_terms`; M toke
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from hessblocks.linalg.bounded_cache import BoundedCache
 from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
 
 
@@ -24,23 +25,26 @@ def inner_product(first: KroneckerTerm, second: KroneckerTerm, *, memory_limit: 
         memory_limit: bytes that the Gram matrices and the matrices of a chunk may take.
 
     Returns:
-        The inner product; each chunk is brought to unit size first, so that float32 does not underflow.
+        The inner product; chunks are scaled first, so that float32 neither under- nor overflows.
 
     Cost: `inner_product_cost`.
     """
     step = _chunk_length(first, second, memory_limit)
+    prepared: BoundedCache[_Chunk] = BoundedCache(memory_limit // 2)
+
+    def chunk(term: KroneckerTerm, other: KroneckerTerm, tokens: slice) -> _Chunk:
+        key = (term is first, tokens.start)
+        return prepared.get(key, lambda: _Chunk.of(term.select(tokens), other))
+
     total = 0.0
     for rows in chunks(first.tokens, step):
-        scale, left = _unit(first.select(rows), second)
+        left = chunk(first, second, rows)
         for columns in chunks(second.tokens, step):
             if first is second and columns.start < rows.start:
                 continue
-            if first is second and columns == rows:
-                total += scale**2 * _pairs(left, left)
-                continue
-            other_scale, right = _unit(second.select(columns), first)
-            weight = 2.0 if first is second else 1.0
-            total += weight * scale * other_scale * _pairs(left, right)
+            weight = 2.0 if first is second and columns.start > rows.start else 1.0
+            right = chunk(second, first, columns)
+            total += weight * left.size * right.size * _pairs(left.term, right.term)
     return total
 
 
@@ -60,17 +64,22 @@ def chunks(length: int, step: int) -> Iterator[slice]:
 
 
 def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int) -> int:
-    """Tokens in a chunk: two chunks of matrices and the Gram tensors of a pair stay in the limit."""
+    """Tokens in a chunk: two chunks of matrices and the Gram tensors of a pair stay in the limit.
+
+    A term with itself is cut at least in three, so that half of the pairs of chunks can be left out.
+    """
     numbers = memory_limit // first.row.element_size()
     _, R, _, W = first.sizes
-    if _aligned(first, second):
-        matrix, gram = R * W, 3
-        if _thin(first.matrices, second.matrices):
-            matrix, gram = 0, 3 + 2 * first.matrices.rank * second.matrices.rank
+    matrix, gram = 0, 3
+    if not _aligned(first, second):
+        gram = 3 * max(R, W, second.matrices.rows, second.matrices.columns)
+    elif _thin(first.matrices, second.matrices):
+        gram = 3 + 2 * first.matrices.rank * second.matrices.rank
     else:
-        matrix, gram = 0, 3 * max(R, W, second.matrices.rows, second.matrices.columns)
+        matrix = R * W
     by_matrices = numbers // (4 * matrix) if matrix else numbers
-    return max(1, min(by_matrices, int((numbers / (2 * gram)) ** 0.5), 2048))
+    by_symmetry = max(128, first.tokens // 6) if first is second else first.tokens
+    return max(1, min(by_matrices, int((numbers / (2 * gram)) ** 0.5), by_symmetry))
 
 
 def _aligned(first: KroneckerTerm, second: KroneckerTerm) -> bool:
@@ -87,25 +96,53 @@ def _thin(first: TokenMatrices, second: TokenMatrices) -> bool:
     return both and _thin_cost(first, second) < first.rows * first.columns
 
 
-def _unit(term: KroneckerTerm, other: KroneckerTerm) -> tuple[float, KroneckerTerm]:
-    """The chunk with entries of at most 1, and the number it was divided by."""
-    matrices = term.matrices
-    if _aligned(term, other) and not _thin(matrices, other.matrices):
-        matrices = TokenMatrices(right=matrices.whole())
-    row, row_size = _normalised(term.row)
-    column, column_size = (row, row_size) if term.column is term.row else _normalised(term.column)
-    right, size = _normalised(matrices.right)
-    left = matrices.left
-    if left is not None:
-        left, left_size = (right, size) if left is matrices.right else _normalised(left)
-        size = size * left_size
-    unit = replace(term, row=row, column=column, matrices=TokenMatrices(right=right, left=left))
-    return row_size * column_size * size, unit
+_SAFE = 1e4
+"""Matrices whose largest entry is within this factor of 1 need no scaling: their products are thin
+factors of four numbers at most, 1e-16 to 1e16."""
 
 
-def _normalised(tensor: Tensor) -> tuple[Tensor, float]:
-    """The tensor over its largest entry, and that entry (1 for zeros)."""
-    size = float(tensor.abs().amax()) or 1.0
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Chunk:
+    """Some tokens of a term, ready to be compared with another term."""
+
+    term: KroneckerTerm
+    """Vectors with entries up to 1, and harmless matrices."""
+    size: float
+    """What the term was divided by."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.term.nbytes
+
+    @classmethod
+    def of(cls, term: KroneckerTerm, other: KroneckerTerm) -> _Chunk:
+        """Multiply out, pack and scale as the comparison with `other` wants it."""
+        matrices = term.matrices
+        if _aligned(term, other) and not _thin(matrices, other.matrices):
+            packed = matrices.symmetric and other.matrices.symmetric
+            matrices = matrices.packed() if packed else TokenMatrices(right=matrices.whole())
+        row, row_size = _normalised(term.row, within=1.0)
+        column, column_size = (
+            (row, row_size) if term.column is term.row else _normalised(term.column, within=1.0)
+        )
+        right, size = _normalised(matrices.right, within=_SAFE)
+        left = matrices.left
+        if left is not None:
+            same = left is matrices.right
+            left, left_size = (right, size) if same else _normalised(left, within=_SAFE)
+            size = size * left_size
+        scaled = replace(
+            term, row=row, column=column, matrices=TokenMatrices(right=right, left=left)
+        )
+        return cls(term=scaled, size=row_size * column_size * size)
+
+
+def _normalised(tensor: Tensor, *, within: float) -> tuple[Tensor, float]:
+    """The tensor over its largest entry, and that entry; unchanged where it is close enough to 1."""
+    low, high = torch.aminmax(tensor)
+    size = max(-float(low), float(high)) or 1.0
+    if 1 / within <= size <= within:
+        return tensor, 1.0
     return tensor / size, size
 
 

@@ -9,12 +9,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from hessblocks.linalg.bounded_cache import BoundedCache
-from hessblocks.linalg.kronecker import MEMORY_LIMIT, ExactOperator
+from hessblocks.linalg.kronecker import ExactOperator
 
 
 class BlockGrid(ExactOperator):
-    """Operators in a rectangle, each built when it is needed and kept while memory allows."""
+    """Operators in a rectangle, each asked for when it is needed and let go after use."""
 
     def __init__(
         self,
@@ -25,18 +24,16 @@ class BlockGrid(ExactOperator):
         like: Tensor,
         symmetric: bool = False,
         positive_semidefinite: bool = False,
-        memory_limit: int = MEMORY_LIMIT,
     ) -> None:
-        """Describe the rectangle; no block is built yet.
+        """Describe the rectangle; no block is asked for yet.
 
         Args:
-            block: builds the operator in grid row i and grid column j.
+            block: gives the operator in grid row i and grid column j; it may keep those it built.
             row_lengths: rows of the blocks of each grid row.
             column_lengths: columns of the blocks of each grid column.
             like: a tensor with the dtype and device of the operator.
-            symmetric: whether block (i, j) is the transpose of block (j, i); then i ≤ j is built only.
+            symmetric: whether block (i, j) is the transpose of block (j, i); then only i ≤ j is asked for.
             positive_semidefinite: whether no eigenvalue of the whole is negative; implies `symmetric`.
-            memory_limit: bytes of blocks to keep for the next operation.
         """
         super().__init__(
             (sum(row_lengths), sum(column_lengths)),
@@ -45,22 +42,20 @@ class BlockGrid(ExactOperator):
             symmetric=symmetric,
             positive_semidefinite=positive_semidefinite,
         )
-        self._build = block
+        self._give = block
         self._rows = _slices(row_lengths)
         self._columns = _slices(column_lengths)
-        self._cache: BoundedCache[ExactOperator] = BoundedCache(memory_limit)
-        self._memory_limit = memory_limit
 
     @property
     def nbytes(self) -> int:
-        """Nothing that outlives its use: the blocks kept are bounded by the memory limit."""
+        """Nothing: the blocks belong to whoever gives them."""
         return 0
 
     def block(self, i: int, j: int) -> ExactOperator:
         """The operator in grid row i and grid column j."""
         if self.symmetric and i > j:
             return self.block(j, i).adjoint()
-        return self._cache.get((i, j), lambda: self._build(i, j))
+        return self._give(i, j)
 
     def adjoint(self) -> ExactOperator:
         """The transposed grid of transposed blocks."""
@@ -71,7 +66,6 @@ class BlockGrid(ExactOperator):
             row_lengths=[s.stop - s.start for s in self._columns],
             column_lengths=[s.stop - s.start for s in self._rows],
             like=torch.empty(0, dtype=self.dtype, device=self.device),
-            memory_limit=self._memory_limit,
         )
 
     def _matmat(self, columns: Tensor) -> Tensor:

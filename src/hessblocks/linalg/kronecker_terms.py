@@ -21,6 +21,8 @@ class TokenMatrices:
     """(N | 1, C, W); the matrices themselves where `left` is None."""
     left: Tensor | None = None
     """(N | 1, C, R), or None for whole matrices."""
+    symmetric: bool = False
+    """Whether every matrix is known to be symmetric."""
 
     @property
     def rows(self) -> int:
@@ -50,10 +52,28 @@ class TokenMatrices:
         """Whole matrices where they hold no more numbers than the thin product."""
         if self.left is None or self.rows * self.columns > self.rank * (self.rows + self.columns):
             return self
-        return TokenMatrices(right=self.whole())
+        return TokenMatrices(right=self.whole(), symmetric=self.symmetric)
+
+    def plus(self, other: TokenMatrices) -> TokenMatrices:
+        """The sums D_n + D'_n: thin where both are and that holds fewer numbers."""
+        symmetric = self.symmetric and other.symmetric
+        if self.left is None or other.left is None:
+            return TokenMatrices(right=self.whole() + other.whole(), symmetric=symmetric)
+        left, right = _joined(self.left, other.left), _joined(self.right, other.right)
+        return TokenMatrices(left=left, right=right, symmetric=symmetric).compact()
+
+    def packed(self) -> TokenMatrices:
+        """Symmetric matrices as rows, (N | 1, 1, R (R + 1) / 2), with the same inner products."""
+        assert self.symmetric
+        rows, columns = torch.triu_indices(self.rows, self.rows, device=self.right.device)
+        weights = (1.0 + (rows != columns).to(self.right.dtype)).sqrt()
+        flat = self.whole().flatten(1).index_select(1, rows * self.rows + columns)
+        return TokenMatrices(right=flat.mul_(weights)[:, None])
 
     def transposed(self) -> TokenMatrices:
         """D_nᵀ."""
+        if self.symmetric:
+            return self
         if self.left is None:
             return TokenMatrices(right=self.right.mT)
         return TokenMatrices(left=self.right, right=self.left)
@@ -61,7 +81,7 @@ class TokenMatrices:
     def select(self, tokens: slice) -> TokenMatrices:
         """The matrices of some tokens; shared ones stay as they are."""
         left = None if self.left is None else _take(self.left, tokens)
-        return TokenMatrices(right=_take(self.right, tokens), left=left)
+        return replace(self, right=_take(self.right, tokens), left=left)
 
     def narrow_rows(self, rows: slice) -> TokenMatrices:
         """Some rows of every matrix."""
@@ -94,6 +114,12 @@ class TokenMatrices:
 
 def _take(tensor: Tensor, tokens: slice) -> Tensor:
     return tensor if tensor.shape[0] == 1 else tensor[tokens]
+
+
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    """Two thin factors side by side, either of them possibly shared by all tokens."""
+    count = max(first.shape[0], second.shape[0])
+    return torch.cat([first.expand(count, -1, -1), second.expand(count, -1, -1)], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

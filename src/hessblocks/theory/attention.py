@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, unknown_name
 from hessblocks.linalg import BlockGrid, ExactOperator, KroneckerSum
+from hessblocks.linalg.bounded_cache import BoundedCache
 from hessblocks.linalg.kronecker_terms import KroneckerTerm
 from hessblocks.theory.functional import functional_terms
 from hessblocks.theory.heads import HeadTokens
@@ -57,6 +58,7 @@ class AttentionHessian:
         self._gradient = gradient
         curvatures = [c for c in (curvature, functional_curvature) if c is not None]
         self._positions = _positions_that_matter(gradient, curvatures)
+        self._blocks: BoundedCache[KroneckerSum] = BoundedCache(layer.memory_limit)
         self._outer_curvature = self._restricted(curvature)
         self._functional_curvature = (
             None if functional_curvature is None else self._restricted(functional_curvature)
@@ -161,15 +163,28 @@ class AttentionHessian:
             like=self.layer.x,
             symmetric=symmetric,
             positive_semidefinite=symmetric and self._semidefinite(part),
-            memory_limit=self.layer.memory_limit,
         )
 
     def _piece_block(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
-        terms: list[KroneckerTerm] = []
-        if part != "functional":
-            terms += self._outer.terms(row, column)
-        if part != "outer":
-            terms += self._functional_terms(row, column)
+        key = (row.group, row.heads, column.group, column.heads, part)
+        make = self._make_full if part == "full" else self._make_part
+        return self._blocks.get(key, lambda: make(row, column, part))
+
+    def _make_full(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
+        """H_o + H_f; H_o itself where H_f is zero."""
+        outer = self._piece_block(row, column, "outer")
+        functional = self._piece_block(row, column, "functional")
+        if not functional.terms:
+            return outer
+        return self._operator([*outer.terms, *functional.terms], row, column, part)
+
+    def _make_part(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
+        terms = self._outer.terms if part == "outer" else self._functional_terms
+        return self._operator(terms(row, column), row, column, part)
+
+    def _operator(
+        self, terms: list[KroneckerTerm], row: Piece, column: Piece, part: Part
+    ) -> KroneckerSum:
         return KroneckerSum(
             terms,
             row_shape=row.shape,

@@ -59,7 +59,7 @@ def _query_query(head: HeadTokens) -> Terms:
         KroneckerTerm(
             row=head.x_query,
             column=head.x_query,
-            matrices=TokenMatrices(right=head.scale**2 * head.beta * third),
+            matrices=TokenMatrices(right=head.scale**2 * head.beta * third, symmetric=True),
         )
     ]
 
@@ -70,7 +70,7 @@ def _key_key(head: HeadTokens) -> Terms:
     factor = head.scale**2 * head.beta
     if not _wide(head):
         third = factor * head.third_moment(head.carried_x, head.carried_x)
-        return [_swapped(head.queries, head.queries, TokenMatrices(right=third))]
+        return [_swapped(head.queries, head.queries, TokenMatrices(right=third, symmetric=True))]
     by_key = factor * _sum_by_key(head, head.score_gradient, head.queries, head.queries)
     mean = head.average(head.carried_x)
     first = factor * _score_response(head)

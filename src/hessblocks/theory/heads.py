@@ -148,32 +148,34 @@ class HeadTokens:
             out.append((response.flatten(1, 2) @ carried).unflatten(1, (-1, count)))
         return torch.cat(out, dim=1).flatten(0, 1)
 
-    def spread(self, weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Σ_j weight_j left_j right_jᵀ over the keys, (N, E, E'), from (B, Q, L), (B, L, E), (B, L, E')."""
-        out = []
-        for queries in self._query_chunks(left.shape[2]):
-            weighted = weights[:, queries, None, :] * left.mT[:, None]
-            out.append((weighted.flatten(1, 2) @ right).unflatten(1, (-1, left.shape[2])))
-        return torch.cat(out, dim=1).flatten(0, 1)
-
     def covariance(self, left: Tensor, right: Tensor) -> Tensor:
         """Second moment of what the keys carry, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ, (N, E, E').
 
         For linear scores Σ_j left_j right_jᵀ over the permitted keys.
         """
-        second = self.spread(self.slope, left, right)
-        if not self.softmax:
-            return second
-        return second - self.average(left)[:, :, None] * self.average(right)[:, None, :]
+        out = []
+        for queries in self._query_chunks(left.shape[2]):
+            carried = left.mT[:, None]  # (B, 1, E, L)
+            if self.softmax:
+                carried = carried - (self.slope[:, queries] @ left)[..., None]
+            weighted = self.slope[:, queries, None, :] * carried
+            out.append((weighted.flatten(1, 2) @ right).unflatten(1, (-1, left.shape[2])))
+        return torch.cat(out, dim=1).flatten(0, 1)
 
     def third_moment(self, left: Tensor, right: Tensor) -> Tensor:
-        """Third central moment along u = W_V W_O g, (N, E, E'); zero for linear scores."""
-        weights = self.score_gradient
-        third = self.spread(weights, left, right)
-        first_left = (weights @ left).flatten(0, 1)
-        first_right = (weights @ right).flatten(0, 1)
-        third = third - first_left[:, :, None] * self.average(right)[:, None, :]
-        return third - self.average(left)[:, :, None] * first_right[:, None, :]
+        """Third central moment along u = W_V W_O g, (N, E, E'); softmax only (zero for linear scores).
+
+        Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i) right_jᵀ
+        """
+        assert self.softmax
+        out = []
+        for queries in self._query_chunks(left.shape[2]):
+            slope, weights = self.slope[:, queries], self.score_gradient[:, queries]
+            centred = left.mT[:, None] - (slope @ left)[..., None]  # (B, q, E, L)
+            along = (weights @ left)[..., None]
+            weighted = weights[:, :, None, :] * centred - slope[:, :, None, :] * along
+            out.append((weighted.flatten(1, 2) @ right).unflatten(1, (-1, left.shape[2])))
+        return torch.cat(out, dim=1).flatten(0, 1)
 
     def average(self, carried: Tensor) -> Tensor:
         """Attention-weighted mean of what the keys carry, (N, E)."""

@@ -94,12 +94,15 @@ class OuterPart:
 
     def _matrices(self, left: TokenJacobian, right: TokenJacobian) -> TokenMatrices:
         """(left matrix)ᵀ U Λ U'ᵀ (right matrix), thin where that holds fewer numbers."""
+        symmetric = left is right
         if self._low_rank:
             assert right.matrix is not None
-            return TokenMatrices(left=left.matrix, right=right.matrix).compact()
+            return TokenMatrices(
+                left=left.matrix, right=right.matrix, symmetric=symmetric
+            ).compact()
         inner = self._curvature.between(left.output_map, right.output_map)
         inner = inner if right.matrix is None else inner @ right.matrix
-        return TokenMatrices(left=left.matrix, right=inner).compact()
+        return TokenMatrices(left=left.matrix, right=inner, symmetric=symmetric).compact()
 
     def _jacobian(self, group: str, index: int) -> TokenJacobian:
         return self._jacobians.get((group, index), lambda: self._make(group, self._heads[index]))
