@@ -1,0 +1,97 @@
+"""The models of the Hessian paper: random weights of fixed size, data of size σ, the addition task.
+
+All at initialisation. Weights are N(0, (0.8/√d)²) with d the width, embeddings and positions
+N(0, σ²), each model drawn afresh from its own seed.
+
+Source: Ormaniec, Dangel & Singh (2025), section 4, and the authors' notebook.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hessblocks.blocks import Attention, BlockConfig, Branch, LayerNorm, NoNorm, preset
+from hessblocks.data.addition import SYMBOLS
+from hessblocks.errors import unknown_name
+from hessblocks.models import build
+
+TOKENS = 18
+"""Length of a sum of two numbers with 5 digits."""
+GAIN = 0.8
+"""Standard deviation of a weight, times √width."""
+
+
+def _plain(width: int) -> BlockConfig:
+    return preset("pre-ln", width=width, heads=1, norm=NoNorm(), final_norm=NoNorm())
+
+
+def _pre_ln(width: int) -> BlockConfig:
+    return _plain(width).replace(norm=LayerNorm(), final_norm=LayerNorm())
+
+
+def _linear(width: int) -> BlockConfig:
+    return _plain(width).replace(attention=Attention(scores="linear"))
+
+
+def _linear_alone(width: int) -> BlockConfig:
+    """Linear attention and nothing else: no skip, and an MLP branch of gain 0."""
+    return _linear(width).replace(
+        attention_branch=Branch(skip=0.0), mlp_branch=Branch(gain=0.0), mlp_width=1
+    )
+
+
+def _one_matrix(width: int) -> BlockConfig:
+    return _plain(width).replace(attention=Attention(query_key="one-matrix"))
+
+
+BLOCKS = {
+    "softmax": _plain,
+    "softmax-pre-ln": _pre_ln,
+    "linear": _linear,
+    "linear-alone": _linear_alone,
+    "one-matrix": _one_matrix,
+}
+"""Name → block of a width: one head as wide as the block, ReLU MLP of 4 widths, no norm but pre-ln's."""
+
+
+def addition_model(
+    block: str, *, layers: int, width: int, sigma: float, seed: int
+) -> PreTrainedModel:
+    """A causal language model of sums in float64, untied head, drawn from `seed`.
+
+    Args:
+        block: a name in `BLOCKS`.
+        layers: how many.
+        width: entries of a token's vector.
+        sigma: standard deviation of embeddings and positions.
+        seed: of all weights.
+
+    Raises:
+        ArgumentError: an unknown block.
+    """
+    if block not in BLOCKS:
+        raise unknown_name("block", block, BLOCKS)
+    model: PreTrainedModel = build(
+        BLOCKS[block](width),
+        depth=layers,
+        vocab_size=len(SYMBOLS),
+        context=TOKENS,
+        tie_word_embeddings=False,
+    ).double()
+    draw(model, width=width, sigma=sigma, seed=seed)
+    model.eval()
+    return model
+
+
+def draw(model: nn.Module, *, width: int, sigma: float, seed: int) -> None:
+    """Draw every matrix of `model`: embeddings from N(0, σ²), others from N(0, (0.8/√width)²)."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=sigma, generator=generator)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=GAIN / math.sqrt(width), generator=generator)

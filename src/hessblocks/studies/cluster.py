@@ -1,0 +1,112 @@
+"""Points measured on a Ray cluster, placed by the cores and accelerators they need."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.studies.executors import Executor, after_death, attempt
+from hessblocks.studies.point import Measure, Outcome, Point
+
+PATIENCE = 5.0
+"""Seconds that the cluster's port has to answer."""
+
+
+class RayCluster(Executor):
+    """A running Ray cluster whose machines have hessblocks installed."""
+
+    def __init__(self, address: str) -> None:
+        """Connect.
+
+        Args:
+            address: `host:port` of the head, `ray://host:port`, or `auto` for the one that runs on
+                this machine.
+
+        Raises:
+            ArgumentError: Ray is not installed, or the address is none.
+            RunError: nothing answers there.
+        """
+        self._ray = _library()
+        if address != "auto":
+            _check_answer(address)
+        try:
+            self._ray.init(
+                address=address,
+                ignore_reinit_error=True,
+                log_to_driver=False,
+                logging_level="error",
+                configure_logging=False,
+            )
+        except Exception as error:
+            first = str(error).strip().partition("\n")[0]
+            raise RunError(f"ray: no Ray cluster at {address!r} ({first}).") from error
+
+    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Iterator[Outcome]:
+        """See `Executor`."""
+        self._check_resources(points)
+        running = {self._start(measure, point, 1): (point, 1) for point in points}
+        while running:
+            (ready, *_), _ = self._ray.wait(list(running), num_returns=1)
+            point, attempts = running.pop(ready)
+            try:
+                outcome = self._ray.get(ready)
+            except self._ray.exceptions.RayError:
+                outcome = after_death(point, attempts)
+                if outcome is None:
+                    again = self._start(measure, point, attempts + 1)
+                    running[again] = (point, attempts + 1)
+                    continue
+            yield outcome
+
+    def close(self) -> None:
+        """Leave the cluster; it runs on."""
+        self._ray.shutdown()
+
+    def _start(self, measure: Measure, point: Point, attempts: int) -> Any:
+        remote = self._ray.remote(attempt)
+        placed = remote.options(num_cpus=point.cpus, num_gpus=point.gpus, max_retries=0)
+        return placed.remote(measure, point, attempts)
+
+    def _check_resources(self, points: Sequence[Point]) -> None:
+        """Refuse a point that no machine of the cluster could ever take; Ray would wait for ever."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        for point in points:
+            if not any(
+                node.get("CPU", 0) >= point.cpus and node.get("GPU", 0) >= point.gpus
+                for node in nodes
+            ):
+                raise RunError(
+                    f"ray: no machine of the cluster has the {point.cpus:g} cores and {point.gpus:g} "
+                    f"accelerators that a point of {point.study} needs."
+                )
+
+
+def _library() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ArgumentError(
+            "ray: the package ray is not installed; pip install 'hessblocks[cluster]'"
+        ) from error
+    return ray
+
+
+def _check_answer(address: str) -> None:
+    """Try the port first: Ray itself waits for minutes."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port:
+        raise ArgumentError(f"ray: expected host:port, ray://host:port or auto, got {address!r}")
+    try:
+        socket.create_connection((host, port), timeout=PATIENCE).close()
+    except OSError as error:
+        raise RunError(
+            f"ray: nothing answers at {address!r} ({error}); start the cluster with `ray start --head` "
+            "or check the address."
+        ) from error

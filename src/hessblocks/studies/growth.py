@@ -1,0 +1,130 @@
+"""How the blocks of the Hessian grow with the size σ of the data: the points of all such studies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from hessblocks.curvature import Problem, group_norms, parameter_groups
+from hessblocks.data.addition import addition_batch
+from hessblocks.studies.addition_model import addition_model
+from hessblocks.studies.exact_norms import Norms, exact_norms
+from hessblocks.studies.losses import LOSSES
+from hessblocks.studies.point import Row, Scalar, seed_of
+from hessblocks.studies.study import Settings
+
+GROUPS = ("query", "value")
+"""The groups whose blocks the paper shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Sizes of a growth study at one scale."""
+
+    width: int
+    """Entries of a token's vector, of a query and of a key."""
+    sums: int
+    """Sums in the batch."""
+    seeds: int
+    """Models drawn at each σ."""
+    sigmas: tuple[float, ...]
+    """Sizes of the data."""
+    layers: tuple[int, ...] = (1,)
+    """Depths."""
+    probes: int = 20
+    """Random vectors of each estimate; unused where the norm is exact."""
+
+
+def logspace(first: float, last: float, count: int) -> tuple[float, ...]:
+    """`count` sizes from 10^first to 10^last, equal steps on a logarithmic scale."""
+    return tuple(float(value) for value in np.logspace(first, last, count))
+
+
+def growth_settings(
+    study: str, block: str, loss: str, size: Size, seeds: int | None
+) -> list[Settings]:
+    """One point for each depth, σ and seed."""
+    return [
+        {
+            "study": study,
+            "block": block,
+            "loss": loss,
+            "layers": layers,
+            "width": size.width,
+            "sums": size.sums,
+            "sigma": sigma,
+            "seed": seed,
+            "probes": size.probes,
+        }
+        for layers in size.layers
+        for sigma in size.sigmas
+        for seed in range(seeds or size.seeds)
+    ]
+
+
+def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+    """Norms of the W_Q and W_V blocks of every layer: the last one exactly, earlier ones estimated.
+
+    Weights, embeddings and sums are drawn afresh for each point.
+    """
+    draw = seed_of(*(settings[name] for name in ("study", "layers", "sigma", "seed")))
+    model = addition_model(
+        str(settings["block"]),
+        layers=_whole(settings, "layers"),
+        width=_whole(settings, "width"),
+        sigma=_number(settings, "sigma"),
+        seed=draw,
+    )
+    batch = addition_batch(_whole(settings, "sums"), seed=draw)
+    layers = _whole(settings, "layers")
+    rows = []
+    for layer in range(layers - 1):
+        norms = _estimates(model, batch, layer, settings)
+        rows += _rows(settings, layer, norms)
+    exact = exact_norms(model, batch, str(settings["loss"]), GROUPS)
+    return rows + _rows(settings, layers - 1, exact)
+
+
+def _estimates(
+    model: PreTrainedModel, batch: Mapping[str, object], layer: int, settings: Settings
+) -> Norms:
+    problem = Problem(model, [batch], loss=LOSSES[str(settings["loss"])])
+    all_groups = parameter_groups(model)
+    found = group_norms(
+        problem,
+        {name: all_groups[f"layers.{layer}.attention.{name}"] for name in GROUPS},
+        probes=_whole(settings, "probes"),
+        seed=_whole(settings, "seed"),
+    )
+    return {(name, part): norm for name, parts in found.items() for part, norm in parts.items()}
+
+
+def _rows(settings: Settings, layer: int, norms: Norms) -> list[Row]:
+    shared = {name: settings[name] for name in ("study", "layers", "sigma", "seed")}
+    return [
+        {
+            **shared,
+            "layer": layer,
+            "group": group,
+            "part": part,
+            "value": norm.value,
+            "standard_error": norm.standard_error,
+            "method": norm.method,
+        }
+        for (group, part), norm in norms.items()
+    ]
+
+
+def _whole(settings: Settings, name: str) -> int:
+    value = settings[name]
+    assert isinstance(value, int)
+    return value
+
+
+def _number(settings: Settings, name: str) -> float:
+    value = settings[name]
+    assert isinstance(value, int | float)
+    return float(value)

@@ -1,0 +1,117 @@
+"""Points measured by processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+
+from hessblocks.errors import ArgumentError
+from hessblocks.studies.executors import Executor, after_death, attempt
+from hessblocks.studies.point import Measure, Outcome, Point
+
+_SPAWN = multiprocessing.get_context("spawn")
+Task = tuple[Point, int]
+"""A point and which attempt this is."""
+
+
+class LocalProcesses(Executor):
+    """Some processes, one thread each; what a dead one had in hand is started again."""
+
+    def __init__(self, workers: int) -> None:
+        """Fix the number of processes; they start with the first point.
+
+        Args:
+            workers: at least 1; each reserves what importing torch costs, about 300 MB.
+
+        Raises:
+            ArgumentError: fewer than one.
+        """
+        if workers < 1:
+            raise ArgumentError(f"workers: expected at least 1, got {workers}")
+        self.workers = workers
+
+    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Iterator[Outcome]:
+        """See `Executor`."""
+        waiting: deque[Task] = deque((point, 1) for point in points)
+        crew = [_Worker(measure) for _ in range(min(self.workers, len(points)))]
+        try:
+            for worker in crew:
+                worker.take(waiting.popleft())
+            while busy := {worker.connection: worker for worker in crew if worker.task}:
+                for ready in wait(list(busy)):
+                    worker = busy[ready]  # type: ignore[index]  # wait returns what it was given
+                    outcome, again = worker.collect()
+                    if again is not None:
+                        waiting.appendleft(again)
+                    if worker.stopped:
+                        crew[crew.index(worker)] = worker = _Worker(measure)
+                    if waiting:
+                        worker.take(waiting.popleft())
+                    if outcome is not None:
+                        yield outcome
+        finally:
+            for worker in crew:
+                worker.stop()
+
+
+class _Worker:
+    """A process that measures one point at a time."""
+
+    def __init__(self, measure: Measure) -> None:
+        self.connection, theirs = _SPAWN.Pipe()
+        self.task: Task | None = None
+        self._process = _SPAWN.Process(target=_serve, args=(theirs, measure), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def take(self, task: Task) -> None:
+        """Hand the process a point; a process that is dead already shows in `collect`."""
+        self.task = task
+        with contextlib.suppress(OSError):
+            self.connection.send(task)
+
+    def collect(self) -> tuple[Outcome | None, Task | None]:
+        """What the process has to say: an outcome, or a task to start again elsewhere."""
+        assert self.task is not None
+        (point, attempts), self.task = self.task, None
+        try:
+            return self.connection.recv(), None
+        except (EOFError, OSError):
+            self.stop()
+        lost = after_death(point, attempts)
+        return lost, None if lost else (point, attempts + 1)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process is gone."""
+        return self.connection.closed
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        self.connection.close()
+        self._process.terminate()
+        self._process.join()
+
+
+def _serve(connection: Connection, measure: Measure) -> None:
+    """The life of a worker: measure what comes, until nobody asks any more."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            point, attempts = connection.recv()
+        except EOFError:
+            return
+        connection.send(attempt(measure, point, attempts))
+
+
+def _end_with_parent() -> None:
+    """Leave at once when the process that asked is gone: nobody would store the result."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
