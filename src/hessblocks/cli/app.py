@@ -45,9 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except HessblocksError as error:
             _complain(str(error), words)
             return error.exit_status
-        except KeyboardInterrupt:
-            _complain("interrupted; the same command goes on where it stopped.", words)
-            return 1
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 0
     return 0

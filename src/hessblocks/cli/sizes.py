@@ -26,7 +26,8 @@ class BlockSize:
     matmuls: int
     """Matrix products of one token: weights, scores and mix of each layer, and the head."""
     multiply_adds: int
-    """Multiplications with an addition of one token, the last of a full context."""
+    """Multiplications with an addition of one token, the last of a full context; without the running
+    mean of shaped attention, which adds only."""
 
 
 def block_sizes(

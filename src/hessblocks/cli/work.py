@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.console import Console
 from hessblocks.cli.progress import make_progress
 from hessblocks.cli.tables import comparison_table, console, time_line, zero_group_lines
 from hessblocks.data import Corpus, load_corpus
+from hessblocks.errors import RunError
 from hessblocks.report.loading import load_results
 from hessblocks.report.page import write_report
 from hessblocks.report.table import ComparisonRow, comparison_rows, summary
@@ -40,7 +41,7 @@ def carry_out(
     """
     start = time.perf_counter()
     progress = make_progress()
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), _interruptible():
         with progress.stage("data"):
             corpus = load_corpus(data, vocab_size)
         work(corpus, progress)
@@ -55,6 +56,14 @@ def carry_out(
     _show(screen, comparison_rows(results))
     screen.print(time_line(progress.seconds, seconds))
     screen.print(f"\nreport  {page}\nnext    {hint}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunError("interrupted; the same command goes on where it stopped.") from None
 
 
 def _show(screen: Console, rows: tuple[ComparisonRow, ...]) -> None:

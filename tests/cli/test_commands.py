@@ -1,0 +1,175 @@
+"""The commands end to end at tiny sizes."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from tests.cli.helpers import Shell, sentence, use_the_terminal
+from transformers import AutoModelForCausalLM
+
+import hessblocks.training
+from hessblocks.cli import main
+from hessblocks.cli.demo import PRESETS
+from hessblocks.training import ComparisonSettings
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path, code: Path) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HESSBLOCKS_CACHE", str(shared_cache))
+        assert Shell(_NoCapture(), code).compare(out).status == 0  # type: ignore[arg-type]
+    return out
+
+
+class _NoCapture:
+    """Stands in for capsys in a fixture that outlives a test."""
+
+    out = err = ""
+
+    def readouterr(self) -> "_NoCapture":
+        return self
+
+
+def test_compare_shows_a_table_the_report_and_the_shares_of_time(
+    shell: Shell, compared: Path
+) -> None:
+    outcome = shell.compare(compared)
+    assert outcome.status == 0
+    for name in ("pre-ln", "sas-p"):
+        (row,) = (
+            line for line in outcome.output.splitlines() if line.strip().startswith(name + "  ")
+        )
+        assert len(re.findall(r"[\d,.]+(?:e[+-]\d+)?", row)) >= 6
+    assert "layers.0.attention.key" in outcome.output  # zero at initialisation, named
+    assert re.search(r"\d+ s: data \d+ %, report \d+ %", outcome.output.replace("\n", " "))
+    assert f"report  {compared / 'report.html'}" in outcome.output
+    assert "next    hessblocks train" in outcome.output
+
+
+def test_json_is_one_object_with_what_was_measured(shell: Shell, compared: Path) -> None:
+    outcome = shell.compare(compared, "--json")
+    values = json.loads(outcome.output)
+    assert outcome.status == 0
+    assert values["command"] == "compare"
+    for preset in ("pre-ln", "sas-p"):
+        measured = values["presets"][preset]
+        assert {"parameters", "tokens_per_second", "initial_loss", "final_loss", "peak_memory"} <= (
+            set(measured)
+        )
+        for moment in ("before", "after"):
+            norm = measured["curvature"][moment]["layers.0.mlp.in"]["full"]
+            assert norm["value"] > norm["standard_error"] > 0
+
+
+def test_the_folder_holds_the_report_and_its_figures(compared: Path) -> None:
+    assert {"config.json", "environment.json", "metrics.jsonl", "results.csv", "report.html"} <= {
+        path.name for path in compared.iterdir()
+    }
+    assert {path.suffix for path in (compared / "figures").iterdir()} == {".png", ".svg"}
+
+
+def test_no_bar_and_no_colour_outside_a_terminal(shell: Shell, tmp_path: Path) -> None:
+    outcome = shell.train(tmp_path / "out")
+    assert "\r" not in outcome.output + outcome.errors
+    assert "\x1b" not in outcome.output + outcome.errors
+    assert re.search(
+        r"^training sas, seed 0: [\d.]+ s, training loss [\d.]+$", outcome.errors, re.M
+    )
+
+
+def test_train_leaves_a_model_that_hugging_face_reads(shell: Shell, tmp_path: Path) -> None:
+    outcome = shell.train(tmp_path / "out", "--json", "--seed", 2)
+    measured = json.loads(outcome.output)["presets"]["sas"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    assert measured["parameters"] == sum(p.numel() for p in model.parameters())
+    assert measured["seeds"] == [2]
+    assert measured["final_loss"] < measured["initial_loss"]
+
+
+def test_train_shows_the_loss(shell: Shell, tmp_path: Path) -> None:
+    outcome = shell.train(tmp_path / "out")
+    assert re.search(r"sas +[\d,]+ +[\d,]+ +5\.\d+ +5\.\d+", outcome.output)
+    assert "heterogeneity:" not in outcome.output
+
+
+def test_several_seeds_have_an_error_bar(shell: Shell, tmp_path: Path) -> None:
+    outcome = shell.compare(tmp_path / "out", "--presets", "sas", "--seeds", 2, "--seed", 5)
+    assert sorted(path.name for path in (tmp_path / "out" / "runs").iterdir()) == [
+        "sas-seed5",
+        "sas-seed6",
+    ]
+    assert re.search(r"sas .* \d\.\d+ ± \d\.\d+", outcome.output)
+
+
+def test_the_demo_compares_the_five_blocks(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ComparisonSettings] = []
+
+    def remember(settings: ComparisonSettings, *_: object) -> None:
+        asked.append(settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hessblocks.training, "compare", remember)
+    monkeypatch.setattr("hessblocks.cli.work.load_corpus", lambda *_: None)
+    outcome = shell("demo", "--out", tmp_path / "out")
+    assert outcome.status == 1
+    assert "interrupted; the same command goes on" in sentence(outcome)
+    assert asked[0].presets == PRESETS == ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
+
+
+def test_a_bar_on_a_terminal(shell: Shell, tmp_path: Path) -> None:
+    process, terminal = os.forkpty()
+    if process == 0:
+        use_the_terminal()
+        words = ["train", "sas", "--data", str(shell.code), "--out", str(tmp_path / "out")]
+        sizes = [
+            "--depth",
+            "1",
+            "--width",
+            "8",
+            "--heads",
+            "1",
+            "--context",
+            "8",
+            "--vocab-size",
+            "260",
+            "--steps",
+            "4",
+        ]
+        os._exit(main(words + sizes))
+    shown = b""
+    while True:
+        try:
+            shown += os.read(terminal, 1 << 16)
+        except OSError:
+            break
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"training sas, seed 0" in shown
+    assert b"\x1b[" in shown
+
+
+@pytest.mark.parametrize("words", [["--help"], ["demo", "--help"], ["compare", "--help"]])
+def test_help_ends_well(shell: Shell, words: list[str]) -> None:
+    outcome = shell(*words)
+    assert outcome.status == 0
+    assert "Usage: hessblocks" in outcome.output
+
+
+@pytest.mark.parametrize("command", ["demo", "presets", "compare", "train"])
+def test_every_command_has_the_common_options(shell: Shell, command: str) -> None:
+    text = shell(command, "--help").output
+    assert all(name in text for name in ("--out", "--seed", "--device", "--json", "--traceback"))
+
+
+@pytest.mark.slow
+def test_the_demo_in_six_minutes_and_three_gigabytes(shell: Shell, tmp_path: Path) -> None:
+    values = json.loads(shell("demo", "--json", "--out", tmp_path / "out").output)
+    assert values["seconds"] < 360
+    for measured in values["presets"].values():
+        assert measured["final_loss"] < 0.8 * measured["initial_loss"]
+        assert measured["peak_memory"] < 3e9

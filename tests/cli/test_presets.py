@@ -1,0 +1,71 @@
+"""Sizes of the presets against models that are built, and against counted operations."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cli.helpers import Shell
+from torch.utils.flop_counter import FlopCounterMode
+
+import hessblocks as hb
+from hessblocks.blocks.shaped import CHUNK
+from hessblocks.cli.sizes import block_sizes
+
+SMALL = {"depth": 3, "width": 32, "heads": 4, "mlp_width": None, "vocab_size": 50, "context": 8}
+"""A context of 8 is one chunk of the running mean."""
+
+
+@pytest.mark.parametrize("preset", hb.PRESETS)
+def test_sizes_are_those_of_a_model_that_is_built(preset: str) -> None:
+    (size,) = (size for size in block_sizes(**SMALL) if size.preset == preset)
+    model = hb.build(preset, **SMALL)
+    model.set_attn_implementation("eager")
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=tokens)
+    assert size.parameters == sum(p.numel() for p in model.parameters())
+    shaped = model.config.block_config.attention.shaping is not None
+    running_mean = SMALL["depth"] * 2 * CHUNK * CHUNK * SMALL["width"] if shaped else 0
+    assert size.multiply_adds * 8 * 2 == counter.get_total_flops() - running_mean
+
+
+@pytest.mark.parametrize(
+    ("preset", "millions"), [("pre-ln", 166.6), ("sas", 146.0), ("sas-p", 146.0)]
+)
+def test_the_published_sizes(shell: Shell, preset: str, millions: float) -> None:
+    sizes = [
+        "--depth",
+        "18",
+        "--width",
+        "768",
+        "--heads",
+        "12",
+        "--vocab-size",
+        "50000",
+        "--context",
+        "1024",
+    ]
+    presets = json.loads(shell("presets", *sizes, "--json").output)["presets"]
+    assert presets[preset]["parameters"] / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_no_weight_is_allocated(shell: Shell) -> None:
+    huge = ["--depth", "96", "--width", "12288", "--heads", "96", "--vocab-size", "50000"]
+    presets = json.loads(shell("presets", *huge, "--json").output)["presets"]
+    assert presets["pre-ln"]["parameters"] > 170e9
+
+
+def test_removing_values_and_projections_removes_matmuls() -> None:
+    matmuls = {size.preset: size.matmuls for size in block_sizes(**SMALL)}
+    assert matmuls["pre-ln"] == 3 * 8 + 1
+    assert matmuls["sas"] == matmuls["sas-p"] == 3 * 6 + 2  # the first layer keeps its values
+
+
+def test_the_table_lists_every_preset(shell: Shell, tmp_path: Path) -> None:
+    outcome = shell("presets", "--out", tmp_path / "new")
+    assert outcome.status == 0
+    assert all(f" {name} " in outcome.output for name in hb.PRESETS)
+    assert "1,328,256" in outcome.output
+    written = json.loads((tmp_path / "new" / "presets.json").read_text())
+    assert list(written["presets"]) == sorted(hb.PRESETS)
