@@ -4,27 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from tests.models.cases import SIZES, ids, perturbed, presets
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import hessblocks as hb
 from hessblocks.blocks import Reparametrised
-
-SIZES = {"depth": 2, "width": 16, "heads": 4, "vocab_size": 29, "context": 24}
-presets = pytest.mark.parametrize("name", hb.PRESETS)
-
-
-def perturbed(name: str, **fields: object) -> PreTrainedModel:
-    """A model away from its special initial values (zero queries, equal gains)."""
-    model = hb.build(name, **SIZES, **fields).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return model
-
-
-def ids(*shape: int) -> Tensor:
-    return torch.randint(0, SIZES["vocab_size"], shape)
 
 
 @presets
@@ -61,16 +45,6 @@ def test_double_precision_agrees(name: str) -> None:
 
 
 @presets
-def test_cached_and_uncached_generation_agree(name: str) -> None:
-    model = perturbed(name)
-    mask = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
-    settings = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    prompt = ids(2, 6)
-    cached = model.generate(prompt, use_cache=True, **settings)
-    assert torch.equal(cached, model.generate(prompt, use_cache=False, **settings))
-
-
-@presets
 def test_left_padding_changes_no_logits(name: str) -> None:
     model = perturbed(name)
     tokens = ids(1, 6)
@@ -79,15 +53,6 @@ def test_left_padding_changes_no_logits(name: str) -> None:
     assert torch.allclose(
         model(padded, attention_mask=mask).logits[:, 3:], model(tokens).logits, atol=1e-5
     )
-
-
-@presets
-def test_cached_logits_equal_uncached_ones(name: str) -> None:
-    model = perturbed(name)
-    tokens = ids(2, 10)
-    first = model(tokens[:, :6], use_cache=True)
-    rest = model(tokens[:, 6:], past_key_values=first.past_key_values, use_cache=True)
-    assert torch.allclose(rest.logits, model(tokens).logits[:, 6:], atol=1e-5)
 
 
 @presets

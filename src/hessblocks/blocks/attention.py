@@ -130,8 +130,10 @@ class SelfAttention(nn.Module):
 
     def _project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         query = self.query_norm(self._split(self.query(x), self.heads))
-        shared = x[:, None] if self.key is None else self._split(self.key(x), self.key_value_heads)
-        key = self.key_norm(shared)
+        if self.key is None:
+            key = self._split(self.key_norm(x), self.key_value_heads)
+        else:
+            key = self.key_norm(self._split(self.key(x), self.key_value_heads))
         value = self._split(self.value(x), self.key_value_heads)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
@@ -148,15 +150,15 @@ class SelfAttention(nn.Module):
         return shape_attention(attended, self._repeat(own), middle, self.gains.per_head())
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        if self.one_matrix:
-            key = key.expand(-1, self.key_value_heads, -1, -1)
+        if self.one_matrix:  # every head sees the whole input; split into heads it fits any cache
+            key = key.transpose(1, 2).flatten(2)[:, None].expand(-1, self.heads, -1, -1)
         kernel: Kernel = linear_kernel if self.linear else context.kernel
         return kernel(
             self, query, key, value, context.mask, scale=self.scale, causal=context.causal
         )
 
     def _centre(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        if context.aligned:
+        if context.aligned and value.shape[2] == query.shape[2]:
             return self._repeat(centre(value, causal=context.causal, allowed=context.allowed))
         return self._attend(torch.zeros_like(query), key, value, context)
 

@@ -102,10 +102,10 @@ class Context:
     allowed: Bool[Tensor, "B S"] | None = None
     """False marks padding keys; None means no padding."""
     aligned: bool = True
-    """Whether the keys are the queries' own tokens and `causal` and `allowed` say all that the mask does.
+    """Whether no token came before the queries and `causal` and `allowed` say all that the mask does.
 
-    Where not (a cache, a mask of the user's own), the centre of shaped attention is taken by its
-    definition, attention at zero scores, from the kernel.
+    Where not (a filled cache, a mask of the user's own), the centre of shaped attention is taken by
+    its definition, attention at zero scores, from the kernel.
     """
     rotation: Rotation | None = None
     """Cosines and sines of rotary positions."""

@@ -60,7 +60,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         **_: Any,
     ) -> BaseModelOutputWithPast:
         """Map token ids (sequences, tokens) to vectors (sequences, tokens, width)."""
-        if use_cache and self.training and self.is_gradient_checkpointing:
+        if use_cache and self.training and any(x.gradient_checkpointing for x in self.layers):
             warnings.warn(
                 "use_cache is ignored: layers that are computed twice must not be cached",
                 stacklevel=2,
@@ -69,14 +69,15 @@ class HessblocksModel(HessblocksPreTrainedModel):
         x = self._embed(input_ids, inputs_embeds)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        places = self._places(x, attention_mask, position_ids, past_key_values)
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        places = self._places(x, attention_mask, position_ids, past)
         if self.position_embedding is not None:
             x = x + self.position_embedding(places).to(x.dtype)
         context = Context(
             causal=self.config.causal,
             mask=self._mask(x, attention_mask, position_ids, past_key_values),
             allowed=_padding(attention_mask),
-            aligned=past_key_values is None and not _own_mask(attention_mask, position_ids),
+            aligned=_is_nothing(past) and not _own_mask(attention_mask, position_ids),
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
             kernel=attention_kernel(self.config._attn_implementation),
         )
@@ -105,10 +106,10 @@ class HessblocksModel(HessblocksPreTrainedModel):
         x: Tensor,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
-        cache: Cache | None,
+        past: int | Tensor,
     ) -> Tensor:
         """Positions (sequences, tokens), by default counted over the unpadded tokens."""
-        past, tokens = 0 if cache is None else cache.get_seq_length(), x.shape[1]
+        tokens = x.shape[1]
         limited = isinstance(self.position_embedding, nn.Embedding)
         if limited and isinstance(past, int) and past + tokens > self.config.context:
             raise ArgumentError(
@@ -137,6 +138,11 @@ class HessblocksModel(HessblocksPreTrainedModel):
         else:
             mask = create_bidirectional_mask(self.config, x, attention_mask)
         return cast(Tensor | None, mask)
+
+
+def _is_nothing(past: int | Tensor) -> bool:
+    """Whether no token was seen before; a static cache counts in a tensor, which is not looked into."""
+    return isinstance(past, int) and past == 0
 
 
 def _padding(attention_mask: Tensor | None) -> Tensor | None:

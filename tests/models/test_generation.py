@@ -1,0 +1,99 @@
+"""Generation: every way of decoding and every cache gives the tokens that no cache gives."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.models.cases import ids, perturbed, presets
+from torch import Tensor
+from transformers import PreTrainedModel, StaticCache
+
+import hessblocks as hb
+from hessblocks.blocks import Attention, LayerNorm, NoPosition, RMSNorm, Shaping, SinusoidalPosition
+
+LEFT_PADDED = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
+DECODING: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "top_k": 5, "temperature": 0.7},
+    "beams": {"do_sample": False, "num_beams": 3},
+}
+CACHES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static", "disable_compile": True},
+}
+
+
+def generate(model: PreTrainedModel, prompt: Tensor, **settings: Any) -> Tensor:
+    torch.manual_seed(1)
+    return model.generate(
+        prompt, attention_mask=LEFT_PADDED, max_new_tokens=8, pad_token_id=0, **settings
+    )
+
+
+@presets
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize("decoding", DECODING.values(), ids=DECODING)
+def test_caches_change_no_token(name: str, decoding: dict[str, Any], cache: dict[str, Any]) -> None:
+    model, prompt = perturbed(name), ids(2, 6)
+    expected = generate(model, prompt, use_cache=False, **decoding)
+    assert torch.equal(generate(model, prompt, **decoding, **cache), expected)
+
+
+@presets
+def test_a_padded_row_is_generated_as_if_alone(name: str) -> None:
+    model, prompt = perturbed(name), ids(2, 6)
+    together = generate(model, prompt, do_sample=False)
+    alone = model.generate(
+        prompt[1:, 2:],
+        attention_mask=LEFT_PADDED[1:, 2:],
+        max_new_tokens=8,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    assert torch.equal(together[1, 6:], alone[0, 4:])
+
+
+@presets
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("mask", [None, LEFT_PADDED], ids=["full", "padded"])
+def test_cached_logits_equal_uncached_ones(name: str, static: bool, mask: Tensor | None) -> None:
+    model, tokens = perturbed(name), ids(2, 10)
+    cache = StaticCache(config=model.config, max_cache_len=20) if static else None
+    whole = None if mask is None else torch.cat([mask, torch.ones(2, 4, dtype=torch.long)], dim=1)
+    expected = model(tokens, attention_mask=whole).logits
+    for start, stop in ((0, 6), (6, 9), (9, 10)):  # a prompt, a piece of several tokens, one token
+        seen = None if whole is None else whole[:, :stop]
+        out = model(
+            tokens[:, start:stop], attention_mask=seen, past_key_values=cache, use_cache=True
+        )
+        cache = out.past_key_values
+        real = slice(None) if whole is None else whole[:, start:stop].bool()
+        assert torch.allclose(out.logits[real], expected[:, start:stop][real], atol=1e-5)
+
+
+SLOTS: dict[str, dict[str, Any]] = {
+    "one matrix": {"attention": Attention(query_key="one-matrix", shaping=Shaping())},
+    "linear": {"attention": Attention(scores="linear")},
+    "linear shaped": {"attention": Attention(scores="linear", shaping=Shaping(centred=False))},
+    "grouped shaped": {"key_value_heads": 2, "attention": Attention(shaping=Shaping())},
+    "query-key norm": {
+        "attention": Attention(query_key_norm=LayerNorm(), query_norm=RMSNorm(gain=0.0))
+    },
+    "sinusoidal": {"position": SinusoidalPosition()},
+    "no position": {"position": NoPosition(), "attention": Attention(shaping=Shaping())},
+}
+
+
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize("fields", SLOTS.values(), ids=SLOTS)
+def test_caches_change_no_token_of_other_slots(
+    fields: dict[str, Any], cache: dict[str, Any]
+) -> None:
+    model, prompt = perturbed("pre-ln", **fields), ids(2, 6)
+    expected = generate(model, prompt, use_cache=False, do_sample=False)
+    assert torch.equal(generate(model, prompt, do_sample=False, **cache), expected)
+
+
+def test_generation_stops_at_the_context_with_a_sentence() -> None:
+    with pytest.raises(hb.ArgumentError, match="longer than the model's context of 24"):
+        perturbed("sas").generate(ids(1, 20), max_new_tokens=8, do_sample=False, pad_token_id=0)
