@@ -1,0 +1,109 @@
+"""Executors agree with each other, and neither death nor failure of a point loses another."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.studies import toy
+
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.studies.point import Point
+from hessblocks.studies.store import POINTS, read
+
+
+def stored(folder: Path, points: int = 12) -> list[dict]:
+    made = [toy.point(each) for each in toy.settings("smoke", points)]
+    return read(folder).rows(made)
+
+
+def test_local_processes_give_what_this_process_gives_though_one_dies(tmp_path: Path) -> None:
+    points = [{"number": number} for number in range(5)]
+    dying = {"number": 5, "die": str(tmp_path / "mark")}
+    there = toy.run(tmp_path / "there", [dying, *points], workers=2)
+    assert there.retried == 1
+    here = toy.run(tmp_path / "here", [dying, *points])
+    assert here.retried == 0
+    assert here.rows == there.rows
+    files = [(tmp_path / where / "results.csv").read_text() for where in ("here", "there")]
+    assert files[0] == files[1]
+
+
+def test_a_finished_point_is_never_measured_again(tmp_path: Path) -> None:
+    toy.run(tmp_path, 5)
+    before = (tmp_path / POINTS).read_bytes()
+    again = toy.run(tmp_path, 8)
+    assert (again.points, again.measured) == (8, 3)
+    assert (tmp_path / POINTS).read_bytes().startswith(before)
+
+
+def test_a_point_that_kills_every_worker_fails_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hessblocks.studies.executors.MOST_ATTEMPTS", 2)
+    points = [{"number": 0, "die_always": True}, {"number": 1}, {"number": 2}]
+    with pytest.raises(RunError, match=r"1 point\(s\) failed.*died 2 times"):
+        toy.run(tmp_path, points, workers=1)
+    assert len(read(tmp_path)) == 2
+
+
+def test_an_error_in_a_point_is_told_with_its_settings(tmp_path: Path) -> None:
+    points = [{"number": 7, "fail": "no such thing"}, {"number": 1}]
+    with pytest.raises(RunError, match=r"\(number 7.*no such thing"):
+        toy.run(tmp_path, points)
+    assert len(read(tmp_path)) == 1
+
+
+def test_no_workers_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="workers: expected at least 1, got 0"):
+        toy.run(tmp_path, workers=0)
+    with pytest.raises(ArgumentError, match="either ray or workers"):
+        toy.run(tmp_path, workers=1, ray="auto")
+
+
+def kill_and_finish(folder: Path, delays: list[float], points: int, workers: int) -> None:
+    """Start the toy study as a program, SIGKILL it after each delay, then let it end."""
+    command = [sys.executable, "-m", "tests.studies.toy", str(folder), str(points), str(workers)]
+    for delay in delays:
+        program = subprocess.Popen(command)
+        deadline = time.monotonic() + 60
+        before = len(read(folder))
+        while len(read(folder)) == before and program.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(delay)
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+    subprocess.run(command, check=True)
+
+
+def check_undisturbed(folder: Path, points: int) -> None:
+    lines = (folder / POINTS).read_bytes().splitlines()
+    assert len(lines) == points
+    assert stored(folder, points) == [
+        row for each in toy.settings("smoke", points) for row in toy.measure(each)
+    ]
+
+
+def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
+    kill_and_finish(tmp_path, [0.033], 60, workers=0)
+    check_undisturbed(tmp_path, 60)
+
+
+@pytest.mark.slow
+def test_ten_kills_change_nothing(tmp_path: Path) -> None:
+    kill_and_finish(tmp_path, [0.007 * step for step in range(10)], 400, workers=2)
+    check_undisturbed(tmp_path, 400)
+
+
+def test_keys_tell_points_apart() -> None:
+    base = Point(study="toy", settings={"sigma": 0.1, "seed": 1})
+    assert base.key == Point(study="toy", settings={"seed": 1, "sigma": 0.1}).key
+    others = [
+        Point(study="toy", settings={"sigma": 0.1, "seed": 2}),
+        Point(study="toy", settings={"sigma": 0.1 + 1e-16, "seed": 1}, revision=2),
+        Point(study="tow", settings={"sigma": 0.1, "seed": 1}),
+    ]
+    assert len({base.key, *(other.key for other in others)}) == 4

@@ -1,0 +1,132 @@
+"""The store: durable lines, damage kept aside, versions, one command at a time."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.studies import toy
+
+from hessblocks.errors import RunError
+from hessblocks.studies.point import Outcome
+from hessblocks.studies.store import DAMAGED, POINTS, opened, read
+
+TOY_POINTS = [toy.point({"number": number}) for number in range(4)]
+
+
+def fill(folder: Path, count: int = 3) -> None:
+    with opened(folder) as store:
+        for point in TOY_POINTS[:count]:
+            store.add(Outcome(point=point, rows=tuple(toy.measure(point.settings)), seconds=1.0))
+
+
+def test_what_was_added_is_read_back(tmp_path: Path) -> None:
+    fill(tmp_path)
+    store = read(tmp_path)
+    assert len(store) == 3
+    assert TOY_POINTS[2] in store
+    assert TOY_POINTS[3] not in store
+    assert store.rows(TOY_POINTS) == [
+        row for p in TOY_POINTS[:3] for row in toy.measure(p.settings)
+    ]
+    assert store.seconds(TOY_POINTS) == 3.0
+
+
+def test_rows_come_in_the_order_of_the_points_asked_for(tmp_path: Path) -> None:
+    fill(tmp_path)
+    assert [row["number"] for row in read(tmp_path).rows(TOY_POINTS[::-1])] == [2, 1, 0]
+
+
+def damage_byte(lines: list[bytes]) -> list[bytes]:
+    return [lines[0], lines[1].replace(b'"square":1', b'"square":7'), lines[2]]
+
+
+DAMAGES = {
+    "one digit changed": damage_byte,
+    "torn in the middle of the last line": lambda lines: [*lines[:2], lines[2][:20]],
+    "no JSON": lambda lines: [b"\x00\xff", *lines[1:]],
+    "JSON but no record": lambda lines: [b"[1, 2]", *lines[1:]],
+    "a field too many": lambda lines: [
+        lines[0],
+        lines[1],
+        json.dumps({**json.loads(lines[2]), "checksum": "0"}).encode(),
+    ],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_line_is_kept_aside_and_its_point_redone(tmp_path: Path, damage) -> None:
+    fill(tmp_path)
+    whole = (tmp_path / POINTS).read_bytes()
+    lines = damage(whole.splitlines())
+    (tmp_path / POINTS).write_bytes(b"\n".join(lines) + b"\n" * (len(lines[-1]) > 20))
+    bad = [line for line in lines if line not in whole.splitlines()]
+    with pytest.warns(UserWarning, match="1 damaged line"), opened(tmp_path) as store:
+        assert len(store) == 2
+    assert (tmp_path / DAMAGED).read_bytes().splitlines() == bad
+    missing = [point for point in TOY_POINTS[:3] if point not in read(tmp_path)]
+    assert len(missing) == 1
+    with opened(tmp_path) as store:  # no second warning: the store is clean
+        rows = tuple(toy.measure(missing[0].settings))
+        store.add(Outcome(point=missing[0], rows=rows, seconds=1.0))
+    assert sorted((tmp_path / POINTS).read_bytes().splitlines()) == sorted(whole.splitlines())
+
+
+def test_a_store_of_a_newer_version_is_refused_and_untouched(tmp_path: Path) -> None:
+    fill(tmp_path)
+    content = (tmp_path / POINTS).read_bytes() + b'{"version":2,"checksum":"","record":{}}\n'
+    (tmp_path / POINTS).write_bytes(content)
+    with pytest.raises(RunError, match=r"newer hessblocks .*version 2.*upgrade"), opened(tmp_path):
+        pass
+    assert (tmp_path / POINTS).read_bytes() == content
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from hessblocks.studies.lock import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_command_is_refused_and_a_dead_one_is_no_hindrance(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=f"in use by process {holder.pid} on"), opened(tmp_path):
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+    with opened(tmp_path) as store:
+        assert len(store) == 0
+
+
+def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch) -> None:
+    fill(tmp_path, 2)
+    before = (tmp_path / POINTS).read_bytes()
+
+    def half(descriptor: int, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with opened(tmp_path) as store:
+        monkeypatch.setattr("hessblocks.studies.store.os.write", half)
+        with pytest.raises(RunError, match="No space left"):
+            store.add(Outcome(point=TOY_POINTS[2], rows=()))
+        monkeypatch.undo()
+    assert (tmp_path / POINTS).read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(RunError, match=r"out: .* cannot be written"),
+        opened(tmp_path / "file" / "x"),
+    ):
+        pass
