@@ -1,0 +1,152 @@
+"""Spectral density and the distance between spectra."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import jensenshannon
+from tests.linalg.matrices import MATRICES, SIZE, operator, small_and_special, with_eigenvalues
+from tests.linalg.test_estimators import NotFinite
+
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.linalg import (
+    DenseOperator,
+    Probes,
+    Spectrum,
+    jensen_shannon_distance,
+    spectral_density,
+)
+from hessblocks.linalg.quadrature import lanczos_quadrature
+
+EVERY = MATRICES | small_and_special()
+
+
+def exact_spectrum(eigenvalues: torch.Tensor) -> Spectrum:
+    weights = torch.full_like(eigenvalues, 1 / len(eigenvalues))
+    return Spectrum.from_nodes(
+        eigenvalues[None], weights[None], size=len(eigenvalues), method="exact"
+    )
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_quadrature_integrates_polynomials_exactly(name: str) -> None:
+    """Up to degree 2 S − 1: zᵀ Aᵏ z / N, also where a Krylov space ends early."""
+    matrix = EVERY[name]
+    op = DenseOperator(matrix, symmetric=True)
+    probes = Probes(op, seed=0).draw(5)
+    steps = min(4, len(matrix))
+    nodes, weights = lanczos_quadrature(op, probes, steps)
+    powers = probes
+    for degree in range(2 * steps):
+        expected = (probes * powers).sum(0) / len(matrix)
+        torch.testing.assert_close(
+            (weights * nodes**degree).sum(1), expected, rtol=1e-9, atol=1e-12
+        )
+        powers = matrix @ powers
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_long_quadrature_has_no_ghosts(name: str) -> None:
+    """With as many steps as rows every weighted node is an eigenvalue, each weight once."""
+    op = DenseOperator(EVERY[name], symmetric=True)
+    nodes, weights = lanczos_quadrature(op, Probes(op, seed=0).draw(3), len(EVERY[name]))
+    eigenvalues = torch.linalg.eigvalsh(EVERY[name])
+    distance = (nodes[..., None] - eigenvalues).abs().amin(-1)
+    assert float(distance[weights > 1e-10].max()) < 1e-7
+    torch.testing.assert_close(weights.sum(1), torch.ones(3, dtype=torch.float64))
+
+
+def test_few_rows_are_diagonalised_and_said_to_be_exact() -> None:
+    spectrum = spectral_density(operator("flat"), steps=60)
+    assert (spectrum.method, spectrum.probes) == ("exact", 0)
+    torch.testing.assert_close(spectrum.nodes[0], torch.linalg.eigvalsh(MATRICES["flat"]))
+    assert float(spectrum.standard_error.max()) == 0
+    assert spectrum.moments[0].method == "exact"
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if len(EVERY[name]) == SIZE])
+def test_the_density_integrates_to_one(name: str) -> None:
+    spectrum = spectral_density(DenseOperator(EVERY[name], symmetric=True), steps=20)
+    assert float(torch.trapezoid(spectrum.density, spectrum.grid)) == pytest.approx(1, abs=1e-3)
+    assert float(spectrum.density.min()) >= 0
+
+
+def test_an_average_is_the_trace_of_a_function() -> None:
+    estimate = spectral_density(operator("flat"), steps=20, probes=20).average(torch.log)
+    exact = float(torch.logdet(MATRICES["flat"])) / SIZE
+    assert abs(estimate.value - exact) <= 3 * estimate.standard_error
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 10])
+def test_a_chunk_changes_no_number(chunk: int) -> None:
+    whole = spectral_density(operator("pairs"), steps=20, seed=2)
+    pieces = spectral_density(operator("pairs"), steps=20, seed=2, probe_chunk=chunk)
+    torch.testing.assert_close(pieces.density, whole.density, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(pieces.standard_error, whole.standard_error, rtol=1e-8, atol=1e-10)
+
+
+def test_single_precision_gives_the_same_density() -> None:
+    double = spectral_density(operator("block_hollow"), steps=40, broadening=0.5)
+    single = spectral_density(operator("block_hollow", torch.float32), steps=40, broadening=0.5)
+    density, _ = single.density_on(double.grid)
+    torch.testing.assert_close(density, double.density, rtol=0, atol=1e-5)
+
+
+def test_the_distance_is_that_of_scipy() -> None:
+    a, b = exact_spectrum(torch.randn(50).double()), exact_spectrum(torch.randn(40).double() + 1)
+    low = min(float(a.nodes.min()), float(b.nodes.min())) - 4 * 0.1
+    high = max(float(a.nodes.max()), float(b.nodes.max())) + 4 * 0.1
+    grid = np.linspace(low, high, 1024)
+    p, q = (
+        np.exp(-0.5 * ((grid[:, None] - s.nodes[0].numpy()) / 0.1) ** 2).sum(1) / s.size
+        for s in (a, b)
+    )
+    ours = jensen_shannon_distance(a, b, broadening=0.1)
+    assert ours == pytest.approx(jensenshannon(p, q, base=2), rel=1e-10)
+
+
+def test_the_distance_is_a_metric_between_0_and_1() -> None:
+    near, middle, far = (
+        exact_spectrum(torch.randn(40).double() + shift) for shift in (0.0, 1.0, 100.0)
+    )
+    assert jensen_shannon_distance(near, near) == pytest.approx(0, abs=1e-7)
+    assert jensen_shannon_distance(near, far, broadening=0.5) == pytest.approx(1)
+    ahead = jensen_shannon_distance(near, middle, broadening=0.5)
+    assert jensen_shannon_distance(middle, near, broadening=0.5) == pytest.approx(ahead)
+    beyond = jensen_shannon_distance(middle, far, broadening=0.5)
+    assert jensen_shannon_distance(near, far, broadening=0.5) <= ahead + beyond
+
+
+def test_the_distance_of_zero_matrices_is_zero() -> None:
+    zero = spectral_density(operator("zero"), steps=5)
+    assert jensen_shannon_distance(zero, zero) == 0
+
+
+def test_an_estimated_spectrum_is_near_the_exact_one() -> None:
+    """The noise of ten probes on 400 eigenvalues is small beside a different shape."""
+    matrix = with_eigenvalues(torch.linspace(-1, 1, 400) ** 3)
+    op = DenseOperator(matrix, symmetric=True)
+    exact = exact_spectrum(torch.linalg.eigvalsh(matrix))
+    estimated = spectral_density(op, steps=80)
+    other = exact_spectrum(torch.linspace(-1, 1, 400).double())
+    assert jensen_shannon_distance(estimated, exact) < 0.1
+    assert jensen_shannon_distance(estimated, other) > 0.3
+
+
+def test_a_density_matches_the_normal_density_by_hand() -> None:
+    spectrum = exact_spectrum(torch.tensor([2.0], dtype=torch.float64))
+    density, error = spectrum.density_on(torch.tensor([2.0]), 0.5)
+    assert float(density) == pytest.approx(1 / (0.5 * math.sqrt(2 * math.pi)))
+    assert float(error) == 0
+
+
+def test_what_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="symmetric=True"):
+        spectral_density(DenseOperator(torch.eye(SIZE)))
+    with pytest.raises(ArgumentError, match="broadening"):
+        spectral_density(operator("flat"), broadening=0.0)
+    with pytest.raises(ArgumentError, match="steps"):
+        spectral_density(operator("flat"), steps=0)
+    with pytest.raises(RunError, match="not finite"):
+        spectral_density(NotFinite(), steps=10)
