@@ -187,5 +187,6 @@ def _iterate(
                 return values[chosen], rotation[:, chosen], scale
         if basis.full:
             ends = 2 if wanted.top and wanted.bottom else 1
-            kept = wanted.positions(basis.size, (basis.size // 2 - wanted.total) // ends)
+            extra = max((basis.size // 2 - wanted.total) // ends, 0)
+            kept = wanted.positions(basis.size, extra)
             basis.restart(rotation[:, kept], values[kept])
