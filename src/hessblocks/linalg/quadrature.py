@@ -117,6 +117,8 @@ def lanczos_quadrature(
         vectors, beside[:, step] = _normalised(
             remainder, NEGLIGIBLE * torch.finfo(dtype).eps * scale
         )
+        if not beside[:, step].any():
+            break
     tridiagonal = torch.diag_embed(diagonal)
     tridiagonal += torch.diag_embed(beside[:, :-1], 1) + torch.diag_embed(beside[:, :-1], -1)
     nodes, rotations = torch.linalg.eigh(tridiagonal)
