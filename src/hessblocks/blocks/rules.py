@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from hessblocks.blocks.norms import NoNorm
+from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.positions import RotaryPosition
 from hessblocks.blocks.weights import TIED, Dense, Weight
 
@@ -85,65 +85,71 @@ def _rotary(block: BlockConfig) -> str | None:
     )
 
 
-def _zero_queries(block: BlockConfig) -> str | None:
+def _zero_under_norm(block: BlockConfig) -> str | None:
     attention = block.attention
-    if attention.query.initial != "zeros":
+    for name, weight, norm in (
+        ("query", attention.query, attention.resolved_query_norm),
+        ("key", attention.key, attention.query_key_norm),
+    ):
+        if weight.initial == "zeros" and norm.scale_free:
+            return (
+                f"attention: a zero {name} and a query-key norm exclude each other (the norm of a zero vector has a "
+                "gradient of size 1/eps); use a dense query and query_norm=rms-norm with gain=0, which starts with "
+                "zero scores too"
+            )
+    return None
+
+
+def _zero_scores(block: BlockConfig) -> str | None:
+    """Scores are a product: where both factors start at zero, neither ever gets a gradient."""
+    attention = block.attention
+    query = _zero_source("query", attention.query, attention.resolved_query_norm)
+    key = _zero_source("key", attention.key, attention.query_key_norm)
+    if query is None or key is None:
         return None
-    if attention.resolved_query_norm.scale_free:
-        return (
-            "attention: zero queries and a query-key norm exclude each other (the norm of a zero query has a gradient "
-            "of size 1/eps); use query=dense() and query_norm=rms-norm with gain=0, which starts with zero scores too"
-        )
-    if attention.query_key == "two-matrix" and attention.key.initial == "zeros":
-        return "attention: zero queries and zero keys exclude each other: neither would ever get a gradient"
-    return None
+    return f"attention: {query} and {key} exclude each other: neither would ever get a gradient"
 
 
-def _zero_norms(block: BlockConfig) -> str | None:
-    attention = block.attention
-    both = (attention.resolved_query_norm, attention.query_key_norm)
-    if all(getattr(norm, "gain", 1.0) == 0 for norm in both):
-        return (
-            "attention: query_key_norm with gain=0 makes queries and keys zero, and neither would ever get a gradient; "
-            "give gain=0 to query_norm alone"
-        )
-    return None
+def _zero_source(name: str, weight: Weight, norm: Norm) -> str | None:
+    """What makes queries or keys zero at initialisation."""
+    if weight.initial == "zeros":
+        return f"a zero {name}"
+    return f"a {name} norm with gain=0" if getattr(norm, "gain", 1.0) == 0 else None
 
 
 def _zero_pairs(block: BlockConfig) -> str | None:
     attention, mlp = block.attention, block.mlp
-    values = {attention.value.initial, getattr(attention.first_value, "initial", "normal")}
-    if "zeros" in values and attention.projection.initial == "zeros":
-        return "attention: zero values and a zero projection exclude each other: neither would ever get a gradient"
-    if mlp.input.initial == "zeros" and (mlp.output.initial == "zeros" or mlp.gated):
-        other = "gated=True" if mlp.gated else "a zero output"
-        return (
-            f"mlp: a zero input and {other} exclude each other: neither would ever get a gradient"
-        )
-    return None
+    values = [n for n in ("value", "first_value") if _is_zero(getattr(attention, n))]
+    if values and _is_zero(attention.projection):
+        return f"attention: a zero {values[0]} and a zero projection exclude each other: neither would ever get a gradient"
+    if not _is_zero(mlp.input):
+        return None
+    partners = {
+        "a zero output": _is_zero(mlp.output),
+        "gated=True": mlp.gated,
+        "activation='relu'": mlp.activation == "relu",
+    }
+    partner = next((words for words, found in partners.items() if found), None)
+    if partner is None:
+        return None
+    return f"mlp: a zero input and {partner} exclude each other: there would never be a gradient"
 
 
 def _silent_without_skip(block: BlockConfig) -> str | None:
     """Without a skip, a sub-block whose output starts at zero stops the signal."""
     attention, mlp = block.attention, block.mlp
-    no_attention_skip = not block.attention_branch.has_skip
-    silent_attention = "zeros" in (
-        attention.value.initial,
-        getattr(attention.first_value, "initial", ""),
-        attention.projection.initial,
-    )
-    silent_mlp = "zeros" in (mlp.input.initial, mlp.output.initial)
+    mixing = [n for n in ("value", "first_value", "projection") if _is_zero(getattr(attention, n))]
+    hidden = [n for n in ("input", "output") if _is_zero(getattr(mlp, n))]
     if block.layout == "parallel":
-        stopped = no_attention_skip and silent_attention and silent_mlp
-        where = "attention and mlp" if stopped else ""
-    elif no_attention_skip and silent_attention:
-        where = "attention"
+        stopped = {"attention_branch": mixing and hidden and [f"{mixing[0]} and {hidden[0]}"]}
     else:
-        where = "mlp" if silent_mlp and not block.mlp_branch.has_skip else ""
-    if not where:
-        return None
-    branch = "mlp_branch" if where == "mlp" else "attention_branch"
-    return f"{branch}: no skip and zero weights in {where} exclude each other: no signal would pass"
+        stopped = {"attention_branch": mixing, "mlp_branch": hidden}
+    for branch, zeros in stopped.items():
+        if zeros and getattr(block, branch).skip == 0:
+            return (
+                f"{branch}: no skip and a zero {zeros[0]} exclude each other: no signal would pass"
+            )
+    return None
 
 
 def _linear(block: BlockConfig) -> str | None:
@@ -155,10 +161,12 @@ def _linear(block: BlockConfig) -> str | None:
             "attention: scores='linear' and a centre exclude each other: linear attention is 0 at zero scores, so there "
             "is nothing to subtract; use shaping with centred=False"
         )
-    zero = "zeros" in (attention.query.initial, attention.key.initial)
-    if zero and attention.shaping is None and not block.attention_branch.has_skip:
+    zero = _zero_source("query", attention.query, attention.resolved_query_norm) or _zero_source(
+        "key", attention.key, attention.query_key_norm
+    )
+    if zero and attention.shaping is None and block.attention_branch.skip == 0:
         return (
-            "attention_branch: no skip and zero queries or keys with scores='linear' exclude each other: "
+            f"attention_branch: no skip and {zero} with scores='linear' exclude each other: "
             "attention is 0 at zero scores and no signal would pass"
         )
     return None
@@ -227,6 +235,10 @@ def _post(block: BlockConfig) -> str | None:
     return None
 
 
+def _is_zero(weight: Weight | None) -> bool:
+    return weight is not None and weight.initial == "zeros"
+
+
 def _weights(block: BlockConfig) -> Iterator[tuple[str, Weight]]:
     for part, names in (
         (block.attention, ("query", "key", "value", "first_value", "projection")),
@@ -245,8 +257,8 @@ RULES: tuple[Rule, ...] = (
     _grouped,
     _one_matrix,
     _rotary,
-    _zero_queries,
-    _zero_norms,
+    _zero_under_norm,
+    _zero_scores,
     _zero_pairs,
     _linear,
     _silent_without_skip,

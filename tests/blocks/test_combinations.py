@@ -1,0 +1,174 @@
+"""Every pair of slots, in every layout, either trains or is refused with a reason that names both."""
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hessblocks as hb
+from hessblocks.blocks import (
+    MLP,
+    Block,
+    Branch,
+    Context,
+    Dense,
+    DyT,
+    Identity,
+    LayerNorm,
+    NoNorm,
+    Reparametrised,
+    RMSNorm,
+    RotaryPosition,
+    Shaping,
+)
+
+WIDTH, TOKENS = 8, 6
+BASES: dict[str, dict[str, Any]] = {
+    "sequential": {},
+    "post": {"norm_placement": "post"},
+    "parallel": {"layout": "parallel", "mlp_branch": Branch(skip=0.0)},
+}
+Choice = tuple[str, dict[str, Any]]
+"""Words of which a refusal must show one, joined by |, and the fields of the choice."""
+
+SLOTS: dict[str, list[Choice]] = {
+    "norm": [
+        ("norm", {"norm": norm}) for norm in (LayerNorm(), DyT(), NoNorm(), RMSNorm(gain=0.5))
+    ],
+    "first_norm": [("first_norm", {"first_norm": LayerNorm()})],
+    "position": [("position", {"position": RotaryPosition()})],
+    "key_value_heads": [("key_value_heads|grouped", {"key_value_heads": 1})],
+    "mlp_width": [("mlp_width", {"mlp_width": WIDTH})],
+    "scores": [("scores", {"attention.scores": "linear"})],
+    "query_key": [("query_key='one-matrix'", {"attention.query_key": "one-matrix"})],
+    "temperature": [("temperature", {"attention.temperature": 2.0})],
+    "shaping": [
+        ("shaping|centre", {"attention.shaping": shaping})
+        for shaping in (
+            Shaping(),
+            Shaping(trainable=False),
+            Shaping(beta=0.0, centred=False),
+        )
+    ],
+    "query_key_norm": [
+        ("norm", {"attention.query_key_norm": norm}) for norm in (RMSNorm(), LayerNorm(), DyT())
+    ],
+    "query_norm": [("query_norm|norm", {"attention.query_norm": RMSNorm(gain=0.0)})],
+    **{
+        name: [
+            (name + ("|queries|keys" if name in ("query", "key") else ""), {f"attention.{name}": w})
+            for w in weights
+        ]
+        for name, weights in {
+            "query": [Dense(init="zeros"), Dense(bias=True), Identity(), Reparametrised()],
+            "key": [Dense(init="zeros"), Identity(), Reparametrised(init="identity")],
+            "value": [
+                Dense(init="orthogonal"),
+                Dense(init="zeros"),
+                Identity(),
+                Reparametrised(init="normal"),
+                Reparametrised(init="identity", trainable_gains=True),
+                Reparametrised(initial_gain=0.5, update_gain=0.2),
+            ],
+            "first_value": [Identity(), Dense(init="orthogonal")],
+            "projection": [
+                Dense(init="tied-orthogonal"),
+                Dense(init="zeros"),
+                Identity(),
+                Reparametrised(init="tied-orthogonal"),
+            ],
+        }.items()
+    },
+    "attention_branch": [
+        ("attention_branch|skip", {"attention_branch": branch})
+        for branch in (
+            Branch(skip=0.0),
+            Branch(skip=0.0, trainable_skip=True, gain=0.5, trainable=True),
+        )
+    ],
+    "mlp_branch": [
+        ("mlp_branch", {"mlp_branch": branch})
+        for branch in (Branch(skip=0.0, gain=0.1), Branch(over_sqrt_depth=True, trainable=True))
+    ],
+    "activation": [
+        ("mlp", {"mlp.activation": "gelu", "mlp.gated": True}),
+        ("mlp", {"mlp.activation": "leaky-relu", "mlp.negative_slope": 0.2}),
+        ("mlp", {"mlp.activation": "silu"}),
+        ("mlp", {"mlp.activation": "gelu", "mlp.input": Dense(init="zeros")}),
+    ],
+    "mlp.input": [("input", {"mlp.input": w}) for w in (Dense(init="zeros"), Identity())],
+    "mlp.output": [("output", {"mlp.output": w}) for w in (Dense(init="zeros"), Reparametrised())],
+}
+
+
+def config(*choices: dict[str, Any]) -> hb.BlockConfig:
+    fields = {name: value for choice in choices for name, value in choice.items()}
+    parts = {"attention": hb.BlockConfig().attention, "mlp": MLP()}
+    for name in [name for name in fields if "." in name]:
+        part, slot = name.split(".")
+        parts[part] = parts[part].replace(**{slot: fields.pop(name)})
+    return hb.BlockConfig().replace(width=WIDTH, heads=2, **parts, **fields)
+
+
+def refusal(*choices: dict[str, Any]) -> str | None:
+    try:
+        config(*choices)
+    except hb.ArgumentError as error:
+        return str(error)
+    return None
+
+
+def outputs(blocks: nn.ModuleList, block: hb.BlockConfig, x: Tensor) -> Tensor:
+    places = torch.arange(x.shape[1])[None]
+    context = Context(rotation=block.position.rotation(places, block.head_width, x.dtype))
+    for layer in blocks:
+        x = layer(x, context)
+    return x
+
+
+def check_it_trains(block: hb.BlockConfig) -> None:
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(Block(block, layer, 2) for layer in range(2))
+    optimiser = torch.optim.SGD(blocks.parameters(), lr=0.1)
+    x, target = torch.randn(2, TOKENS, WIDTH), torch.randn(2, TOKENS, WIDTH)
+    alive: set[str] = set()
+    for _ in range(3):
+        optimiser.zero_grad()
+        (outputs(blocks, block, x) - target).square().mean().backward()
+        trained = {n: p for n, p in blocks.named_parameters() if p.requires_grad}
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in trained.values())
+        alive |= {n for n, p in trained.items() if p.grad.any()}
+        optimiser.step()
+    assert alive == trained.keys(), f"no gradient: {sorted(trained.keys() - alive)}"
+    changed = torch.cat([x[:, :-1], -x[:, -1:]], dim=1)
+    before, after = outputs(blocks, block, x), outputs(blocks, block, changed)
+    assert torch.allclose(before[:, :-1], after[:, :-1], atol=1e-5)
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("slot", SLOTS)
+def test_each_choice_works_or_is_refused(base: str, slot: str) -> None:
+    for words, choice in SLOTS[slot]:
+        reason = refusal(BASES[base], choice)
+        if reason is None:
+            check_it_trains(config(BASES[base], choice))
+        else:
+            assert re.search(words, reason), reason
+
+
+@pytest.mark.parametrize("base", ["sequential", "parallel"])
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(SLOTS, 2)))
+def test_each_pair_works_or_is_refused_by_both_names(base: str, one: str, other: str) -> None:
+    for (words, choice), (more_words, another) in itertools.product(SLOTS[one], SLOTS[other]):
+        reason = refusal(BASES[base], choice, another)
+        alone = [refusal(BASES[base], choice), refusal(BASES[base], another)]
+        if reason is None:
+            check_it_trains(config(BASES[base], choice, another))
+        elif alone == [None, None]:
+            assert re.search(words, reason), reason
+            assert re.search(more_words, reason), reason
+        else:
+            assert reason in alone or re.search(f"{words}|{more_words}", reason)

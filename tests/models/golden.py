@@ -1,0 +1,48 @@
+"""Loss curves of tiny models, remembered; `python -m tests.models.golden` writes them anew.
+
+Double precision, so that other processors and numbers of threads give the same digits.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+import hessblocks as hb
+
+FILE = Path(__file__).with_name("golden.json")
+STEPS = 200
+KEPT = (0, 1, 2, 5, 10, 20, 50, 100, 150, 199)
+"""Steps whose loss is kept."""
+
+
+def losses(name: str, steps: int) -> list[float]:
+    """Training losses in nats per token, of AdamW on tokens that count up by a few each time."""
+    torch.manual_seed(0)
+    model = hb.build(name, depth=2, width=16, heads=4, vocab_size=23, context=16).double()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    found = []
+    for _ in range(steps):
+        starts, strides = torch.randint(0, 23, (4, 1)), torch.randint(1, 4, (4, 1))
+        tokens = (starts + strides * torch.arange(16)) % 23
+        loss = model(tokens, labels=tokens).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        found.append(loss.item())
+    return found
+
+
+def main() -> None:
+    """Write the file."""
+    torch.set_num_threads(1)
+    curves = {}
+    for name in hb.PRESETS:
+        curve = losses(name, STEPS)
+        curves[name] = [curve[step] for step in KEPT]
+    golden = {"torch": torch.__version__.split("+")[0], "steps": KEPT, "losses": curves}
+    FILE.write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

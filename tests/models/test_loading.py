@@ -1,0 +1,89 @@
+"""Files that cannot be used are refused in one sentence; nothing is drawn anew in silence."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.cases import SIZES, ids, perturbed
+from transformers import AutoModelForCausalLM
+
+import hessblocks as hb
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    perturbed("sas").save_pretrained(tmp_path)
+    return tmp_path
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda weights: b"",
+    "cut in the header": lambda weights: weights[:100],
+    "cut in half": lambda weights: weights[: len(weights) // 2],
+    "last byte missing": lambda weights: weights[:-1],
+    "header overwritten": lambda weights: b"\xff" * 8 + weights[8:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_weights_are_named(saved: Path, damage: Callable[[bytes], bytes]) -> None:
+    file = saved / "model.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(hb.RunError, match="damaged or cut off") as caught:
+        AutoModelForCausalLM.from_pretrained(saved)
+    assert str(saved) in str(caught.value)
+
+
+OTHER: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "another preset": ({"preset": "pre-ln"}, ["another block", "attention.projection.weight"]),
+    "a deeper model": ({"depth": 3}, ["another block", "layers.2."]),
+    "another vocabulary": ({"vocab_size": 31}, ["vocabulary", "(29, 16)", "(31, 16)"]),
+    "another width": ({"width": 32}, ["sizes", "(32"]),
+    "another context": ({"context": 48}, ["sizes", "position_embedding", "(24, 16)", "(48, 16)"]),
+}
+
+
+@pytest.mark.parametrize(("fields", "words"), OTHER.values(), ids=OTHER)
+def test_weights_of_another_model_are_refused(
+    saved: Path, fields: dict[str, Any], words: list[str]
+) -> None:
+    sizes = SIZES | fields
+    config = hb.build(sizes.pop("preset", "sas"), **sizes).config
+    with pytest.raises(hb.RunError) as caught:
+        AutoModelForCausalLM.from_pretrained(saved, config=config)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_may_differ_where_that_is_asked_for(saved: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(saved, vocab_size=31, ignore_mismatched_sizes=True)
+    assert model.lm_head.weight.shape == (31, 16)
+
+
+def test_a_new_head_is_announced(saved: Path) -> None:
+    with pytest.warns(UserWarning, match="lm_head.weight is new"):
+        AutoModelForCausalLM.from_pretrained(saved, tie_word_embeddings=False)
+
+
+def test_what_was_loaded_can_be_asked_for(saved: Path) -> None:
+    _, found = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
+    assert not found["missing_keys"]
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "classification"])
+def test_tokens_outside_the_vocabulary_are_refused(task: str) -> None:
+    model = hb.build("sas", task=task, **SIZES)
+    with pytest.raises(hb.ArgumentError, match="outside the model's vocabulary of 29"):
+        model(ids(2, 5) + 29)
+
+
+def test_a_model_in_half_precision_is_saved_and_loaded_as_such(tmp_path: Path) -> None:
+    model = perturbed("sas-p").bfloat16()
+    model.save_pretrained(tmp_path)
+    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = ids(2, 9)
+    assert loaded.dtype == torch.bfloat16
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
