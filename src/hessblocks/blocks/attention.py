@@ -18,7 +18,7 @@ from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.parts import Part, check_above_zero, check_choice
 from hessblocks.blocks.positions import Rotation, rotate
 from hessblocks.blocks.shaped import centre, shape_attention
-from hessblocks.blocks.weights import TIED, Dense, Weight, tie
+from hessblocks.blocks.weights import TIED, Dense, Tied, Weight
 
 Cache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -93,13 +93,8 @@ class SelfAttention(nn.Module):
         self.query_norm = part.resolved_query_norm.build(query_width)
         self.key_norm = part.query_key_norm.build(query_width)
         self.gains = part.shaping.build(heads) if part.shaping is not None else None
-        self._tied = part.projection.initial == TIED
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the initial value that two parts share; each part has set its own already."""
-        if self._tied:
-            tie(self.projection, self.value)
+        if isinstance(self.projection, Tied) and part.projection.initial == TIED:
+            self.projection.tie_to(self.value)
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, cache: Cache | None = None

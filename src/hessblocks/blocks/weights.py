@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +127,28 @@ class Reparametrised(Weight, kind="reparametrised"):
         return ReparametrisedLinear(self, inputs, outputs)
 
 
-class DenseLinear(nn.Linear):
+class Tied:
+    """A weight whose initial value may be the transposed one of another, which is set before it."""
+
+    _source: tuple[Any, ...] = ()  # in a tuple, so that it does not become a submodule
+
+    def tie_to(self, source: nn.Module) -> None:
+        """Take the initial value from `source`, now and whenever the parameters are reset."""
+        self._source = (source,)
+        self.reset_parameters()
+
+    @abc.abstractmethod
+    def reset_parameters(self) -> None:
+        """Set the initial value again."""
+
+    def _take_initial(self, weight: Tensor) -> None:
+        """Copy from the source, but leave loaded weights alone: transformers marks them."""
+        if self._source and not getattr(weight, "_is_hf_initialized", False):
+            with torch.no_grad():
+                weight.copy_(self._source[0].initial_weight.T)
+
+
+class DenseLinear(nn.Linear, Tied):
     """A `torch.nn.Linear` that knows its initial value."""
 
     def __init__(self, part: Dense, inputs: int, outputs: int) -> None:
@@ -136,6 +158,7 @@ class DenseLinear(nn.Linear):
     def reset_parameters(self) -> None:
         """Set the initial value again."""
         initialise(self.weight, self._part.init, self._part.std)
+        self._take_initial(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -145,7 +168,7 @@ class DenseLinear(nn.Linear):
         return self.weight
 
 
-class ReparametrisedLinear(nn.Module):
+class ReparametrisedLinear(nn.Module, Tied):
     """x @ (α W_init + β ΔW).T; W_init is a buffer, so it is saved, loaded and moved with the model.
 
     An identity W_init is not stored: α x is added instead.
@@ -171,6 +194,7 @@ class ReparametrisedLinear(nn.Module):
         nn.init.zeros_(self.update)
         if self.initial is not None:
             initialise(self.initial, self._part.init, self._part.std)
+            self._take_initial(self.initial)
         if isinstance(self.initial_gain, Tensor) and isinstance(self.update_gain, Tensor):
             nn.init.constant_(self.initial_gain, self._part.initial_gain)
             nn.init.constant_(self.update_gain, self._part.update_gain)
@@ -199,7 +223,7 @@ class ReparametrisedLinear(nn.Module):
 def initialise(weight: Tensor, init: str, std: float) -> None:
     """Fill a matrix in place; through `torch.nn.init`, which leaves loaded values alone.
 
-    A tied initial value is filled later, by `tie`, from the values' matrix; until then it is orthogonal.
+    A tied initial value is orthogonal until `Tied.tie_to` names its source.
     """
     if init == "normal":
         nn.init.normal_(weight, std=std)
@@ -209,15 +233,3 @@ def initialise(weight: Tensor, init: str, std: float) -> None:
         nn.init.eye_(weight)
     else:
         nn.init.orthogonal_(weight)
-
-
-def tie(projection: nn.Module, value: nn.Module) -> None:
-    """Make the projection's initial value the transposed initial value of the values.
-
-    Weights that were loaded from a file stay: transformers marks them, as for `torch.nn.init`.
-    """
-    target, source = projection.initial_weight, value.initial_weight
-    assert isinstance(target, Tensor) and isinstance(source, Tensor)  # noqa: PT018
-    if not getattr(target, "_is_hf_initialized", False):
-        with torch.no_grad():
-            target.copy_(source.T)
