@@ -1,0 +1,252 @@
+"""The closed form of attention curvature against autodiff and curvlinops: time, memory, growth of cost.
+
+Run `python -m benchmarks attention_hessian`. Both sides of a figure alternate in one run and are given as
+medians. Letters: N tokens in all, D width, K head width.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from operator import matmul
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import hessblocks as hb
+from hessblocks.data.addition import IGNORED, addition_batch
+from hessblocks.files import atomic_path
+from hessblocks.studies.addition_model import addition_model
+from hessblocks.theory import AttentionHessian
+from hessblocks.theory.reference import attention_output
+
+THREADS = 2
+PARTS = ("outer", "functional", "full")
+FIGURE = Path(__file__).parent / "results" / "attention_hessian_cost.png"
+SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def main() -> dict[str, Any]:
+    """Measure every figure, printing a line for each."""
+    torch.set_num_threads(THREADS)
+    results: dict[str, Any] = {"threads": THREADS}
+    for width, rounds in ((16, 5), (32, 2)):
+        results[f"whole_hessian_{width}"] = whole_hessian(width, rounds)
+    results["figure_3a_point"] = figure_3a_point()
+    results["memory"] = memory()
+    results["cost"] = cost()
+    return results
+
+
+def whole_hessian(width: int, rounds: int) -> dict[str, float]:
+    """The whole Hessian of one layer, 64 sequences of 18 tokens, float32."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 64, 18, width)
+    weights = torch.randn(3, width, width) / width**0.5
+
+    def ours() -> Tensor:
+        return hb.attention_hessian(x, *weights, target=y).dense()
+
+    def loss(theta: Tensor) -> Tensor:
+        query, key, value = theta.view(3, 1, width, width)
+        named = {"query": query, "key": key, "value": value}
+        return (attention_output({"x": x}, named) - y).square().mean()
+
+    def theirs() -> Tensor:
+        return torch.func.hessian(loss)(weights.flatten())
+
+    error = float((ours() - theirs()).norm() / theirs().norm())
+    seconds = alternated({"ours": ours, "torch.func.hessian": theirs}, rounds)
+    ratio = seconds["torch.func.hessian"] / seconds["ours"]
+    print(
+        f"whole Hessian, {3 * width**2} parameters: {seconds['ours']:.4f} s, "
+        f"torch.func.hessian {seconds['torch.func.hessian']:.2f} s: {ratio:.0f} times "
+        f"(relative difference {error:.1e})"
+    )
+    return {**seconds, "ratio": ratio, "relative_difference": error}
+
+
+def figure_3a_point(rounds: int = 5) -> dict[str, Any]:
+    """Norms of H_o, H_f and H for query and value, one block of width 128 on 64 sums, float32."""
+    model = addition_model("softmax", layers=1, width=128, sigma=0.1, seed=0).float()
+    batch = addition_batch(64)
+    attention = model.model.layers[0].attention
+    weights = {"query": attention.query.weight, "value": attention.value.weight}
+
+    def ours() -> dict[str, float]:
+        found = hb.exact_attention_curvature(model, batch)
+        return {
+            f"{group}, {part}": found.block(group, group, part).frobenius_norm()
+            for group in weights
+            for part in PARTS
+        }
+
+    def theirs() -> dict[str, float]:
+        return {
+            f"{group}, {part}": norm
+            for group, weight in weights.items()
+            for part, norm in estimated_norms(model, weight, batch).items()
+        }
+
+    exact, estimate = ours(), theirs()
+    seconds = alternated({"ours": ours, "curvlinops": theirs}, rounds)
+    ratio = seconds["curvlinops"] / seconds["ours"]
+    worst = max(abs(estimate[name] / exact[name] - 1) for name in exact if exact[name] > 0)
+    print(
+        f"one point of figure 3a, six exact norms: {seconds['ours']:.3f} s, "
+        f"curvlinops with 20 probes {seconds['curvlinops']:.2f} s: {ratio:.0f} times "
+        f"(its estimates are off by up to {worst:.0%})"
+    )
+    return {**seconds, "ratio": ratio, "exact": exact, "curvlinops estimates": estimate}
+
+
+def estimated_norms(
+    model: nn.Module, weight: nn.Parameter, batch: dict[str, Tensor], probes: int = 20
+) -> dict[str, float]:
+    """The three norms by curvlinops, H_f as the difference of the other two."""
+    from curvlinops import GGNLinearOperator, HessianLinearOperator, hutchinson_squared_fro
+
+    kept = batch["labels"][:, 1:] != IGNORED
+
+    class Answers(nn.Module):
+        """Logits at the tokens before the answer's digits."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.model(ids).logits[:, :-1][kept]
+
+    data = [(batch["input_ids"], batch["labels"][:, 1:][kept])]
+    options = {
+        "check_deterministic": False,
+        "num_data": int(kept.sum()),
+        "batch_size_fn": lambda ids: int(kept.sum()),
+    }
+    arguments = (Answers(), nn.CrossEntropyLoss(), [weight], data)
+    with sdpa_kernel(SDPBackend.MATH):
+        hessian = HessianLinearOperator(*arguments, **options)
+        outer = GGNLinearOperator(*arguments, **options)
+        operators = {"outer": outer, "functional": hessian - outer, "full": hessian}
+        return {
+            part: float(hutchinson_squared_fro(operator, probes)) ** 0.5
+            for part, operator in operators.items()
+        }
+
+
+def memory() -> dict[str, Any]:
+    """Peak memory of exact norms in a process of its own: width 768, 12 heads, 4096 tokens."""
+    results = {}
+    for name, sequences, row, column, head in (
+        ("query, all heads", 32, "query", "query", None),
+        ("query and value, all heads", 32, "query", "value", None),
+        ("key, one head", 32, "key", "key", 0),
+        ("query, one head, one sequence", 1, "query", "query", 0),
+    ):
+        code = f"from benchmarks.attention_hessian import norms_of_a_wide_layer as run; run({sequences}, {row!r}, {column!r}, {head})"
+        output = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+        results[name] = found = json.loads(output)
+        print(
+            f"exact norms of {name}, width 768, 12 heads, {sequences} x {4096 // sequences} tokens: "
+            f"{found['peak_bytes'] / 1e9:.2f} GB at most, {found['seconds']:.0f} s"
+        )
+    return results
+
+
+def norms_of_a_wide_layer(sequences: int, row: str, column: str, head: int | None) -> None:
+    """Print norms, seconds and peak memory of one block as JSON; runs in its own process."""
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    found = random_layer(sequences, 4096 // sequences, width=768, head=64, heads=12)
+    start = time.perf_counter()
+    norms = {part: found.block(row, column, part, head).frobenius_norm() for part in PARTS}
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"norms": norms, "seconds": seconds, "peak_bytes": peak}))
+
+
+def random_layer(
+    sequences: int, tokens: int, *, width: int, head: int, heads: int = 1
+) -> AttentionHessian:
+    """A causal layer with output projection and squared loss, float32."""
+    x, y = torch.randn(2, sequences, tokens, width)
+    query, key, value = torch.randn(3, heads, width, head) / width**0.5
+    projection = torch.randn(heads, head, width) / width**0.5
+    return hb.attention_hessian(x, query, key, value, projection, target=y, mask="causal")
+
+
+def cost(rounds: int = 3) -> dict[str, Any]:
+    """Seconds of an exact norm and of a product against N, with slopes fitted from N = 512 on."""
+    seconds: dict[str, list[float]] = {"norm": [], "product": []}
+    for count in SIZES:
+        torch.manual_seed(0)
+        vector = torch.randn(128 * 64)
+        timed: dict[str, list[float]] = {"norm": [], "product": []}
+        for _ in range(rounds):
+            block = random_layer(count // 16, 16, width=128, head=64).block("query", "query")
+            timed["norm"].append(clocked(block.frobenius_norm))
+            timed["product"].append(clocked(partial(matmul, block, vector)))
+        for name, values in timed.items():
+            seconds[name].append(statistics.median(values))
+    slopes = {name: slope(values) for name, values in seconds.items()}
+    draw(seconds, slopes)
+    print(
+        f"cost against N = {SIZES[0]} to {SIZES[-1]} at width 128, head 64: exact norm N^{slopes['norm']:.2f}, "
+        f"product N^{slopes['product']:.2f}; at N = 4096 {seconds['norm'][-1]:.2f} s and "
+        f"{seconds['product'][-1]:.4f} s"
+    )
+    return {"tokens": SIZES, "seconds": seconds, "slopes": slopes}
+
+
+def slope(seconds: list[float]) -> float:
+    """Log-log slope by least squares over N >= 512."""
+    points = [(n, s) for n, s in zip(SIZES, seconds, strict=True) if n >= 512]
+    x, y = torch.tensor(points, dtype=torch.float64).log().T
+    return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
+
+
+def draw(seconds: dict[str, list[float]], slopes: dict[str, float]) -> None:
+    """Seconds against N on logarithmic axes."""
+    figure = Figure(figsize=(4.5, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    for name, values in seconds.items():
+        axes.loglog(SIZES, values, marker="o", label=f"{name}, slope {slopes[name]:.2f}")
+    axes.set_xlabel("tokens N")
+    axes.set_ylabel("time (s)")
+    axes.set_title("Query block, width 128, head width 64", fontsize="medium")
+    axes.legend()
+    with atomic_path(FIGURE) as path:
+        figure.savefig(path, dpi=150)
+
+
+def alternated(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each side, the sides taking turns."""
+    timed: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, run in sides.items():
+            timed[name].append(clocked(run))
+    return {name: statistics.median(values) for name, values in timed.items()}
+
+
+def clocked(run: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
