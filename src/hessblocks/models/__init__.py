@@ -10,6 +10,7 @@ from transformers import (
 
 from hessblocks.models.build import TASKS, build
 from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.fold import fold
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
     HessblocksForMaskedLM,
@@ -34,4 +35,5 @@ __all__ = [
     "HessblocksPreTrainedModel",
     "Layer",
     "build",
+    "fold",
 ]

@@ -1,0 +1,143 @@
+"""After training: a model with fewer matrices and gains that computes the same.
+
+Reparametrised weights αW_init + βΔW become one matrix, and the gain of a branch goes into what it
+multiplies. What remains is an ordinary model of the library, with a configuration of its own.
+
+Letters follow torch: a weight is stored (outputs, inputs) and applied as x @ weight.T.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+
+from hessblocks.blocks import BlockConfig, Branch, Dense, Identity, ReparametrisedLinear, Weight
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.models.merge import State, merge_layer, merged_block
+from hessblocks.models.modeling import HessblocksModel
+
+
+def fold(
+    model: PreTrainedModel, *, merge: bool = False, tolerance: float = 1e-6
+) -> PreTrainedModel:
+    """The same function with reparametrised weights and branch gains folded into matrices.
+
+    A branch gain goes into the output matrix of its sub-block or, where there is none, into the gains
+    of shaped attention; where there are neither, it stays. The given model is left alone.
+
+    Args:
+        model: any model that `hessblocks.build` makes.
+        merge: also multiply neighbouring matrices, W_V W_P and W_Q W_Kᵀ, where that is exact and
+            saves something: in blocks with one head.
+        tolerance: largest difference of the logits, relative to the largest logit.
+
+    Returns:
+        A model of the same class, on the same device and in the same precision.
+
+    Raises:
+        ArgumentError: not a model of this library, or nothing that `merge` could merge.
+        RunError: the logits differ by more than `tolerance`, as they do in half precision.
+
+    Cost: copies of both models in double precision, and a forward pass of each over 32 tokens.
+    """
+    if not isinstance(getattr(model, "model", None), HessblocksModel):
+        raise ArgumentError(
+            f"model: expected a model that hessblocks.build makes, got {type(model).__name__}"
+        )
+    block = _folded_block(model.config.block_config)
+    state: State = dict(model.state_dict())
+    for index, layer in enumerate(model.model.layers):
+        _fold_layer(state, f"model.layers.{index}.", layer)
+    if merge:
+        wide = block
+        block = merged_block(wide)
+        for index in range(model.config.depth):
+            merge_layer(state, f"model.layers.{index}.", wide, block)
+    folded = _with_block(model, block, state)
+    _check_same(model, folded, tolerance)
+    return folded
+
+
+def _folded_block(block: BlockConfig) -> BlockConfig:
+    attention, mlp = block.attention, block.mlp
+    names = ("query", "key", "value", "first_value", "projection")
+    takes_gain = not isinstance(attention.projection, Identity) or attention.shaping is not None
+    return block.replace(
+        attention=attention.replace(**{name: _dense(getattr(attention, name)) for name in names}),
+        mlp=mlp.replace(input=_dense(mlp.input), output=_dense(mlp.output)),
+        attention_branch=_without_gain(block.attention_branch)
+        if takes_gain
+        else block.attention_branch,
+        mlp_branch=block.mlp_branch
+        if isinstance(mlp.output, Identity)
+        else _without_gain(block.mlp_branch),
+    )
+
+
+def _dense(weight: Weight | None) -> Weight | None:
+    """One plain matrix; how it was drawn no longer matters."""
+    if weight is None or isinstance(weight, Identity):
+        return weight
+    return Dense(bias=getattr(weight, "bias", False))
+
+
+def _without_gain(branch: Branch) -> Branch:
+    return branch.replace(gain=1.0, trainable=False, over_sqrt_depth=False)
+
+
+def _fold_layer(state: State, prefix: str, layer: Any) -> None:
+    for name, module in layer.named_modules():
+        if isinstance(module, ReparametrisedLinear):
+            for key in module.state_dict():
+                del state[f"{prefix}{name}.{key}"]
+            state[f"{prefix}{name}.weight"] = module.effective_weight().detach()
+    projection = ("attention.projection.weight", "attention.projection.bias")
+    gains = ("attention.gains.alpha", "attention.gains.beta", "attention.gains.gamma")
+    inside = projection if prefix + projection[0] in state else gains
+    _fold_gain(state, prefix, "attention_branch.gain", layer.attention_branch.gain, inside)
+    output = ("mlp.output.weight", "mlp.output.bias")
+    _fold_gain(state, prefix, "mlp_branch.gain", layer.mlp_branch.gain, output)
+
+
+def _fold_gain(
+    state: State, prefix: str, name: str, gain: Tensor | float, targets: tuple[str, ...]
+) -> None:
+    """Multiply the targets that exist by the gain, which then goes."""
+    present = [prefix + target for target in targets if prefix + target in state]
+    for target in present:
+        state[target] = (gain * state[target]).detach()
+    if present:
+        state.pop(prefix + name, None)
+
+
+def _with_block(model: PreTrainedModel, block: BlockConfig, state: State) -> PreTrainedModel:
+    config = copy.deepcopy(model.config)
+    config.block = block.to_dict()
+    with torch.random.fork_rng():
+        folded: Any = type(model)(config)
+    folded.to(device=model.device, dtype=model.dtype)
+    folded.load_state_dict(state)
+    if isinstance(model, GenerationMixin):
+        folded.generation_config = copy.deepcopy(model.generation_config)
+    folded.train(model.training)
+    return cast(PreTrainedModel, folded)
+
+
+@torch.no_grad()
+def _check_same(model: PreTrainedModel, folded: PreTrainedModel, tolerance: float) -> None:
+    tokens = torch.arange(min(32, model.config.context))[None] % model.config.vocab_size
+    expected, found = (_double(m)(input_ids=tokens.to(m.device)).logits for m in (model, folded))
+    difference = float((found - expected).abs().max() / expected.abs().max())
+    if not difference <= tolerance:
+        raise RunError(
+            f"model: folding would change the logits by {difference:.1e} of the largest, more than tolerance={tolerance:.0e}; "
+            f"fold before the weights are rounded to {model.dtype}, or allow more"
+        )
+
+
+def _double(model: nn.Module) -> Any:
+    return copy.deepcopy(model).double().eval()
