@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hessblocks.blocks import Attention, BlockConfig, Branch, LayerNorm, NoNorm, preset
+from hessblocks.blocks import MLP, Attention, BlockConfig, Branch, Dense, LayerNorm, NoNorm, preset
 from hessblocks.data.addition import SYMBOLS
 from hessblocks.errors import unknown_name
 from hessblocks.models import build
@@ -38,14 +38,18 @@ def _linear(width: int) -> BlockConfig:
 
 
 def _linear_alone(width: int) -> BlockConfig:
-    """Linear attention and nothing else: no skip, and an MLP branch of gain 0."""
+    """Linear attention and nothing else: no skip, and an MLP whose output stays zero."""
     return _linear(width).replace(
-        attention_branch=Branch(skip=0.0), mlp_branch=Branch(gain=0.0), mlp_width=1
+        attention_branch=Branch(skip=0.0), mlp=MLP(output=Dense(init="zeros")), mlp_width=1
     )
 
 
 def _one_matrix(width: int) -> BlockConfig:
     return _plain(width).replace(attention=Attention(query_key="one-matrix"))
+
+
+def _one_matrix_linear(width: int) -> BlockConfig:
+    return _plain(width).replace(attention=Attention(query_key="one-matrix", scores="linear"))
 
 
 BLOCKS = {
@@ -54,6 +58,7 @@ BLOCKS = {
     "linear": _linear,
     "linear-alone": _linear_alone,
     "one-matrix": _one_matrix,
+    "one-matrix-linear": _one_matrix_linear,
 }
 """Name → block of a width: one head as wide as the block, ReLU MLP of 4 widths, no norm but pre-ln's."""
 
@@ -83,15 +88,19 @@ def addition_model(
         tie_word_embeddings=False,
     ).double()
     draw(model, width=width, sigma=sigma, seed=seed)
+    model.set_attn_implementation("eager")  # fused kernels have no second derivative
     model.eval()
     return model
 
 
 def draw(model: nn.Module, *, width: int, sigma: float, seed: int) -> None:
-    """Draw every matrix of `model`: embeddings from N(0, σ²), others from N(0, (0.8/√width)²)."""
+    """Draw every matrix of `model`: embeddings from N(0, σ²), others from N(0, (0.8/√width)²).
+
+    What is zero stays zero.
+    """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=sigma, generator=generator)
-        elif isinstance(module, nn.Linear):
+        elif isinstance(module, nn.Linear) and module.weight.any():
             nn.init.normal_(module.weight, std=GAIN / math.sqrt(width), generator=generator)

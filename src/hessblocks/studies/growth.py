@@ -14,6 +14,7 @@ from hessblocks.studies.addition_model import addition_model
 from hessblocks.studies.exact_norms import Norms, exact_norms
 from hessblocks.studies.losses import LOSSES
 from hessblocks.studies.point import Row, Scalar, seed_of
+from hessblocks.studies.settings import number, whole, word
 from hessblocks.studies.study import Settings
 
 GROUPS = ("query", "value")
@@ -72,32 +73,32 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
     """
     draw = seed_of(*(settings[name] for name in ("study", "layers", "sigma", "seed")))
     model = addition_model(
-        str(settings["block"]),
-        layers=_whole(settings, "layers"),
-        width=_whole(settings, "width"),
-        sigma=_number(settings, "sigma"),
+        word(settings, "block"),
+        layers=whole(settings, "layers"),
+        width=whole(settings, "width"),
+        sigma=number(settings, "sigma"),
         seed=draw,
     )
-    batch = addition_batch(_whole(settings, "sums"), seed=draw)
-    layers = _whole(settings, "layers")
+    batch = addition_batch(whole(settings, "sums"), seed=draw)
+    layers = whole(settings, "layers")
     rows = []
     for layer in range(layers - 1):
         norms = _estimates(model, batch, layer, settings)
         rows += _rows(settings, layer, norms)
-    exact = exact_norms(model, batch, str(settings["loss"]), GROUPS)
+    exact = exact_norms(model, batch, word(settings, "loss"), GROUPS)
     return rows + _rows(settings, layers - 1, exact)
 
 
 def _estimates(
     model: PreTrainedModel, batch: Mapping[str, object], layer: int, settings: Settings
 ) -> Norms:
-    problem = Problem(model, [batch], loss=LOSSES[str(settings["loss"])])
+    problem = Problem(model, [batch], loss=LOSSES[word(settings, "loss")])
     all_groups = parameter_groups(model)
     found = group_norms(
         problem,
         {name: all_groups[f"layers.{layer}.attention.{name}"] for name in GROUPS},
-        probes=_whole(settings, "probes"),
-        seed=_whole(settings, "seed"),
+        probes=whole(settings, "probes"),
+        seed=whole(settings, "seed"),
     )
     return {(name, part): norm for name, parts in found.items() for part, norm in parts.items()}
 
@@ -116,15 +117,3 @@ def _rows(settings: Settings, layer: int, norms: Norms) -> list[Row]:
         }
         for (group, part), norm in norms.items()
     ]
-
-
-def _whole(settings: Settings, name: str) -> int:
-    value = settings[name]
-    assert isinstance(value, int)
-    return value
-
-
-def _number(settings: Settings, name: str) -> float:
-    value = settings[name]
-    assert isinstance(value, int | float)
-    return float(value)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from hessblocks.studies.figure import Figure, Panel, Scaling, Series, mean_and_error
 from hessblocks.studies.fits import Growth, fit_growth
 from hessblocks.studies.point import Row
+from hessblocks.studies.settings import number
 from hessblocks.studies.study import Check, Summary
 
 Curve = tuple[int, int, str, str]
@@ -38,11 +39,11 @@ def slopes(rows: Sequence[Row], largest: float) -> dict[Curve, Growth]:
     """Power laws of all curves for σ up to `largest`; curves that are 0 or too short are left out."""
     found = {}
     for curve, members in by_curve(rows).items():
-        small = [row for row in members if _number(row, "sigma") <= largest * (1 + 1e-9)]
+        small = [row for row in members if number(row, "sigma") <= largest * (1 + 1e-9)]
         growth = fit_growth(
-            [_number(row, "sigma") for row in small],
-            [_number(row, "value") for row in small],
-            [_number(row, "standard_error") for row in small],
+            [number(row, "sigma") for row in small],
+            [number(row, "value") for row in small],
+            [number(row, "standard_error") for row in small],
         )
         if growth is not None:
             found[curve] = growth
@@ -54,8 +55,8 @@ def by_curve(rows: Iterable[Row]) -> dict[Curve, list[Row]]:
     found: dict[Curve, list[Row]] = {}
     for row in rows:
         curve = (
-            int(_number(row, "layers")),
-            int(_number(row, "layer")),
+            int(number(row, "layers")),
+            int(number(row, "layer")),
             str(row["group"]),
             str(row["part"]),
         )
@@ -105,7 +106,8 @@ def growth_summary(
     fits = slopes(rows, largest)
     seeds = len({row["seed"] for row in rows})
     panels = tuple(
-        _panel(curves, published, x_scale) for curves in _by_layer(by_curve(rows)).values()
+        curves_panel(members, _place(layers, layer), published, x_scale=x_scale)
+        for (layers, layer), members in _by_layer(rows).items()
     )
     bars = f"Mean over {seeds} seeds; bars are its standard errors. {caption}"
     return Summary(
@@ -119,35 +121,44 @@ def averaged(rows: Sequence[Row]) -> list[tuple[float, float, float]]:
     """(σ, mean, standard error of the mean) of one curve, smallest σ first."""
     at: dict[float, list[float]] = {}
     for row in rows:
-        at.setdefault(_number(row, "sigma"), []).append(_number(row, "value"))
+        at.setdefault(number(row, "sigma"), []).append(number(row, "value"))
     return [(sigma, *mean_and_error(at[sigma])) for sigma in sorted(at)]
 
 
-def _by_layer(curves: Mapping[Curve, list[Row]]) -> dict[tuple[int, int], dict[Curve, list[Row]]]:
-    found: dict[tuple[int, int], dict[Curve, list[Row]]] = {}
-    for curve, rows in curves.items():
-        found.setdefault(curve[:2], {})[curve] = rows
-    return found
-
-
-def _panel(curves: Mapping[Curve, list[Row]], published: Sequence[Row], x_scale: Scaling) -> Panel:
-    layers, layer, *_ = next(iter(curves))
+def curves_panel(
+    rows: Sequence[Row],
+    title: str,
+    published: Sequence[Row] = (),
+    x_scale: Scaling = "log",
+) -> Panel:
+    """The curves of one layer; those that are 0 everywhere are left out."""
     theirs = by_curve(published)
     series = []
-    for curve, rows in curves.items():
-        if any(row["value"] for row in rows):
-            series.append(_series(f"{curve[2]}, {curve[3]}", averaged(rows)))
-        if curve in theirs:
-            series.append(_published(f"{curve[2]}, {curve[3]}", theirs[curve]))
-    where = "one layer" if layers == 1 else f"layer {layer + 1} of {layers}"
+    for curve, members in by_curve(rows).items():
+        name = f"{curve[2]}, {curve[3]}"
+        if any(row["value"] for row in members):
+            series.append(_series(name, averaged(members)))
+        if any(row["value"] for row in theirs.get(curve, [])):
+            series.append(_published(name, theirs[curve]))
     return Panel(
-        title=where,
+        title=title,
         x_label="standard deviation σ of the embeddings",
         y_label="Frobenius norm of the block",
         x_scale=x_scale,
         y_scale="log",
         series=tuple(series),
     )
+
+
+def _by_layer(rows: Sequence[Row]) -> dict[tuple[int, int], list[Row]]:
+    found: dict[tuple[int, int], list[Row]] = {}
+    for (layers, layer, *_), members in by_curve(rows).items():
+        found.setdefault((layers, layer), []).extend(members)
+    return found
+
+
+def _place(layers: int, layer: int) -> str:
+    return "one layer" if layers == 1 else f"layer {layer + 1} of {layers}"
 
 
 def _series(name: str, points: Sequence[tuple[float, float, float]]) -> Series:
@@ -157,12 +168,12 @@ def _series(name: str, points: Sequence[tuple[float, float, float]]) -> Series:
 
 
 def _published(name: str, rows: Sequence[Row]) -> Series:
-    kept = [row for row in rows if _number(row, "value") > 0]
+    kept = [row for row in rows if number(row, "value") > 0]
     return Series(
         name=name,
-        x=tuple(_number(row, "sigma") for row in kept),
-        y=tuple(_number(row, "value") for row in kept),
-        error=tuple(_number(row, "standard_error") for row in kept),
+        x=tuple(number(row, "sigma") for row in kept),
+        y=tuple(number(row, "value") for row in kept),
+        error=tuple(number(row, "standard_error") for row in kept),
         published=True,
         line=False,
     )
@@ -170,19 +181,12 @@ def _published(name: str, rows: Sequence[Row]) -> Series:
 
 def _slope_check(curve: Curve, growth: Growth, wanted: Expected) -> Check:
     layers, layer, group, part = curve
-    where = "one layer" if layers == 1 else f"layer {layer + 1} of {layers}"
     flag = f"; no power law: {growth.flag}" if growth.flag else ""
     distance = abs(growth.slope - wanted.slope)
     open_question = distance - wanted.tolerance <= (growth.high - growth.low) / 2
     return Check(
-        fact=f"slope of the {part} {group} block, {where}, σ ≤ {growth.largest:.3g}",
+        fact=f"slope of the {part} {group} block, {_place(layers, layer)}, σ ≤ {growth.largest:.3g}",
         expected=f"{wanted.slope:g} ± {wanted.tolerance:g} ({wanted.source})",
         ours=f"{growth.slope:.3f} [{growth.low:.3f}, {growth.high:.3f}]{flag}",
         holds=True if distance <= wanted.tolerance else None if open_question else False,
     )
-
-
-def _number(row: Row, name: str) -> float:
-    value = row[name]
-    assert isinstance(value, int | float)
-    return float(value)

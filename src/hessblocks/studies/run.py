@@ -18,7 +18,6 @@ from hessblocks.studies.progress import Pace, Reporter, Silent
 from hessblocks.studies.results import write_rows
 from hessblocks.studies.store import Store, opened
 from hessblocks.studies.study import Check, Study
-from hessblocks.training.environment import environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +96,8 @@ def measure_study(
     reporter: Reporter,
 ) -> StudyResult:
     """Measure the missing ones of `points` into `folder` and write all its files; see `run_study`."""
+    from hessblocks.training.environment import environment  # loads the Trainer: not in workers
+
     with opened(folder) as store:
         missing = [point for point in points if point not in store]
         write_json(folder / "config.json", {**config, "points": len(points)})
