@@ -20,6 +20,15 @@ def test_a_file_is_replaced_whole_with_the_usual_permissions(tmp_path: Path) -> 
     assert [p.name for p in path.parent.iterdir()] == ["a.json"]
 
 
+def test_who_reads_the_old_file_reads_it_to_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with path.open() as reader:
+        write_text(path, "new")
+        assert reader.read() == "old"
+    assert path.read_text() == "new"
+
+
 def fail_half_way(path: Path) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text("half")

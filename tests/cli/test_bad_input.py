@@ -34,7 +34,7 @@ from hessblocks.cli import main
         (["--data", "/nowhere"], "--data: /nowhere is no file or folder; give one that exists"),
         (["--data", "/proc/self/mem"], "--data: /proc/self/mem cannot be read"),
     ],
-    ids=" ".join,
+    ids=str,
 )
 def test_wrong_arguments(shell: Shell, tmp_path: Path, words: list[str], expected: str) -> None:
     outcome = shell.compare(tmp_path / "out", *words)

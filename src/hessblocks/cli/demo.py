@@ -31,7 +31,7 @@ def demo(
         presets=PRESETS,
         seeds=(seed,),
         model=ModelSettings(depth=4, width=128, heads=4, context=128),
-        training=TrainingSettings(steps=200, batch_size=16, learning_rate=3e-3),
+        training=TrainingSettings(steps=400, batch_size=8, learning_rate=1e-3),
         curvature=CurvatureSettings(sequences=8, tokens=32, probes=8),
         device=resolve_device(device),
     )

@@ -58,9 +58,9 @@ class TrainingSettings:
     Source: He & Hofmann (2024), appendix, CodeParrot settings.
     """
 
-    steps: int = 300
+    steps: int = 400
     """Optimiser updates."""
-    batch_size: int = 16
+    batch_size: int = 8
     """Sequences of each update."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
