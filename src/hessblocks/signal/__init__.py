@@ -1,0 +1,25 @@
+"""Signal propagation: rank collapse, token similarity, attention entropy, Jacobians, gradients.
+
+The package can be called: `hessblocks.signal(model, batch)` is `hessblocks.signal.propagate(model, batch)`.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from hessblocks.signal.jacobian import Conditioning
+from hessblocks.signal.propagation import LayerSignal, Signal, propagate
+from hessblocks.signal.tokens import TokenSignal
+
+__all__ = ["Conditioning", "LayerSignal", "Signal", "TokenSignal", "propagate"]
+
+
+class _CallablePackage(ModuleType):
+    """A package that is also the function which it is named for."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Signal:
+        """See `propagate`."""
+        return propagate(*arguments, **keywords)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

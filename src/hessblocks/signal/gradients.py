@@ -1,0 +1,50 @@
+"""Gradient norms of a layer's parameters, by the role that they play."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+ROLES = {
+    "query": r"attention\.query",
+    "key": r"attention\.key",
+    "value": r"attention\.value",
+    "projection": r"attention\.projection",
+    "gain": r"attention\.gains|(attention|mlp)_branch",
+    "mlp_in": r"mlp\.(input|gate)",
+    "mlp_out": r"mlp\.output",
+    "norm": r".*norm",
+}
+"""Role and the names of its modules within a layer of this library."""
+
+
+def gradient_norms(layers: list[nn.Module], loss: Tensor) -> list[dict[str, float]]:
+    """Euclidean norm of the loss gradient of each role, layer by layer.
+
+    Layers of other libraries have the names of their modules as roles.
+
+    Args:
+        layers: modules whose parameters the loss depends on.
+        loss: a scalar with a graph; its gradients are not added to `.grad`.
+    """
+    named = [
+        (index, name, parameter)
+        for index, layer in enumerate(layers)
+        for name, parameter in layer.named_parameters()
+        if parameter.requires_grad
+    ]
+    parameters = [parameter for _, _, parameter in named]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    squares: list[dict[str, float]] = [defaultdict(float) for _ in layers]
+    for (index, name, _), gradient in zip(named, gradients, strict=True):
+        size = 0.0 if gradient is None else float(gradient.double().square().sum())
+        squares[index][_role(name)] += size
+    return [{role: square**0.5 for role, square in found.items()} for found in squares]
+
+
+def _role(parameter: str) -> str:
+    module = parameter.rpartition(".")[0]
+    return next((role for role, names in ROLES.items() if re.fullmatch(names, module)), module)

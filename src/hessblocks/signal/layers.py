@@ -1,0 +1,106 @@
+"""One forward pass of any model, seen at its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessblocks.errors import ArgumentError
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """How a module was called in a forward pass, and what came out."""
+
+    module: nn.Module
+    """What was called."""
+    arguments: tuple[Any, ...]
+    """By position; the first are the vectors (sequences, tokens, width)."""
+    keywords: dict[str, Any]
+    """By name."""
+    output: Tensor
+    """The first output."""
+
+    @property
+    def x(self) -> Tensor:
+        """The vectors that went in."""
+        first: Tensor = self.arguments[0]
+        return first
+
+    def again(self, x: Tensor) -> Tensor:
+        """The first output for other vectors."""
+        return _first(self.module(x, *self.arguments[1:], **self.keywords))
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model: its longest list of modules.
+
+    Raises:
+        ArgumentError: the model has none.
+    """
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists or not len(longest := max(lists, key=len)):
+        raise ArgumentError(
+            f"model: {type(model).__name__} has no list of layers (torch.nn.ModuleList) to look at"
+        )
+    return list(longest)
+
+
+def calls(model: nn.Module, modules: list[nn.Module], batch: Batch) -> tuple[list[Call], Any]:
+    """Run the model once.
+
+    Args:
+        model: called with `batch` by name.
+        modules: of the model; each is called once.
+        batch: as the model's forward takes it.
+
+    Returns:
+        How each module was called, and the model's output.
+    """
+    seen: dict[nn.Module, Call] = {}
+
+    def note(module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
+        keywords = dict(keywords)
+        if not arguments:  # as some models of transformers do
+            arguments = (keywords.pop("hidden_states"),)
+        seen[module] = Call(
+            module=module, arguments=arguments, keywords=keywords, output=_first(output)
+        )
+
+    with ExitStack() as stack:
+        for module in modules:
+            handle = module.register_forward_hook(note, with_kwargs=True)
+            stack.callback(handle.remove)
+        output = model(**batch)
+    return [seen[module] for module in modules], output
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Dropout and recomputation off, as they were afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def real_tokens(batch: Batch) -> Tensor:
+    """True at unpadded tokens, (sequences, tokens)."""
+    if "attention_mask" in batch:
+        return batch["attention_mask"].bool()
+    inputs = batch["input_ids"]
+    return torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+
+
+def _first(output: Any) -> Tensor:
+    tensor: Tensor = output[0] if isinstance(output, tuple) else output
+    return tensor

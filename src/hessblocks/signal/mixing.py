@@ -1,0 +1,42 @@
+"""How attention mixes tokens: entropy and spectral gap of what multiplies the values.
+
+For shaped attention that is αI + βA − γC and not the softmax A alone. It has negative entries, so
+its entropy is that of the absolute weights.
+
+Letters: B sequences, H heads, T tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def attention_entropy(
+    matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """Mean entropy of a token's absolute weights |m_j| / Σ|m_j|, in nats.
+
+    0 says that each token takes from one token only (the identity does), log i that token number i
+    takes from all i tokens alike. A token without any weight counts as 0.
+    """
+    weights = matrix.abs()
+    shares = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
+    entropies = torch.special.entr(shares).sum(dim=-1)
+    mean: Tensor = (entropies * real[:, None]).sum() / (real.sum() * matrix.shape[1])
+    return mean
+
+
+def spectral_gap(matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """1 − s₂/s₁ of the two largest singular values, mean over sequences and heads.
+
+    1 says that one direction over tokens survives, which is rank collapse in one layer; 0, as for the
+    identity, that the first two survive alike.
+
+    Source: Nait Saada et al. (2024), Mind the gap, arXiv 2410.07799.
+    """
+    kept = matrix * (real[:, None, :, None] & real[:, None, None, :])
+    first, second = torch.linalg.svdvals(kept)[..., :2].unbind(dim=-1)
+    gap: Tensor = (1 - second / first.clamp(min=torch.finfo(matrix.dtype).tiny)).mean()
+    return gap

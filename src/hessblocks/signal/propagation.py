@@ -1,0 +1,186 @@
+"""Whether signal passes: one look at every layer of a model on one batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessblocks.errors import ArgumentError
+from hessblocks.signal.gradients import gradient_norms
+from hessblocks.signal.jacobian import Conditioning, conditioning
+from hessblocks.signal.layers import Batch, Call, calls, evaluation, layers_of, real_tokens
+from hessblocks.signal.mixing import attention_entropy, spectral_gap
+from hessblocks.signal.tokens import TokenSignal, token_signal
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSignal:
+    """One layer."""
+
+    layer: int
+    """Counted from 0."""
+    tokens: TokenSignal
+    """The layer's output."""
+    attention_entropy: float | None
+    """Mean entropy of a token's absolute weights, nats; None where the attention cannot be looked into."""
+    spectral_gap: float | None
+    """1 − s₂/s₁ of the attention's singular values; None as above."""
+    jacobian: Conditioning | None
+    """Singular values of the layer's Jacobian on the first sequence; None where not asked for."""
+    gradient_norms: Mapping[str, float]
+    """Role and norm of the loss gradient; empty where the batch has no labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signal:
+    """The signal through all layers."""
+
+    inputs: TokenSignal
+    """What enters the first layer."""
+    layers: tuple[LayerSignal, ...]
+    """Every layer, in order."""
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One measured value a row: layer (empty for the inputs), quantity, role, value, method."""
+        rows = [_row("", name, value) for name, value in _token_values(self.inputs)]
+        for layer in self.layers:
+            rows += _layer_rows(layer)
+        return rows
+
+
+def propagate(
+    model: nn.Module,
+    batch: Batch | Tensor,
+    *,
+    jacobian_steps: int = 16,
+    dense_limit: int = 512,
+) -> Signal:
+    """Measure the signal at every layer.
+
+    Args:
+        model: a model of this library, or any whose layers stand in a `torch.nn.ModuleList` and take
+            (sequences, tokens, width) first; attention is looked into where it has a method
+            `matrix(x, context)`, as this library's has.
+        batch: inputs by name, or `input_ids` alone; with `labels`, gradient norms are measured too.
+        jacobian_steps: products with each layer's Jacobian for its condition number, on the first
+            sequence; 0 leaves it out.
+        dense_limit: tokens × width up to which the Jacobian is built instead, and the number exact.
+
+    Returns:
+        The measured values; the model, its gradients and its mode stay as they were.
+
+    Raises:
+        ArgumentError: no list of layers, no `input_ids`, or a sequence of fewer than two tokens.
+
+    Cost: one pass forward (and backward, with labels), tokens × tokens buffers of one layer's
+        attention and their singular values; for the Jacobians a copy of the model in double precision.
+    """
+    inputs = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
+    _check(inputs)
+    layers, real = layers_of(model), real_tokens(inputs)
+    attentions = [_attention(layer) for layer in layers]
+    looked_at = layers + [attention for attention in attentions if attention is not None]
+    with evaluation(model):
+        with torch.set_grad_enabled("labels" in inputs):
+            seen, output = calls(model, looked_at, inputs)
+            gradients: list[dict[str, float]] = [{} for _ in layers]
+            if "labels" in inputs:
+                gradients = gradient_norms(layers, output.loss)
+        jacobians = _jacobians(model, inputs, real, jacobian_steps, dense_limit)
+        called = {call.module: call for call in seen}
+        mixing = [_mixing(a if a is None else called[a], real) for a in attentions]
+    return Signal(
+        inputs=token_signal(seen[0].x, real),
+        layers=tuple(
+            LayerSignal(
+                layer=index,
+                tokens=token_signal(called[layer].output, real),
+                attention_entropy=mixing[index][0],
+                spectral_gap=mixing[index][1],
+                jacobian=jacobians[index],
+                gradient_norms=gradients[index],
+            )
+            for index, layer in enumerate(layers)
+        ),
+    )
+
+
+def _check(inputs: Batch) -> None:
+    if "input_ids" not in inputs:
+        raise ArgumentError(f"batch: expected input_ids, got {', '.join(inputs) or 'nothing'}")
+    if int(real_tokens(inputs).sum(dim=1).min()) < 2:
+        raise ArgumentError("batch: every sequence needs two unpadded tokens or more to compare")
+
+
+def _attention(layer: nn.Module) -> nn.Module | None:
+    return next((m for m in layer.modules() if callable(getattr(m, "matrix", None))), None)
+
+
+def _mixing(call: Call | None, real: Tensor) -> tuple[float | None, float | None]:
+    if call is None:
+        return None, None
+    module: Any = call.module
+    with torch.no_grad():
+        matrix = module.matrix(*call.arguments[:2])
+    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    return float(attention_entropy(wide, real)), float(spectral_gap(wide, real))
+
+
+def _jacobians(
+    model: nn.Module, inputs: Batch, real: Tensor, steps: int, dense_limit: int
+) -> list[Conditioning | None]:
+    if not steps:
+        return [None] * len(layers_of(model))
+    double = copy.deepcopy(model).double()
+    kept = {"input_ids", "token_type_ids", "position_ids"} & inputs.keys()
+    first = {name: inputs[name][:1, real[0]] for name in kept}
+    with torch.no_grad():
+        seen, _ = calls(double, layers_of(double), first)
+    return [
+        conditioning(
+            lambda z, call=call: call.again(z[None])[0],  # type: ignore[misc]
+            call.x[0].detach(),
+            dense_limit=dense_limit,
+            steps=steps,
+        )
+        for call in seen
+    ]
+
+
+def _token_values(tokens: TokenSignal) -> Iterator[tuple[str, float]]:
+    for field in fields(tokens):
+        yield field.name, getattr(tokens, field.name)
+
+
+def _layer_rows(layer: LayerSignal) -> list[dict[str, Any]]:
+    rows = [_row(layer.layer, name, value) for name, value in _token_values(layer.tokens)]
+    for name in ("attention_entropy", "spectral_gap"):
+        if getattr(layer, name) is not None:
+            rows.append(_row(layer.layer, name, getattr(layer, name)))
+    if layer.jacobian is not None:
+        method = "exact" if layer.jacobian.exact else "lower bound"
+        rows.append(
+            _row(layer.layer, "jacobian_condition", layer.jacobian.condition, method=method)
+        )
+    rows += [
+        _row(layer.layer, "gradient_norm", norm, role=role)
+        for role, norm in layer.gradient_norms.items()
+    ]
+    return rows
+
+
+def _row(
+    layer: int | str, quantity: str, value: float, *, role: str = "", method: str = "exact"
+) -> dict[str, Any]:
+    return {
+        "layer": layer,
+        "quantity": quantity,
+        "role": role,
+        "value": value,
+        "method": method,
+    }

@@ -1,0 +1,60 @@
+"""How alike, how large and how spiky the vectors of tokens are.
+
+Letters: B sequences, T tokens, D width; x are the vectors, real is False at padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSignal:
+    """The vectors of all tokens at one depth."""
+
+    token_similarity: float
+    """Mean cosine between different tokens of a sequence, −1 to 1; 1 is rank collapse."""
+    stable_rank: float
+    """‖X‖²_F / ‖X‖²_2 of a sequence's token matrix, mean over sequences; 1 is rank collapse."""
+    norm: float
+    """Root mean square of the entries."""
+    kurtosis: float
+    """How unevenly the mean square is spread over entries: 1 is even, the width is one outlier entry."""
+
+
+def token_signal(x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]) -> TokenSignal:
+    """Measure the vectors of the unpadded tokens.
+
+    Kurtosis is that of the root mean squares s_j of the entries j over tokens, mean(s⁴) / mean(s²)².
+
+    Source: token similarity and rank as in Dong et al. (2021); kurtosis as in He et al. (2024),
+        arXiv 2405.19279, equation 2.
+    """
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32)) * real[..., None]
+    squares = x.square().sum(dim=(0, 1)) / real.sum()
+    return TokenSignal(
+        token_similarity=float(_similarities(x, real).mean()),
+        stable_rank=float(_stable_ranks(x).mean()),
+        norm=float(squares.mean().sqrt()),
+        kurtosis=float(squares.square().mean() / squares.mean().square()),
+    )
+
+
+def _similarities(x: Tensor, real: Tensor) -> Float[Tensor, " B"]:
+    """Σ_{s≠t} cos(x_s, x_t) = ‖Σ_t x̂_t‖² − tokens, divided by the number of pairs."""
+    directions = torch.nn.functional.normalize(x, dim=-1)
+    tokens = real.sum(dim=1)
+    together = directions.sum(dim=1).square().sum(dim=-1)
+    own = directions.square().sum(dim=(1, 2))
+    similarities: Tensor = (together - own) / (tokens * (tokens - 1)).clamp(min=1)
+    return similarities
+
+
+def _stable_ranks(x: Tensor) -> Float[Tensor, " B"]:
+    spectral = torch.linalg.matrix_norm(x, ord=2).square()
+    ranks: Tensor = x.square().sum(dim=(1, 2)) / spectral
+    return ranks
