@@ -1,8 +1,8 @@
 """Dense H, H_o and H_f of a case by forward-over-reverse autodiff in float64, the slow way.
 
-Layer norm is spelled out here, since torch's forward-mode derivative of its backward pass is wrong
-(the Hessian between a norm's weight and its input comes out asymmetric; torch 2.13); BLOOM's
-activation too, since torch.func cannot pass its autograd.Function.
+Second derivatives are jacfwd(grad), not torch.func.hessian: jacfwd(jacrev) is wrong for torch's layer
+norm (between a norm's weight and its input the matrix comes out asymmetric; torch 2.13). BLOOM's
+activation is spelled out, since torch.func cannot pass its autograd.Function.
 
 Nothing here is shared with the product code: the logits of all valid rows are one function of one
 flat parameter vector, H is the Hessian of the mean loss, H_o is JᵀH_ℓJ with J assembled, and H_f
@@ -19,13 +19,12 @@ from unittest.mock import patch
 import torch
 from tests.curvature.cases import Case
 from torch import Tensor
-from torch.func import functional_call, hessian, jacfwd, jacrev
+from torch.func import functional_call, grad, jacfwd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.bloom.modeling_bloom import BloomGelu, bloom_gelu_forward
 
 from hessblocks.curvature import ParameterGroup
 
-LAYER_NORM = "torch.nn.functional.layer_norm"
 _PLAIN_BLOOM = patch.object(BloomGelu, "forward", lambda self, x: bloom_gelu_forward(x))
 
 
@@ -56,12 +55,12 @@ def dense(case: Case) -> Dense:
     point = torch.cat([p.flatten() for p in parameters.values()])
     logits = partial(_valid_logits, case, parameters)
     loss = partial(_mean_loss, case)
-    with sdpa_kernel(SDPBackend.MATH), patch(LAYER_NORM, _plain_layer_norm), _PLAIN_BLOOM:
+    with sdpa_kernel(SDPBackend.MATH), _PLAIN_BLOOM:
         at = logits(point)
         jacobian = jacfwd(logits)(point).flatten(0, 1)
-        residual = jacrev(loss)(at).flatten()
-        curvature = hessian(loss)(at).reshape(at.numel(), at.numel())
-        full = hessian(lambda theta: loss(logits(theta)))(point)
+        residual = grad(loss)(at).flatten()
+        curvature = jacfwd(grad(loss))(at).reshape(at.numel(), at.numel())
+        full = jacfwd(grad(lambda theta: loss(logits(theta))))(point)
         second = jacfwd(lambda theta: _contracted_gradient(logits, residual, theta))(point)
     return Dense(
         full=full,
@@ -71,16 +70,8 @@ def dense(case: Case) -> Dense:
     )
 
 
-def _plain_layer_norm(
-    x: Tensor, shape: Any, weight: Tensor, bias: Tensor | None, eps: float = 1e-5
-) -> Tensor:
-    centred = x - x.mean(dim=-1, keepdim=True)
-    scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight
-    return scaled if bias is None else scaled + bias
-
-
 def _contracted_gradient(logits: Any, residual: Tensor, theta: Tensor) -> Tensor:
-    return jacrev(lambda inner: (residual * logits(inner).flatten()).sum())(theta)
+    return grad(lambda inner: (residual * logits(inner).flatten()).sum())(theta)
 
 
 def _valid_logits(case: Case, parameters: dict[str, Tensor], flat: Tensor) -> Tensor:

@@ -80,26 +80,20 @@ class ParameterGroup:
         """Names of the parameters that the group touches, each once."""
         return tuple(dict.fromkeys(view.parameter for view in self.views))
 
-    def gather(
-        self, tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor], count: int
-    ) -> Tensor:
-        """The group's entries of `tensors`.
+    def gather(self, tensors: Mapping[str, Tensor | None], into: Tensor) -> None:
+        """Read the group's entries of `tensors`.
 
         Args:
             tensors: (K, *shape) by parameter name; None stands for zeros.
-            like: the parameters themselves, for dtype and device.
-            count: K.
-
-        Returns:
-            (K, size).
+            into: (K, size), overwritten.
         """
-        pieces = []
-        for view in self.views:
+        pieces = into.split([view.size for view in self.views], dim=1)
+        for view, piece in zip(self.views, pieces, strict=True):
             tensor = tensors[view.parameter]
-            parameter = like[view.parameter]
-            empty = parameter.new_zeros(count, view.size)
-            pieces.append(empty if tensor is None else view.read(tensor))
-        return torch.cat(pieces, dim=1)
+            if tensor is None:
+                piece.zero_()
+            else:
+                piece.copy_(view.read(tensor))
 
     def scatter(self, vectors: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole parameters that are zero outside the group.
@@ -109,14 +103,19 @@ class ParameterGroup:
             like: the parameters themselves, for shape, dtype and device.
 
         Returns:
-            (K, *shape) by parameter name.
+            (K, *shape) by parameter name; those that are wholly in the group may share memory with
+            `vectors`.
         """
-        tensors = {
-            name: like[name].new_zeros(vectors.shape[0], *like[name].shape)
-            for name in self.parameters
-        }
         pieces = vectors.split([view.size for view in self.views], dim=1)
+        tensors: dict[str, Tensor] = {}
         for view, piece in zip(self.views, pieces, strict=True):
+            parameter = like[view.parameter]
+            shape = (vectors.shape[0], *parameter.shape)
+            if view == whole(view.parameter, parameter):
+                tensors[view.parameter] = piece.reshape(shape).to(parameter.dtype)
+                continue
+            if view.parameter not in tensors:
+                tensors[view.parameter] = parameter.new_zeros(shape)
             view.write(tensors[view.parameter], piece)
         return tensors
 

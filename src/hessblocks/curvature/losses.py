@@ -1,13 +1,14 @@
 """Losses as functions of the logits: sum over the valid rows, gradient, curvature.
 
 Everything is computed in the dtype of the logits; the model's own loss, which may cast to float32,
-is never used. Letters: p probabilities, u a direction in logit space, K directions together.
+is never used. Letters: p probabilities, u a direction in logit space, V classes.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,8 +21,23 @@ from hessblocks.errors import ArgumentError, unknown_name
 IGNORED = -100
 """Label of a position that does not count, as everywhere in torch."""
 
+CHUNK = 1 << 22
+"""Logits handled together where a temporary of their size is needed."""
+
 LossFunction = Callable[[Any, Any], Tensor]
 """From the model's outputs and the batch to the losses of the valid tokens or rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossDerivatives:
+    """A batch's loss at one point."""
+
+    total: float
+    """Sum over the valid rows."""
+    gradient: Tensor
+    """∂ total / ∂ logits, shaped as the logits."""
+    curvature: Callable[[Tensor], Tensor]
+    """u ↦ H_ℓ u for one direction shaped as the logits; may be vmapped."""
 
 
 class BatchLoss(abc.ABC):
@@ -33,47 +49,57 @@ class BatchLoss(abc.ABC):
         """Rows that count: valid tokens, labelled rows or target entries."""
 
     @abc.abstractmethod
-    def total(self, logits: Tensor) -> Tensor:
-        """The sum of the losses, a scalar."""
+    def total(self, logits: Tensor) -> float:
+        """The sum of the losses."""
 
     @abc.abstractmethod
-    def gradient(self, logits: Tensor) -> Tensor:
-        """∂ total / ∂ logits, differentiable once more."""
-
-    @abc.abstractmethod
-    def curvature(self, logits: Tensor, directions: Tensor) -> Tensor:
-        """H_ℓ u for (K, *logits) directions."""
+    def derivatives(self, logits: Tensor) -> LossDerivatives:
+        """Sum, gradient and curvature at logits without gradient history."""
 
 
 class CrossEntropy(BatchLoss):
-    """−log p of the target, over classes on the last axis."""
+    """−log p of the target, over classes on the last axis.
+
+    Its curvature is the closed form p∘u − p (p·u) of each row.
+    """
 
     def __init__(self, targets: Tensor) -> None:
         """Hold `targets`, shaped as the logits without their last axis; IGNORED does not count."""
         self._targets = targets
-        self._counts = targets != IGNORED
 
     @property
     def valid(self) -> int:
-        """See `BatchLoss`."""
-        return int(self._counts.sum())
+        """Labels that are not ignored."""
+        return int((self._targets != IGNORED).sum())
 
-    def total(self, logits: Tensor) -> Tensor:
+    def total(self, logits: Tensor) -> float:
         """See `BatchLoss`."""
         check_targets(self._targets, logits)
-        return F.cross_entropy(
-            logits.flatten(0, -2), self._targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        rows, targets = logits.flatten(0, -2), self._targets.flatten()
+        return sum(
+            float(F.cross_entropy(rows[part], targets[part], ignore_index=IGNORED, reduction="sum"))
+            for part in _row_chunks(rows)
         )
 
-    def gradient(self, logits: Tensor) -> Tensor:
+    def derivatives(self, logits: Tensor) -> LossDerivatives:
         """See `BatchLoss`."""
-        gradient: Tensor = _CrossEntropyGradient.apply(logits, self._targets, self._counts)
-        return gradient
+        total = self.total(logits)
+        probabilities, targets = logits.softmax(-1).flatten(0, -2), self._targets.flatten()
+        probabilities.masked_fill_((targets == IGNORED)[:, None], 0.0)
+        counted = (targets != IGNORED).to(logits.dtype)
+        places = targets.clamp(min=0)[:, None]
+        gradient = probabilities.scatter_add(1, places, -counted[:, None]).view_as(logits)
 
-    def curvature(self, logits: Tensor, directions: Tensor) -> Tensor:
-        """See `BatchLoss`."""
-        probabilities = _valid_probabilities(logits.detach(), self._counts)
-        return _cross_entropy_curvature(probabilities, directions)
+        def curvature(direction: Tensor) -> Tensor:
+            flat = direction.flatten(0, -2)
+            product = torch.empty_like(flat)
+            for part in _row_chunks(flat):
+                p = probabilities[part]
+                weighted = p * flat[part]
+                product[part] = weighted - p * weighted.sum(-1, keepdim=True)
+            return product.view_as(direction)
+
+        return LossDerivatives(total=total, gradient=gradient, curvature=curvature)
 
 
 class SquaredError(BatchLoss):
@@ -85,8 +111,20 @@ class SquaredError(BatchLoss):
 
     @property
     def valid(self) -> int:
-        """See `BatchLoss`."""
+        """Entries of the targets."""
         return self._targets.numel()
+
+    def total(self, logits: Tensor) -> float:
+        """See `BatchLoss`."""
+        return float(self._residual(logits).square().sum())
+
+    def derivatives(self, logits: Tensor) -> LossDerivatives:
+        """See `BatchLoss`."""
+        return LossDerivatives(
+            total=self.total(logits),
+            gradient=2 * self._residual(logits),
+            curvature=lambda direction: 2 * direction,
+        )
 
     def _residual(self, logits: Tensor) -> Tensor:
         targets = self._targets.to(logits.dtype)
@@ -97,18 +135,6 @@ class SquaredError(BatchLoss):
                 f"labels: expected the shape of the logits, {tuple(logits.shape)}, got {tuple(targets.shape)}"
             )
         return logits - targets
-
-    def total(self, logits: Tensor) -> Tensor:
-        """See `BatchLoss`."""
-        return self._residual(logits).square().sum()
-
-    def gradient(self, logits: Tensor) -> Tensor:
-        """See `BatchLoss`."""
-        return 2 * self._residual(logits)
-
-    def curvature(self, logits: Tensor, directions: Tensor) -> Tensor:
-        """See `BatchLoss`."""
-        return 2 * directions
 
 
 class CallableLoss(BatchLoss):
@@ -127,58 +153,39 @@ class CallableLoss(BatchLoss):
         self._raw = batch.raw
         self._logits = logits.detach()
 
+    @property
+    def valid(self) -> int:
+        """Losses that the function returns."""
+        return self._losses(self._logits).numel()
+
+    def total(self, logits: Tensor) -> float:
+        """See `BatchLoss`."""
+        return float(self._losses(logits).sum())
+
+    def derivatives(self, logits: Tensor) -> LossDerivatives:
+        """See `BatchLoss`."""
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            total = self._losses(leaf).sum()
+            (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
+
+        def curvature(direction: Tensor) -> Tensor:
+            if not gradient.requires_grad:
+                return torch.zeros_like(direction)
+            return torch.autograd.grad(gradient, leaf, direction, retain_graph=True)[0]
+
+        return LossDerivatives(
+            total=float(total.detach()), gradient=gradient.detach(), curvature=curvature
+        )
+
     def _losses(self, logits: Tensor) -> Tensor:
         return self._function(self._replace(logits), self._raw)
 
-    @property
-    def valid(self) -> int:
-        """See `BatchLoss`."""
-        return self._losses(self._logits).numel()
 
-    def total(self, logits: Tensor) -> Tensor:
-        """See `BatchLoss`."""
-        return self._losses(logits).sum()
-
-    def gradient(self, logits: Tensor) -> Tensor:
-        """See `BatchLoss`."""
-        with torch.enable_grad():
-            leaf = logits if logits.requires_grad else logits.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.total(leaf), leaf, create_graph=True)
-        return gradient
-
-    def curvature(self, logits: Tensor, directions: Tensor) -> Tensor:
-        """See `BatchLoss`."""
-        leaf = logits.detach().requires_grad_()
-        gradient = self.gradient(leaf)
-        if not gradient.requires_grad:
-            return torch.zeros_like(directions)
-        (product,) = torch.autograd.grad(gradient, leaf, directions, is_grads_batched=True)
-        return product
-
-
-class _CrossEntropyGradient(torch.autograd.Function):
-    """p − onehot(target) on valid rows, with the closed-form derivative p∘u − p (p·u)."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-        probabilities = _valid_probabilities(logits, counts)
-        ctx.save_for_backward(probabilities)
-        places = targets.clamp(min=0)[..., None]
-        return probabilities.scatter_add(-1, places, -counts[..., None].to(logits.dtype))
-
-    @staticmethod
-    def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor, None, None]:
-        (probabilities,) = ctx.saved_tensors
-        return _cross_entropy_curvature(probabilities, directions[0]), None, None
-
-
-def _valid_probabilities(logits: Tensor, counts: Tensor) -> Tensor:
-    return logits.softmax(-1).masked_fill_(~counts[..., None], 0.0)
-
-
-def _cross_entropy_curvature(probabilities: Tensor, directions: Tensor) -> Tensor:
-    weighted = probabilities * directions
-    return weighted - probabilities * weighted.sum(-1, keepdim=True)
+def _row_chunks(rows: Tensor) -> Iterator[slice]:
+    """Slices of (N, V) rows with at most CHUNK entries each, or one row."""
+    step = max(1, CHUNK // rows.shape[1])
+    return (slice(start, start + step) for start in range(0, rows.shape[0], step))
 
 
 def check_targets(targets: Tensor, logits: Tensor) -> None:

@@ -50,12 +50,14 @@ def group_norms(
         raise ArgumentError(
             f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
         )
-    shared = list(graphs(problem, _names(groups.values()))) if len(problem.batches) == 1 else None
+    shared = (
+        list(graphs(problem, _names(groups.values()), parts)) if len(problem.batches) == 1 else None
+    )
     found = {}
     for name, group in groups.items():
         vectors = _probe_vectors(problem, group, probes, seed)
         exact = group.size <= probes
-        own = shared or graphs(problem, group.parameters)
+        own = shared or graphs(problem, group.parameters, parts)
         squares = _squared_norms(own, group, vectors, parts)
         found[name] = {part: _estimate(values, exact=exact) for part, values in squares.items()}
     return found

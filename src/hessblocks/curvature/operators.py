@@ -58,7 +58,7 @@ class CurvatureOperator(LinearOperator):
     def _apply(self, columns: Tensor, into: ParameterGroup, out_of: ParameterGroup) -> Tensor:
         names = tuple(dict.fromkeys(into.parameters + out_of.parameters))
         total = columns.new_zeros(columns.shape[1], into.size)
-        for graph in graphs(self._problem, names):
+        for graph in graphs(self._problem, names, [self.part]):
             total += block_products(graph, columns.T, into, out_of, [self.part])[self.part]
         return total.T
 

@@ -115,7 +115,7 @@ class Problem:
 
     def _checked_total(self, batch: Batch, index: int) -> float:
         logits, loss = self.forward(batch, self.parameters)
-        total = float(loss.total(logits)) / self.valid
+        total = loss.total(logits) / self.valid
         check_finite(total, index)
         return total
 

@@ -2,20 +2,24 @@
 
 Letters: f logits, r = ∂ℓ/∂f, J = ∂f/∂θ, z a vector in parameter space, u = J z, K vectors together.
 
-The graph of the pullback g(θ, r) = J(θ)ᵀ r is built once. Replaying it backwards for z gives at the
-same time ∂⟨g, z⟩/∂θ = H_f z (with r held fixed) and ∂⟨g, z⟩/∂r = J z; then H_o z = Jᵀ H_ℓ (J z).
-Neither is ever formed by subtraction.
+The graph of the pullback g(θ, r) = J(θ)ᵀ r is built once, and each product replays it backwards.
+
+- H: with r(θ) part of the graph, ∂⟨g, z⟩/∂θ = H z.
+- H_f and H_o: with r held fixed, the same replay gives ∂⟨g, z⟩/∂θ = H_f z and ∂⟨g, z⟩/∂r = J z
+  together; then H_o z = Jᵀ H_ℓ (J z). Neither is ever formed by subtraction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.losses import LossDerivatives
 from hessblocks.curvature.problem import Problem, check_finite
 
 Part = Literal["outer", "functional", "full"]
@@ -23,11 +27,16 @@ PARTS: tuple[Part, ...] = ("outer", "functional", "full")
 Tensors = dict[str, Tensor | None]
 """By parameter name, (K, *shape); None stands for zeros."""
 
+SMALL = 1 << 24
+"""Multiplications of a forward pass below which vectors are worth batching (docs/curvature.md)."""
+
 
 class BatchGraph:
     """The differentiated loss of one batch, kept so that products only replay it."""
 
-    def __init__(self, problem: Problem, index: int, names: Sequence[str]) -> None:
+    def __init__(
+        self, problem: Problem, index: int, names: Sequence[str], *, split: bool = True
+    ) -> None:
         """Run the model forwards and backwards once.
 
         Args:
@@ -35,27 +44,34 @@ class BatchGraph:
             index: which batch.
             names: parameters that products may involve; the graph ends at them, so the layers
                 below the lowest are never passed again.
+            split: whether H_o and H_f will be asked for, which need r held fixed.
         """
         parameters = problem.parameters
         self._leaves = {name: parameters[name].requires_grad_() for name in names}
         self._scale = 1.0 / problem.valid
-        batch = problem.batches[index]
         with torch.enable_grad():
-            self._logits, self._loss = problem.forward(batch, parameters | self._leaves)
-            check_finite(float(self._loss.total(self._logits.detach())), index)
-            detached = self._loss.gradient(self._logits).detach() * self._scale
-            self._residual = detached.requires_grad_()
-            self._pullback = self._pull(create_graph=True)
+            logits, loss = problem.forward(problem.batches[index], parameters | self._leaves)
+            self._loss = loss.derivatives(logits.detach())
+            check_finite(self._loss.total, index)
+            self._residual = self._residual_of(logits, split=split)
+            self._pullback = self._pull_back_residual(logits)
+        self._logits = get_gradient_edge(logits) if logits.requires_grad else None
+        weights = sum(parameter.numel() for parameter in parameters.values())
+        rows = logits.numel() // max(1, logits.shape[-1])
+        self.together = max(1, SMALL // max(1, rows * weights))
 
-    def _pull(self, *, create_graph: bool) -> Tensors:
-        if not self._logits.requires_grad:
+    def _residual_of(self, logits: Tensor, *, split: bool) -> Tensor:
+        if split:
+            return (self._loss.gradient * self._scale).requires_grad_()
+        attached: Tensor = _Residual.apply(logits, self._loss, self._scale)
+        return attached
+
+    def _pull_back_residual(self, logits: Tensor) -> Tensors:
+        if not logits.requires_grad:
             return dict.fromkeys(self._leaves)
+        leaves = list(self._leaves.values())
         pulled = torch.autograd.grad(
-            self._logits,
-            list(self._leaves.values()),
-            self._residual,
-            create_graph=create_graph,
-            allow_unused=True,
+            logits, leaves, self._residual, create_graph=True, allow_unused=True
         )
         return dict(zip(self._leaves, pulled, strict=True))
 
@@ -72,21 +88,35 @@ class BatchGraph:
             for name, value in self._pullback.items()
         }
 
-    def products(
-        self, vectors: Mapping[str, Tensor], rows: Sequence[str], parts: Sequence[Part]
-    ) -> dict[Part, Tensors]:
-        """This batch's share of the products.
+    def full(self, vectors: Mapping[str, Tensor], rows: Sequence[str]) -> Tensors:
+        """This batch's share of H z; for a graph made with `split=False`.
 
         Args:
             vectors: z by parameter name, (K, *shape) each; parameters left out are zero.
             rows: names of the parameters whose rows are wanted.
+
+        Returns:
+            By parameter name, (K, *shape).
+        """
+        return self._replay(vectors, [self._leaves[name] for name in rows], rows)
+
+    def split(
+        self, vectors: Mapping[str, Tensor], rows: Sequence[str], parts: Sequence[Part]
+    ) -> dict[Part, Tensors]:
+        """This batch's share of the parts' products; for a graph made with `split=True`.
+
+        Args:
+            vectors: as in `full`.
+            rows: as in `full`.
             parts: which of H_o, H_f and H.
 
         Returns:
             By part and parameter name, (K, *shape).
         """
-        wants_functional = "functional" in parts or "full" in parts
-        functional, pushed = self._replay(vectors, rows if wants_functional else ())
+        wanted = rows if "functional" in parts or "full" in parts else ()
+        leaves = [*(self._leaves[name] for name in wanted), self._residual]
+        functional = self._replay(vectors, leaves, [*wanted, _PUSHED])
+        pushed = functional.pop(_PUSHED)
         found: dict[Part, Tensors] = {"functional": functional}
         if "outer" in parts or "full" in parts:
             found["outer"] = self._pull_back_curvature(pushed, rows)
@@ -95,46 +125,76 @@ class BatchGraph:
         return {part: found[part] for part in parts}
 
     def _replay(
-        self, vectors: Mapping[str, Tensor], rows: Sequence[str]
-    ) -> tuple[Tensors, Tensor | None]:
-        """H_f z and J z."""
+        self, vectors: Mapping[str, Tensor], inputs: Sequence[Tensor], names: Sequence[str]
+    ) -> Tensors:
+        """∂⟨g, z⟩ / ∂ inputs, under the given names."""
         pulled = {
             name: value
             for name in vectors
             if (value := self._pullback[name]) is not None and value.requires_grad
         }
         if not pulled:
-            return dict.fromkeys(rows), None
-        *functional, pushed = torch.autograd.grad(
-            list(pulled.values()),
-            [*(self._leaves[name] for name in rows), self._residual],
-            [vectors[name] for name in pulled],
-            is_grads_batched=True,
-            retain_graph=True,
-            allow_unused=True,
-        )
-        return dict(zip(rows, functional, strict=True)), pushed
+            return dict.fromkeys(names)
+        found = _gradients(list(pulled.values()), inputs, [vectors[name] for name in pulled])
+        return dict(zip(names, found, strict=True))
 
     def _pull_back_curvature(self, pushed: Tensor | None, rows: Sequence[str]) -> Tensors:
         """Jᵀ H_ℓ u."""
         if pushed is None:
             return dict.fromkeys(rows)
-        curved = self._loss.curvature(self._logits, pushed) * self._scale
-        pulled = torch.autograd.grad(
-            self._logits,
-            [self._leaves[name] for name in rows],
-            curved,
-            is_grads_batched=True,
-            retain_graph=True,
-            allow_unused=True,
-        )
+        curvature = self._loss.curvature
+        curved = curvature(pushed[0])[None] if len(pushed) == 1 else torch.vmap(curvature)(pushed)
+        leaves = [self._leaves[name] for name in rows]
+        pulled = _gradients([self._logits], leaves, [curved * self._scale])
         return dict(zip(rows, pulled, strict=True))
 
 
-def graphs(problem: Problem, names: Sequence[str]) -> Iterator[BatchGraph]:
-    """The graph of each batch, one held at a time."""
+_PUSHED = "J z"
+
+
+class _Residual(torch.autograd.Function):
+    """r = ∂ℓ/∂f as a node of the graph, whose own derivative is the loss's curvature."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, loss: LossDerivatives, scale: float) -> Tensor:
+        ctx.loss, ctx.scale = loss, scale
+        return loss.gradient * scale
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.loss.curvature(directions[0]) * ctx.scale, None, None
+
+
+def _gradients(
+    outputs: Sequence[Any], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Vector-Jacobian products for (K, ...) cotangents; one vector goes without vmap, which is faster."""
+    used: list[bool] = []
+
+    def one(*cotangents: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad(
+            outputs, inputs, cotangents, retain_graph=True, allow_unused=True
+        )
+        used[:] = [value is not None for value in found]
+        return [value for value in found if value is not None]
+
+    if cotangents[0].shape[0] == 1:
+        kept = [value[None] for value in one(*(cotangent[0] for cotangent in cotangents))]
+    else:
+        kept = torch.vmap(one)(*cotangents)
+    rest = iter(kept)
+    return [next(rest) if present else None for present in used]
+
+
+def graphs(problem: Problem, names: Sequence[str], parts: Sequence[Part]) -> Iterator[BatchGraph]:
+    """The graph of each batch for these parts, one held at a time."""
     for index in range(len(problem.batches)):
-        yield BatchGraph(problem, index, names)
+        yield BatchGraph(problem, index, names, split=needs_split(parts))
+
+
+def needs_split(parts: Sequence[Part]) -> bool:
+    """Whether anything besides H itself is asked for."""
+    return list(parts) != ["full"]
 
 
 def block_products(
@@ -147,7 +207,7 @@ def block_products(
     """One batch's share of the products of a block with vectors.
 
     Args:
-        graph: of the batch; it must hold the parameters of both groups.
+        graph: of the batch and these parts; it must hold the parameters of both groups.
         vectors: (K, columns.size).
         rows: group whose rows are wanted.
         columns: group that the vectors lie in.
@@ -156,11 +216,19 @@ def block_products(
     Returns:
         (K, rows.size) for each part.
     """
-    like = graph.parameters
-    products = graph.products(columns.scatter(vectors, like), rows.parameters, parts)
-    return {
-        part: rows.gather(tensors, like, vectors.shape[0]) for part, tensors in products.items()
-    }
+    count = vectors.shape[0]
+    found = {part: vectors.new_empty(count, rows.size) for part in parts}
+    for start in range(0, count, graph.together):
+        some = slice(start, start + graph.together)
+        tensors = columns.scatter(vectors[some], graph.parameters)
+        products = (
+            graph.split(tensors, rows.parameters, parts)
+            if needs_split(parts)
+            else {"full": graph.full(tensors, rows.parameters)}
+        )
+        for part in parts:
+            rows.gather(products[part], found[part][some])
+    return found
 
 
 def _add(left: Tensor | None, right: Tensor | None) -> Tensor | None:
