@@ -8,6 +8,7 @@ import torch
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
+from hessblocks.linalg import extreme_eigenvalues
 from hessblocks.theory import PARTS, AttentionHessian, attention_hessian
 from hessblocks.theory.cases import CASES, Case, arguments
 from hessblocks.theory.reference import reference_hessian
@@ -139,3 +140,28 @@ def test_one_sequence_needs_no_batch_axis() -> None:
     made = arguments(Case(name="", batch=1, mask="causal"))
     flat = made | {"x": made["x"][0], "target": made["target"][0], "w_query": made["w_query"][0]}
     torch.testing.assert_close(attention_hessian(**flat).dense(), attention_hessian(**made).dense())
+
+
+def test_tokens_with_a_gradient_or_a_curvature_alone_are_kept() -> None:
+    made = arguments(Case(name="", batch=1, loss="factor", value=4, mask="causal"))
+    made["gradient"][:, :3] = 0
+    made["curvature_factor"][:, 2:] = 0
+    expected = reference_hessian(made)
+    for part in PARTS:
+        found = attention_hessian(**made).dense(part)
+        torch.testing.assert_close(found, expected[part], rtol=1e-12, atol=1e-12)
+
+
+def test_no_loss_at_all_is_the_zero_hessian() -> None:
+    made = arguments(Case(name="", loss="factor", gains=True))
+    zero = attention_hessian(**made | {n: made[n] * 0 for n in ("gradient", "curvature_factor")})
+    assert not zero.dense().any()
+    assert set(zero.norms().values()) == {0.0}
+
+
+def test_our_own_lanczos_takes_the_operators() -> None:
+    case = next(c for c in CASES if c.name == "three heads, projection")
+    values = torch.linalg.eigvalsh(dense(case)["full"])
+    found = extreme_eigenvalues(closed(case).whole("full"), 1)
+    assert found.converged
+    torch.testing.assert_close(found.values, values[[-1, 0]], rtol=1e-8, atol=0)

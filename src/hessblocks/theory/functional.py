@@ -54,12 +54,13 @@ def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
 def _query_query(head: HeadTokens) -> Terms:
     if not head.softmax:
         return []
-    third = head.third_moment(head.carried_keys, head.carried_keys)
+    factor = head.scale**2 * head.beta
+    third = head.third_moment(head.carried_keys, factor * head.carried_keys)
     return [
         KroneckerTerm(
             row=head.x_query,
             column=head.x_query,
-            matrices=TokenMatrices(right=head.scale**2 * head.beta * third, symmetric=True),
+            matrices=TokenMatrices(right=third, symmetric=True),
         )
     ]
 
@@ -69,7 +70,7 @@ def _key_key(head: HeadTokens) -> Terms:
         return []
     factor = head.scale**2 * head.beta
     if not _wide(head):
-        third = factor * head.third_moment(head.carried_x, head.carried_x)
+        third = head.third_moment(head.carried_x, factor * head.carried_x)
         return [_swapped(head.queries, head.queries, TokenMatrices(right=third, symmetric=True))]
     by_key = factor * _sum_by_key(head, head.score_gradient, head.queries, head.queries)
     mean = head.average(head.carried_x)
@@ -96,12 +97,12 @@ def _query_key(head: HeadTokens) -> Terms:
         )
     ]
     if head.softmax:
-        third = head.third_moment(head.carried_keys, head.carried_x)
+        third = head.third_moment(head.carried_keys, head.scale**2 * head.beta * head.carried_x)
         terms.append(
             KroneckerTerm(
                 row=head.x_query,
                 column=head.queries,
-                matrices=TokenMatrices(right=head.scale**2 * head.beta * third),
+                matrices=TokenMatrices(right=third),
                 column_swapped=True,
             )
         )
@@ -109,7 +110,7 @@ def _query_key(head: HeadTokens) -> Terms:
 
 
 def _value_query(head: HeadTokens) -> Terms:
-    second = head.scale * head.beta * head.covariance(head.carried_x, head.carried_keys)
+    second = head.covariance(head.carried_x, head.scale * head.beta * head.carried_keys)
     return [
         KroneckerTerm(
             row=head.value_gradient,
@@ -123,7 +124,7 @@ def _value_query(head: HeadTokens) -> Terms:
 def _value_key(head: HeadTokens) -> Terms:
     factor = head.scale * head.beta
     if not _wide(head):
-        second = factor * head.covariance(head.carried_x, head.carried_x)
+        second = head.covariance(head.carried_x, factor * head.carried_x)
         return [_swapped(head.value_gradient, head.queries, TokenMatrices(right=second))]
     terms = [
         _by_key(head, factor * _sum_by_key(head, head.slope, head.value_gradient, head.queries))
@@ -150,7 +151,7 @@ def _value_projection(head: HeadTokens) -> Terms:
 
 
 def _query_projection(head: HeadTokens) -> Terms:
-    response = head.scale * head.beta * head.respond(None, head.carried_keys)
+    response = head.respond(None, head.scale * head.beta * head.carried_keys)
     return [
         KroneckerTerm(
             row=head.x_query,
@@ -162,7 +163,7 @@ def _query_projection(head: HeadTokens) -> Terms:
 
 
 def _key_projection(head: HeadTokens) -> Terms:
-    response = head.scale * head.beta * head.respond(None, head.carried_x)
+    response = head.respond(None, head.scale * head.beta * head.carried_x)
     return [_swapped(head.queries, head.gradient, TokenMatrices(right=response.mT))]
 
 

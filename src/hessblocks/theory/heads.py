@@ -11,10 +11,10 @@ over the permitted keys (linear scores). Everything else is Σ_j ρ_j (something
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from hessblocks.linalg.kronecker_gram import chunks
@@ -141,26 +141,25 @@ class HeadTokens:
         count = self.w_value.shape[1] if directions is None else directions.shape[1]
         if directions is not None:
             directions = directions.view(self.x.shape[0], -1, count, self.w_value.shape[1])
-        out = []
-        for queries in self._query_chunks(count):
-            part = None if directions is None else directions[:, queries]
-            response = self._response(part, queries)
-            out.append((response.flatten(1, 2) @ carried).unflatten(1, (-1, count)))
-        return torch.cat(out, dim=1).flatten(0, 1)
+
+        def response(queries: slice) -> Tensor:
+            return self._response(None if directions is None else directions[:, queries], queries)
+
+        return self._gathered(count, response, carried)
 
     def covariance(self, left: Tensor, right: Tensor) -> Tensor:
         """Second moment of what the keys carry, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ, (N, E, E').
 
         For linear scores Σ_j left_j right_jᵀ over the permitted keys.
         """
-        out = []
-        for queries in self._query_chunks(left.shape[2]):
+
+        def weighted(queries: slice) -> Tensor:
             carried = left.mT[:, None]  # (B, 1, E, L)
             if self.softmax:
                 carried = carried - (self.slope[:, queries] @ left)[..., None]
-            weighted = self.slope[:, queries, None, :] * carried
-            out.append((weighted.flatten(1, 2) @ right).unflatten(1, (-1, left.shape[2])))
-        return torch.cat(out, dim=1).flatten(0, 1)
+            return self.slope[:, queries, None, :] * carried
+
+        return self._gathered(left.shape[2], weighted, right)
 
     def third_moment(self, left: Tensor, right: Tensor) -> Tensor:
         """Third central moment along u = W_V W_O g, (N, E, E'); softmax only (zero for linear scores).
@@ -168,14 +167,25 @@ class HeadTokens:
         Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i) right_jᵀ
         """
         assert self.softmax
-        out = []
-        for queries in self._query_chunks(left.shape[2]):
+
+        def weighted(queries: slice) -> Tensor:
             slope, weights = self.slope[:, queries], self.score_gradient[:, queries]
             centred = left.mT[:, None] - (slope @ left)[..., None]  # (B, q, E, L)
             along = (weights @ left)[..., None]
-            weighted = weights[:, :, None, :] * centred - slope[:, :, None, :] * along
-            out.append((weighted.flatten(1, 2) @ right).unflatten(1, (-1, left.shape[2])))
-        return torch.cat(out, dim=1).flatten(0, 1)
+            return weights[:, :, None, :] * centred - slope[:, :, None, :] * along
+
+        return self._gathered(left.shape[2], weighted, right)
+
+    def _gathered(
+        self, count: int, weighting: Callable[[slice], Tensor], carried: Tensor
+    ) -> Tensor:
+        """Σ_j weighting_j carried_j, (N, count, E), the (B, q, count, L) weightings made chunk by chunk."""
+        sequences, queries = self.attention.shape[:2]
+        out = carried.new_empty(sequences, queries, count, carried.shape[2])
+        for some in self._query_chunks(count):
+            found = weighting(some).flatten(1, 2) @ carried
+            out[:, some] = found.unflatten(1, (-1, count))
+        return out.flatten(0, 1)
 
     def average(self, carried: Tensor) -> Tensor:
         """Attention-weighted mean of what the keys carry, (N, E)."""

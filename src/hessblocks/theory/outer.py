@@ -112,10 +112,10 @@ class OuterPart:
             return self._projection(head.values)
         factor = head.scale * head.beta
         if group in ("query", "query_key"):
-            matrix = factor * head.respond(self._directions(head), head.carried_keys)
+            matrix = head.respond(self._directions(head), factor * head.carried_keys)
             return TokenJacobian(vector=head.x_query, matrix=matrix, output_map=head.w_projection)
         if group == "key":
-            matrix = factor * head.respond(self._directions(head), head.carried_x)
+            matrix = head.respond(self._directions(head), factor * head.carried_x)
             return TokenJacobian(
                 vector=head.queries, matrix=matrix, output_map=head.w_projection, swapped=True
             )
