@@ -11,7 +11,7 @@ from hessblocks.errors import RunError
 from hessblocks.studies.figure import Figure
 from hessblocks.studies.point import Point, Row, Scalar
 from hessblocks.studies.progress import Silent
-from hessblocks.studies.run import StudyResult, measure_study
+from hessblocks.studies.run import StudyResult, executor, measure_study
 from hessblocks.studies.study import Settings, Study, Summary
 
 
@@ -56,17 +56,19 @@ def run(
     points: Sequence[Settings] | int = 12,
     workers: int | None = None,
     ray: str | None = None,
+    gpus: float = 0,
 ) -> StudyResult:
     """Measure the toy study in `folder`."""
     chosen = settings("smoke", points) if isinstance(points, int) else points
-    made = [point(each) for each in chosen]
-    return measure_study(
-        STUDY, made, folder=folder, config={}, workers=workers, ray=ray, reporter=Silent()
-    )
+    made = [point(each, gpus) for each in chosen]
+    with executor(workers, ray) as where:
+        return measure_study(
+            STUDY, made, folder=folder, config={"scale": "smoke"}, where=where, reporter=Silent()
+        )
 
 
-def point(settings: Settings) -> Point:
-    return Point(study="toy", settings=settings)
+def point(settings: Settings, gpus: float = 0) -> Point:
+    return Point(study="toy", settings=settings, gpus=gpus)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import typer
 from hessblocks.cli.compare import compare
 from hessblocks.cli.demo import demo
 from hessblocks.cli.presets import presets
+from hessblocks.cli.reproduce import reproduce
 from hessblocks.cli.train import train
 from hessblocks.errors import HessblocksError
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (demo, presets, compare, train):
+for command in (demo, presets, compare, train, reproduce):
     app.command()(command)
 
 

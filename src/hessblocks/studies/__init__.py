@@ -6,7 +6,7 @@ on where it stopped; points are measured in this process, in several, or on a Ra
 
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.progress import Progress, Reporter
-from hessblocks.studies.run import StudyResult, run_study
+from hessblocks.studies.run import StudyResult, run_studies, run_study
 from hessblocks.studies.study import SCALES, Check, Study
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "StudyResult",
     "find",
     "names",
+    "run_studies",
     "run_study",
 ]

@@ -31,6 +31,9 @@ class Executor(abc.ABC):
             RunError: workers cannot be had at all; what a single point raises is in its outcome.
         """
 
+    def close(self) -> None:  # noqa: B027
+        """Let go of workers; without effect where there are none."""
+
 
 class InProcess(Executor):
     """One after the other, here."""

@@ -15,15 +15,15 @@ from hessblocks.studies.executors import Executor, after_death, attempt
 from hessblocks.studies.point import Measure, Outcome, Point
 
 _SPAWN = multiprocessing.get_context("spawn")
-Task = tuple[Point, int]
-"""A point and which attempt this is."""
+Task = tuple[Measure, Point, int]
+"""What to measure, and which attempt this is."""
 
 
 class LocalProcesses(Executor):
     """Some processes, one thread each; what a dead one had in hand is started again."""
 
     def __init__(self, workers: int) -> None:
-        """Fix the number of processes; they start with the first point.
+        """Fix the number of processes; they start with the first point and stay until `close`.
 
         Args:
             workers: at least 1; each reserves what importing torch costs, about 300 MB.
@@ -34,38 +34,42 @@ class LocalProcesses(Executor):
         if workers < 1:
             raise ArgumentError(f"workers: expected at least 1, got {workers}")
         self.workers = workers
+        self._crew: list[_Worker] = []
 
     def outcomes(self, measure: Measure, points: Sequence[Point]) -> Iterator[Outcome]:
         """See `Executor`."""
-        waiting: deque[Task] = deque((point, 1) for point in points)
-        crew = [_Worker(measure) for _ in range(min(self.workers, len(points)))]
-        try:
-            for worker in crew:
-                worker.take(waiting.popleft())
-            while busy := {worker.connection: worker for worker in crew if worker.task}:
-                for ready in wait(list(busy)):
-                    worker = busy[ready]  # type: ignore[index]  # wait returns what it was given
-                    outcome, again = worker.collect()
-                    if again is not None:
-                        waiting.appendleft(again)
-                    if worker.stopped:
-                        crew[crew.index(worker)] = worker = _Worker(measure)
-                    if waiting:
-                        worker.take(waiting.popleft())
-                    if outcome is not None:
-                        yield outcome
-        finally:
-            for worker in crew:
-                worker.stop()
+        waiting: deque[Task] = deque((measure, point, 1) for point in points)
+        while len(self._crew) < min(self.workers, len(points)):
+            self._crew.append(_Worker())
+        for worker in self._crew[: len(points)]:
+            worker.take(waiting.popleft())
+        while busy := {worker.connection: worker for worker in self._crew if worker.task}:
+            for ready in wait(list(busy)):
+                worker = busy[ready]  # type: ignore[index]  # wait returns what it was given
+                outcome, again = worker.collect()
+                if again is not None:
+                    waiting.appendleft(again)
+                if worker.stopped:
+                    self._crew[self._crew.index(worker)] = worker = _Worker()
+                if waiting:
+                    worker.take(waiting.popleft())
+                if outcome is not None:
+                    yield outcome
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        for worker in self._crew:
+            worker.stop()
+        self._crew = []
 
 
 class _Worker:
     """A process that measures one point at a time."""
 
-    def __init__(self, measure: Measure) -> None:
+    def __init__(self) -> None:
         self.connection, theirs = _SPAWN.Pipe()
         self.task: Task | None = None
-        self._process = _SPAWN.Process(target=_serve, args=(theirs, measure), daemon=True)
+        self._process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -78,13 +82,13 @@ class _Worker:
     def collect(self) -> tuple[Outcome | None, Task | None]:
         """What the process has to say: an outcome, or a task to start again elsewhere."""
         assert self.task is not None
-        (point, attempts), self.task = self.task, None
+        (measure, point, attempts), self.task = self.task, None
         try:
             return self.connection.recv(), None
         except (EOFError, OSError):
             self.stop()
         lost = after_death(point, attempts)
-        return lost, None if lost else (point, attempts + 1)
+        return lost, None if lost else (measure, point, attempts + 1)
 
     @property
     def stopped(self) -> bool:
@@ -98,12 +102,12 @@ class _Worker:
         self._process.join()
 
 
-def _serve(connection: Connection, measure: Measure) -> None:
+def _serve(connection: Connection) -> None:
     """The life of a worker: measure what comes, until nobody asks any more."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
-            point, attempts = connection.recv()
+            measure, point, attempts = connection.recv()
         except EOFError:
             return
         connection.send(attempt(measure, point, attempts))

@@ -1,21 +1,23 @@
-"""Run a study: measure what is missing, write what it amounts to."""
+"""Run studies: measure what is missing, write what it amounts to."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.files import write_json
 from hessblocks.studies.catalogue import find
 from hessblocks.studies.cluster import RayCluster
 from hessblocks.studies.executors import Executor, InProcess
+from hessblocks.studies.lock import held
+from hessblocks.studies.outputs import write_outputs
 from hessblocks.studies.point import Outcome, Point, Row
 from hessblocks.studies.processes import LocalProcesses
 from hessblocks.studies.progress import Pace, Reporter, Silent
-from hessblocks.studies.results import write_rows
 from hessblocks.studies.store import Store, opened
 from hessblocks.studies.study import Check, Study
 
@@ -42,8 +44,27 @@ class StudyResult:
     """Time of all points together, summed over workers and calls."""
 
 
-def run_study(
-    name: str,
+def run_study(name: str, *, out: str | Path, **options: Any) -> StudyResult:
+    """Reproduce one figure or table; see `run_studies`, whose options it takes.
+
+    Args:
+        name: as `hessblocks.studies.names()` lists them.
+        out: folder; the study is written to a sub-folder of its name.
+        **options: scale, seeds, workers, ray, reporter.
+
+    Returns:
+        The measurements, with the published facts beside them.
+
+    Raises:
+        ArgumentError: see `run_studies`.
+        RunError: see `run_studies`.
+    """
+    (result,) = run_studies([name], out=out, **options)
+    return result
+
+
+def run_studies(
+    names: Sequence[str],
     *,
     out: str | Path,
     scale: str = "laptop",
@@ -51,12 +72,12 @@ def run_study(
     workers: int | None = None,
     ray: str | None = None,
     reporter: Reporter | None = None,
-) -> StudyResult:
-    """Reproduce a figure or table; goes on where an earlier call with the same `out` stopped.
+) -> list[StudyResult]:
+    """Reproduce figures and tables; goes on where an earlier call with the same `out` stopped.
 
     Args:
-        name: as `hessblocks.studies.names()` lists them.
-        out: folder of this study alone.
+        names: as `hessblocks.studies.names()` lists them.
+        out: folder; each study is written to a sub-folder of its name.
         scale: smoke (seconds), laptop (minutes) or paper (the published settings).
         seeds: repetitions; None means the scale's own number.
         workers: processes of this machine; None measures in this one.
@@ -64,25 +85,36 @@ def run_study(
         reporter: told of every point.
 
     Returns:
-        The measurements, with the published facts beside them.
+        One result a study, in the order of `names`.
 
     Raises:
         ArgumentError: unknown study or scale, seeds or workers below 1, both workers and ray.
         RunError: another process holds `out`, a newer version wrote it, a point failed (all others
-            are kept), or no cluster answers.
+            are kept and all other studies finished), or no cluster answers.
     """
-    study = find(name)
     if seeds is not None and seeds < 1:
         raise ArgumentError(f"seeds: expected at least 1, got {seeds}")
-    return measure_study(
-        study,
-        study.points(scale, seeds),
-        folder=Path(out),
-        config={"command": "reproduce", "study": name, "scale": scale, "seeds": seeds},
-        workers=workers,
-        ray=ray,
-        reporter=reporter or Silent(),
-    )
+    chosen = [(study, study.points(scale, seeds)) for study in map(find, names)]
+    results, failures = [], []
+    with held(Path(out)), executor(workers, ray) as where:
+        for study, points in chosen:
+            config = {"command": "reproduce", "study": study.name, "scale": scale, "seeds": seeds}
+            try:
+                results.append(
+                    measure_study(
+                        study,
+                        points,
+                        folder=Path(out) / study.name,
+                        config=config,
+                        where=where,
+                        reporter=reporter or Silent(),
+                    )
+                )
+            except RunError as error:
+                failures.append(str(error))
+    if failures:
+        raise RunError(" ".join(failures))
+    return results
 
 
 def measure_study(
@@ -90,79 +122,87 @@ def measure_study(
     points: Sequence[Point],
     *,
     folder: Path,
-    config: dict[str, object],
-    workers: int | None = None,
-    ray: str | None = None,
+    config: Mapping[str, object],
+    where: Executor,
     reporter: Reporter,
 ) -> StudyResult:
-    """Measure the missing ones of `points` into `folder` and write all its files; see `run_study`."""
+    """Measure the missing ones of `points` into `folder`, and write all its files.
+
+    Args:
+        study: what is measured.
+        points: all that belong to it at this scale.
+        folder: of this study alone.
+        config: for config.json.
+        where: measures.
+        reporter: told of every point.
+
+    Raises:
+        RunError: another process holds the folder, a newer version wrote it, or a point failed.
+    """
     from hessblocks.training.environment import environment  # loads the Trainer: not in workers
 
     with opened(folder) as store:
         missing = [point for point in points if point not in store]
         write_json(folder / "config.json", {**config, "points": len(points)})
         write_json(folder / "environment.json", environment())
-        pace = Pace(study.name, done=len(points) - len(missing), total=len(points))
-        reporter.show(pace.now())
-        failures = []
+        checks = write_outputs(study, points, store)
+        failures = _measure(study, points, missing, store, where, reporter)
         if missing:
-            with _executor(workers, ray) as executor:
-                for outcome in executor.outcomes(study.measure, missing):
-                    if outcome.error is None:
-                        store.add(outcome)
-                    else:
-                        failures.append(outcome)
-                    reporter.show(pace.now(outcome))
-        result = _write(study, points, store, folder, len(missing) - len(failures))
+            checks = write_outputs(study, points, store)
     if failures:
         raise _failure(study, failures)
-    return result
-
-
-def _write(
-    study: Study, points: Sequence[Point], store: Store, folder: Path, measured: int
-) -> StudyResult:
-    """Write what the finished ones of `points` amount to."""
-    rows = store.rows(points)
-    summary = study.summarise(rows)
-    done = sum(point in store for point in points)
-    result = StudyResult(
+    return StudyResult(
         name=study.name,
         folder=folder,
-        rows=tuple(rows),
-        checks=summary.checks,
+        rows=tuple(store.rows(points)),
+        checks=checks,
         points=len(points),
-        measured=measured,
+        measured=len(missing),
         retried=store.retried(points),
         seconds=store.seconds(points),
     )
-    write_rows(folder / "results.csv", study.columns, rows)
-    write_json(folder / "figure.json", summary.figure.to_dict())
-    about = {
-        "study": study.name,
-        "title": study.title,
-        "source": study.source,
-        "published": study.published,
-        "points": {"total": len(points), "done": done, "missing": len(points) - done},
-        "seconds": result.seconds,
-        "retried": result.retried,
-    }
-    write_json(folder / "summary.json", {**about, **summary.to_dict()})
-    return result
 
 
 @contextlib.contextmanager
-def _executor(workers: int | None, ray: str | None) -> Iterator[Executor]:
+def executor(workers: int | None, ray: str | None) -> Iterator[Executor]:
+    """Where to measure: here, in `workers` processes, or on the cluster at `ray`.
+
+    Raises:
+        ArgumentError: both are given, or fewer than one worker.
+        RunError: no cluster answers.
+    """
     if workers is not None and ray is not None:
         raise ArgumentError("ray: give either ray or workers, not both")
-    if ray is None:
-        yield InProcess() if workers is None else LocalProcesses(workers)
-        return
-    cluster = RayCluster(ray)
+    found: Executor = InProcess()
+    if workers is not None:
+        found = LocalProcesses(workers)
+    elif ray is not None:
+        found = RayCluster(ray)
     try:
-        yield cluster
+        yield found
     finally:
-        cluster.close()
+        found.close()
+
+
+def _measure(
+    study: Study,
+    points: Sequence[Point],
+    missing: Sequence[Point],
+    store: Store,
+    where: Executor,
+    reporter: Reporter,
+) -> list[Outcome]:
+    """Measure and store; give back what failed."""
+    pace = Pace(study.name, done=len(points) - len(missing), total=len(points))
+    reporter.show(pace.now())
+    failures = []
+    for outcome in where.outcomes(study.measure, missing):
+        if outcome.error is None:
+            store.add(outcome)
+        else:
+            failures.append(outcome)
+        reporter.show(pace.now(outcome))
+    return failures
 
 
 def _failure(study: Study, failures: Sequence[Outcome]) -> RunError:

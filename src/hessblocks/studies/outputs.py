@@ -1,0 +1,43 @@
+"""The files of a study that are made from its store: results.csv, summary.json, figure.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hessblocks.files import write_json
+from hessblocks.studies.point import Point
+from hessblocks.studies.results import write_rows
+from hessblocks.studies.store import Store
+from hessblocks.studies.study import Check, Study
+
+
+def write_outputs(study: Study, points: Sequence[Point], store: Store) -> tuple[Check, ...]:
+    """Write what the finished ones of `points` amount to.
+
+    Args:
+        study: whose points they are.
+        points: all points of the scale, finished or not.
+        store: holds the finished ones; its folder is written.
+
+    Returns:
+        The published facts next to ours.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    rows = store.rows(points)
+    summary = study.summarise(rows)
+    done = sum(point in store for point in points)
+    about = {
+        "study": study.name,
+        "title": study.title,
+        "source": study.source,
+        "published": study.published,
+        "points": {"total": len(points), "done": done, "missing": len(points) - done},
+        "seconds": store.seconds(points),
+        "retried": store.retried(points),
+    }
+    write_rows(store.folder / "results.csv", study.columns, rows)
+    write_json(store.folder / "figure.json", summary.figure.to_dict())
+    write_json(store.folder / "summary.json", {**about, **summary.to_dict()})
+    return summary.checks

@@ -1,0 +1,78 @@
+"""The Ray executor, on a cluster of this machine that the test starts itself."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hessblocks.errors import ArgumentError, RunError
+from tests.studies import toy
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    pytest.importorskip("ray")
+    port = free_port()
+    program = Path(sys.executable).with_name("ray")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_DISABLE_IMPORT_WARNING": "1"}
+    options = ["--num-cpus=2", "--num-gpus=0", "--include-dashboard=false", f"--port={port}"]
+    start = subprocess.Popen(
+        [program, "start", "--head", "--block", "--disable-usage-stats", *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert start.stdout is not None
+    seen = ""
+    while "Ray runtime started" not in seen:
+        line = start.stdout.readline()
+        assert line, f"Ray did not start: {seen}"
+        seen += line
+    yield f"127.0.0.1:{port}"
+    start.terminate()
+    start.wait(30)
+
+
+@pytest.mark.slow
+def test_the_cluster_gives_what_this_process_gives_though_a_worker_dies(
+    tmp_path: Path, cluster: str
+) -> None:
+    dying = {"number": 9, "die": str(tmp_path / "mark")}
+    points = [dying, *({"number": number} for number in range(4))]
+    there = toy.run(tmp_path / "there", points, ray=cluster)
+    assert there.retried == 1
+    assert there.rows == toy.run(tmp_path / "here", points).rows
+
+
+@pytest.mark.slow
+def test_a_point_that_no_machine_can_take_is_refused(tmp_path: Path, cluster: str) -> None:
+    with pytest.raises(RunError, match="no machine of the cluster has the 1 cores and 3"):
+        toy.run(tmp_path, [{"number": 1}], ray=cluster, gpus=3)
+
+
+def test_an_address_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(RunError, match=r"ray: nothing answers at '127.0.0.1:\d+' .*ray start"):
+        toy.run(tmp_path, ray=f"127.0.0.1:{free_port()}")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "ray://", "host:port"])
+def test_what_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(ArgumentError, match="ray: expected host:port"):
+        toy.run(tmp_path, ray=address)
