@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 
 from rich import box
@@ -39,10 +41,10 @@ def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
         "block",
         "parameters",
         "tokens/s",
-        "loss at start",
-        "loss at end",
-        "heterogeneity before",
-        "and after",
+        "loss\nat start",
+        "loss\nat end",
+        "heterogeneity\nbefore training",
+        "heterogeneity\nafter training",
     )
     return plain_table(
         columns,
@@ -81,13 +83,33 @@ def sizes_table(sizes: Sequence[BlockSize]) -> Table:
 
 def zero_group_lines(rows: Sequence[ComparisonRow]) -> list[str]:
     """The groups that are left out of a ratio because their norm is exactly 0."""
+    blocks: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for moment, ratio in (("before", row.before), ("after", row.after)):
+            if ratio and ratio.zero_groups:
+                groups = _condensed(ratio.zero_groups)
+                blocks.setdefault((moment, groups), []).append(row.preset)
     return [
-        f"{row.preset}, {moment} training: {len(ratio.zero_groups)} groups have zero curvature and are "
-        f"left out ({', '.join(ratio.zero_groups)})"
-        for row in rows
-        for moment, ratio in (("before", row.before), ("after", row.after))
-        if ratio and ratio.zero_groups
+        f"zero curvature {moment} training, left out of the ratio: {groups} ({', '.join(presets)})"
+        for (moment, groups), presets in blocks.items()
     ]
+
+
+def _condensed(groups: Sequence[str]) -> str:
+    """Names of groups, those of several layers together: layers.{0,1}.attention.key."""
+    layers: dict[str, list[str]] = {}
+    for group in groups:
+        found = re.fullmatch(r"layers\.(\d+)\.(.+)", group)
+        name, layer = (found[2], [found[1]]) if found else (group, [])
+        layers.setdefault(name, []).extend(layer)
+    return ", ".join(
+        f"layers.{{{','.join(own)}}}.{name}"
+        if len(own) > 1
+        else f"layers.{own[0]}.{name}"
+        if own
+        else name
+        for name, own in layers.items()
+    )
 
 
 def time_line(seconds: Mapping[str, float], total: float) -> str:
@@ -107,4 +129,12 @@ def _ratio(ratio: Heterogeneity | None) -> str:
     if ratio is None:
         return ""
     error = ratio.ratio.standard_error
-    return f"{ratio.ratio.value:,.3g}" + (f" ± {error:,.1g}" if error else "")
+    return significant(ratio.ratio.value, 3) + (f" ± {significant(error, 1)}" if error else "")
+
+
+def significant(value: float, digits: int) -> str:
+    """So many significant digits, written out with thousands separators up to ten million."""
+    if not 1e-3 <= abs(value) < 1e7:
+        return f"{value:.{digits - 1}e}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, decimals):,.{max(decimals, 0)}f}"
