@@ -13,8 +13,10 @@ import typer
 from hessblocks.cli.compare import compare
 from hessblocks.cli.demo import demo
 from hessblocks.cli.presets import presets
+from hessblocks.cli.report import report
 from hessblocks.cli.reproduce import reproduce
 from hessblocks.cli.train import train
+from hessblocks.cli.verify import verify
 from hessblocks.errors import HessblocksError
 
 app = typer.Typer(
@@ -25,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (demo, presets, compare, train, reproduce):
+for command in (demo, presets, compare, train, verify, reproduce, report):
     app.command()(command)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -68,3 +70,14 @@ class LineProgress(Progress):
 def make_progress() -> Progress:
     """A bar where standard error is a terminal, else lines."""
     return BarProgress() if sys.stderr.isatty() else LineProgress()
+
+
+@contextlib.contextmanager
+def counter(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar of `total` named steps on a terminal, nothing elsewhere; call it as each step begins."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=total)
+        yield lambda name: bars.update(task, description=name, advance=1)
