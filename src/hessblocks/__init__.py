@@ -23,7 +23,18 @@ if TYPE_CHECKING:
         group_norms,
         parameter_groups,
     )
-    from hessblocks.linalg import Estimate, frobenius_norm
+    from hessblocks.linalg import (
+        Estimate,
+        LinearOperator,
+        Spectrum,
+        condition_number,
+        diagonal,
+        extreme_eigenvalues,
+        frobenius_norm,
+        jensen_shannon_distance,
+        spectral_density,
+        trace,
+    )
     from hessblocks.theory import attention_hessian
 
 _CURVATURE = (
@@ -36,11 +47,22 @@ _CURVATURE = (
     "group_norms",
     "parameter_groups",
 )
+_LINALG = (
+    "Estimate",
+    "LinearOperator",
+    "Spectrum",
+    "condition_number",
+    "diagonal",
+    "extreme_eigenvalues",
+    "frobenius_norm",
+    "jensen_shannon_distance",
+    "spectral_density",
+    "trace",
+)
 _LAZY = {
     **dict.fromkeys(_CURVATURE, "hessblocks.curvature"),
-    "Estimate": "hessblocks.linalg",
+    **dict.fromkeys(_LINALG, "hessblocks.linalg"),
     "attention_hessian": "hessblocks.theory",
-    "frobenius_norm": "hessblocks.linalg",
 }
 
 __all__ = [
@@ -51,18 +73,26 @@ __all__ = [
     "Functional",
     "HessblocksError",
     "Hessian",
+    "LinearOperator",
     "OuterProduct",
     "ParameterGroup",
     "Problem",
     "RunError",
+    "Spectrum",
     "__version__",
     "attention_hessian",
     "build",
+    "condition_number",
+    "diagonal",
     "exact_attention_curvature",
+    "extreme_eigenvalues",
     "frobenius_norm",
     "group_norms",
+    "jensen_shannon_distance",
     "parameter_groups",
     "preset",
+    "spectral_density",
+    "trace",
 ]
 
 
