@@ -137,9 +137,14 @@ def curves_panel(
     for curve, members in by_curve(rows).items():
         name = f"{curve[2]}, {curve[3]}"
         if any(row["value"] for row in members):
-            series.append(_series(name, averaged(members)))
+            series.append(curve_series(name, averaged(members)))
         if any(row["value"] for row in theirs.get(curve, [])):
             series.append(_published(name, theirs[curve]))
+    return growth_panel(title, series, x_scale)
+
+
+def growth_panel(title: str, series: Sequence[Series], x_scale: Scaling = "log") -> Panel:
+    """Norms against σ."""
     return Panel(
         title=title,
         x_label="standard deviation σ of the embeddings",
@@ -161,7 +166,8 @@ def _place(layers: int, layer: int) -> str:
     return "one layer" if layers == 1 else f"layer {layer + 1} of {layers}"
 
 
-def _series(name: str, points: Sequence[tuple[float, float, float]]) -> Series:
+def curve_series(name: str, points: Sequence[tuple[float, float, float]]) -> Series:
+    """A curve of (σ, mean, standard error); values of 0 have no place on a logarithmic axis."""
     kept = [point for point in points if point[1] > 0]
     x, y, error = zip(*kept, strict=True)
     return Series(name=name, x=x, y=y, error=error)

@@ -20,8 +20,19 @@ from torch import Tensor
 
 from hessblocks.data.addition import IGNORED, SYMBOLS, addition_batch
 from hessblocks.studies.addition_model import GAIN
+from hessblocks.studies.figure import Figure, Panel
 from hessblocks.studies.growth import Size, logspace
-from hessblocks.studies.growth_summary import Expected, growth_summary
+from hessblocks.studies.growth_summary import (
+    SMALL,
+    Expected,
+    averaged,
+    by_curve,
+    curve_series,
+    fit_table,
+    growth_panel,
+    slope_checks,
+    slopes,
+)
 from hessblocks.studies.point import Row, Scalar, seed_of
 from hessblocks.studies.results import GROWTH_COLUMNS
 from hessblocks.studies.settings import number, whole
@@ -104,12 +115,31 @@ def outer_norms(
 
 
 def summarise(rows: Sequence[Row]) -> Summary:
-    """Slopes for σ ≤ 0.1."""
-    return growth_summary(
-        rows,
-        title="A linear MLP grows as σ² at every depth",
-        caption="Embedding, linear layers without bias, head; squared loss. Exact.",
-        expected=EXPECTED,
+    """Slopes for σ ≤ 0.1, and a panel for each depth."""
+    fits = slopes(rows, SMALL)
+    seeds = len({row["seed"] for row in rows})
+    return Summary(
+        figure=Figure(
+            title="A linear MLP grows as σ² at every depth",
+            caption=(
+                f"Mean over {seeds} seeds; bars are its standard errors. Embedding, linear layers without "
+                "bias, head; squared loss. Exact; the functional part is 0."
+            ),
+            panels=tuple(_panel(rows, depth) for depth in _DEPTHS),
+        ),
+        checks=tuple(slope_checks(fits, EXPECTED)),
+        tables={"slopes": fit_table(fits)},
+    )
+
+
+def _panel(rows: Sequence[Row], depth: int) -> Panel:
+    curves = by_curve(row for row in rows if row["layers"] == depth and row["part"] == "full")
+    return growth_panel(
+        "one layer" if depth == 1 else f"{depth} layers",
+        [
+            curve_series(f"layer {layer + 1}", averaged(members))
+            for (_, layer, *_), members in curves.items()
+        ],
     )
 
 

@@ -1,0 +1,160 @@
+"""The studies' numbers against dense autodiff, closed forms and the authors' data."""
+
+import math
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from hessblocks.curvature import exact_attention_curvature
+from hessblocks.data.addition import addition_batch
+from hessblocks.studies import fig3a, mlp, one_matrix
+from hessblocks.studies.addition_model import addition_model
+from hessblocks.studies.exact_norms import exact_norms
+from hessblocks.studies.growth import GROUPS, measure
+from hessblocks.studies.growth_summary import averaged, by_curve
+from hessblocks.studies.heatmap import cell_means
+from hessblocks.studies.losses import one_hot_squares
+
+BATCH = addition_batch(3, seed=1)
+
+
+def loss_of(model, name: str, weight: torch.Tensor, loss: str) -> torch.Tensor:
+    outputs = functional_call(model, {name: weight}, (BATCH["input_ids"],), {"use_cache": False})
+    if loss == "squares":
+        return one_hot_squares(outputs, BATCH).mean()
+    logits, labels = outputs.logits[:, :-1], BATCH["labels"][:, 1:]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def dense_hessian(model, name: str, loss: str) -> torch.Tensor:
+    weight = dict(model.named_parameters())[name].detach()
+    size = weight.numel()
+    hessian = torch.autograd.functional.hessian(
+        lambda flat: loss_of(model, name, flat.view_as(weight), loss), weight.flatten()
+    )
+    return hessian.view(size, size)
+
+
+@pytest.mark.parametrize(
+    ("block", "layers", "loss"),
+    [
+        ("softmax", 1, "cross-entropy"),
+        ("softmax", 2, "cross-entropy"),
+        ("softmax-pre-ln", 1, "cross-entropy"),
+        ("linear", 1, "cross-entropy"),
+        ("linear-alone", 1, "squares"),
+        ("linear-alone", 2, "squares"),
+    ],
+)
+@pytest.mark.parametrize("sigma", [0.1, 1.0])
+def test_exact_norms_of_the_last_layer_are_those_of_dense_autodiff(
+    block: str, layers: int, loss: str, sigma: float
+) -> None:
+    model = addition_model(block, layers=layers, width=6, sigma=sigma, seed=3)
+    norms = exact_norms(model, BATCH, loss, GROUPS)
+    for group in GROUPS:
+        name = f"model.layers.{layers - 1}.attention.{group}.weight"
+        truth = float(dense_hessian(model, name, loss).norm())
+        assert norms[group, "full"].value == pytest.approx(truth, rel=1e-9)
+        assert norms[group, "full"].method == "exact"
+
+
+@pytest.mark.parametrize(
+    ("block", "loss"), [("softmax", "cross-entropy"), ("linear-alone", "squares")]
+)
+def test_estimates_of_earlier_layers_are_within_three_errors_of_dense_autodiff(
+    block: str, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = addition_model(block, layers=2, width=6, sigma=0.5, seed=3)
+    monkeypatch.setattr("hessblocks.studies.growth.addition_model", lambda *_, **__: model)
+    monkeypatch.setattr("hessblocks.studies.growth.addition_batch", lambda *_, **__: BATCH)
+    shared = {"study": "x", "sums": 3, "sigma": 0.5, "seed": 0, "probes": 24}
+    rows = measure({**shared, "block": block, "loss": loss, "layers": 2, "width": 6})
+    first = {row["group"]: row for row in rows if row["layer"] == 0 and row["part"] == "full"}
+    for group in GROUPS:
+        truth = float(dense_hessian(model, f"model.layers.0.attention.{group}.weight", loss).norm())
+        row = first[group]
+        assert row["method"] == "estimate"
+        assert 0 < row["standard_error"] < 0.5 * truth
+        assert abs(row["value"] - truth) <= 3 * row["standard_error"]
+
+
+def test_every_draw_of_a_model_differs_and_repeats() -> None:
+    def weight(seed: int) -> torch.Tensor:
+        model = addition_model("softmax", layers=1, width=64, sigma=0.3, seed=seed)
+        return model.model.layers[0].attention.query.weight.detach()
+
+    assert torch.equal(weight(1), weight(1))
+    assert not torch.equal(weight(1), weight(2))
+    assert float(weight(1).std()) == pytest.approx(0.8 / math.sqrt(64), rel=0.05)
+    model = addition_model("softmax", layers=1, width=64, sigma=0.3, seed=0)
+    assert float(model.model.token_embedding.weight.detach().std()) == pytest.approx(0.3, rel=0.1)
+    assert float(model.model.position_embedding.weight.detach().std()) == pytest.approx(
+        0.3, rel=0.1
+    )
+    assert model.lm_head.weight is not model.model.token_embedding.weight
+
+
+def test_mlp_norms_are_those_of_dense_autodiff() -> None:
+    embedding, weights, head = mlp.network(3, 5, 0.7, seed=2)
+    labels = BATCH["labels"][:, 1:]
+    asked = labels != -100
+    target = torch.nn.functional.one_hot(labels[asked], 12)
+
+    def loss(layer: int, flat: torch.Tensor) -> torch.Tensor:
+        h = embedding[BATCH["input_ids"][:, :-1][asked]]
+        for place, weight in enumerate(weights):
+            h = h @ (flat.view(5, 5) if place == layer else weight)
+        return (h @ head - target).square().mean()
+
+    for layer, norm in enumerate(mlp.outer_norms(embedding, weights, head, BATCH)):
+        hessian = torch.autograd.functional.hessian(
+            lambda flat, layer=layer: loss(layer, flat), weights[layer].flatten()
+        )
+        assert norm == pytest.approx(float(hessian.norm()), rel=1e-10)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "linear"])
+def test_both_parametrisations_are_the_same_function(scores: str) -> None:
+    models = one_matrix.equal_models(scores, width=8, seed=0)
+    two, one = (models[name](BATCH["input_ids"]).logits for name in ("two-matrix", "one-matrix"))
+    assert torch.allclose(one, two, rtol=0, atol=1e-12)
+
+
+def test_pairs_of_eigenvalues_are_singular_values_of_the_gradient_over_the_root_of_the_width() -> (
+    None
+):
+    width = 4
+    models = one_matrix.equal_models("linear", width=width, seed=0)
+    hessian = exact_attention_curvature(models["two-matrix"], BATCH)
+    joint = one_matrix._joint(hessian, ("query", "key"), "functional")
+    name = "model.layers.0.attention.query.weight"
+    weight = dict(models["one-matrix"].named_parameters())[name].detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(
+        loss_of(models["one-matrix"], name, weight, "cross-entropy"), weight
+    )
+    sigma = torch.linalg.svdvals(gradient) / math.sqrt(width)
+    expected = torch.cat([sigma, -sigma]).repeat_interleave(width).sort().values
+    assert torch.allclose(torch.linalg.eigvalsh(joint), expected, atol=1e-12)
+    assert one_matrix.pairing(expected.tolist()) == 0
+    assert one_matrix.negative_share(expected.tolist()) == pytest.approx(0.5)
+
+
+def test_cells_are_means_of_logarithms() -> None:
+    matrix = torch.tensor([[1.0, 100.0], [10.0, 0.0]], dtype=torch.float64)
+    assert float(cell_means(matrix, 2)) == pytest.approx((0 + 2 + 1 - 30) / 4)
+
+
+@pytest.mark.slow
+def test_the_paper_scale_of_figure_3a_agrees_with_the_authors_data() -> None:
+    """At least 90 % of the means within 3 joint standard errors (released results of the paper)."""
+    rows = [row for settings in fig3a.settings("paper", None) for row in measure(settings)]
+    theirs = by_curve(fig3a.published())
+    agree = []
+    for curve, members in by_curve(rows).items():
+        for (_, mean, error), row in zip(averaged(members), theirs[curve], strict=True):
+            reach = 3 * math.hypot(error, float(row["standard_error"]))
+            agree.append(abs(mean - float(row["value"])) <= reach)
+    assert len(agree) == 120
+    assert sum(agree) >= 0.9 * len(agree)
