@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.cli.helpers import Shell
 from tests.data.helpers import write_code
 

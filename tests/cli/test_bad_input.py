@@ -5,10 +5,10 @@ import resource
 from pathlib import Path
 
 import pytest
-from tests.cli.helpers import Shell, sentence, use_the_terminal
-from tests.training.helpers import files, in_process_of_its_own, numbers
 
 from hessblocks.cli import main
+from tests.cli.helpers import Shell, sentence, use_the_terminal
+from tests.training.helpers import files, in_process_of_its_own, numbers
 
 
 @pytest.mark.parametrize(

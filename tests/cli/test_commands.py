@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cli.helpers import Shell, sentence, use_the_terminal
 from transformers import AutoModelForCausalLM
 
 import hessblocks.training
 from hessblocks.cli import main
 from hessblocks.cli.demo import PRESETS
 from hessblocks.training import ComparisonSettings
+from tests.cli.helpers import Shell, sentence, use_the_terminal
 
 
 @pytest.fixture(scope="module")

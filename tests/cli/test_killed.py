@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.cli.helpers import CURVATURE, SIZES, TRAINING
 from tests.training.helpers import files, numbers
 

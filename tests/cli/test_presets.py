@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.cli.helpers import Shell
 from torch.utils.flop_counter import FlopCounterMode
 
 import hessblocks as hb
 from hessblocks.blocks.shaped import CHUNK
 from hessblocks.cli.sizes import block_sizes
+from tests.cli.helpers import Shell
 
 SMALL = {"depth": 3, "width": 32, "heads": 4, "mlp_width": None, "vocab_size": 50, "context": 8}
 """A context of 8 is one chunk of the running mean."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 import transformers as hf
-from tests.curvature.cases import VOCABULARY, Case, padded_batches, stir, tokens
 from torch import nn
+
+from tests.curvature.cases import VOCABULARY, Case, padded_batches, stir, tokens
 
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 _SIZES = {

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.curvature.cases import CASES
-from tests.curvature.oracle import dense
 
 from hessblocks.curvature import Hessian, custom_groups, parameter_groups, select_groups
 from hessblocks.errors import ArgumentError
+from tests.curvature.cases import CASES
+from tests.curvature.oracle import dense
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.curvature.cases import CASES
 from torch import nn
 
 import hessblocks as hb
 from hessblocks.curvature import parameter_groups
 from hessblocks.curvature.groups import check_partition, whole
 from hessblocks.errors import ArgumentError
+from tests.curvature.cases import CASES
 
 
 def trainable(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -5,8 +5,6 @@ from functools import cache
 
 import pytest
 import torch
-from tests.curvature.cases import CONTEXT, VOCABULARY, Case, gpt2_case, stir, tokens
-from tests.curvature.oracle import Dense, dense
 from torch import Tensor
 
 import hessblocks as hb
@@ -15,6 +13,8 @@ from hessblocks.blocks import Dense as DenseWeight
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.errors import ArgumentError
 from hessblocks.theory import PARTS
+from tests.curvature.cases import CONTEXT, VOCABULARY, Case, gpt2_case, stir, tokens
+from tests.curvature.oracle import Dense, dense
 
 WEIGHTS = ("query", "key", "value", "projection")
 SHAPED = ("skipless", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")

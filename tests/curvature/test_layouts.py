@@ -7,8 +7,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.curvature.architectures import ARCHITECTURES, FUSED, case_of, model_of
-from tests.curvature.oracle import dense
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import BloomAttention
@@ -16,6 +14,8 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 
 from hessblocks.curvature import Hessian, parameter_groups
 from hessblocks.curvature.groups import check_partition
+from tests.curvature.architectures import ARCHITECTURES, FUSED, case_of, model_of
+from tests.curvature.oracle import dense
 
 CASTING = {"bloom", "phi3", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"}
 CASTING |= {"modernbert"}

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from tests.curvature.cases import CASES, Case
-from tests.curvature.oracle import dense
 
 from hessblocks.curvature import (
     PARTS,
@@ -15,6 +13,8 @@ from hessblocks.curvature import (
 )
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg.norm import frobenius_norm
+from tests.curvature.cases import CASES, Case
+from tests.curvature.oracle import dense
 
 OPERATORS = {"full": Hessian, "outer": OuterProduct, "functional": Functional}
 

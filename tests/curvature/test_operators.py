@@ -6,8 +6,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tests.curvature.cases import CASES, Case
-from tests.curvature.oracle import Dense, dense
 
 from hessblocks.curvature import (
     AttentionBackendWarning,
@@ -17,6 +15,8 @@ from hessblocks.curvature import (
     parameter_groups,
 )
 from hessblocks.errors import ArgumentError
+from tests.curvature.cases import CASES, Case
+from tests.curvature.oracle import Dense, dense
 
 OPERATORS = {"full": Hessian, "outer": OuterProduct, "functional": Functional}
 TOLERANCE = 1e-10

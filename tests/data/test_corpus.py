@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.data.helpers import write_code
 
 from hessblocks.data import Corpus, CorpusWarning, load_corpus
 from hessblocks.data.tokens import END_OF_TEXT, learn_encoding, pieces_of, token_type
 from hessblocks.errors import ArgumentError
+from tests.data.helpers import write_code
 
 
 @pytest.fixture

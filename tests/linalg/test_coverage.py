@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.linalg.coverage import LEVELS, ROUNDING, assert_covers
-from tests.linalg.matrices import MATRICES, operator
 
 from hessblocks.linalg import (
     DenseOperator,
@@ -17,6 +15,8 @@ from hessblocks.linalg import (
     spectral_density,
     trace,
 )
+from tests.linalg.coverage import LEVELS, ROUNDING, assert_covers
+from tests.linalg.matrices import MATRICES, operator
 
 SEEDS = 200
 SPECTRUM_PROBES = 10

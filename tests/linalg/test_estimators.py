@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.linalg.matrices import MATRICES, operator
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
@@ -18,6 +17,7 @@ from hessblocks.linalg import (
     norm_from_squares,
     trace,
 )
+from tests.linalg.matrices import MATRICES, operator
 
 METHODS = ["hutchinson", "hutch++", "xtrace"]
 CALLS: dict[str, Callable[..., Any]] = {

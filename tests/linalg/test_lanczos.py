@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse.linalg import eigsh
-from tests.linalg.matrices import MATRICES, SIZE, operator, small_and_special, with_eigenvalues
-from tests.linalg.test_estimators import NotFinite
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import DenseOperator, condition_number, extreme_eigenvalues
 from hessblocks.linalg.krylov import KrylovBasis
+from tests.linalg.matrices import MATRICES, SIZE, operator, small_and_special, with_eigenvalues
+from tests.linalg.test_estimators import NotFinite
 
 EVERY = MATRICES | small_and_special()
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}

@@ -4,10 +4,10 @@ import warnings
 
 import pytest
 import torch
-from tests.linalg.matrices import operator
 
 from hessblocks.linalg import Estimate, Probes, frobenius_norm, trace
 from hessblocks.linalg.stopping import Stopping
+from tests.linalg.matrices import operator
 
 
 @pytest.mark.parametrize("distribution", ["rademacher", "gaussian"])

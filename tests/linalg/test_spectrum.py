@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
-from tests.linalg.matrices import MATRICES, SIZE, operator, small_and_special, with_eigenvalues
-from tests.linalg.test_estimators import NotFinite
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import (
@@ -18,6 +16,8 @@ from hessblocks.linalg import (
     spectral_density,
 )
 from hessblocks.linalg.quadrature import lanczos_quadrature
+from tests.linalg.matrices import MATRICES, SIZE, operator, small_and_special, with_eigenvalues
+from tests.linalg.test_estimators import NotFinite
 
 EVERY = MATRICES | small_and_special()
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models.cases import SIZES, ids, perturbed, presets
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hessblocks as hb
 from hessblocks.blocks import Reparametrised
+from tests.models.cases import SIZES, ids, perturbed, presets
 
 
 @presets

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.cases import ids, perturbed, presets
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 import hessblocks as hb
 from hessblocks.blocks import Attention, Shaping
+from tests.models.cases import ids, perturbed, presets
 
 PADDED = torch.tensor([[1] * 8, [0, 0] + [1] * 6, [1] * 5 + [0] * 3])
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.cases import ids, perturbed, presets
 from transformers import AutoModelForCausalLM
 
 import hessblocks as hb
@@ -22,6 +21,7 @@ from hessblocks.blocks import (
     Shaping,
 )
 from hessblocks.models import fold
+from tests.models.cases import ids, perturbed, presets
 
 SLOTS: dict[str, tuple[str, dict[str, Any]]] = {
     "reparametrised everywhere": (

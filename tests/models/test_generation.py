@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.cases import ids, perturbed, presets
 from torch import Tensor
 from transformers import PreTrainedModel, StaticCache
 
 import hessblocks as hb
 from hessblocks.blocks import Attention, LayerNorm, NoPosition, RMSNorm, Shaping, SinusoidalPosition
+from tests.models.cases import ids, perturbed, presets
 
 LEFT_PADDED = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
 DECODING: dict[str, dict[str, Any]] = {

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+
 from tests.models.cases import presets
 from tests.models.golden import FILE, KEPT, losses
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.cases import SIZES, ids, perturbed
 from transformers import AutoModelForCausalLM
 
 import hessblocks as hb
+from tests.models.cases import SIZES, ids, perturbed
 
 
 @pytest.fixture

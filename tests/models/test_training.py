@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.cases import SIZES, ids
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 import hessblocks as hb
 from hessblocks.models.losses import cross_entropy, next_token_loss
+from tests.models.cases import SIZES, ids
 
 TASKS = ["causal-lm", "masked-lm", "classification"]
 

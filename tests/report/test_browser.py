@@ -4,10 +4,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from tests.report.browser import chromium, open_page, screenshot
-from tests.report.folders import Folder
 
 from hessblocks.report.page import write_report
+from tests.report.browser import chromium, open_page, screenshot
+from tests.report.folders import Folder
 
 WIDTHS = (1280, 400)
 SMALLEST = 12

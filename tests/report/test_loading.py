@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
-from tests.report.folders import Folder, write_rows
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.report.loading import load_results
+from tests.report.folders import Folder, write_rows
 
 
 def test_a_whole_folder_is_read_and_nothing_is_missing(tmp_path) -> None:

@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 import pytest
-from tests.report.folders import Folder
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.report.headline import headline
@@ -14,6 +13,7 @@ from hessblocks.report.interactive import plotly_panels
 from hessblocks.report.loading import load_results
 from hessblocks.report.page import all_drawings, write_report
 from hessblocks.report.style import marks
+from tests.report.folders import Folder
 
 HOSTILE = "<script>alert('x')</script>"
 NAMES = {"heterogeneity", "curvature", "loss-steps", "loss-seconds"}

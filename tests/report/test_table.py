@@ -5,11 +5,11 @@ import math
 import statistics
 
 import pytest
-from tests.report.folders import PARTS, Folder, groups, loss, norm
 
 from hessblocks.report.averages import average
 from hessblocks.report.loading import load_results
 from hessblocks.report.table import comparison_rows, summary
+from tests.report.folders import PARTS, Folder, groups, loss, norm
 
 
 def test_one_seed_gives_its_own_numbers(tmp_path) -> None:

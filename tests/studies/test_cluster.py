@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.studies import toy
 
 from hessblocks.errors import ArgumentError, RunError
+from tests.studies import toy
 
 ROOT = Path(__file__).parents[2]
 

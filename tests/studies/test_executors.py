@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.studies import toy
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.studies.point import Point
 from hessblocks.studies.store import POINTS, read
+from tests.studies import toy
 
 
 def stored(folder: Path, points: int = 12) -> list[dict]:

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.studies import toy
 
 from hessblocks.errors import RunError
 from hessblocks.studies.point import Outcome
 from hessblocks.studies.store import DAMAGED, POINTS, opened, read
+from tests.studies import toy
 
 TOY_POINTS = [toy.point({"number": number}) for number in range(4)]
 

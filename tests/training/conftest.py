@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from tests.data.helpers import write_code
-from tests.training.helpers import complete
 
 from hessblocks.data import Corpus, load_corpus
+from tests.data.helpers import write_code
+from tests.training.helpers import complete
 
 
 @pytest.fixture(scope="session")

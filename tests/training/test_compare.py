@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
 
 import hessblocks as hb
 from hessblocks.curvature import Hessian, Problem, parameter_groups
@@ -26,6 +25,7 @@ from hessblocks.training import (
 )
 from hessblocks.training.folder import claimed
 from hessblocks.training.results import read_rows
+from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
 
 
 def test_the_comparison_gathers_its_runs(undisturbed: Path) -> None:

@@ -8,6 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
+from hessblocks.data import Corpus
+from hessblocks.training import CheckpointWarning, Progress, compare, metrics
+from hessblocks.training.checkpoints import is_whole
+from hessblocks.training.results import read_rows
 from tests.training.helpers import (
     COMPARISON,
     complete,
@@ -16,11 +21,6 @@ from tests.training.helpers import (
     killed_at_write,
     numbers,
 )
-
-from hessblocks.data import Corpus
-from hessblocks.training import CheckpointWarning, Progress, compare, metrics
-from hessblocks.training.checkpoints import is_whole
-from hessblocks.training.results import read_rows
 
 
 def test_two_undisturbed_runs_give_the_same_digits(

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.training.helpers import MODEL, TRAINING
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hessblocks as hb
@@ -16,6 +15,7 @@ from hessblocks.data import Corpus
 from hessblocks.training import DivergenceWarning, Progress, Run, RunFolder, RunSettings, metrics
 from hessblocks.training.order import ShuffledPasses, spread
 from hessblocks.training.results import Row, read_rows
+from tests.training.helpers import MODEL, TRAINING
 
 
 def settings(preset: str = "sas", **training: object) -> RunSettings:
