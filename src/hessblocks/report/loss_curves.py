@@ -146,5 +146,5 @@ def _caption(results: FolderResults, window: int, top: float) -> str:
     for preset in results.presets:
         if seeds := diverged(results, preset):
             names = ", ".join(map(str, seeds))
-            text += f" {preset} diverged (seed {names}): its curve ends at the last finite loss."
+            text += f" {preset} diverged (seed {names}): what is not a finite loss is left out."
     return text

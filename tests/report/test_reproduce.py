@@ -1,0 +1,48 @@
+"""The printed command is one that the command line understands."""
+
+import shlex
+
+import pytest
+import typer
+
+from hessblocks.cli.app import app
+from hessblocks.report.loading import load_results
+from hessblocks.report.reproduce import command_line
+from tests.report.folders import Folder
+
+
+def words(tmp_path, command: str, **config) -> list[str]:
+    made = Folder(presets=("pre-ln", "sas"), seeds=(2, 3))
+    made.config |= {"command": command, "device": "cpu"} | config
+    return shlex.split(command_line(load_results(made.write(tmp_path)).settings))
+
+
+@pytest.mark.parametrize("command", ["demo", "compare", "train"])
+def test_the_command_and_all_its_options_exist(tmp_path, command) -> None:
+    own = (
+        {"preset": "sas", "seed": 2, "presets": ["sas"], "seeds": [2]} if command == "train" else {}
+    )
+    program, name, *rest = words(tmp_path, command, **own)
+    known = typer.main.get_command(app).commands[name]
+    context = known.make_context(program, list(rest), resilient_parsing=False)
+    assert (program, context.params["seed"], context.params["device"]) == ("hessblocks", 2, "cpu")
+
+
+def test_a_comparison_keeps_its_settings(tmp_path) -> None:
+    program, name, *rest = words(tmp_path, "compare")
+    values = typer.main.get_command(app).commands[name].make_context(program, rest).params
+    assert (values["presets"], values["seeds"], values["seed"]) == ("pre-ln,sas", 2, 2)
+    assert (values["depth"], values["width"], values["steps"]) == (2, 64, 200)
+    assert (values["learning_rate"], values["curvature_probes"]) == (0.001, 16)
+    assert values["data"] is None
+
+
+def test_the_users_own_data_is_a_place_to_fill_in(tmp_path) -> None:
+    made = words(tmp_path, "compare", data={"name": "my notes", "fingerprint": "0"})
+    assert made[made.index("--data") + 1] == "PATH"
+
+
+def test_names_are_quoted_for_the_shell(tmp_path) -> None:
+    made = Folder(presets=("$(reboot)",))
+    text = command_line(load_results(made.write(tmp_path)).settings)
+    assert "'$(reboot)'" in text
