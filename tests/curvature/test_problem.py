@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.curvature.cases import CASES, VOCABULARY, Classifier, quartic_loss, stir, tokens
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -12,6 +11,7 @@ import hessblocks as hb
 from hessblocks.curvature import Hessian, OuterProduct, Problem, parameter_groups
 from hessblocks.curvature.losses import CrossEntropy
 from hessblocks.errors import ArgumentError, RunError
+from tests.curvature.cases import CASES, VOCABULARY, Classifier, quartic_loss, stir, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 
@@ -39,6 +39,34 @@ def test_ten_rows_in_batches_of_four_are_one_batch(operator: Any) -> None:
     assert pieces.value() == pytest.approx(whole.value(), rel=1e-14)
     difference = operator(whole, group).dense() - operator(pieces, group).dense()
     assert difference.abs().max() < 1e-15
+
+
+def test_a_memory_limit_cuts_the_work_and_not_the_answer() -> None:
+    model, batch = small_model(), ragged()
+    group = parameter_groups(model)["layers.0.mlp.in"]
+    free = Problem(model, batch)
+    with pytest.raises(
+        ArgumentError, match=r"one row of a batch needs about 0 MB.*raise the limit"
+    ):
+        Problem(model, batch, memory_limit=1000).value()
+    tight = Problem(model, batch, memory_limit=60_000)
+    assert (len(free.plan.passes), free.plan.hold) == (1, True)
+    assert len(tight.plan.passes) > 3
+    assert not tight.plan.hold
+    assert tight.plan.together < free.plan.together
+    difference = Hessian(free, group).dense() - Hessian(tight, group).dense()
+    assert difference.abs().max() < 1e-15
+
+
+def test_changed_weights_are_noticed() -> None:
+    model, batch = small_model(), ragged()
+    operator = Hessian(Problem(model, batch), parameter_groups(model)["layers.0.mlp.in"])
+    before = operator.dense()
+    with torch.no_grad():
+        model.model.layers[0].mlp.input.weight.mul_(1.5)
+    fresh = Hessian(Problem(model, batch), parameter_groups(model)["layers.0.mlp.in"]).dense()
+    assert torch.equal(operator.dense(), fresh)
+    assert not torch.allclose(before, fresh)
 
 
 def test_the_value_is_the_mean_over_valid_tokens() -> None:
@@ -79,9 +107,9 @@ def test_the_closed_form_of_cross_entropy_is_autodiffs(monkeypatch: pytest.Monke
     targets = torch.randint(0, 5, (3, 4)).masked_fill_(torch.rand(3, 4) < 0.3, -100)
 
     def total(logits: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / 2
 
-    found = CrossEntropy(targets).derivatives(logits)
+    found = CrossEntropy(targets).derivatives(logits, 0.5)
     assert found.total == pytest.approx(float(total(logits)), rel=1e-14)
     assert torch.allclose(found.gradient, torch.func.grad(total)(logits), atol=1e-15)
     direction = torch.randn(3, 4, 5, dtype=torch.float64)
@@ -95,6 +123,7 @@ def test_the_closed_form_of_cross_entropy_is_autodiffs(monkeypatch: pytest.Monke
     ("batches", "loss", "message"),
     [
         ([], "causal-lm", "at least one batch"),
+        ([{"labels": torch.zeros(2)}], "causal-lm", "no inputs besides labels"),
         ([3], "causal-lm", "got int"),
         ([(torch.zeros(2, 3).double(),)], "classification", "needs labels"),
         ([(torch.zeros(2, 3).double(), torch.tensor([0, 3]))], "classification", "0 to 2"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ class Batch:
     """Keyword arguments of the model; `labels` never is among them."""
     labels: Tensor | None = None
     """Labels, or None where the batch has none."""
+    number: int = 0
+    """Place of the batch in the set that was given, counted from 0."""
 
     @property
     def inputs(self) -> Tensor:
@@ -36,33 +38,53 @@ class Batch:
         return first
 
     @property
+    def rows(self) -> int:
+        """Sequences, images or examples."""
+        return self.inputs.shape[0]
+
+    def split(self, rows: int) -> list[Batch]:
+        """The same batch in pieces of at most so many rows."""
+        if rows >= self.rows:
+            return [self]
+        return [
+            unpack(self._some(slice(start, start + rows)), self.inputs.device, number=self.number)
+            for start in range(0, self.rows, rows)
+        ]
+
+    def _some(self, part: slice) -> Any:
+        """Some rows: of every tensor that has as many as the batch."""
+        return _map(self.raw, lambda t: t[part] if t.ndim and t.shape[0] == self.rows else t)
+
+    @property
     def attention_mask(self) -> Tensor | None:
         """The mask of padded positions, where given."""
         return self.keywords.get("attention_mask")
 
 
-def unpack(batch: Any, device: torch.device) -> Batch:
+def unpack(batch: Any, device: torch.device, *, number: int = 0) -> Batch:
     """One batch as it came, in parts and on the model's device.
 
     Args:
         batch: a mapping of keyword arguments, with `labels` beside them; a pair (inputs, labels); or
             the inputs alone.
         device: where the model is.
+        number: its place in the set.
 
     Raises:
         ArgumentError: none of these.
     """
-    raw = _move(batch, device)
+    raw = _map(batch, lambda tensor: tensor.to(device))
     if isinstance(raw, Mapping):
         keywords = dict(raw)
         labels = keywords.pop("labels", None)
         if not keywords:
             raise ArgumentError("batches: a batch has no inputs besides labels")
-        return Batch(raw=raw, keywords=keywords, labels=labels)
+        return Batch(raw=raw, keywords=keywords, labels=labels, number=number)
     if isinstance(raw, Tensor):
-        return Batch(raw=raw, arguments=(raw,))
+        return Batch(raw=raw, arguments=(raw,), number=number)
     if isinstance(raw, tuple | list) and 1 <= len(raw) <= 2:
-        return Batch(raw=raw, arguments=(raw[0],), labels=raw[1] if len(raw) == 2 else None)
+        labels = raw[1] if len(raw) == 2 else None
+        return Batch(raw=raw, arguments=(raw[0],), labels=labels, number=number)
     raise ArgumentError(
         "batches: expected dicts of tensors, pairs (inputs, labels) or tensors, "
         f"got {type(batch).__name__}"
@@ -70,24 +92,24 @@ def unpack(batch: Any, device: torch.device) -> Batch:
 
 
 def unpack_all(batches: Iterable[Any], device: torch.device) -> list[Batch]:
-    """All batches; a single dict, or a single tensor, counts as one batch.
+    """All batches on the model's device; a single dict, or a single tensor, counts as one batch.
 
     Raises:
         ArgumentError: there is none, or one of an unknown form.
     """
     if isinstance(batches, Mapping | Tensor):
         batches = [batches]
-    unpacked = [unpack(batch, device) for batch in batches]
+    unpacked = [unpack(batch, device, number=number) for number, batch in enumerate(batches)]
     if not unpacked:
         raise ArgumentError("batches: expected at least one batch, got none")
     return unpacked
 
 
-def _move(value: Any, device: torch.device) -> Any:
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device)
+        return function(value)
     if isinstance(value, Mapping):
-        return {key: _move(item, device) for key, item in value.items()}
+        return {key: _map(item, function) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_move(item, device) for item in value)
+        return type(value)(_map(item, function) for item in value)
     return value

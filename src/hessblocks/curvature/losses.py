@@ -30,10 +30,10 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LossDerivatives:
-    """A batch's loss at one point."""
+    """A batch's share of the loss at one point."""
 
     total: float
-    """Sum over the valid rows."""
+    """Sum over the valid rows, times the share of one."""
     gradient: Tensor
     """∂ total / ∂ logits, shaped as the logits."""
     curvature: Callable[[Tensor], Tensor]
@@ -53,8 +53,8 @@ class BatchLoss(abc.ABC):
         """The sum of the losses."""
 
     @abc.abstractmethod
-    def derivatives(self, logits: Tensor) -> LossDerivatives:
-        """Sum, gradient and curvature at logits without gradient history."""
+    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
+        """Sum, gradient and curvature at logits without gradient history, all times `share`."""
 
 
 class CrossEntropy(BatchLoss):
@@ -81,14 +81,14 @@ class CrossEntropy(BatchLoss):
             for part in _row_chunks(rows)
         )
 
-    def derivatives(self, logits: Tensor) -> LossDerivatives:
+    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
         """See `BatchLoss`."""
-        total = self.total(logits)
-        probabilities, targets = logits.softmax(-1).flatten(0, -2), self._targets.flatten()
-        probabilities.masked_fill_((targets == IGNORED)[:, None], 0.0)
-        counted = (targets != IGNORED).to(logits.dtype)
-        places = targets.clamp(min=0)[:, None]
-        gradient = probabilities.scatter_add(1, places, -counted[:, None]).view_as(logits)
+        total = self.total(logits) * share
+        targets = self._targets.flatten()
+        shares = share * (targets != IGNORED).to(logits.dtype)[:, None]
+        probabilities = logits.softmax(-1).flatten(0, -2)
+        gradient = probabilities * shares
+        gradient.scatter_add_(1, targets.clamp(min=0)[:, None], -shares)
 
         def curvature(direction: Tensor) -> Tensor:
             flat = direction.flatten(0, -2)
@@ -96,10 +96,11 @@ class CrossEntropy(BatchLoss):
             for part in _row_chunks(flat):
                 p = probabilities[part]
                 weighted = p * flat[part]
-                product[part] = weighted - p * weighted.sum(-1, keepdim=True)
+                inner = weighted.sum(-1, keepdim=True)
+                product[part] = (weighted - p * inner) * shares[part]
             return product.view_as(direction)
 
-        return LossDerivatives(total=total, gradient=gradient, curvature=curvature)
+        return LossDerivatives(total=total, gradient=gradient.view_as(logits), curvature=curvature)
 
 
 class SquaredError(BatchLoss):
@@ -118,12 +119,12 @@ class SquaredError(BatchLoss):
         """See `BatchLoss`."""
         return float(self._residual(logits).square().sum())
 
-    def derivatives(self, logits: Tensor) -> LossDerivatives:
+    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
         """See `BatchLoss`."""
         return LossDerivatives(
-            total=self.total(logits),
-            gradient=2 * self._residual(logits),
-            curvature=lambda direction: 2 * direction,
+            total=self.total(logits) * share,
+            gradient=2 * share * self._residual(logits),
+            curvature=lambda direction: 2 * share * direction,
         )
 
     def _residual(self, logits: Tensor) -> Tensor:
@@ -162,11 +163,11 @@ class CallableLoss(BatchLoss):
         """See `BatchLoss`."""
         return float(self._losses(logits).sum())
 
-    def derivatives(self, logits: Tensor) -> LossDerivatives:
+    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
         """See `BatchLoss`."""
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
-            total = self._losses(leaf).sum()
+            total = self._losses(leaf).sum() * share
             (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
 
         def curvature(direction: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ def group_norms(
 ) -> dict[str, dict[Part, Estimate]]:
     """Frobenius norms of H_o, H_f and H for each group's own block.
 
-    The same numbers as `frobenius_norm` of each operator, but the parts share their probes and, with
-    one batch, all groups share one graph. A group with no more entries than probes is computed
+    The same numbers as `frobenius_norm` of each operator, but the parts share their probes and, where
+    the memory allows it, all groups share one graph. A group with no more entries than probes is computed
     exactly, and its estimates say so.
 
     Args:
@@ -50,15 +50,13 @@ def group_norms(
         raise ArgumentError(
             f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
         )
-    shared = (
-        list(graphs(problem, _names(groups.values()), parts)) if len(problem.batches) == 1 else None
-    )
+    everything = _names(groups.values())
     found = {}
     for name, group in groups.items():
         vectors = _probe_vectors(problem, group, probes, seed)
         exact = group.size <= probes
-        own = shared or graphs(problem, group.parameters, parts)
-        squares = _squared_norms(own, group, vectors, parts)
+        names = everything if problem.plan.hold else group.parameters
+        squares = _squared_norms(graphs(problem, names, parts), group, vectors, parts)
         found[name] = {part: _estimate(values, exact=exact) for part, values in squares.items()}
     return found
 
@@ -85,7 +83,7 @@ def _squared_norms(
     totals: dict[Part, Tensor] = {}
     for graph in batch_graphs:
         for part, products in block_products(graph, vectors, group, group, parts).items():
-            totals[part] = products + totals[part] if part in totals else products
+            totals[part] = totals[part].add_(products) if part in totals else products
     return {part: total.double().square().sum(dim=1) for part, total in totals.items()}
 
 

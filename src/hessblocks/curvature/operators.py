@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import ClassVar
 
 from torch import Tensor
@@ -57,10 +58,11 @@ class CurvatureOperator(LinearOperator):
 
     def _apply(self, columns: Tensor, into: ParameterGroup, out_of: ParameterGroup) -> Tensor:
         names = tuple(dict.fromkeys(into.parameters + out_of.parameters))
-        total = columns.new_zeros(columns.shape[1], into.size)
-        for graph in graphs(self._problem, names, [self.part]):
-            total += block_products(graph, columns.T, into, out_of, [self.part])[self.part]
-        return total.T
+        products = (
+            block_products(graph, columns.T, into, out_of, [self.part])[self.part]
+            for graph in graphs(self._problem, names, [self.part])
+        )
+        return reduce(Tensor.add_, products).T
 
 
 class Hessian(CurvatureOperator):

@@ -25,6 +25,7 @@ from hessblocks.curvature.losses import (
     LossFunction,
     check_loss,
 )
+from hessblocks.curvature.passes import Plan, make_plan
 from hessblocks.errors import ArgumentError, RunError
 
 
@@ -32,7 +33,12 @@ class Problem:
     """The mean loss over the valid tokens of a set of batches, as a function of the parameters."""
 
     def __init__(
-        self, model: nn.Module, batches: Iterable[Any], loss: str | LossFunction = "causal-lm"
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        loss: str | LossFunction = "causal-lm",
+        *,
+        memory_limit: int | None = None,
     ) -> None:
         """Take the batches in; nothing is computed yet.
 
@@ -45,18 +51,25 @@ class Problem:
                 `masked-lm`, `classification`, `regression` (squared error, mean over entries), or a
                 callable (outputs, batch) that returns the losses of the valid tokens or rows.
                 Labels of −100 are ignored.
+            memory_limit: bytes to use besides model and data; batches are cut and vectors taken
+                together accordingly. None: a quarter of the machine's memory. With a callable loss a
+                limit says that its rows do not depend on each other.
 
         Raises:
-            ArgumentError: no batches, batches of an unknown form, or an unknown loss.
+            ArgumentError: no batches, batches of an unknown form, an unknown loss or a limit of 0.
         """
         check_loss(loss)
+        if memory_limit is not None and memory_limit < 1:
+            raise ArgumentError(f"memory_limit: expected bytes above 0, got {memory_limit}")
         self.model = model
         self.loss = loss
+        self.memory_limit = memory_limit
         if not self.parameters:
             raise ArgumentError("model: expected trainable parameters, found none")
         first = next(iter(self.parameters.values()))
         self.device = first.device
         self.batches = unpack_all(batches, self.device)
+        self.held: tuple[Any, list[Any]] | None = None
         accepted = inspect.signature(model.forward).parameters
         self._extra = {"use_cache": False} if "use_cache" in accepted else {}
 
@@ -68,6 +81,17 @@ class Problem:
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad
         }
+
+    @property
+    def state(self) -> tuple[tuple[int, int], ...]:
+        """Changes when a parameter or a buffer of the model does."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """How the batches are cut into passes; measured on one row when first needed."""
+        return make_plan(self)
 
     @cached_property
     def valid(self) -> int:
@@ -85,15 +109,13 @@ class Problem:
     def value(self) -> float:
         """L(θ), in nats per token for the cross-entropies."""
         with torch.no_grad():
-            return sum(
-                self._checked_total(batch, index) for index, batch in enumerate(self.batches)
-            )
+            return sum(self._checked_total(batch) for batch in self.plan.passes)
 
     def forward(self, batch: Batch, parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchLoss]:
         """Logits of one batch at other parameters, and its loss as a function of them.
 
         Args:
-            batch: one of `batches`.
+            batch: one of `batches`, or a piece of it.
             parameters: all trainable parameters by name.
 
         Raises:
@@ -113,14 +135,14 @@ class Problem:
             return LOSSES[self.loss](batch).valid
         return self.forward(batch, self.parameters)[1].valid
 
-    def _checked_total(self, batch: Batch, index: int) -> float:
+    def _checked_total(self, batch: Batch) -> float:
         logits, loss = self.forward(batch, self.parameters)
         total = loss.total(logits) / self.valid
-        check_finite(total, index)
+        check_finite(total, batch)
         return total
 
 
-def check_finite(total: float, index: int) -> None:
+def check_finite(total: float, batch: Batch) -> None:
     """Make sure that a batch's loss is a number.
 
     Raises:
@@ -128,7 +150,7 @@ def check_finite(total: float, index: int) -> None:
     """
     if not abs(total) < float("inf"):
         raise RunError(
-            f"curvature: the loss of batch {index} (counted from 0) is {total}; "
+            f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
             "look at its inputs, or use float32 or float64 parameters"
         )
 

@@ -1,4 +1,4 @@
-"""Products of H, H_o and H_f with blocks of vectors, one batch at a time.
+"""Products of H, H_o and H_f with blocks of vectors, one pass at a time.
 
 Letters: f logits, r = ∂ℓ/∂f, J = ∂f/∂θ, z a vector in parameter space, u = J z, K vectors together.
 
@@ -11,13 +11,14 @@ The graph of the pullback g(θ, r) = J(θ)ᵀ r is built once, and each product 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from hessblocks.curvature.batches import Batch
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.losses import LossDerivatives
 from hessblocks.curvature.problem import Problem, check_finite
@@ -27,69 +28,60 @@ PARTS: tuple[Part, ...] = ("outer", "functional", "full")
 Tensors = dict[str, Tensor | None]
 """By parameter name, (K, *shape); None stands for zeros."""
 
-SMALL = 1 << 24
-"""Multiplications of a forward pass below which vectors are worth batching (docs/curvature.md)."""
-
 
 class BatchGraph:
-    """The differentiated loss of one batch, kept so that products only replay it."""
+    """The differentiated loss of one pass, kept so that products only replay it."""
 
     def __init__(
-        self, problem: Problem, index: int, names: Sequence[str], *, split: bool = True
+        self, problem: Problem, batch: Batch, names: Sequence[str], *, split: bool = True
     ) -> None:
         """Run the model forwards and backwards once.
 
         Args:
             problem: the function.
-            index: which batch.
+            batch: one of the problem's passes.
             names: parameters that products may involve; the graph ends at them, so the layers
                 below the lowest are never passed again.
             split: whether H_o and H_f will be asked for, which need r held fixed.
         """
         parameters = problem.parameters
         self._leaves = {name: parameters[name].requires_grad_() for name in names}
-        self._scale = 1.0 / problem.valid
         with torch.enable_grad():
-            logits, loss = problem.forward(problem.batches[index], parameters | self._leaves)
-            self._loss = loss.derivatives(logits.detach())
-            check_finite(self._loss.total, index)
+            logits, loss = problem.forward(batch, parameters | self._leaves)
+            self._loss = loss.derivatives(logits.detach(), 1 / problem.valid)
+            check_finite(self._loss.total, batch)
             self._residual = self._residual_of(logits, split=split)
             self._pullback = self._pull_back_residual(logits)
         self._logits = get_gradient_edge(logits) if logits.requires_grad else None
-        weights = sum(parameter.numel() for parameter in parameters.values())
-        rows = logits.numel() // max(1, logits.shape[-1])
-        self.together = max(1, SMALL // max(1, rows * weights))
+        self.together = problem.plan.together
 
     def _residual_of(self, logits: Tensor, *, split: bool) -> Tensor:
         if split:
-            return (self._loss.gradient * self._scale).requires_grad_()
-        attached: Tensor = _Residual.apply(logits, self._loss, self._scale)
+            return self._loss.gradient.requires_grad_()
+        attached: Tensor = _Residual.apply(logits, self._loss)
         return attached
 
-    def _pull_back_residual(self, logits: Tensor) -> Tensors:
+    def _pull_back_residual(self, logits: Tensor) -> dict[str, GradientEdge]:
+        """Where the graph of each parameter's Jᵀ r ends; the values themselves are not kept."""
         if not logits.requires_grad:
-            return dict.fromkeys(self._leaves)
+            return {}
         leaves = list(self._leaves.values())
         pulled = torch.autograd.grad(
             logits, leaves, self._residual, create_graph=True, allow_unused=True
         )
-        return dict(zip(self._leaves, pulled, strict=True))
+        return {
+            name: get_gradient_edge(value)
+            for name, value in zip(self._leaves, pulled, strict=True)
+            if value is not None and value.requires_grad
+        }
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
         """The parameters at which the graph ends."""
         return self._leaves
 
-    @property
-    def gradient(self) -> Tensors:
-        """∂L/∂θ of this batch's share, (1, *shape) each."""
-        return {
-            name: None if value is None else value.detach()[None]
-            for name, value in self._pullback.items()
-        }
-
     def full(self, vectors: Mapping[str, Tensor], rows: Sequence[str]) -> Tensors:
-        """This batch's share of H z; for a graph made with `split=False`.
+        """This pass's share of H z; for a graph made with `split=False`.
 
         Args:
             vectors: z by parameter name, (K, *shape) each; parameters left out are zero.
@@ -103,7 +95,7 @@ class BatchGraph:
     def split(
         self, vectors: Mapping[str, Tensor], rows: Sequence[str], parts: Sequence[Part]
     ) -> dict[Part, Tensors]:
-        """This batch's share of the parts' products; for a graph made with `split=True`.
+        """This pass's share of the parts' products; for a graph made with `split=True`.
 
         Args:
             vectors: as in `full`.
@@ -128,11 +120,7 @@ class BatchGraph:
         self, vectors: Mapping[str, Tensor], inputs: Sequence[Tensor], names: Sequence[str]
     ) -> Tensors:
         """∂⟨g, z⟩ / ∂ inputs, under the given names."""
-        pulled = {
-            name: value
-            for name in vectors
-            if (value := self._pullback[name]) is not None and value.requires_grad
-        }
+        pulled = {name: self._pullback[name] for name in vectors if name in self._pullback}
         if not pulled:
             return dict.fromkeys(names)
         found = _gradients(list(pulled.values()), inputs, [vectors[name] for name in pulled])
@@ -145,7 +133,7 @@ class BatchGraph:
         curvature = self._loss.curvature
         curved = curvature(pushed[0])[None] if len(pushed) == 1 else torch.vmap(curvature)(pushed)
         leaves = [self._leaves[name] for name in rows]
-        pulled = _gradients([self._logits], leaves, [curved * self._scale])
+        pulled = _gradients([self._logits], leaves, [curved])
         return dict(zip(rows, pulled, strict=True))
 
 
@@ -156,13 +144,13 @@ class _Residual(torch.autograd.Function):
     """r = ∂ℓ/∂f as a node of the graph, whose own derivative is the loss's curvature."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, loss: LossDerivatives, scale: float) -> Tensor:
-        ctx.loss, ctx.scale = loss, scale
-        return loss.gradient * scale
+    def forward(ctx: Any, logits: Tensor, loss: LossDerivatives) -> Tensor:
+        ctx.loss = loss
+        return loss.gradient.view_as(logits)
 
     @staticmethod
-    def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.loss.curvature(directions[0]) * ctx.scale, None, None
+    def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor, None]:
+        return ctx.loss.curvature(directions[0]), None
 
 
 def _gradients(
@@ -186,10 +174,22 @@ def _gradients(
     return [next(rest) if present else None for present in used]
 
 
-def graphs(problem: Problem, names: Sequence[str], parts: Sequence[Part]) -> Iterator[BatchGraph]:
-    """The graph of each batch for these parts, one held at a time."""
-    for index in range(len(problem.batches)):
-        yield BatchGraph(problem, index, names, split=needs_split(parts))
+def graphs(problem: Problem, names: Sequence[str], parts: Sequence[Part]) -> Iterable[BatchGraph]:
+    """The graph of each pass for these parts.
+
+    Where the plan allows it they are held until others are asked for or the weights change, so that
+    a sequence of products (Lanczos) builds them once; else there is one at a time.
+    """
+    split = needs_split(parts)
+    fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)
+    if not problem.plan.hold:
+        return fresh
+    key = (tuple(names), split, problem.state)
+    if problem.held is None or problem.held[0] != key:
+        problem.held = None
+        problem.held = (key, list(fresh))
+    held: list[BatchGraph] = problem.held[1]
+    return held
 
 
 def needs_split(parts: Sequence[Part]) -> bool:
@@ -204,10 +204,10 @@ def block_products(
     columns: ParameterGroup,
     parts: Sequence[Part],
 ) -> dict[Part, Tensor]:
-    """One batch's share of the products of a block with vectors.
+    """One pass's share of the products of a block with vectors.
 
     Args:
-        graph: of the batch and these parts; it must hold the parameters of both groups.
+        graph: of the pass and these parts; it must hold the parameters of both groups.
         vectors: (K, columns.size).
         rows: group whose rows are wanted.
         columns: group that the vectors lie in.
