@@ -9,6 +9,7 @@ from hessblocks.curvature.norms import group_norms
 from hessblocks.curvature.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.problem import Problem
 from hessblocks.curvature.products import PARTS, Part
+from hessblocks.curvature.repeatable import RepeatabilityWarning
 
 __all__ = [
     "PARTS",
@@ -20,6 +21,7 @@ __all__ = [
     "ParameterView",
     "Part",
     "Problem",
+    "RepeatabilityWarning",
     "custom_groups",
     "exact_attention_curvature",
     "group_norms",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hessblocks.curvature.batches import Batch
+from hessblocks.curvature.repeatable import check_same
 from hessblocks.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def make_plan(problem: Problem) -> Plan:
 
     Raises:
         ArgumentError: not even one row fits.
+        RunError: the model is random even in evaluation mode.
     """
     limit = problem.memory_limit or default_limit(problem.device)
     parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
@@ -121,6 +123,7 @@ def _row_cost(problem: Problem) -> RowCost:
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         logits, _ = problem.forward(row, leaves)
+        check_same(logits.detach(), problem.forward(row, problem.parameters)[0])
         pulled = _pull_back(logits, list(leaves.values()))
     del pulled
     graph = sum(saved.values())

@@ -26,6 +26,7 @@ from hessblocks.curvature.losses import (
     check_loss,
 )
 from hessblocks.curvature.passes import Plan, make_plan
+from hessblocks.curvature.repeatable import notice_randomness
 from hessblocks.errors import ArgumentError, RunError
 
 
@@ -68,6 +69,7 @@ class Problem:
             raise ArgumentError("model: expected trainable parameters, found none")
         first = next(iter(self.parameters.values()))
         self.device = first.device
+        notice_randomness(model, batches)
         self.batches = unpack_all(batches, self.device)
         self.held: tuple[Any, list[Any]] | None = None
         accepted = inspect.signature(model.forward).parameters

@@ -1,0 +1,89 @@
+"""Whether the same question gives the same answer: said before work is wasted.
+
+Curvature is computed in evaluation mode from batches that are read once, so most causes of chance
+are removed; what that changes is said, and what cannot be removed is refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+
+from hessblocks.errors import RunError
+
+SAME = 1e-4
+"""Largest change between two passes, as a share of the largest logit, that rounding may explain."""
+
+
+class RepeatabilityWarning(UserWarning):
+    """Something random or changing in model or data was set aside; the message says what."""
+
+
+def notice_randomness(model: nn.Module, batches: Any) -> None:
+    """Warn of what is set aside, so that a result can be understood and repeated.
+
+    Args:
+        model: as it was given; its modules may be in training mode.
+        batches: as they were given, before they are read.
+    """
+    for message in (*_model_notices(model), *_loader_notices(batches)):
+        warnings.warn(f"curvature: {message}", RepeatabilityWarning, stacklevel=3)
+
+
+def check_same(first: Tensor, second: Tensor) -> None:
+    """Refuse a model whose logits differ between two passes over the same rows.
+
+    Raises:
+        RunError: they differ by more than rounding.
+    """
+    scale = float(first.abs().max())
+    change = float((first - second).abs().max())
+    if change > SAME * scale:
+        raise RunError(
+            f"curvature: two passes over the same row differ by {change:.2g} (largest logit {scale:.2g}) "
+            "although the model is in evaluation mode, so nothing computed from it can be repeated; "
+            "look for torch.nn.functional.dropout without training=self.training, or other random numbers"
+        )
+
+
+def _model_notices(model: nn.Module) -> Iterator[str]:
+    dropout = [name for name, module in model.named_modules() if _drops(module)]
+    if dropout:
+        yield (
+            f"dropout is switched off ({_some(dropout)} in training mode); "
+            "the loss is that of model.eval()"
+        )
+    norms = [n for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.training]
+    if norms:
+        yield (
+            f"batch norm uses its running statistics ({_some(norms)} in training mode), "
+            "since those of a batch would tie its rows together"
+        )
+
+
+def _drops(module: nn.Module) -> bool:
+    return isinstance(module, _DropoutNd) and module.training and module.p > 0
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0] or 'the model'}{more}"
+
+
+def _loader_notices(batches: Any) -> Iterator[str]:
+    if not isinstance(batches, DataLoader):
+        return
+    sampler = batches.sampler
+    seeded = getattr(sampler, "generator", None) is not None or batches.generator is not None
+    if isinstance(sampler, RandomSampler | WeightedRandomSampler) and not seeded:
+        dropped = ", and it drops a random last batch" if batches.drop_last else ""
+        yield (
+            f"the loader shuffles{dropped}; its batches are read once, so that all products see the "
+            "same, but another run sees others: give it generator=torch.Generator().manual_seed(0)"
+        )

@@ -1,0 +1,80 @@
+"""What would make a result unrepeatable is said, set aside or refused, and put back afterwards."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader, TensorDataset
+
+from hessblocks.curvature import Hessian, Problem, RepeatabilityWarning, parameter_groups
+from hessblocks.errors import RunError
+from tests.curvature.cases import stir
+
+
+def network(*middle: nn.Module) -> nn.Module:
+    return stir(nn.Sequential(nn.Linear(3, 4), *middle, nn.Linear(4, 2)))
+
+
+def batch(rows: int = 4) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, 3).double(), torch.randint(0, 2, (rows,))
+
+
+def curvature(model: nn.Module, data: Any) -> Tensor:
+    group = next(iter(parameter_groups(model).values()))
+    return Hessian(Problem(model, data, "classification"), group).dense()
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Dropout(0.5), r"dropout is switched off \(1 in training mode\)"),
+        (nn.BatchNorm1d(4), r"batch norm uses its running statistics \(1 in training mode\)"),
+    ],
+)
+def test_training_mode_is_named_set_aside_and_restored(module: nn.Module, message: str) -> None:
+    model, data = network(module), batch()
+    expected = curvature(model, [data])
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.warns(RepeatabilityWarning, match=message):
+        found = curvature(model, [data])
+    assert torch.equal(found, expected)
+    assert all(inner.training for inner in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("settings", [{}, {"drop_last": True}])
+def test_a_shuffling_loader_is_named_and_read_once(settings: dict[str, Any]) -> None:
+    model, (x, y) = network(), batch(5)
+    loader = DataLoader(TensorDataset(x, y), batch_size=2, shuffle=True, **settings)
+    with pytest.warns(RepeatabilityWarning, match=r"shuffles.*manual_seed"):
+        problem = Problem(model, loader, "classification")
+    operator = Hessian(problem, next(iter(parameter_groups(model).values())))
+    assert torch.equal(operator.dense(), operator.dense())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"shuffle": False}, {"shuffle": True, "generator": torch.Generator()}]
+)
+def test_a_loader_that_can_be_repeated_is_silent(settings: dict[str, Any]) -> None:
+    x, y = batch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Problem(network(), DataLoader(TensorDataset(x, y), **settings), "classification")
+
+
+class Noisy(nn.Module):
+    """Dropout that no mode switches off."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5)
+
+
+def test_a_model_that_is_random_in_evaluation_mode_is_refused() -> None:
+    with pytest.raises(RunError, match="two passes over the same row differ"):
+        curvature(network(Noisy()), [batch()])
