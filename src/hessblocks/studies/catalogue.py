@@ -17,6 +17,13 @@ _MODULES: dict[str, str] = {
     "mlp": "mlp",
     "sigma-linear": "sigma_linear",
     "one-matrix": "one_matrix",
+    "skipless": "skipless",
+    "restrict-updates": "restrict_updates",
+    "gains": "gains",
+    "speed": "speed",
+    "depth": "depth",
+    "longer": "longer",
+    "ablations": "ablations",
 }
 """Name → module of this package that holds it as `STUDY`."""
 

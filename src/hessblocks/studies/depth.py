@@ -1,0 +1,84 @@
+"""Figure 6 of the simplified-blocks paper: blocks four times as deep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hessblocks.studies.figure import Figure
+from hessblocks.studies.point import Row, Scalar
+from hessblocks.studies.settings import word
+from hessblocks.studies.study import Scale, Settings, Study, Summary
+from hessblocks.studies.trained import (
+    COLUMNS,
+    SEEDS,
+    SIZES,
+    TrainedSize,
+    run,
+    trained_settings,
+)
+from hessblocks.studies.trained_summary import close_check, final_losses, loss_panel, loss_table
+
+BLOCKS = ("pre-ln", "sas", "sas-p")
+DEPTHS: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (3, 12), "paper": (18, 72)}
+CLOSE = 0.05
+"""Nats per token that still count as "no slower"."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+    """Points of a scale: MLPs of two widths, at both depths."""
+    points: list[Settings] = []
+    for depth in DEPTHS[scale]:
+        size = _shallow(SIZES[scale], depth)
+        points += trained_settings("depth", BLOCKS, size, seeds or SEEDS[scale])
+    return points
+
+
+def _shallow(size: TrainedSize, depth: int) -> TrainedSize:
+    return replace(size, depth=depth, mlp_width=2 * size.width)
+
+
+def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+    """Train one model; its depth is part of the variant's name."""
+    name = f"{word(settings, 'variant')}, {settings['depth']} layers"
+    return [{**row, "variant": name} for row in run(settings)]
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    """Loss curves at each depth, and final losses against pre-ln of the same depth."""
+    losses = final_losses(rows)
+    depths = sorted({int(name.split(", ")[1].split()[0]) for name in losses})
+    return Summary(
+        figure=Figure(
+            title="Simplified blocks keep up when the model is four times as deep",
+            caption="MLP of two widths. Python standard library; mean over seeds.",
+            panels=tuple(
+                loss_panel(rows, [f"{name}, {depth} layers" for name in BLOCKS], f"{depth} layers")
+                for depth in depths
+            ),
+        ),
+        checks=tuple(
+            close_check(
+                losses,
+                f"{name}, {depth} layers",
+                f"pre-ln, {depth} layers",
+                CLOSE,
+                f"{name} trains no slower per step than pre-ln at {depth} layers",
+            )
+            for depth in depths
+            for name in BLOCKS[1:]
+        ),
+        tables={"losses": loss_table(losses, rows)},
+    )
+
+
+STUDY = Study(
+    name="depth",
+    title="simplified blocks at two depths, one four times the other",
+    source="Simplified blocks, Figure 6",
+    published="SAS and SAS-P keep the training speed of pre-ln from 18 to 72 layers.",
+    settings=settings,
+    measure=measure,
+    summarise=summarise,
+    columns=COLUMNS,
+)

@@ -1,0 +1,47 @@
+"""Figure 2 of the simplified-blocks paper: what removing the attention skip costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hessblocks.studies.figure import Figure
+from hessblocks.studies.point import Row
+from hessblocks.studies.study import Scale, Settings, Study, Summary
+from hessblocks.studies.trained import COLUMNS, SEEDS, SIZES, measure, trained_settings
+from hessblocks.studies.trained_summary import final_losses, loss_panel, loss_table, slower_check
+
+VARIANTS = ("pre-ln", "v-skipinit", "skipless")
+
+
+def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+    """Points of a scale."""
+    return trained_settings("skipless", VARIANTS, SIZES[scale], seeds or SEEDS[scale])
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    """Loss curves and final losses."""
+    losses = final_losses(rows)
+    return Summary(
+        figure=Figure(
+            title="Without the attention skip training slows down",
+            caption="Python standard library; mean over seeds, bars are its standard errors.",
+            panels=(loss_panel(rows, VARIANTS, "loss at equal steps"),),
+        ),
+        checks=tuple(
+            slower_check(losses, slow, "pre-ln", f"{slow} trains slower than pre-ln")
+            for slow in VARIANTS[1:]
+        ),
+        tables={"losses": loss_table(losses, rows)},
+    )
+
+
+STUDY = Study(
+    name="skipless",
+    title="blocks without attention skip against pre-ln",
+    source="Simplified blocks, Figure 2",
+    published="Skipless blocks lose much training speed per step, even with shaped attention.",
+    settings=settings,
+    measure=measure,
+    summarise=summarise,
+    columns=COLUMNS,
+)

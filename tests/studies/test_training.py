@@ -1,0 +1,164 @@
+"""Studies that train: every block builds and learns, loops are right, facts are judged fairly."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hessblocks.data import Corpus, load_corpus
+from hessblocks.models import build
+from hessblocks.studies import find, names, trained
+from hessblocks.studies.loop import Plan, make_optimiser, train, validation_loss
+from hessblocks.studies.run import run_study
+from hessblocks.studies.trained import LOSS, SMOKE, run, trained_settings
+from hessblocks.studies.trained_summary import close_check, final_losses, slower_check
+from hessblocks.studies.variants import VARIANTS, Sizes, make_block
+from tests.data.helpers import write_code
+
+TRAINED = [name for name in names() if find(name).columns == trained.COLUMNS]
+PLAN = Plan(
+    steps=20, batch_size=4, context=16, learning_rate=3e-3, evaluations=2, evaluation_sequences=8, seed=1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HESSBLOCKS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        found = load_corpus(write_code(tmp_path_factory.mktemp("code")), 260)
+        patch.setattr(trained, "corpus", lambda vocab_size: found)
+        yield found
+
+
+def model(variant: str = "sas-p"):
+    torch.manual_seed(0)
+    sizes = Sizes(width=16, heads=2, mlp_width=32)
+    return build(make_block(variant, sizes), depth=2, vocab_size=260, context=16)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_learns_and_all_its_parameters_do(corpus: Corpus, variant: str) -> None:
+    made = model(variant)
+    before = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+    first, *_, last = train(made, corpus, PLAN)
+    assert last["value"] < 0.97 * first["value"]
+    still = [name for name, p in made.named_parameters() if torch.equal(p, before[name])]
+    assert still == []
+
+
+def test_a_run_is_that_of_a_loop_by_hand(corpus: Corpus) -> None:
+    from hessblocks.training.order import ShuffledPasses
+
+    made, theirs = model(), model()
+    rows = train(made, corpus, PLAN)
+    windows = corpus.windows("train", 16)
+    order = list(ShuffledPasses(windows, 80, 1))
+    decayed = [p for p in theirs.parameters() if p.ndim >= 2]
+    others = [p for p in theirs.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, lr=3e-3)
+    for step in range(20):
+        for group in optimiser.param_groups:
+            group["lr"] = 3e-3 * (1.0 if step == 0 else (20 - step) / 19)
+        batch = torch.stack([windows[i]["input_ids"] for i in order[4 * step : 4 * step + 4]])
+        optimiser.zero_grad()
+        theirs(input_ids=batch, labels=batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        optimiser.step()
+    for (name, ours), (_, hand) in zip(
+        made.named_parameters(), theirs.named_parameters(), strict=True
+    ):
+        assert torch.allclose(ours, hand, atol=1e-6), name
+    assert [row["step"] for row in rows] == [0, 10, 20]
+    assert [row["tokens"] for row in rows] == [0, 640, 1280]
+
+
+def test_rates_warm_up_and_decay_to_zero() -> None:
+    plan = Plan(**{**vars(PLAN), "steps": 100})
+    assert [plan.rate(step) for step in (0, 4, 5)] == pytest.approx([0.2, 1, 1])
+    assert plan.rate(100) == 0
+    cosine = Plan(**{**vars(plan), "decay": "cosine"})
+    middle = (100 + 5) / 2
+    assert cosine.rate(int(middle)) == pytest.approx(0.5, abs=0.02)
+    assert cosine.rate(90) < plan.rate(90)
+
+
+def test_validation_loss_is_the_mean_over_all_windows(corpus: Corpus) -> None:
+    made = model()
+    windows = torch.utils.data.Subset(corpus.windows("validation", 16), list(range(7)))
+    each = [
+        float(made(input_ids=w["input_ids"][None], labels=w["labels"][None]).loss.detach())
+        for w in windows
+    ]
+    assert validation_loss(made, windows, batch_size=3) == pytest.approx(math.fsum(each) / 7)
+
+
+def test_a_diverging_run_ends_with_an_empty_loss(corpus: Corpus) -> None:
+    made = model("pre-ln")
+    with torch.no_grad():
+        made.lm_head.weight.fill_(float("inf"))
+    rows = train(made, corpus, PLAN)
+    assert rows[-1]["value"] is None
+    losses = final_losses([{**row, "variant": "x", "seed": 0} for row in rows])
+    assert losses == {"x": {0: math.inf}}
+
+
+def test_sgd_has_momentum_and_no_decay() -> None:
+    optimiser = make_optimiser(model(), Plan(**{**vars(PLAN), "optimiser": "sgd"}))
+    assert isinstance(optimiser, torch.optim.SGD)
+    assert {(g["momentum"], g["weight_decay"]) for g in optimiser.param_groups} == {(0.9, 0.0)}
+
+
+def test_runs_repeat_to_the_last_digit(corpus: Corpus) -> None:
+    (settings,) = trained_settings("x", ["sas"], SMOKE, 1)
+    short = {**settings, "steps": 4}
+    assert run(short) == run(short)
+    assert run(short) != run({**short, "seed": 1})
+
+
+LOSSES = {
+    "good": {0: 1.00, 1: 1.02, 2: 1.01},
+    "bad": {0: 1.50, 1: 1.53, 2: 1.50},
+    "noisy": {0: 0.60, 1: 1.90, 2: 1.20},
+    "lonely": {0: 3.0},
+    "broken": {0: math.inf, 1: 1.0, 2: 1.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast", "verdict"),
+    [
+        ("bad", "good", True),
+        ("good", "bad", False),
+        ("noisy", "good", None),
+        ("lonely", "good", None),
+        ("broken", "good", None),
+        ("absent", "good", None),
+    ],
+)
+def test_slower_needs_more_than_the_spread_of_seeds(
+    slow: str, fast: str, verdict: bool | None
+) -> None:
+    assert slower_check(LOSSES, slow, fast, "").holds is verdict
+
+
+def test_close_allows_what_it_says() -> None:
+    assert close_check(LOSSES, "bad", "good", 0.6, "").holds is True
+    assert close_check(LOSSES, "bad", "good", 0.3, "").holds is False
+    assert close_check(LOSSES, "bad", "good", 0.5, "").holds is None
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_study_runs_at_smoke_scale(corpus: Corpus, tmp_path: Path, name: str) -> None:
+    result = run_study(name, out=tmp_path, scale="smoke", seeds=1)
+    losses = [row for row in result.rows if row["quantity"] == LOSS]
+    assert losses
+    assert all(set(row) <= set(trained.COLUMNS) for row in result.rows)
+    study = find(name)
+    for count in (0, 1, len(result.rows) // 2, len(result.rows)):
+        summary = study.summarise(result.rows[:count])
+        json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
+    assert summary.figure.panels
