@@ -1,0 +1,153 @@
+"""One column of blocks at a time: probes in one group give the norms of its blocks with all groups.
+
+Letters: K probes, z a probe that is zero outside group j, H_ij the block with rows i and columns j.
+E‖H_ij z‖² = ‖H_ij‖_F² for every i at once, since H z holds all H_ij z.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hessblocks.curvature.grouping import merge
+from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.operators import Hessian
+from hessblocks.curvature.passes import default_limit
+from hessblocks.curvature.problem import Problem
+from hessblocks.curvature.products import PARTS, Part, block_products, graphs
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.linalg import Estimate, Probes, norm_from_squares
+from hessblocks.linalg.norm import FEWEST_PROBES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnSquares:
+    """‖H_ij z‖² of each probe z in one group j, for each group i and part."""
+
+    column: str
+    """Name of group j."""
+    exact: bool
+    """Whether the probes are all unit vectors of the group, so that the squares add up to ‖H_ij‖_F²."""
+    squares: Mapping[Part, Mapping[str, tuple[float, ...]]]
+    """By part and name of group i, one number a probe."""
+
+    def norm(self, part: Part, row: str) -> Estimate:
+        """Frobenius norm of one block from this column alone."""
+        return norm_of(torch.tensor(self.squares[part][row], dtype=torch.float64), exact=self.exact)
+
+
+def norm_of(squares: Tensor, *, exact: bool) -> Estimate:
+    """Root of the sum of exact squares, or of the mean of random ones with its standard error."""
+    if exact:
+        return Estimate(value=float(squares.sum().sqrt()), method="exact")
+    return norm_from_squares(squares)
+
+
+def column_squares(
+    problem: Problem,
+    groups: Mapping[str, ParameterGroup],
+    column: str,
+    *,
+    rows: Sequence[str] | None = None,
+    parts: Sequence[Part] = PARTS,
+    probes: int = 16,
+    seed: int = 0,
+) -> ColumnSquares:
+    """Multiply probes in one group and measure each group's share of the products.
+
+    The probes depend on the seed and on the column's name, not on the other groups, so that columns
+    are independent of each other and of the order in which they are measured. A column with no more
+    entries than probes is measured exactly, by its unit vectors.
+
+    Args:
+        problem: model, batches and loss.
+        groups: by name, as `parameter_groups` gives them.
+        column: name of group j.
+        rows: names of the groups i; all by default.
+        parts: which of H_o, H_f and H; they share the products.
+        probes: K, at least 4.
+        seed: of the probes.
+
+    Raises:
+        ArgumentError: too few probes.
+        RunError: a product is not finite.
+
+    Cost: about one gradient's time a probe and part; memory of one vector of all rows for each part
+        and probe taken together, bounded by the problem's memory limit.
+    """
+    if probes < FEWEST_PROBES:
+        raise ArgumentError(
+            f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
+        )
+    chosen = {name: groups[name] for name in rows or groups}
+    group, everything = groups[column], merge("rows", list(chosen.values()))
+    involved = groups.values() if problem.plan.hold else [*chosen.values(), group]
+    names = list(dict.fromkeys(name for one in involved for name in one.parameters))
+    found: dict[Part, list[Tensor]] = {part: [] for part in parts}
+    for vectors in _vectors(problem, group, probes, _seed_of(seed, column), len(parts)):
+        totals: dict[Part, Tensor] = {}
+        for graph in graphs(problem, names, parts):
+            for part, products in block_products(graph, vectors, everything, group, parts).items():
+                totals[part] = totals[part].add_(products) if part in totals else products
+        for part, total in totals.items():
+            found[part].append(_squares(total, [one.size for one in chosen.values()]))
+    squares = {part: torch.cat(pieces) for part, pieces in found.items()}
+    _check_finite(column, squares)
+    return ColumnSquares(
+        column=column,
+        exact=group.size <= probes,
+        squares={
+            part: {name: tuple(values[:, i].tolist()) for i, name in enumerate(chosen)}
+            for part, values in squares.items()
+        },
+    )
+
+
+def _vectors(
+    problem: Problem, group: ParameterGroup, probes: int, seed: int, parts: int
+) -> Iterator[Tensor]:
+    """Random signs in blocks of (k, size), K in all; all unit vectors where there are no more."""
+    operator = Hessian(problem, group)
+    together = _together(problem, parts)
+    if group.size <= probes:
+        unit = torch.eye(group.size, dtype=operator.dtype, device=operator.device)
+        yield from unit.split(together)
+        return
+    source = Probes(operator, seed=seed)
+    for start in range(0, probes, together):
+        yield source.draw(min(together, probes - start)).T
+
+
+def _together(problem: Problem, parts: int) -> int:
+    """Vectors between two looks at the graphs: as many as fit where the graphs are built anew."""
+    if problem.plan.hold:
+        return problem.plan.together
+    limit = problem.memory_limit or default_limit(problem.device)
+    one = sum(p.numel() * p.element_size() for p in problem.parameters.values()) * (parts + 1)
+    return max(problem.plan.together, limit // (4 * one))
+
+
+def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
+    """‖·‖² of each piece of (k, all rows), as (k, pieces) in float64."""
+    norms = [
+        torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64)
+        for piece in products.split(list(sizes), dim=1)
+    ]
+    return torch.stack(norms, dim=1).square().cpu()
+
+
+def _seed_of(seed: int, column: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
+
+
+def _check_finite(column: str, squares: Mapping[Part, Tensor]) -> None:
+    for part, values in squares.items():
+        if not torch.isfinite(values).all():
+            raise RunError(
+                f"curvature: products of {part} with {column} are not finite; look at the weights, "
+                "or use float64 parameters"
+            )

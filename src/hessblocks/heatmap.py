@@ -1,0 +1,104 @@
+"""The picture of a curvature map: group × group norms as colours, from plain numbers.
+
+It stands beside `files` so that a map in memory and the report of a stored one are drawn alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+WORDS = {
+    "outer": "outer product $H_o$",
+    "functional": "functional part $H_f$",
+    "full": "full Hessian $H$",
+}
+"""What each part is called in titles."""
+ZERO = "#D9D9D9"
+"""Colour of a block that is exactly zero: none of the scale's."""
+DECADES = 12
+"""Most decades of the colour scale, counted from the largest norm; smaller norms look alike."""
+CELL = 0.24
+"""Width and height of a block, in inches."""
+MARGINS = (4.2, 2.9)
+"""What names and colour scale take up besides, in inches."""
+
+
+def draw_heatmap(
+    names: Sequence[str],
+    layers: Sequence[int | None],
+    values: Sequence[Sequence[float]],
+    *,
+    part: str,
+) -> Figure:
+    """A map on a logarithmic colour scale, groups labelled, layers separated by lines.
+
+    Args:
+        names: of the groups, in the order of rows and columns.
+        layers: of the groups; None outside the layers.
+        values: norms ≥ 0, row by row; NaN where a block was not measured.
+        part: outer, functional or full.
+    """
+    side = CELL * max(len(names), 8)
+    figure = Figure(figsize=(side + MARGINS[0], side + MARGINS[1]), layout="constrained")
+    axis = figure.subplots()
+    norms = np.asarray(values, dtype=float)
+    positive = norms[norms > 0]
+    if positive.size:
+        highest = float(positive.max())
+        lowest = max(float(positive.min()), highest * 10.0**-DECADES)
+        lowest = min(lowest, highest / 10)
+        image = axis.imshow(
+            np.ma.masked_where(~(norms > 0), norms.clip(lowest)),
+            cmap="cividis",
+            norm=LogNorm(vmin=lowest, vmax=highest),
+            interpolation="nearest",
+        )
+        figure.colorbar(
+            image,
+            ax=axis,
+            shrink=0.8,
+            label=r"Frobenius norm $\Vert H_{ij}\Vert_F$ (nats per token)",
+        )
+    _mark_zeros(axis, norms)
+    _label(axis, names, layers)
+    axis.set_title(f"Blocks of the {WORDS[part]}", loc="left")
+    return figure
+
+
+def _mark_zeros(axis: Axes, norms: np.ndarray) -> None:
+    zero = norms == 0
+    if zero.any():
+        painted = np.zeros((*norms.shape, 4))
+        painted[zero] = [int(ZERO[i : i + 2], 16) / 255 for i in (1, 3, 5)] + [1.0]
+        axis.imshow(painted, interpolation="nearest")
+        axis.legend(
+            handles=[Patch(facecolor=ZERO, edgecolor="#666666", label="exactly zero")],
+            loc="upper left",
+            bbox_to_anchor=(1.01, 1.06),
+            borderaxespad=0,
+            frameon=False,
+        )
+
+
+def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> None:
+    """Short names at both sides, a line wherever the layer changes."""
+    short = [re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", name) for name in names]
+    size = 9 if len(names) <= 40 else 7
+    axis.set_xticks(range(len(names)), short, rotation=90, fontsize=size)
+    axis.set_yticks(range(len(names)), short, fontsize=size)
+    axis.set_xlabel("Group of the columns (a number in front: its layer)")
+    axis.set_ylabel("Group of the rows")
+    axis.tick_params(length=0)
+    axis.grid(visible=False)
+    for place, (before, after) in enumerate(itertools.pairwise(layers)):
+        if before != after:
+            axis.axhline(place + 0.5, color="white", linewidth=1.4)
+            axis.axvline(place + 0.5, color="white", linewidth=1.4)

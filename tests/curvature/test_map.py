@@ -1,0 +1,279 @@
+"""The curvature map against the dense Hessian, block by block, and what is read from it."""
+
+import itertools
+import math
+from functools import cache
+
+import matplotlib.colors
+import numpy as np
+import pytest
+import torch
+
+from hessblocks.curvature import PARTS, parameter_groups
+from hessblocks.curvature.columns import column_squares
+from hessblocks.curvature.map import CurvatureMap, combine_columns, curvature_map, heterogeneity
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.heatmap import ZERO, draw_heatmap
+from hessblocks.linalg import Estimate
+from tests.curvature.cases import CASES, Case
+from tests.curvature.oracle import Dense, dense
+
+pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+PROBES = 24
+EVERY = 10_000
+"""More probes than any group has entries: everything is exact."""
+
+
+@cache
+def solved(name: str) -> tuple[Case, Dense]:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    return case, dense(case)
+
+
+def truth_of(name: str, part: str) -> dict[tuple[str, str], float]:
+    case, matrices = solved(name)
+    groups = parameter_groups(case.model)
+    return {
+        (row, column): float(matrices.block(part, groups[row], groups[column]).norm())
+        for row in groups
+        for column in groups
+    }
+
+
+def share_of(truth: dict[tuple[str, str], float]) -> float:
+    outside = sum(norm**2 for (row, column), norm in truth.items() if row != column)
+    return outside / sum(norm**2 for norm in truth.values())
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["sas-p", "gpt2", "classification"])
+def test_every_block_lies_within_its_error(name: str, part: str) -> None:
+    case, _ = solved(name)
+    found = curvature_map(case.problem, parameter_groups(case.model), part, probes=PROBES, seed=1)
+    truth = truth_of(name, part)
+    assert set(found.table) == set(truth)
+    off = {
+        cell: abs(estimate.value - truth[cell]) / (estimate.standard_error + 1e-12)
+        for cell, estimate in found.table.items()
+    }
+    assert sum(error > 3 for error in off.values()) <= 0.02 * len(off), off
+    assert max(off.values()) < 4.5
+    share = found.off_diagonal_share
+    assert abs(share.value - share_of(truth)) <= 3 * share.standard_error + 1e-12
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_with_more_probes_than_entries_all_is_exact(part: str) -> None:
+    case, _ = solved("regression")
+    found = curvature_map(case.problem, parameter_groups(case.model), part, probes=EVERY)
+    truth = truth_of("regression", part)
+    for cell, estimate in found.table.items():
+        assert estimate.method == "exact"
+        assert estimate.standard_error == 0
+        assert estimate.value == pytest.approx(truth[cell], rel=1e-10, abs=1e-14)
+    assert found.off_diagonal_share.method == "exact"
+    assert found.off_diagonal_share.value == pytest.approx(share_of(truth), rel=1e-10)
+
+
+def test_a_small_group_makes_its_row_and_its_column_exact() -> None:
+    case, _ = solved("sas-p")
+    groups = parameter_groups(case.model)
+    small = {name for name, group in groups.items() if group.size <= PROBES}
+    assert small
+    assert small != set(groups)
+    found = curvature_map(case.problem, groups, probes=PROBES)
+    truth = truth_of("sas-p", "full")
+    for (row, column), estimate in found.table.items():
+        exact = bool({row, column} & small)
+        assert (estimate.method == "exact") == exact
+        if exact:
+            assert estimate.value == pytest.approx(truth[row, column], rel=1e-10, abs=1e-14)
+
+
+def test_the_map_is_symmetric_and_uses_the_probes_of_both_columns() -> None:
+    case, _ = solved("gpt2")
+    found = curvature_map(case.problem, parameter_groups(case.model), probes=8)
+    for (row, column), estimate in found.table.items():
+        assert estimate == found.table[column, row]
+        if estimate.method == "estimate" and estimate.value:
+            assert estimate.probes == (8 if row == column else 16)
+
+
+def test_the_parts_share_their_probes_and_a_row_alone_gives_the_same_number() -> None:
+    case, _ = solved("sas")
+    groups = parameter_groups(case.model)
+    name = "layers.1.attention.query"
+    problem = case.problem
+    together = column_squares(problem, groups, name, probes=8, seed=3)
+    alone = column_squares(problem, groups, name, rows=[name], parts=["full"], probes=8, seed=3)
+    assert alone.squares["full"][name] == pytest.approx(together.squares["full"][name], rel=1e-9)
+    assert list(alone.squares["full"]) == [name]
+
+
+def test_columns_do_not_depend_on_the_other_groups_but_on_the_seed() -> None:
+    case, _ = solved("sas")
+    groups = parameter_groups(case.model)
+    name = "layers.0.attention.query"
+    few = {name: groups[name], "embedding.token": groups["embedding.token"]}
+    squares = column_squares(case.problem, groups, name, probes=4).squares["full"][name]
+    assert column_squares(case.problem, few, name, probes=4).squares["full"][name] == pytest.approx(
+        squares, rel=1e-9
+    )
+    other = column_squares(case.problem, few, name, probes=4, seed=1).squares["full"][name]
+    assert other != pytest.approx(squares, rel=1e-3)
+
+
+def test_groups_of_equal_size_have_probes_of_their_own() -> None:
+    """Equal probes would make block (i, j) as measured by j depend on that measured by i."""
+    case, _ = solved("gpt2")
+    groups = parameter_groups(case.model)
+    names = ["layers.0.attention.query", "layers.0.attention.key"]
+    few = {
+        "a": groups[names[0]],
+        "b": groups[names[0]],
+    }
+    a, b = (column_squares(case.problem, few, name, probes=4).squares["full"] for name in few)
+    assert a["a"] != pytest.approx(b["a"], rel=1e-3)
+
+
+def test_ragged_passes_give_the_same_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, _ = solved("sas-p")
+    groups = parameter_groups(case.model)
+    whole = curvature_map(case.problem, groups, probes=6)
+    problem = case.problem
+    object.__setattr__(problem.plan, "hold", False)
+    object.__setattr__(problem.plan, "together", 1)
+    monkeypatch.setattr("hessblocks.curvature.columns._together", lambda problem, parts: 2)
+    cut = curvature_map(problem, groups, probes=6)
+    for cell, estimate in whole.table.items():
+        assert cut.table[cell].value == pytest.approx(estimate.value, rel=1e-9, abs=1e-13)
+
+
+def test_the_share_covers_the_truth_as_its_error_says() -> None:
+    case, _ = solved("regression")
+    groups = parameter_groups(case.model)
+    truth = share_of(truth_of("regression", "full"))
+    problem = case.problem
+    inside = []
+    for seed in range(60):
+        share = curvature_map(problem, groups, probes=7, seed=seed).off_diagonal_share
+        assert 0 < share.standard_error < 0.2
+        inside.append(abs(share.value - truth) <= 2 * share.standard_error)
+    assert sum(inside) >= 0.85 * len(inside)
+
+
+def estimate(value: float, error: float = 0.0) -> Estimate:
+    return Estimate(value=value, standard_error=error, method="estimate" if error else "exact")
+
+
+def test_heterogeneity_names_its_ends_and_the_zeros() -> None:
+    found = heterogeneity(
+        {"a": estimate(8.0, 0.8), "b": estimate(0.0), "c": estimate(2.0, 0.1), "d": estimate(4.0)}
+    )
+    assert (found.largest, found.smallest, found.zero_groups) == ("a", "c", ("b",))
+    assert found.ratio.value == 4
+    assert found.ratio.standard_error == pytest.approx(4 * math.hypot(0.1, 0.05))
+    nothing = heterogeneity({"b": estimate(0.0)})
+    assert (nothing.ratio.value, nothing.largest, nothing.zero_groups) == (0.0, "", ("b",))
+
+
+def small_map() -> CurvatureMap:
+    case, _ = solved("classification")
+    return curvature_map(case.problem, parameter_groups(case.model), "functional", probes=EVERY)
+
+
+def test_the_map_of_a_model_names_the_group_without_influence() -> None:
+    found = small_map()
+    assert "unused" in found.heterogeneity.zero_groups
+    diagonal = {
+        name: norm
+        for name in found.names
+        if (norm := truth_of("classification", "functional")[name, name]) > 0
+    }
+    assert found.heterogeneity.ratio.value == pytest.approx(
+        max(diagonal.values()) / min(diagonal.values())
+    )
+
+
+def test_rows_are_tidy() -> None:
+    found = small_map()
+    rows = found.to_rows()
+    assert len(rows) == len(found.names) ** 2
+    assert list(rows[0]) == ["row", "column", "part", "value", "standard_error", "method"]
+    for row in rows:
+        cell = found.table[row["row"], row["column"]]
+        assert (row["value"], row["standard_error"], row["method"]) == (
+            cell.value,
+            cell.standard_error,
+            cell.method,
+        )
+        assert row["part"] == "functional"
+
+
+def test_the_plot_shows_every_block_zeros_apart() -> None:
+    found = small_map()
+    figure = found.plot()
+    axis = figure.axes[0]
+    norms, zeros = (image.get_array() for image in axis.images)
+    values = np.array(
+        [[found.table[row, column].value for column in found.names] for row in found.names]
+    )
+    assert np.array_equal(np.ma.getmaskarray(norms), values == 0)
+    assert norms.compressed() == pytest.approx(values[values > 0])
+    assert isinstance(axis.images[0].norm, matplotlib.colors.LogNorm)
+    assert np.array_equal(zeros[..., 3] == 1, values == 0)
+    painted = zeros[values == 0][0]
+    assert tuple(painted) == pytest.approx(matplotlib.colors.to_rgba(ZERO))
+    assert [label.get_text() for label in axis.get_yticklabels()] == list(found.names)
+    assert "exactly zero" in [text.get_text() for text in axis.get_legend().get_texts()]
+
+
+def test_layers_are_separated_and_forty_groups_stay_apart() -> None:
+    layers = [None, *(layer for layer in range(3) for _ in range(13)), None]
+    names = [f"layers.{layer}.attention.g{i}" for i, layer in enumerate(layers)]
+    figure = draw_heatmap(names, layers, [[1.0] * 41] * 41, part="full")
+    axis = figure.axes[0]
+    lines = sorted(line.get_ydata()[0] for line in axis.lines if len(set(line.get_ydata())) == 1)
+    assert lines == [0.5, 13.5, 26.5, 39.5]
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axis.get_yticklabels()]
+    assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
+
+
+def test_a_map_of_zeros_can_be_drawn() -> None:
+    figure = draw_heatmap(["a"], [None], [[0.0]], part="outer")
+    figure.draw_without_rendering()
+    assert len(figure.axes[0].images) == 1
+
+
+def test_what_cannot_be_mapped_is_refused() -> None:
+    case, _ = solved("classification")
+    groups = parameter_groups(case.model)
+    with pytest.raises(ArgumentError, match="'ful' is unknown; did you mean 'full'"):
+        curvature_map(case.problem, groups, "ful")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="at least one group"):
+        curvature_map(case.problem, {})
+    with pytest.raises(ArgumentError, match="at least 4"):
+        curvature_map(case.problem, groups, probes=3)
+
+
+def test_products_that_are_not_finite_name_the_group() -> None:
+    torch.manual_seed(0)
+    case = CASES["classification"]()
+    groups = parameter_groups(case.model)
+    problem = case.problem
+    problem.plan  # noqa: B018
+    with torch.no_grad():
+        next(iter(case.model.parameters())).fill_(float("nan"))
+    with pytest.raises(RunError, match="batch 0"):
+        curvature_map(problem, groups)
+
+
+def test_columns_can_be_combined_from_files() -> None:
+    case, _ = solved("regression")
+    groups = parameter_groups(case.model)
+    columns = [column_squares(case.problem, groups, name, probes=5) for name in groups]
+    assert combine_columns(groups, columns, "outer") == curvature_map(
+        case.problem, groups, "outer", probes=5
+    )
