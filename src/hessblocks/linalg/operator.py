@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.linalg.curvlinops import as_curvlinops
 
 if TYPE_CHECKING:
+    from curvlinops._torch_base import PyTorchLinearOperator
     from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
 
@@ -112,6 +114,14 @@ class LinearOperator(abc.ABC):
             matmat=apply(self),
             rmatmat=apply(self.adjoint()),
         )
+
+    def to_curvlinops(self) -> PyTorchLinearOperator:
+        """The same operator for curvlinops' estimators (`xtrace`, spectra and others).
+
+        Raises:
+            RunError: curvlinops is not installed.
+        """
+        return as_curvlinops(self)
 
 
 class AdjointOperator(LinearOperator):
