@@ -64,12 +64,12 @@ BLOCKS = {
 
 
 def addition_model(
-    block: str, *, layers: int, width: int, sigma: float, seed: int
+    block: str | BlockConfig, *, layers: int, width: int, sigma: float, seed: int
 ) -> PreTrainedModel:
     """A causal language model of sums in float64, untied head, drawn from `seed`.
 
     Args:
-        block: a name in `BLOCKS`.
+        block: a name in `BLOCKS`, or a block of that width.
         layers: how many.
         width: entries of a token's vector.
         sigma: standard deviation of embeddings and positions.
@@ -78,10 +78,10 @@ def addition_model(
     Raises:
         ArgumentError: an unknown block.
     """
-    if block not in BLOCKS:
+    if isinstance(block, str) and block not in BLOCKS:
         raise unknown_name("block", block, BLOCKS)
     model: PreTrainedModel = build(
-        BLOCKS[block](width),
+        BLOCKS[block](width) if isinstance(block, str) else block,
         depth=layers,
         vocab_size=len(SYMBOLS),
         context=TOKENS,

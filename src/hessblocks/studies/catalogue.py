@@ -24,6 +24,8 @@ _MODULES: dict[str, str] = {
     "depth": "depth",
     "longer": "longer",
     "ablations": "ablations",
+    "simplification": "simplification",
+    "adaptivity": "adaptivity",
 }
 """Name → module of this package that holds it as `STUDY`."""
 
