@@ -54,7 +54,7 @@ def open_page(driver, page: Path, width: int, *, dark: bool = False) -> None:
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     driver.get(page.as_uri())
     drawn = "return document.documentElement.dataset.drawn === 'true' || !document.querySelector('.plot')"
-    WebDriverWait(driver, 20).until(lambda it: it.execute_script(drawn))
+    WebDriverWait(driver, 120).until(lambda it: it.execute_script(drawn))
 
 
 def screenshot(driver, path: Path) -> Path:

@@ -20,17 +20,21 @@ def browser(tmp_path_factory):
         yield driver
 
 
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The report of a comparison with zero groups and a diverged run."""
+    return write_report(troubled().write(tmp_path_factory.mktemp("run")))
+
+
 @pytest.fixture(scope="module", params=WIDTHS)
-def view(request, browser, tmp_path_factory):
-    """The page of a comparison with zero groups and a diverged run, at one width."""
-    folder = tmp_path_factory.mktemp("run")
-    page = write_report(troubled().write(folder))
+def view(request, browser, page):
+    """The page at one width."""
     browser.get_log("browser")
     browser.get_log("performance")
     open_page(browser, page, request.param)
     messages = browser.get_log("browser")
     requests = list(requested(browser.get_log("performance")))
-    screenshot(browser, folder / f"page-{request.param}.png")
+    screenshot(browser, page.parent / f"page-{request.param}.png")
     return SimpleNamespace(
         driver=browser,
         run=browser.execute_script,
@@ -224,8 +228,7 @@ def test_pictures_stand_in_on_paper(view) -> None:
         view.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_pictures_stand_in_without_scripts(browser, tmp_path) -> None:
-    page = write_report(Folder(presets=("sas",), layers=1).write(tmp_path))
+def test_pictures_stand_in_without_scripts(browser, page) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         browser.get(page.as_uri())
@@ -252,8 +255,7 @@ def test_hostile_names_run_nothing(browser, tmp_path) -> None:
     assert browser.execute_script("return document.querySelectorAll('img[src=x]').length") == 0
 
 
-def test_the_page_is_dark_where_that_is_preferred(browser, tmp_path) -> None:
-    page = write_report(Folder(presets=("pre-ln", "sas"), layers=1).write(tmp_path))
+def test_the_page_is_dark_where_that_is_preferred(browser, page, tmp_path) -> None:
     open_page(browser, page, 1280, dark=True)
     screenshot(browser, tmp_path / "dark.png")
     colours = browser.execute_script(

@@ -156,7 +156,10 @@ def test_a_diverged_run_is_named(tmp_path) -> None:
     ("ratios", "words"),
     [
         ((100, 10, 50), "more even than in pre-ln in 2 of 2 other blocks"),
-        ((100, 98, 400), "more even than in pre-ln in 0 of 2 other blocks and less even in 1"),
+        (
+            (100, 98, 400),
+            "in 0 of 2 other blocks and less even in 1, and not told apart within 2 standard errors in 1",
+        ),
     ],
 )
 def test_the_headline_counts_only_differences_of_two_standard_errors(
@@ -191,3 +194,14 @@ def test_errors_reach_the_caller(tmp_path) -> None:
     (folder / "figures").write_text("in the way")
     with pytest.raises(RunError, match="figures"):
         write_report(folder)
+
+
+def test_zero_groups_are_named_under_the_table_and_in_the_caption(tmp_path) -> None:
+    made = Folder(presets=("pre-ln", "sas"), layers=4)
+    for layer in (0, 1, 2):
+        group = f"layers.{layer}.attention.key"
+        made.change(lambda row: row.update(value=0.0), preset="sas", stage="initial", group=group)
+    text = write_report(made.write(tmp_path)).read_text()
+    words = "Exactly zero and left out: attention.key of layers 0–2 (sas before training)."
+    assert text.count(words) == 2
+    assert "Points on the line 0 are exactly zero." in text

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from hessblocks.report.averages import Average
-from hessblocks.report.captions import short_names, with_error
-from hessblocks.report.heterogeneity import Heterogeneity
+from hessblocks.report.captions import with_error
 from hessblocks.report.table import ComparisonRow
 
 ABSENT = "–"
@@ -19,7 +18,6 @@ COLUMNS = (
     "Final loss (nats per token)",
     "Heterogeneity before",
     "Heterogeneity after",
-    "Groups of zero curvature",
 )
 
 
@@ -38,7 +36,6 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
         final,
         _mean(row.before.ratio if row.before else None),
         _mean(row.after.ratio if row.after else None),
-        "; ".join(_zeros(row)) or "none",
     )
 
 
@@ -74,10 +71,3 @@ def _scaled(mean: Average | None, factor: float) -> Average | None:
         standard_error=None if error is None else error * factor,
         seeds=mean.seeds,
     )
-
-
-def _zeros(row: ComparisonRow) -> Iterator[str]:
-    ratios: dict[str, Heterogeneity | None] = {"before": row.before, "after": row.after}
-    for moment, ratio in ratios.items():
-        if ratio is not None and ratio.zero_groups:
-            yield f"{moment}: {short_names(ratio.zero_groups)}"

@@ -163,7 +163,7 @@ def heterogeneity_drawing(results: FolderResults) -> Drawing | None:
         columns=1,
         x=both("Preset"),
         y=RATIO,
-        caption=both(_ratio_caption(results, ratios)),
+        caption=both(_ratio_caption(results)),
         legend=tuple((words, words) for words in moments.values()),
         categories=results.presets,
         log=log_scale([1.0, *(HEADROOM * ratio.ratio.value for ratio in ratios.values())]),
@@ -184,17 +184,25 @@ def _bars(
             )
 
 
-def _ratio_caption(results: FolderResults, ratios: dict[tuple[str, str], Heterogeneity]) -> str:
+def _ratio_caption(results: FolderResults) -> str:
     text = (
         "Largest over smallest Frobenius norm of the groups' blocks of the full Hessian; 1 is "
         f"perfectly even; {sample(results)}. "
     )
     text += seeds_and_error(results, "the bar", "the bar is ± 1 standard error of the two norms")
-    left_out: dict[str, list[str]] = {}
-    for (preset, stage), ratio in ratios.items():
-        if ratio.zero_groups:
-            where = f"{preset} {MOMENTS[stage]}"
-            left_out.setdefault(short_names(ratio.zero_groups), []).append(where)
-    for groups, places in left_out.items():
-        text += f" Exactly zero and left out: {groups} ({', '.join(places)})."
-    return text
+    return f"{text} {zero_groups(results)}".rstrip()
+
+
+def zero_groups(results: FolderResults) -> str:
+    """Which groups have a norm of exactly zero, of which blocks and when; empty if none has."""
+    places: dict[str, list[str]] = {}
+    for preset in results.presets:
+        for stage, words in MOMENTS.items():
+            ratio = heterogeneity(results, preset, stage)
+            if ratio is not None and ratio.zero_groups:
+                names = short_names(ratio.zero_groups)
+                places.setdefault(names, []).append(f"{preset} {words}")
+    return " ".join(
+        f"Exactly zero and left out: {groups} ({', '.join(where)})."
+        for groups, where in places.items()
+    )

@@ -63,10 +63,12 @@ def _compared(base: str, ratios: dict[str, Average]) -> str:
     text = f"curvature is more even than in {base} in {len(more)} of {len(others)} other blocks"
     if less:
         text += f" and less even in {len(less)}"
+    if unsure := len(others) - len(more) - len(less):
+        text += f", and not told apart within {SURE:g} standard errors in {unsure}"
     extreme = min(others, key=lambda name: others[name].value)
     return (
         f"{text} (largest over smallest group norm: {with_error(ratios[base])} in {base}, "
-        f"{with_error(others[extreme])} in {extreme}, the most even of them)"
+        f"{with_error(others[extreme])} in {extreme}, the lowest of them)"
     )
 
 

@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from hessblocks.files import write_text
 from hessblocks.report.cells import COLUMNS, comparison_cells, environment_rows, setting_rows
-from hessblocks.report.curvature_points import curvature_drawing, heterogeneity_drawing
+from hessblocks.report.curvature_points import curvature_drawing, heterogeneity_drawing, zero_groups
 from hessblocks.report.drawings import Drawing
 from hessblocks.report.figures import write_figures
 from hessblocks.report.headline import headline
@@ -75,6 +75,7 @@ def _page(results: FolderResults, drawings: tuple[Drawing, ...]) -> str:
         missing=results.missing,
         columns=COLUMNS,
         rows=[comparison_cells(row) for row in comparison_rows(results)],
+        zero_groups=zero_groups(results),
         figures=[_figure(drawing, looks, results.folder) for drawing in drawings],
         command=command_line(results.settings),
         settings=list(setting_rows(results.settings.values)),

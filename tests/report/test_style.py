@@ -1,0 +1,100 @@
+"""Marks that can be told apart, axes that have a zero, numbers as text."""
+
+import pytest
+
+from hessblocks.blocks import PRESETS
+from hessblocks.report.averages import Average
+from hessblocks.report.captions import number, short_names, with_error
+from hessblocks.report.scale import log_scale
+from hessblocks.report.style import MARKS, marks
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of WCAG 2."""
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_every_preset_has_its_own_mark() -> None:
+    assert set(PRESETS) == set(MARKS)
+
+
+@pytest.mark.parametrize("trait", ["colour", "marker", "symbol", "dashes"])
+def test_no_two_presets_share_a_trait(trait) -> None:
+    assert len({getattr(mark, trait) for mark in MARKS.values()}) == len(MARKS)
+
+
+def test_colours_stand_out_from_white() -> None:
+    assert min(1.05 / (luminance(mark.colour) + 0.05) for mark in MARKS.values()) > 2
+
+
+def test_a_preset_keeps_its_mark_in_any_company() -> None:
+    alone, among = marks(["sas"]), marks(["mine", "pre-ln", "sas", "other"])
+    assert alone["sas"] == among["sas"] == MARKS["sas"]
+    assert len({mark.colour for mark in among.values()}) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "lowest", "highest", "zero"),
+    [
+        ([2.0, 30.0], 0, 2, False),
+        ([0.0, 0.05, 7.0], -2, 1, True),
+        ([5.0], 0, 1, False),
+        ([100.0], 2, 3, False),
+        ([0.0], 0, 1, True),
+    ],
+)
+def test_a_log_axis_spans_whole_decades_and_has_a_place_for_zero(
+    values, lowest, highest, zero
+) -> None:
+    scale = log_scale(values)
+    assert (scale.lowest, scale.highest, scale.has_zero) == (lowest, highest, zero)
+    low, high = scale.limits
+    assert all(low <= scale.place(value) <= high for value in values)
+    if zero:
+        assert low < scale.place(0.0) == 10.0 ** (lowest - 1)
+
+
+def test_an_error_bar_ends_at_the_axis_not_below_zero() -> None:
+    scale = log_scale([1.0, 50.0])
+    below, above = scale.reach(1.5, 2.0)
+    assert (1.5 - below, above) == (pytest.approx(scale.limits[0]), 2.0)
+    assert scale.reach(30.0, 2.0) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (12345, "12,300"),
+        (999.9, "1,000"),
+        (5.0678, "5.07"),
+        (0.0123456, "0.0123"),
+        (0, "0"),
+        (4e-7, "4e-07"),
+    ],
+)
+def test_numbers_have_three_digits(value, text) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (5.0678, 0.021, "5.07 ± 0.02"),
+        (631.2, 71.4, "631 ± 71"),
+        (10_000, 1131, "10,000 ± 1,100"),
+        (25.1, 3.4, "25 ± 3"),
+        (5.0678, None, "5.07"),
+        (631.2, 1e-12, "631"),
+    ],
+)
+def test_a_value_is_shown_to_the_digit_of_its_error(value, error, text) -> None:
+    assert with_error(Average(value=value, standard_error=error, seeds=1)) == text
+
+
+def test_names_of_the_same_group_are_gathered() -> None:
+    groups = [f"layers.{layer}.attention.key" for layer in (0, 1, 2, 5)]
+    assert short_names([*groups, "layers.1.norm", "head"]) == (
+        "attention.key of layers 0–2, 5, norm of layer 1, head"
+    )
