@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hessblocks.linalg import BlockGrid, KroneckerSum
 from hessblocks.linalg.bounded_cache import BoundedCache
+from hessblocks.linalg.kronecker_distinct import distinct
 from hessblocks.linalg.kronecker_gram import inner_product
 from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
 
@@ -95,7 +96,8 @@ def test_every_method_agrees_with_the_definition(
     torch.testing.assert_close(found.adjoint().dense(), expected.T)
     torch.testing.assert_close(found.diagonal(), expected.diagonal())
     assert found.trace() == pytest.approx(float(expected.trace()))
-    for square in (found._gram_square(), found._assembled_square(), found.frobenius_norm() ** 2):
+    squares = (found._gram_square(found.terms), found._assembled_square(found.terms))
+    for square in (*squares, found.frobenius_norm() ** 2):
         assert square == pytest.approx(float(expected.square().sum()), rel=1e-12)
 
 
@@ -113,7 +115,8 @@ def test_unequal_lengths(orders: tuple[bool, bool]) -> None:
     assert found.shape == (8, 15)
     torch.testing.assert_close(found.dense(), definition(term))
     torch.testing.assert_close(found @ columns, definition(term) @ columns)
-    assert found._gram_square() == pytest.approx(found._assembled_square(), rel=1e-12)
+    squares = found._gram_square(found.terms), found._assembled_square(found.terms)
+    assert squares[0] == pytest.approx(squares[1], rel=1e-12)
 
 
 def test_terms_that_share_their_vectors_become_one() -> None:
@@ -122,6 +125,21 @@ def test_terms_that_share_their_vectors_become_one() -> None:
     found = operator(first, second)
     assert len(found.terms) == 1
     torch.testing.assert_close(found.dense(), definition(first) + definition(second))
+
+
+@pytest.mark.parametrize("kind", KINDS[:3], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("same", [True, False])
+def test_tokens_with_equal_vectors_are_added_up(kind: Kind, same: bool) -> None:
+    term = make(replace(kind, tokens=100), (False, True))
+    which = torch.randint(9, (100,))
+    row = torch.randn(9, 3, dtype=torch.float64)[which]
+    column = row if same else torch.randn(2, 3, dtype=torch.float64)[which % 2]
+    term = replace(term, row=row, column=column)
+    found = distinct(term)
+    assert found.tokens == 9
+    torch.testing.assert_close(definition(found), definition(term))
+    assert operator(term).frobenius_norm() == pytest.approx(float(definition(term).norm()))
+    assert distinct(make(replace(kind, tokens=100), (False, True))).tokens == 100
 
 
 def test_a_shared_matrix_leaves_no_sum_over_tokens() -> None:
@@ -144,7 +162,7 @@ def test_the_norm_neither_underflows_nor_overflows_in_float32(kind: Kind, size: 
     term = make(kind, (False, False), torch.float32)
     scaled = replace(term, row=term.row * size, column=term.column * size)
     expected = float(definition(term).double().norm()) * size**2
-    assert operator(scaled)._gram_square() ** 0.5 == pytest.approx(expected, rel=1e-5)
+    assert operator(scaled)._gram_square([scaled]) ** 0.5 == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_inner_product_of_different_terms() -> None:

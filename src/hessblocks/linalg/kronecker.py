@@ -15,6 +15,7 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
+from hessblocks.linalg.kronecker_distinct import distinct
 from hessblocks.linalg.kronecker_gram import chunks, inner_product, inner_product_cost
 from hessblocks.linalg.kronecker_terms import KroneckerTerm
 from hessblocks.linalg.operator import LinearOperator
@@ -127,13 +128,27 @@ class KroneckerSum(ExactOperator):
     def _rmatmat(self, columns: Tensor) -> Tensor:
         return self.adjoint() @ columns
 
+    def dense(self) -> Tensor:
+        """The assembled sum."""
+        if not self.terms:
+            return super().dense()
+        pieces = (
+            term.select(tokens).assembled()
+            for term in self.terms
+            for tokens in self._assembly_chunks(term)
+        )
+        out = next(pieces).reshape(self.shape)
+        grid = out.view(*self.row_shape, *self.column_shape)
+        for piece in pieces:
+            grid += piece
+        return out
+
     def add_dense(self, out: Tensor) -> None:
         """Add the assembled sum to `out`. Cost: N P T R W multiplications."""
         grid = out.view(*self.row_shape, *self.column_shape)
         for term in self.terms:
-            P, R, T, W = term.sizes
-            for tokens in self._token_chunks(term, P * T + R * W):
-                term.select(tokens).add_dense(grid)
+            for tokens in self._assembly_chunks(term):
+                grid += term.select(tokens).assembled()
 
     def diagonal(self) -> Tensor:
         """The main diagonal of a square sum. Cost: N P R multiplications."""
@@ -155,27 +170,27 @@ class KroneckerSum(ExactOperator):
     @cached_property
     def _square(self) -> float:
         """The squared norm."""
-        by_gram = sum(
-            inner_product_cost(a, b) for a, b in combinations_with_replacement(self.terms, 2)
-        )
-        by_assembling = sum(term.tokens * math.prod(term.sizes) for term in self.terms)
-        return self._gram_square() if by_gram <= by_assembling else self._assembled_square()
+        terms = [distinct(term) for term in self.terms]
+        by_gram = sum(inner_product_cost(a, b) for a, b in combinations_with_replacement(terms, 2))
+        by_assembling = sum(term.tokens * math.prod(term.sizes) for term in terms)
+        by_which = self._gram_square if by_gram <= by_assembling else self._assembled_square
+        return by_which(terms)
 
-    def _gram_square(self) -> float:
+    def _gram_square(self, terms: Sequence[KroneckerTerm]) -> float:
         total = 0.0
-        for a, b in combinations_with_replacement(self.terms, 2):
+        for a, b in combinations_with_replacement(terms, 2):
             weight = 1.0 if a is b else 2.0
             total += weight * inner_product(a, b, memory_limit=self.memory_limit)
         return total
 
-    def _assembled_square(self) -> float:
+    def _assembled_square(self, terms: Sequence[KroneckerTerm]) -> float:
         """Sum of squares of the assembled matrix, some of its rows at a time."""
         row_numbers = self.row_shape[1] * self.shape[1] + 1
         numbers = self.memory_limit // (3 * self.dtype.itemsize)
         total = 0.0
         for rows in chunks(self.row_shape[0], max(1, numbers // row_numbers)):
             strip = KroneckerSum(
-                [term.narrow_rows(rows) for term in self.terms],
+                [term.narrow_rows(rows) for term in terms],
                 row_shape=(rows.stop - rows.start, self.row_shape[1]),
                 column_shape=self.column_shape,
                 like=torch.empty(0, dtype=self.dtype, device=self.device),
@@ -183,6 +198,10 @@ class KroneckerSum(ExactOperator):
             )
             total += float(torch.linalg.vector_norm(strip.dense(), dtype=torch.float64)) ** 2
         return total
+
+    def _assembly_chunks(self, term: KroneckerTerm) -> list[slice]:
+        P, R, T, W = term.sizes
+        return self._token_chunks(term, P * T + R * W)
 
     def _token_chunks(self, term: KroneckerTerm, numbers: int) -> list[slice]:
         """Slices of tokens whose intermediate results, `numbers` each, stay within the limit."""

@@ -158,7 +158,11 @@ def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
         return _pairs(first.adjoint(), second.adjoint())
     if rows_meet and columns_meet:
         gram = _matrix_gram(first.matrices, second.matrices)
-        gram = gram * (first.row @ second.row.T) * (first.column @ second.column.T)
+        vectors = first.row @ second.row.T
+        if first.column is first.row and second.column is second.row:
+            gram = gram * vectors.square()
+        else:
+            gram = gram * vectors * (first.column @ second.column.T)
     elif rows_meet:
         forth = first.matrices.times_each(second.column)  # (N, R, M)
         back = second.matrices.times_each(first.column)  # (M, R, N)

@@ -8,9 +8,35 @@ K, columns multiplied together.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UpperTriangle:
+    """Where the entries on and above the diagonal of a square matrix stand."""
+
+    rows: Tensor
+    """Row of each entry."""
+    columns: Tensor
+    """Column of each entry."""
+    places: Tensor
+    """Index of each entry in the flattened matrix."""
+    numbers: Tensor
+    """Number of the entry that each place of the flattened symmetric matrix repeats."""
+
+
+@lru_cache(maxsize=16)
+def upper_triangle(size: int, device: torch.device) -> UpperTriangle:
+    """The upper triangle of a (size, size) matrix."""
+    rows, columns = torch.triu_indices(size, size, device=device)
+    numbers = torch.empty(size, size, dtype=torch.long, device=device)
+    numbers[rows, columns] = numbers[columns, rows] = torch.arange(len(rows), device=device)
+    return UpperTriangle(
+        rows=rows, columns=columns, places=rows * size + columns, numbers=numbers.flatten()
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,9 +91,9 @@ class TokenMatrices:
     def packed(self) -> TokenMatrices:
         """Symmetric matrices as rows, (N | 1, 1, R (R + 1) / 2), with the same inner products."""
         assert self.symmetric
-        rows, columns = torch.triu_indices(self.rows, self.rows, device=self.right.device)
-        weights = (1.0 + (rows != columns).to(self.right.dtype)).sqrt()
-        flat = self.whole().flatten(1).index_select(1, rows * self.rows + columns)
+        upper = upper_triangle(self.rows, self.right.device)
+        weights = (1.0 + (upper.rows != upper.columns).to(self.right.dtype)).sqrt()
+        flat = self.whole().flatten(1).index_select(1, upper.places)
         return TokenMatrices(right=flat.mul_(weights)[:, None])
 
     def transposed(self) -> TokenMatrices:
@@ -180,12 +206,9 @@ class KroneckerTerm:
 
     def select(self, tokens: slice) -> KroneckerTerm:
         """The sum over some of the tokens only."""
-        return replace(
-            self,
-            row=self.row[tokens],
-            column=self.column[tokens],
-            matrices=self.matrices.select(tokens),
-        )
+        row = self.row[tokens]
+        column = row if self.column is self.row else self.column[tokens]
+        return replace(self, row=row, column=column, matrices=self.matrices.select(tokens))
 
     def narrow_rows(self, rows: slice) -> KroneckerTerm:
         """Some rows of the operator: a range of the outer of its two row indices."""
@@ -218,15 +241,34 @@ class KroneckerTerm:
             out = out.transpose(0, 1)
         return out.reshape(P * R, count)
 
-    def add_dense(self, out: Tensor) -> None:
-        """Add the assembled term to `out`, a (row outer, row inner, column outer, column inner) view."""
+    def assembled(self) -> Tensor:
+        """Every entry, (row outer, row inner, column outer, column inner).
+
+        Cost: N P T R W multiplications; half as many for each symmetric factor.
+        """
         P, R, T, W = self.sizes
-        rank_one = (self.row[:, :, None] * self.column[:, None, :]).view(-1, P * T)
-        whole = self.matrices.whole().expand(self.tokens, R, W).reshape(-1, R * W)
-        assembled = (rank_one.T @ whole).view(P, T, R, W)
         row_order = (2, 0) if self.row_swapped else (0, 2)
         column_order = (3, 1) if self.column_swapped else (1, 3)
-        out += assembled.permute(*row_order, *column_order)
+        return self._canonical().view(P, T, R, W).permute(*row_order, *column_order)
+
+    def _canonical(self) -> Tensor:
+        """The sum over tokens of (row columnᵀ, flat) (matrix, flat)ᵀ, (P·T, R·W)."""
+        P, R, T, _ = self.sizes
+        whole = self.matrices.whole().flatten(1)
+        if self.matrices.shared:
+            return (self.row.T @ self.column).view(P * T, 1) * whole
+        if self.matrices.symmetric:
+            whole = whole.index_select(1, upper_triangle(R, whole.device).places)
+        if self.row is not self.column:
+            pairs = (self.row[:, :, None] * self.column[:, None, :]).view(-1, P * T)
+            summed = pairs.T @ whole
+        else:
+            upper = upper_triangle(P, whole.device)
+            pairs = self.row.index_select(1, upper.rows) * self.row.index_select(1, upper.columns)
+            summed = (pairs.T @ whole).index_select(0, upper.numbers)
+        if self.matrices.symmetric:
+            summed = summed.index_select(1, upper_triangle(R, whole.device).numbers)
+        return summed
 
     def diagonal(self) -> Tensor:
         """The diagonal of a square term, (P·R,)."""

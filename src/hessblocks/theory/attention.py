@@ -6,6 +6,7 @@ C rank of a curvature factor, N = B·L.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -17,6 +18,7 @@ from hessblocks.errors import ArgumentError, unknown_name
 from hessblocks.linalg import BlockGrid, ExactOperator, KroneckerSum
 from hessblocks.linalg.bounded_cache import BoundedCache
 from hessblocks.linalg.kronecker_terms import KroneckerTerm
+from hessblocks.theory.assembly import assembled_through_product, pays_off
 from hessblocks.theory.functional import functional_terms
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
@@ -56,10 +58,12 @@ class AttentionHessian:
         self.layer = layer
         self.groups = layer.ordered_parameters()
         self._gradient = gradient
+        self._given = (curvature, functional_curvature)
         curvatures = [c for c in (curvature, functional_curvature) if c is not None]
         self._positions = _positions_that_matter(gradient, curvatures)
+        self._norms: dict[tuple[Piece, Piece, Part], float] = {}
         self._blocks: BoundedCache[KroneckerSum] = BoundedCache(layer.memory_limit)
-        self._outer_curvature = self._restricted(curvature)
+        self.curvature = self._restricted(curvature)
         self._functional_curvature = (
             None if functional_curvature is None else self._restricted(functional_curvature)
         )
@@ -102,7 +106,31 @@ class AttentionHessian:
 
         Cost: N K² D² multiplications and as many numbers as the matrix has.
         """
+        if part not in PARTS:
+            raise unknown_name("part", part, PARTS)
+        if pays_off(self.layer):
+            return assembled_through_product(self, part)
         return self.whole(part).dense()
+
+    def in_product(self) -> AttentionHessian:
+        """The Hessian of the same layer in one matrix, the product W_Q W_Kᵀ, instead of W_Q and W_K.
+
+        One head; the group is called query_key, and the scores keep their scale.
+        """
+        assert self.layer.key is not None
+        assert len(self.layer.query) == 1
+        others = [group for group in self.groups if group not in ("query", "key")]
+        return AttentionHessian(
+            replace(
+                self.layer,
+                query=self.layer.query @ self.layer.key.mT,
+                key=None,
+                parameters=("query_key", *others),
+            ),
+            gradient=self._gradient,
+            curvature=self._given[0],
+            functional_curvature=self._given[1],
+        )
 
     def norms(self, head: int | None = None) -> dict[tuple[str, str, Part], float]:
         """Exact Frobenius norms of every block and part.
@@ -133,7 +161,7 @@ class AttentionHessian:
 
     @cached_property
     def _outer(self) -> OuterPart:
-        return OuterPart(self._heads, self._outer_curvature, memory_limit=self.layer.memory_limit)
+        return OuterPart(self._heads, self.curvature, memory_limit=self.layer.memory_limit)
 
     @cached_property
     def _functional_outer(self) -> OuterPart | None:
@@ -142,6 +170,10 @@ class AttentionHessian:
         return OuterPart(
             self._heads, self._functional_curvature, memory_limit=self.layer.memory_limit
         )
+
+    def head_tokens(self, head: int) -> HeadTokens:
+        """What one head knows about each token that enters the loss."""
+        return self._heads[head]
 
     def _pieces(self, group: str, head: int | None) -> list[Piece]:
         if group not in self.groups:
@@ -161,14 +193,23 @@ class AttentionHessian:
             row_lengths=[piece.length for piece in rows],
             column_lengths=[piece.length for piece in columns],
             like=self.layer.x,
+            norm=lambda i, j: self._piece_norm(rows[i], columns[j], part),
             symmetric=symmetric,
             positive_semidefinite=symmetric and self._semidefinite(part),
         )
 
     def _piece_block(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
-        key = (row.group, row.heads, column.group, column.heads, part)
         make = self._make_full if part == "full" else self._make_part
-        return self._blocks.get(key, lambda: make(row, column, part))
+        return self._blocks.get((row, column, part), lambda: make(row, column, part))
+
+    def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:
+        """The norm of a block, remembered longer than the block itself."""
+        if part == "full" and not self._piece_block(row, column, "functional").terms:
+            part = "outer"
+        key = (row, column, part)
+        if key not in self._norms:
+            self._norms[key] = self._piece_block(row, column, part).frobenius_norm()
+        return self._norms[key]
 
     def _make_full(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
         """H_o + H_f; H_o itself where H_f is zero."""
@@ -211,7 +252,7 @@ class AttentionHessian:
 
     def _restricted(self, curvature: TokenCurvature) -> TokenCurvature:
         """Λ at the positions that matter."""
-        if curvature.numbers.shape[0] == 1:
+        if curvature.shared:
             return curvature
         sequences = self.layer.x.shape[0]
         kept = curvature.numbers.unflatten(0, (sequences, -1))[:, self._positions].flatten(0, 1)
@@ -226,7 +267,7 @@ def _positions_that_matter(gradient: Tensor, curvatures: list[TokenCurvature]) -
     """Positions with a gradient or a curvature in any sequence; the others add nothing."""
     matters = (gradient != 0).any(-1).any(0)
     for curvature in curvatures:
-        if curvature.numbers.shape[0] == 1:
+        if curvature.shared:
             return torch.arange(gradient.shape[1], device=gradient.device)
         some = (curvature.numbers != 0).flatten(1).any(-1)
         matters = matters | some.view(gradient.shape[:2]).any(0)

@@ -87,13 +87,18 @@ def _key_key(head: HeadTokens) -> Terms:
     ]
 
 
+def product_gradient(head: HeadTokens) -> Tensor:
+    """Σ_n x (sβ e)ᵀ, the gradient of the loss in W_Q W_Kᵀ, (D, D)."""
+    return head.x_query.T @ (head.scale * head.beta * _score_response(head))
+
+
 def _query_key(head: HeadTokens) -> Terms:
-    identity = torch.eye(head.w_query.shape[1], dtype=head.x.dtype, device=head.x.device)
+    width, head_width = head.w_query.shape
     terms = [
         KroneckerTerm(
-            row=head.x_query,
-            column=head.scale * head.beta * _score_response(head),
-            matrices=TokenMatrices(right=identity[None]),
+            row=_identity(width, head),
+            column=product_gradient(head),
+            matrices=TokenMatrices(right=_identity(head_width, head)[None]),
         )
     ]
     if head.softmax:
@@ -110,22 +115,26 @@ def _query_key(head: HeadTokens) -> Terms:
 
 
 def _value_query(head: HeadTokens) -> Terms:
-    second = head.covariance(head.carried_x, head.scale * head.beta * head.carried_keys)
+    if head.w_key is None:
+        second = TokenMatrices(right=head.second_moment, symmetric=True)
+    else:
+        carried = head.scale * head.beta * head.carried_keys
+        second = TokenMatrices(right=head.covariance(head.carried_x, carried))
     return [
         KroneckerTerm(
             row=head.value_gradient,
             column=head.x_query,
-            matrices=TokenMatrices(right=second),
+            matrices=second,
             row_swapped=True,
         )
     ]
 
 
 def _value_key(head: HeadTokens) -> Terms:
-    factor = head.scale * head.beta
     if not _wide(head):
-        second = head.covariance(head.carried_x, factor * head.carried_x)
-        return [_swapped(head.value_gradient, head.queries, TokenMatrices(right=second))]
+        second = TokenMatrices(right=head.second_moment, symmetric=True)
+        return [_swapped(head.value_gradient, head.queries, second)]
+    factor = head.scale * head.beta
     terms = [
         _by_key(head, factor * _sum_by_key(head, head.slope, head.value_gradient, head.queries))
     ]
@@ -139,7 +148,7 @@ def _value_key(head: HeadTokens) -> Terms:
 
 
 def _value_projection(head: HeadTokens) -> Terms:
-    identity = torch.eye(head.w_value.shape[1], dtype=head.x.dtype, device=head.x.device)
+    identity = _identity(head.w_value.shape[1], head)
     return [
         KroneckerTerm(
             row=head.features,
@@ -203,6 +212,10 @@ _BLOCKS: dict[tuple[str, str], Callable[[HeadTokens], Terms]] = {
 def _wide(head: HeadTokens) -> bool:
     """Whether a (D, D) matrix a token would outweigh the matrices a key."""
     return head.w_query.shape[0] > 2 * max(head.w_query.shape[1], head.w_value.shape[1])
+
+
+def _identity(size: int, head: HeadTokens) -> Tensor:
+    return torch.eye(size, dtype=head.x.dtype, device=head.x.device)
 
 
 def _score_response(head: HeadTokens) -> Tensor:

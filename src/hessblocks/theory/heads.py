@@ -126,6 +126,11 @@ class HeadTokens:
         gradient = self.value_gradient.view(self.x.shape[0], -1, 1, self.w_value.shape[1])
         return self._response(gradient, slice(None))[:, :, 0]
 
+    @cached_property
+    def second_moment(self) -> Tensor:
+        """S β M_2 of the inputs, (N, D, D); for narrow inputs only."""
+        return self.covariance(self.carried_x, self.scale * self.beta * self.carried_x)
+
     def respond(self, directions: Tensor | None, carried: Tensor) -> Tensor:
         """Σ_j ρ_j (what key j carries), for each direction.
 
@@ -181,8 +186,13 @@ class HeadTokens:
     ) -> Tensor:
         """Σ_j weighting_j carried_j, (N, count, E), the (B, q, count, L) weightings made chunk by chunk."""
         sequences, queries = self.attention.shape[:2]
+        chunks_of_queries = self._query_chunks(count)
+        if len(chunks_of_queries) == 1:
+            return (weighting(slice(None)).flatten(1, 2) @ carried).view(
+                sequences * queries, count, -1
+            )
         out = carried.new_empty(sequences, queries, count, carried.shape[2])
-        for some in self._query_chunks(count):
+        for some in chunks_of_queries:
             found = weighting(some).flatten(1, 2) @ carried
             out[:, some] = found.unflatten(1, (-1, count))
         return out.flatten(0, 1)

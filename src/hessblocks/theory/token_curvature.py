@@ -34,6 +34,11 @@ class TokenCurvature:
         assert held is not None
         return held
 
+    @property
+    def shared(self) -> bool:
+        """Whether all tokens have one Λ."""
+        return self.numbers.shape[0] == 1
+
     def low_rank(self, value_width: int) -> bool:
         """Whether Jacobians are best held in the C directions of the factor."""
         factor = self.factor

@@ -1,0 +1,62 @@
+"""Fewer tokens where several carry the same vectors: their matrices are added up.
+
+In the first layer of a language model equal tokens at equal positions have equal inputs, so that a
+batch of many sequences may have few distinct ones. Letters as in `kronecker_terms`; U distinct pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
+
+FEWEST = 64
+"""Tokens below which looking for equal ones does not pay."""
+
+
+def distinct(term: KroneckerTerm) -> KroneckerTerm:
+    """The same sum with one product for each distinct pair of vectors, where at least half are spared.
+
+    Cost: one pass over the vectors to find equal ones; N R W additions where they are merged.
+    """
+    if term.tokens < FEWEST or term.matrices.shared:
+        return term
+    found = _equal_tokens(term)
+    if found is None:
+        return term
+    first, group = found
+    whole = term.matrices.whole()
+    summed = whole.new_zeros(len(first), *whole.shape[1:]).index_add_(0, group, whole)
+    row = term.row[first]
+    return replace(
+        term,
+        row=row,
+        column=row if term.column is term.row else term.column[first],
+        matrices=TokenMatrices(right=summed, symmetric=term.matrices.symmetric),
+    )
+
+
+def _equal_tokens(term: KroneckerTerm) -> tuple[Tensor, Tensor] | None:
+    """The first token of each group of equal ones (U,) and the group of each token (N,), or None."""
+    prints = _fingerprints(term.row)
+    if term.column is not term.row:
+        prints = prints + torch.pi * _fingerprints(term.column)
+    values, group = torch.unique(prints, return_inverse=True)
+    if 2 * len(values) > term.tokens:
+        return None
+    first = torch.empty_like(values, dtype=torch.long)
+    first[group.flip(0)] = torch.arange(term.tokens - 1, -1, -1, device=first.device)
+    representative = first[group]
+    same = torch.equal(term.row, term.row[representative])
+    if same and term.column is not term.row:
+        same = torch.equal(term.column, term.column[representative])
+    return (first, group) if same else None
+
+
+def _fingerprints(vectors: Tensor) -> Tensor:
+    """A number for each vector that equal vectors share; others hardly ever do, and are told apart after."""
+    generic = torch.arange(1, vectors.shape[1] + 1, device=vectors.device).double().sqrt().sin()
+    return (vectors.double() * generic).sum(1)

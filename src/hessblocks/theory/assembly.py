@@ -1,0 +1,131 @@
+"""The whole matrix of one head by way of the product W = W_Q W_Kᵀ.
+
+The scores depend on the product alone, so the chain rule gives the blocks of W_Q and W_K from those
+of W: with entry (a c), (b d) of the Hessian in W, a and b on the side of W_Q,
+
+    query, query: contract c and d with W_K      key, key: contract a and b with W_Q
+    query, key:   contract c with W_K, b with W_Q, and add (∂ℓ/∂W) ⊗ I_K
+
+and one large matrix product, with both of its factors symmetric, stands in for three. Letters: D width
+of the input, K query-key width, X parameters of any other group.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
+from hessblocks.theory.functional import product_gradient
+from hessblocks.theory.layer import AttentionLayer
+
+if TYPE_CHECKING:
+    from hessblocks.theory.attention import AttentionHessian, Part
+
+
+def pays_off(layer: AttentionLayer) -> bool:
+    """Whether the way through the product takes fewer multiplications: one head, and D ≤ 2 K."""
+    if layer.key is None or not {"query", "key"} <= set(layer.parameters):
+        return False
+    heads, width, head_width = layer.query.shape
+    return heads == 1 and width <= 2 * head_width
+
+
+def assembled_through_product(hessian: AttentionHessian, part: Part) -> Tensor:
+    """The whole matrix of a layer with one head, (P, P), groups in the order of `hessian.groups`.
+
+    Cost: N D² (D² / 4 + X) multiplications for the blocks of W, X the parameters of the other groups,
+        then K D² (D² + X) for each contraction.
+    """
+    assert hessian.layer.key is not None
+    w_query, w_key = hessian.layer.query[0], hessian.layer.key[0]
+    product = hessian.in_product()
+    others = [group for group in hessian.groups if group not in ("query", "key")]
+    blocks = _score_blocks(product.block("query_key", "query_key", part).dense(), w_query, w_key)
+    if part != "outer":
+        _add_to_diagonals(blocks["query", "key"], product_gradient(hessian.head_tokens(0)))
+    for i, row in enumerate(others):
+        mixed = _mixed(product, row, part)
+        blocks[row, "query"] = _rows_on_keys(mixed, w_key)
+        blocks[row, "key"] = _rows_on_queries(mixed, w_query)
+        for column in others[i:]:
+            blocks[row, column] = hessian.block(row, column, part).dense()
+    return _placed(blocks, hessian.groups)
+
+
+def _mixed(product: AttentionHessian, row: str, part: Part) -> Tensor:
+    """The block of another group and W, (X, D·D).
+
+    Where all tokens share Λ, that of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2, whose second factor
+    is symmetric.
+    """
+    curvature = product.curvature
+    if row != "value" or part == "functional" or not curvature.shared:
+        return product.block(row, "query_key", part).dense()
+    head = product.head_tokens(0)
+    term = KroneckerTerm(
+        row=head.features,
+        column=head.x_query,
+        matrices=TokenMatrices(right=head.second_moment, symmetric=True),
+    )
+    inner = curvature.between(head.w_projection, head.w_projection)[0] @ head.w_value.T
+    width, value_width = head.w_value.shape
+    outer = inner @ term.assembled().reshape(width, width, -1)
+    outer = outer.view(width * value_width, -1)
+    if part == "full":
+        product.block(row, "query_key", "functional").add_dense(outer)
+    return outer
+
+
+def _score_blocks(
+    in_product: Tensor, w_query: Tensor, w_key: Tensor
+) -> dict[tuple[str, str], Tensor]:
+    """Blocks of W_Q and W_K from that of W, (D·D, D·D), but for the gradient term."""
+    on_keys = _rows_on_keys(in_product, w_key)  # (a c), (b w)
+    on_queries = _rows_on_queries(in_product, w_query)  # (a c), (d w)
+    width, head_width = w_query.shape
+    key_key = w_query.T @ on_queries.view(width, -1)  # r, (c, (d w))
+    key_key = key_key.view(head_width, width, -1).transpose(0, 1)
+    return {
+        ("query", "query"): (w_key.T @ on_keys.view(width, width, -1)).flatten(0, 1),
+        ("query", "key"): (w_key.T @ on_queries.view(width, width, -1)).flatten(0, 1),
+        ("key", "key"): key_key.flatten(0, 1),
+    }
+
+
+def _rows_on_keys(rows: Tensor, w_key: Tensor) -> Tensor:
+    """Contract d of rows (X, b d) with W_K, (X, b w)."""
+    width, head_width = w_key.shape
+    return (rows.view(-1, width) @ w_key).view(len(rows), width * head_width)
+
+
+def _rows_on_queries(rows: Tensor, w_query: Tensor) -> Tensor:
+    """Contract b of rows (X, b d) with W_Q, (X, d w)."""
+    width, head_width = w_query.shape
+    turned = rows.view(-1, width, width).mT.reshape(-1, width)
+    return (turned @ w_query).view(len(rows), width * head_width)
+
+
+def _add_to_diagonals(query_key: Tensor, gradient: Tensor) -> None:
+    """Add gradient ⊗ I_K to the (query, key) block in place."""
+    width = len(gradient)
+    grid = query_key.view(width, query_key.shape[0] // width, width, -1)
+    grid.diagonal(dim1=1, dim2=3).add_(gradient[:, :, None])
+
+
+def _placed(blocks: dict[tuple[str, str], Tensor], groups: tuple[str, ...]) -> Tensor:
+    """The symmetric matrix with each block and its transpose in place."""
+    lengths = [len(blocks[group, group]) for group in groups]
+    ends = list(accumulate(lengths))
+    places = {
+        group: slice(end - length, end)
+        for group, end, length in zip(groups, ends, lengths, strict=True)
+    }
+    out = blocks[groups[0], groups[0]].new_empty(ends[-1], ends[-1])
+    for (row, column), block in blocks.items():
+        out[places[row], places[column]] = block
+        if row != column:
+            out[places[column], places[row]] = block.T.contiguous()
+    return out
