@@ -59,8 +59,8 @@ def test_writing_and_reading_are_inverse() -> None:
     parameters = trainable(model)
     for group in parameter_groups(model).values():
         vectors = torch.randn(3, group.size, dtype=torch.float64)
-        found = torch.empty_like(vectors)
-        group.gather(group.scatter(vectors, parameters), found)
+        found = torch.zeros_like(vectors)
+        group.add_to(found, group.scatter(vectors, parameters))
         assert torch.equal(found, vectors)
 
 

@@ -18,7 +18,8 @@ from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.operators import Hessian
 from hessblocks.curvature.passes import default_limit
 from hessblocks.curvature.problem import Problem
-from hessblocks.curvature.products import PARTS, Part, block_products, graphs
+from hessblocks.curvature.products import PARTS, Part
+from hessblocks.curvature.totals import total_products
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import Estimate, Probes, norm_from_squares
 from hessblocks.linalg.norm import FEWEST_PROBES
@@ -85,14 +86,10 @@ def column_squares(
         )
     chosen = {name: groups[name] for name in rows or groups}
     group, everything = groups[column], merge("rows", list(chosen.values()))
-    involved = groups.values() if problem.plan.hold else [*chosen.values(), group]
-    names = list(dict.fromkeys(name for one in involved for name in one.parameters))
+    names = [name for one in groups.values() for name in one.parameters]
     found: dict[Part, list[Tensor]] = {part: [] for part in parts}
     for vectors in _vectors(problem, group, probes, _seed_of(seed, column), len(parts)):
-        totals: dict[Part, Tensor] = {}
-        for graph in graphs(problem, names, parts):
-            for part, products in block_products(graph, vectors, everything, group, parts).items():
-                totals[part] = totals[part].add_(products) if part in totals else products
+        totals = total_products(problem, vectors, everything, group, parts, later=names)
         for part, total in totals.items():
             found[part].append(_squares(total, [one.size for one in chosen.values()]))
     squares = {part: torch.cat(pieces) for part, pieces in found.items()}

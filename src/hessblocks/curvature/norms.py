@@ -10,7 +10,8 @@ from torch import Tensor
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.operators import Hessian
 from hessblocks.curvature.problem import Problem
-from hessblocks.curvature.products import PARTS, BatchGraph, Part, block_products, graphs
+from hessblocks.curvature.products import PARTS, Part
+from hessblocks.curvature.totals import total_products
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import Estimate
 from hessblocks.linalg.norm import FEWEST_PROBES, norm_from_squares
@@ -55,9 +56,8 @@ def group_norms(
     for name, group in groups.items():
         vectors = _probe_vectors(problem, group, probes, seed)
         exact = group.size <= probes
-        names = everything if problem.plan.hold else group.parameters
-        squares = _squared_norms(graphs(problem, names, parts), group, vectors, parts)
-        found[name] = {part: _estimate(values, exact=exact) for part, values in squares.items()}
+        products = total_products(problem, vectors, group, group, parts, later=everything)
+        found[name] = {part: _estimate(_squares(p), exact=exact) for part, p in products.items()}
     return found
 
 
@@ -73,18 +73,9 @@ def _probe_vectors(problem: Problem, group: ParameterGroup, probes: int, seed: i
     return Probes(operator, seed=seed).draw(probes).T
 
 
-def _squared_norms(
-    batch_graphs: Iterable[BatchGraph],
-    group: ParameterGroup,
-    vectors: Tensor,
-    parts: Sequence[Part],
-) -> dict[Part, Tensor]:
-    """‖A z‖² of each vector, by part."""
-    totals: dict[Part, Tensor] = {}
-    for graph in batch_graphs:
-        for part, products in block_products(graph, vectors, group, group, parts).items():
-            totals[part] = totals[part].add_(products) if part in totals else products
-    return {part: total.double().square().sum(dim=1) for part, total in totals.items()}
+def _squares(products: Tensor) -> Tensor:
+    """‖A z‖² of each vector."""
+    return products.double().square().sum(dim=1)
 
 
 def _estimate(squares: Tensor, *, exact: bool) -> Estimate:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import ClassVar
 
 from torch import Tensor
 
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.problem import Problem
-from hessblocks.curvature.products import Part, block_products, graphs
+from hessblocks.curvature.products import Part
+from hessblocks.curvature.totals import total_products
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import LinearOperator
 
@@ -57,12 +57,8 @@ class CurvatureOperator(LinearOperator):
         return self._apply(columns, self._columns, self._rows)
 
     def _apply(self, columns: Tensor, into: ParameterGroup, out_of: ParameterGroup) -> Tensor:
-        names = tuple(dict.fromkeys(into.parameters + out_of.parameters))
-        products = (
-            block_products(graph, columns.T, into, out_of, [self.part])[self.part]
-            for graph in graphs(self._problem, names, [self.part])
-        )
-        return reduce(Tensor.add_, products).T
+        products = total_products(self._problem, columns.T, into, out_of, [self.part])
+        return products[self.part].T
 
 
 class Hessian(CurvatureOperator):

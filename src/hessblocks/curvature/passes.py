@@ -82,9 +82,13 @@ def make_plan(problem: Problem) -> Plan:
     rows = rest // cost.peak
     if problem.device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
-    whole = callable(problem.loss) and problem.memory_limit is None
-    passes = [p for b in problem.batches for p in ([b] if whole else b.split(rows))]
-    most = max(piece.rows for piece in passes)
+    if callable(problem.loss) and problem.memory_limit is None:
+        pieces = problem.batches
+    else:
+        shared = problem.processes.rows_each
+        pieces = [p for b in problem.batches for p in b.split(min(rows, shared(b.rows)))]
+    passes = problem.processes.own_passes(pieces)
+    most = max(piece.rows for piece in pieces)
     held = sum(piece.rows for piece in passes) * cost.graph
     return Plan(
         passes=passes,

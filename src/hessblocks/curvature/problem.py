@@ -26,6 +26,7 @@ from hessblocks.curvature.losses import (
     check_loss,
 )
 from hessblocks.curvature.passes import Plan, make_plan
+from hessblocks.curvature.processes import plain_model, processes
 from hessblocks.curvature.repeatable import notice_randomness
 from hessblocks.errors import ArgumentError, RunError
 
@@ -40,6 +41,7 @@ class Problem:
         loss: str | LossFunction = "causal-lm",
         *,
         memory_limit: int | None = None,
+        shard: str | None = None,
     ) -> None:
         """Take the batches in; nothing is computed yet.
 
@@ -55,15 +57,20 @@ class Problem:
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
                 together accordingly. None: a quarter of the machine's memory. With a callable loss a
                 limit says that its rows do not depend on each other.
+            shard: how several processes (torchrun) share the work, each given the same model and
+                batches: `batches` (rows are dealt out) or `vectors` (of each product); one
+                all-reduce a product. None: each process by itself.
 
         Raises:
-            ArgumentError: no batches, batches of an unknown form, an unknown loss or a limit of 0.
+            ArgumentError: no batches, batches of an unknown form, an unknown loss, a limit of 0, parameters
+                sharded over processes, or `shard` without a process group.
         """
         check_loss(loss)
         if memory_limit is not None and memory_limit < 1:
             raise ArgumentError(f"memory_limit: expected bytes above 0, got {memory_limit}")
-        self.model = model
+        self.model = plain_model(model)
         self.loss = loss
+        self.processes = processes(shard)
         self.memory_limit = memory_limit
         if not self.parameters:
             raise ArgumentError("model: expected trainable parameters, found none")
@@ -72,7 +79,7 @@ class Problem:
         notice_randomness(model, batches)
         self.batches = unpack_all(batches, self.device)
         self.held: tuple[Any, list[Any]] | None = None
-        accepted = inspect.signature(model.forward).parameters
+        accepted = inspect.signature(self.model.forward).parameters
         self._extra = {"use_cache": False} if "use_cache" in accepted else {}
 
     @property
@@ -111,7 +118,12 @@ class Problem:
     def value(self) -> float:
         """L(θ), in nats per token for the cross-entropies."""
         with torch.no_grad():
-            return sum(self._checked_total(batch) for batch in self.plan.passes)
+            own = sum(self._checked_total(batch) for batch in self.plan.passes)
+        if self.processes.shard != "batches":
+            return own
+        return float(
+            self.processes.total(torch.tensor(own, dtype=torch.float64, device=self.device))
+        )
 
     def forward(self, batch: Batch, parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchLoss]:
         """Logits of one batch at other parameters, and its loss as a function of them.

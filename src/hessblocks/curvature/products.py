@@ -11,7 +11,7 @@ The graph of the pullback g(θ, r) = J(θ)ᵀ r is built once, and each product 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hessblocks.curvature.batches import Batch
-from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.losses import LossDerivatives
 from hessblocks.curvature.problem import Problem, check_finite
 
@@ -172,63 +171,6 @@ def _gradients(
         kept = torch.vmap(one)(*cotangents)
     rest = iter(kept)
     return [next(rest) if present else None for present in used]
-
-
-def graphs(problem: Problem, names: Sequence[str], parts: Sequence[Part]) -> Iterable[BatchGraph]:
-    """The graph of each pass for these parts.
-
-    Where the plan allows it they are held until others are asked for or the weights change, so that
-    a sequence of products (Lanczos) builds them once; else there is one at a time.
-    """
-    split = needs_split(parts)
-    fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)
-    if not problem.plan.hold:
-        return fresh
-    key = (tuple(names), split, problem.state)
-    if problem.held is None or problem.held[0] != key:
-        problem.held = None
-        problem.held = (key, list(fresh))
-    held: list[BatchGraph] = problem.held[1]
-    return held
-
-
-def needs_split(parts: Sequence[Part]) -> bool:
-    """Whether anything besides H itself is asked for."""
-    return list(parts) != ["full"]
-
-
-def block_products(
-    graph: BatchGraph,
-    vectors: Tensor,
-    rows: ParameterGroup,
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-) -> dict[Part, Tensor]:
-    """One pass's share of the products of a block with vectors.
-
-    Args:
-        graph: of the pass and these parts; it must hold the parameters of both groups.
-        vectors: (K, columns.size).
-        rows: group whose rows are wanted.
-        columns: group that the vectors lie in.
-        parts: which of H_o, H_f and H.
-
-    Returns:
-        (K, rows.size) for each part.
-    """
-    count = vectors.shape[0]
-    found = {part: vectors.new_empty(count, rows.size) for part in parts}
-    for start in range(0, count, graph.together):
-        some = slice(start, start + graph.together)
-        tensors = columns.scatter(vectors[some], graph.parameters)
-        products = (
-            graph.split(tensors, rows.parameters, parts)
-            if needs_split(parts)
-            else {"full": graph.full(tensors, rows.parameters)}
-        )
-        for part in parts:
-            rows.gather(products[part], found[part][some])
-    return found
 
 
 def _add(left: Tensor | None, right: Tensor | None) -> Tensor | None:

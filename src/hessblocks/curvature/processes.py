@@ -1,0 +1,96 @@
+"""Several processes (torchrun): each takes a share of the batches or of the vectors.
+
+Products are linear in the data and in the vectors, so one all-reduce a product puts them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from hessblocks.errors import ArgumentError, RunError, unknown_name
+
+SHARDS = ("batches", "vectors")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """This process among those that work on one problem; alone by default."""
+
+    shard: str | None = None
+    """batches, vectors, or None where each process works by itself."""
+    rank: int = 0
+    """Number of this process."""
+    count: int = 1
+    """How many there are."""
+
+    def own_passes(self, passes: Sequence[Item]) -> list[Item]:
+        """The passes that fall to this process."""
+        return list(passes[self.rank :: self.count] if self.shard == "batches" else passes)
+
+    def rows_each(self, rows: int) -> int:
+        """Most rows a pass may have for every process to get some."""
+        return math.ceil(rows / self.count) if self.shard == "batches" else rows
+
+    def own_vectors(self, count: int) -> slice:
+        """The vectors, of `count`, that fall to this process."""
+        if self.shard != "vectors":
+            return slice(0, count)
+        each = math.ceil(count / self.count)
+        return slice(min(count, self.rank * each), min(count, (self.rank + 1) * each))
+
+    def total(self, share: Tensor) -> Tensor:
+        """Add up the shares of all processes, in place; a share of NaN says that one failed.
+
+        Raises:
+            RunError: another process failed.
+        """
+        if self.shard is not None:
+            dist.all_reduce(share)
+            if share.isnan().all():
+                raise RunError("curvature: another process failed; its own message says why")
+        return share
+
+
+def processes(shard: str | None) -> Processes:
+    """This process's place in the default process group.
+
+    Raises:
+        ArgumentError: an unknown way to share, or no process group.
+    """
+    if shard is None:
+        return Processes()
+    if shard not in SHARDS:
+        raise unknown_name("shard", shard, SHARDS)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ArgumentError(
+            f"shard: {shard!r} needs several processes; start with torchrun and call "
+            "torch.distributed.init_process_group first, or leave shard out"
+        )
+    return Processes(shard=shard, rank=dist.get_rank(), count=dist.get_world_size())
+
+
+def plain_model(model: nn.Module) -> nn.Module:
+    """The model itself, out of DistributedDataParallel.
+
+    Raises:
+        ArgumentError: its parameters are sharded over processes.
+    """
+    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    sharded = [name for name, p in inner.named_parameters() if isinstance(p, DTensor)]
+    if sharded:
+        raise ArgumentError(
+            f"model: {sharded[0]!r} and {len(sharded) - 1} more parameters are sharded (FSDP2 or tensor "
+            "parallel), and torch cannot differentiate such a model twice as a function of its "
+            "parameters; load an unsharded copy: torch.distributed.checkpoint.state_dict."
+            "get_model_state_dict with StateDictOptions(full_state_dict=True)"
+        )
+    return inner

@@ -1,0 +1,100 @@
+"""Products of a block with vectors, added up over passes and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.problem import Problem
+from hessblocks.curvature.products import BatchGraph, Part
+from hessblocks.errors import RunError
+
+
+def total_products(
+    problem: Problem,
+    vectors: Tensor,
+    rows: ParameterGroup,
+    columns: ParameterGroup,
+    parts: Sequence[Part],
+    *,
+    later: Sequence[str] = (),
+) -> dict[Part, Tensor]:
+    """Products of a block of H_o, H_f or H with vectors.
+
+    Args:
+        problem: the function; where its work is shared between processes, all of them must ask for
+            the same products.
+        vectors: (K, columns.size).
+        rows: group whose rows are wanted.
+        columns: group that the vectors lie in.
+        parts: which of H_o, H_f and H.
+        later: parameters that further products will involve; where graphs are held, they are built
+            once for all.
+
+    Returns:
+        (K, rows.size) for each part.
+
+    Raises:
+        RunError: a loss is not finite.
+    """
+    involved = (*(later if problem.plan.hold else ()), *rows.parameters, *columns.parameters)
+    own = problem.processes.own_vectors(vectors.shape[0])
+    total = vectors.new_zeros(len(parts), vectors.shape[0], rows.size)
+    try:
+        if own.start < own.stop:
+            for graph in _graphs(problem, tuple(dict.fromkeys(involved)), parts):
+                _add_products(total[:, own], graph, vectors[own], rows, columns, parts)
+    except RunError:
+        if problem.processes.shard is not None:
+            problem.processes.total(total.fill_(torch.nan))
+        raise
+    return dict(zip(parts, problem.processes.total(total), strict=True))
+
+
+def _graphs(
+    problem: Problem, names: tuple[str, ...], parts: Sequence[Part]
+) -> Iterable[BatchGraph]:
+    """The graph of each pass for these parts.
+
+    Where the plan allows it they are held until others are asked for or the weights change, so that
+    a sequence of products (Lanczos) builds them once; else there is one at a time.
+    """
+    split = _needs_split(parts)
+    fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)
+    if not problem.plan.hold:
+        return fresh
+    key = (names, split, problem.state)
+    if problem.held is None or problem.held[0] != key:
+        problem.held = None
+        problem.held = (key, list(fresh))
+    held: list[BatchGraph] = problem.held[1]
+    return held
+
+
+def _needs_split(parts: Sequence[Part]) -> bool:
+    """Whether anything besides H itself is asked for."""
+    return list(parts) != ["full"]
+
+
+def _add_products(
+    total: Tensor,
+    graph: BatchGraph,
+    vectors: Tensor,
+    rows: ParameterGroup,
+    columns: ParameterGroup,
+    parts: Sequence[Part],
+) -> None:
+    """Add one pass's share to (parts, K, rows.size)."""
+    for start in range(0, vectors.shape[0], graph.together):
+        some = slice(start, start + graph.together)
+        tensors = columns.scatter(vectors[some], graph.parameters)
+        products = (
+            graph.split(tensors, rows.parameters, parts)
+            if _needs_split(parts)
+            else {"full": graph.full(tensors, rows.parameters)}
+        )
+        for index, part in enumerate(parts):
+            rows.add_to(total[index, some], products[part])
