@@ -40,5 +40,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(repr(match) for match in near)}?" if near else ""
+    hint = f"; did you mean {' or '.join(repr(match) for match in near)}?" if near else "."
     return ArgumentError(f"{kind}: {name!r} is unknown{hint} Known: {', '.join(names)}.")

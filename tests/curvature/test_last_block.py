@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from functools import cache
+from itertools import combinations_with_replacement
 
 import pytest
 import torch
 from torch import Tensor
 
 import hessblocks as hb
-from hessblocks.blocks import Attention, Branch, LayerNorm, NoNorm, Shaping
+from hessblocks.blocks import Attention, Branch, LayerNorm, NoNorm, Reparametrised, Shaping
 from hessblocks.blocks import Dense as DenseWeight
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.errors import ArgumentError
@@ -116,18 +117,16 @@ def _gpt2_places(model: torch.nn.Module, truth: Dense, group: str) -> Tensor:
 def test_every_block_equals_dense_autodiff(name: str, part: str) -> None:
     case, truth = solved(name)
     exact = exact_attention_curvature(case.model, case.batches[0], case.loss)
-    rows = torch.cat([places(case, truth, group) for group in exact.groups])
-    matrix = getattr(truth, part)[rows][:, rows]
-    assert matrix.norm() > 0
-    dense_closed = exact.dense(part)
-    usual = [group for group in exact.groups if group not in ("alpha", "beta", "gamma")]
-    assert (dense_closed - matrix).norm() <= 1e-12 * truth.full[rows][:, rows].norm()
-    for group in usual:
-        own = places(case, truth, group)
-        block = getattr(truth, part)[own][:, own]
-        norm = exact.block(group, group, part).frobenius_norm()
-        assert norm == pytest.approx(
-            block.norm().item(), rel=1e-10, abs=1e-12 * float(truth.full.norm())
+    rows = {group: places(case, truth, group) for group in exact.groups}
+    every = torch.cat(list(rows.values()))
+    whole = truth.full[every][:, every].norm()
+    for row, column in combinations_with_replacement(exact.groups, 2):
+        expected = getattr(truth, part)[rows[row]][:, rows[column]]
+        block = exact.block(row, column, part)
+        scale = expected.norm() if expected.norm() > 1e-3 * whole else 1e-3 * whole
+        assert (block.dense() - expected).norm() <= 1e-12 * scale, (row, column)
+        assert block.frobenius_norm() == pytest.approx(
+            expected.norm().item(), rel=1e-10, abs=1e-13 * float(whole)
         )
 
 
@@ -187,6 +186,45 @@ def test_the_model_is_left_as_it_was() -> None:
                 tokens(1),
             ),
             ["biases", "query"],
+        ),
+        *(
+            (
+                lambda name=name: (
+                    hb.build(
+                        "pre-ln",
+                        depth=1,
+                        **SIZES,
+                        attention=Attention(**{name: Reparametrised(update_gain=0.5)}),
+                    ),
+                    tokens(1),
+                ),
+                ["update gain"],
+            )
+            for name in WEIGHTS
+        ),
+        (lambda: (hb.build("sas", depth=1, task="classification", **SIZES), tokens(1)), ["head"]),
+        (lambda: (hb.build("sas", depth=1, **SIZES), tokens(1)[0]), ["input_ids", "sequences"]),
+        (lambda: (hb.build("sas", depth=1, **SIZES), tokens(1).float()), ["input_ids", "float"]),
+        (
+            lambda: (
+                hb.build("sas", depth=1, **SIZES),
+                {"input_ids": tokens(1), "labels": tokens(1) + VOCABULARY},
+            ),
+            ["labels", "0 to 6"],
+        ),
+        (
+            lambda: (
+                hb.build("sas", depth=1, **SIZES),
+                {"input_ids": tokens(1), "labels": tokens(2)},
+            ),
+            ["labels", "(1, 4)", "(2, 4)"],
+        ),
+        (
+            lambda: (
+                stir(hb.build("pre-ln", depth=1, **SIZES)),
+                {"input_ids": tokens(2), "position_ids": torch.tensor([[0, 1, 0, 1]] * 2)},
+            ),
+            ["packed"],
         ),
         (
             lambda: (

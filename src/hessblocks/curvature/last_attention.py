@@ -35,6 +35,17 @@ class LastAttention:
     """What the network behind reads besides."""
     network: TokenNetwork
     """From one token's output and sides to its logits."""
+    projection_bias: Float[Tensor, " D"] | None = None
+    """Bias of the output, where it has one."""
+
+    def describes_model(self, valid: Bool[Tensor, "B L"]) -> bool:
+        """Whether the layer, computed anew, gives the outputs that the model gave at the valid tokens."""
+        output = self.layer.output()
+        if self.projection_bias is not None:
+            output = output + self.projection_bias
+        seen, size = self.attended[valid], self.attended[valid].abs().amax()
+        tolerance = 1e4 * torch.finfo(seen.dtype).eps * size
+        return bool((output[valid] - seen).abs().amax() <= tolerance)
 
 
 def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
@@ -50,6 +61,11 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     if kind not in _TAKERS:
         raise unknown_name("model: closed-form attention curvature of", kind, _TAKERS)
+    if not hasattr(model, "lm_head"):
+        raise ArgumentError(
+            f"model: expected a language model with a head, got {type(model).__name__}; "
+            "use AutoModelForCausalLM, AutoModelForMaskedLM or hessblocks.build"
+        )
     with torch.no_grad(), evaluation_mode(model):
         return _TAKERS[kind](model, batch)
 
@@ -75,6 +91,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     trained = [name for name in names if _trainable(getattr(attention, name))]
     if attention.one_matrix:
         trained = ["query_key" if name == "query" else name for name in trained]
+    bias = getattr(attention.projection, "bias", None)
     gains = {} if attention.gains is None else dict(attention.gains.named_parameters())
     trained += [name for name, gain in gains.items() if gain.requires_grad]
     layer = _layer(
@@ -90,9 +107,15 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         softmax=not attention.linear,
         gains={name: gain.detach() for name, gain in gains.items()},
         parameters=tuple(trained),
-        projection_bias=getattr(attention.projection, "bias", None) is not None,
+        projection_bias=bias is not None,
     )
-    return LastAttention(layer=layer, attended=attended, sides=(x, inputs), network=network)
+    return LastAttention(
+        layer=layer,
+        attended=attended,
+        sides=(x, inputs),
+        network=network,
+        projection_bias=bias,
+    )
 
 
 def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
@@ -129,7 +152,13 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
         parameters=("query", "key", "value", "projection"),
         projection_bias=True,
     )
-    return LastAttention(layer=layer, attended=attended, sides=(x,), network=network)
+    return LastAttention(
+        layer=layer,
+        attended=attended,
+        sides=(x,),
+        network=network,
+        projection_bias=attention.c_proj.bias.detach(),
+    )
 
 
 _TAKERS: dict[str, Callable[[Any, Batch], LastAttention]] = {
@@ -150,10 +179,9 @@ def _check_parts(model: Any) -> None:
             "model: the closed form covers scores without rotary positions; "
             "use hessblocks.Hessian for this model"
         )
-    for module in (attention.value, attention.projection):
-        if getattr(module, "update_gain", 1.0) != 1.0 or isinstance(
-            getattr(module, "update_gain", 1.0), nn.Parameter
-        ):
+    weights = (attention.query, attention.key, attention.value, attention.projection)
+    for gain in (getattr(module, "update_gain", 1.0) for module in weights):
+        if isinstance(gain, nn.Parameter) or gain != 1.0:
             raise ArgumentError(
                 "model: the closed form covers reparametrised weights with a fixed update gain of 1; "
                 "use hessblocks.Hessian for this model"
@@ -207,6 +235,11 @@ def _layer(
     """Cut the weights into heads; a column of ones meets the biases."""
     width = inputs.shape[-1]
     biased = {w.shape[0] == width + 1 for w in (query, key, value) if w is not None}
+    if key is None and True in biased:
+        raise ArgumentError(
+            "model: the closed form covers one query-key matrix without biases only; "
+            "use hessblocks.Hessian for this model"
+        )
     if len(biased) == 2:
         raise ArgumentError(
             "model: the closed form expects biases on all of query, key and value, or on none; "

@@ -48,24 +48,26 @@ def exact_attention_curvature(
     Raises:
         ArgumentError: a model or parts that the closed form does not cover, no valid token.
 
-    Cost: one forward pass; for each labelled token about 2 D passes of the network behind the
-        attention (D the width), then what the block itself costs (see `AttentionHessian`).
+    Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network behind the
+        attention (D the width, C the vocabulary) and, unless it is piecewise linear, D gradient passes;
+        then what the block itself costs (see `AttentionHessian`). Memory: N D (min(C, D) + D) numbers
+        a few times over; take fewer or shorter sequences where that is too much.
 
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
     """
     if loss not in _TARGETS:
         raise unknown_name("loss", loss, _TARGETS)
     unpacked = unpack(batch, next(model.parameters()).device)
+    _check_inputs(unpacked)
     targets = _TARGETS[loss](unpacked)
     valid = targets != IGNORED
-    if not valid.any():
-        raise ArgumentError("batch: every label is ignored; expected at least one valid")
-    if unpacked.attention_mask is not None and (valid & (unpacked.attention_mask == 0)).any():
-        raise ArgumentError(
-            "batch: a padding token predicts a label; set the label after it to -100, "
-            "or leave labels out"
-        )
+    _check_targets(targets, valid, unpacked, _vocabulary(model))
     found = last_attention(model, unpacked)
+    if not found.describes_model(valid):
+        raise ArgumentError(
+            "batch: the model attends to other tokens than the closed form supposes (packed sequences, a "
+            "mask of its own?); use hessblocks.Hessian for this batch"
+        )
     with _frozen(model):
         derivatives = _derivatives(found, targets, valid)
     gradient = _everywhere(derivatives.gradient, valid)
@@ -78,6 +80,41 @@ def exact_attention_curvature(
         curvature=TokenCurvature(factor=_everywhere(derivatives.factor, valid)),
         functional_curvature=functional,
     )
+
+
+def _vocabulary(model: Any) -> int:
+    return int(getattr(getattr(model, "config", None), "vocab_size", 1 << 62))
+
+
+def _check_inputs(batch: Batch) -> None:
+    ids = batch.inputs
+    if ids.ndim != 2 or ids.is_floating_point():
+        raise ArgumentError(
+            "batch: input_ids: expected whole numbers (sequences, tokens), "
+            f"got {ids.dtype} {tuple(ids.shape)}"
+        )
+    for name, tensor in (("labels", batch.labels), ("attention_mask", batch.attention_mask)):
+        if tensor is not None and tensor.shape != ids.shape:
+            raise ArgumentError(
+                f"batch: {name}: expected the shape of input_ids, {tuple(ids.shape)}, "
+                f"got {tuple(tensor.shape)}"
+            )
+
+
+def _check_targets(targets: Tensor, valid: Tensor, batch: Batch, vocabulary: int) -> None:
+    if not valid.any():
+        raise ArgumentError("batch: every label is ignored; expected at least one valid")
+    if batch.attention_mask is not None and (valid & (batch.attention_mask == 0)).any():
+        raise ArgumentError(
+            "batch: a padding token predicts a label; set the label after it to -100, "
+            "or leave labels out"
+        )
+    lowest, highest = int(targets[valid].min()), int(targets[valid].max())
+    if lowest < 0 or highest >= vocabulary:
+        raise ArgumentError(
+            f"batch: labels: expected 0 to {vocabulary - 1} (or {IGNORED} to ignore), "
+            f"got {lowest} to {highest}"
+        )
 
 
 @contextmanager

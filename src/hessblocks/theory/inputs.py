@@ -121,11 +121,11 @@ def check_gains(
     """
     if gains is None:
         return {}
-    if len(gains) != len(GAINS):
-        raise ArgumentError(f"gains: expected (alpha, beta, gamma), got {len(gains)} entries")
+    if not isinstance(gains, Sequence) or isinstance(gains, str) or len(gains) != len(GAINS):
+        raise ArgumentError(f"gains: expected three, (alpha, beta, gamma), got {gains!r}")
     out = {}
     for name, given in zip(GAINS, gains, strict=True):
-        gain = torch.as_tensor(given, dtype=like.dtype, device=like.device).detach()
+        gain = _gain(name, given, like)
         if gain.numel() not in (1, heads) or gain.ndim > 1:
             raise ArgumentError(
                 f"gains: expected {name} as one number or ({heads},), got {tuple(gain.shape)}"
@@ -133,6 +133,14 @@ def check_gains(
         _check_finite("gains", gain)
         out[name] = gain.reshape(-1).expand(heads)
     return out
+
+
+def _gain(name: str, given: Tensor | float, like: Tensor) -> Tensor:
+    if isinstance(given, Tensor):
+        return check_tensor(f"gains: {name}", given, like)
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise ArgumentError(f"gains: expected {name} as a number or a tensor, got {given!r}")
+    return torch.tensor(given, dtype=like.dtype, device=like.device)
 
 
 def check_per_token(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
