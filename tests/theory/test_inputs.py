@@ -106,6 +106,14 @@ BAD = {
         r"w_query: .*\(3, 3\)",
     ),
     "two gains": (good() | {"gains": (1.0, 1.0)}, r"gains: .*\(alpha, beta, gamma\), got 2"),
+    "one gain": (good() | {"gains": 1.0}, r"gains: .*\(alpha, beta, gamma\), got float"),
+    "gains as text": (good() | {"gains": "abc"}, r"gains: .*got str"),
+    "gain as text": (good() | {"gains": (1.0, "b", 1.0)}, "gains: .*beta .*'b'"),
+    "integer gain": (good() | {"gains": (1.0, torch.tensor(1), 1.0)}, "gains: beta: .*floating"),
+    "gain of another dtype": (
+        good() | {"gains": (1.0, torch.tensor(1.0, dtype=torch.float16), 1.0)},
+        "gains: beta: .*float16",
+    ),
     "gains of wrong shape": (good() | {"gains": (1.0, torch.ones(2), 1.0)}, "gains: .*beta"),
     "gain not finite": (good() | {"gains": (1.0, NAN, 1.0)}, "gains: .*finite"),
     "identity values that do not divide": (

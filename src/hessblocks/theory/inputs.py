@@ -121,8 +121,10 @@ def check_gains(
     """
     if gains is None:
         return {}
-    if not isinstance(gains, Sequence) or isinstance(gains, str) or len(gains) != len(GAINS):
-        raise ArgumentError(f"gains: expected three, (alpha, beta, gamma), got {gains!r}")
+    if not isinstance(gains, Sequence) or isinstance(gains, str):
+        raise ArgumentError(f"gains: expected (alpha, beta, gamma), got {_kind(gains)}")
+    if len(gains) != len(GAINS):
+        raise ArgumentError(f"gains: expected (alpha, beta, gamma), got {len(gains)} entries")
     out = {}
     for name, given in zip(GAINS, gains, strict=True):
         gain = _gain(name, given, like)
