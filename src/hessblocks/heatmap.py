@@ -27,7 +27,7 @@ DECADES = 12
 """Most decades of the colour scale, counted from the largest norm; smaller norms look alike."""
 CELL = 0.24
 """Width and height of a block, in inches."""
-MARGINS = (4.2, 2.9)
+MARGINS = (3.4, 2.2)
 """What names and colour scale take up besides, in inches."""
 
 
@@ -79,13 +79,8 @@ def _mark_zeros(axis: Axes, norms: np.ndarray) -> None:
         painted = np.zeros((*norms.shape, 4))
         painted[zero] = [int(ZERO[i : i + 2], 16) / 255 for i in (1, 3, 5)] + [1.0]
         axis.imshow(painted, interpolation="nearest")
-        axis.legend(
-            handles=[Patch(facecolor=ZERO, edgecolor="#666666", label="exactly zero")],
-            loc="upper left",
-            bbox_to_anchor=(1.01, 1.06),
-            borderaxespad=0,
-            frameon=False,
-        )
+        patch = Patch(facecolor=ZERO, edgecolor="#666666", label="exactly zero")
+        axis.legend(handles=[patch], loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
 
 
 def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from hessblocks.cli.compare import compare
+from hessblocks.cli.curvature import curvature
 from hessblocks.cli.demo import demo
 from hessblocks.cli.presets import presets
 from hessblocks.cli.report import report
@@ -27,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (demo, presets, compare, train, verify, reproduce, report):
+for command in (demo, presets, compare, train, curvature, verify, reproduce, report):
     app.command()(command)
 
 

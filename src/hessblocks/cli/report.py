@@ -23,9 +23,13 @@ def report(
             raise ArgumentError(
                 f"DIR: {folder} has no config.json; expected a folder that a command wrote with --out"
             )
+    from hessblocks.report.curvature_page import is_curvature_run, write_curvature_report
     from hessblocks.report.page import write_report
 
-    pages = [write_report(folder) for folder in folders]
+    pages = [
+        write_curvature_report(folder) if is_curvature_run(folder) else write_report(folder)
+        for folder in folders
+    ]
     if as_json:
         print(json.dumps({"command": "report", "reports": [str(page) for page in pages]}))
         return

@@ -1,0 +1,190 @@
+"""`hessblocks curvature`: norms, map and spectra of any causal language model, group by group."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hessblocks.cli import options
+from hessblocks.errors import ArgumentError, RunError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hessblocks.cli.curvature_data import Sample
+    from hessblocks.cli.curvature_model import Subject
+    from hessblocks.curvature import Part
+    from hessblocks.report.curvature_results import CurvatureResults
+
+SHOWN = 40
+"""Groups in the terminal's table; the page has them all."""
+
+
+def curvature(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder that save_pretrained wrote, a name in the local Hugging Face cache, or "
+            "preset:NAME for a block of `hessblocks presets` at initialisation.",
+        ),
+    ],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Held-out text: python-code (Python's standard library), a file or folder, or random "
+            "(tokens drawn uniformly)."
+        ),
+    ] = "python-code",
+    groups: Annotated[
+        str, typer.Option(help="Patterns of group names with commas, such as '*.attention.query'.")
+    ] = "*",
+    level: Annotated[
+        str, typer.Option(help="How finely parameters are grouped: role, head or tensor.")
+    ] = "role",
+    parts: Annotated[
+        str, typer.Option(help="Parts of the Hessian with commas: outer, functional, full.")
+    ] = "outer,functional,full",
+    probes: Annotated[int, typer.Option(min=4, help="Random vectors a group.")] = 16,
+    sequences: Annotated[int, typer.Option(min=1, help="Held-out sequences.")] = 8,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each sequence.")] = 32,
+    spectrum: Annotated[
+        bool, typer.Option("--spectrum", help="Density of the eigenvalues of each group's block.")
+    ] = False,
+    whole_map: Annotated[
+        bool, typer.Option("--map", help="Norms of all blocks between two groups.")
+    ] = False,
+    depth: options.Depth = 4,
+    width: options.Width = 128,
+    heads: options.Heads = 4,
+    vocab_size: options.VocabSize = 4096,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run folder; the same one again goes on where it stopped. "
+            "[default: runs/curvature-MODEL]",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, help="Random seed of a preset's weights, the windows and the probes."),
+    ] = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Measure the curvature of a causal language model; --depth to --vocab-size are for presets."""
+    wanted = _parts(parts)
+    from hessblocks.cli.curvature_data import Sample
+    from hessblocks.cli.curvature_run import CurvatureRun, CurvatureRunSettings
+    from hessblocks.cli.progress import make_progress
+    from hessblocks.curvature import Problem, parameter_groups, select_groups
+    from hessblocks.report.curvature_page import write_curvature_report
+    from hessblocks.report.curvature_results import load_curvature
+    from hessblocks.training import claimed, resolve_device
+
+    start = time.perf_counter()
+    progress = make_progress()
+    chosen = resolve_device(device)
+    sample = Sample(data=data, sequences=sequences, tokens=tokens, seed=seed)
+    sizes = {"depth": depth, "width": width, "heads": heads}
+    settings = CurvatureRunSettings(
+        parts=wanted, probes=probes, map=whole_map, spectrum=spectrum, level=level, seed=seed
+    )
+    with contextlib.redirect_stdout(sys.stderr), _interruptible():
+        with progress.stage("model and data"):
+            subject, batch = _subject_and_batch(source, sample, sizes, vocab_size, seed)
+            patterns = [pattern.strip() for pattern in groups.split(",") if pattern.strip()]
+            known = parameter_groups(subject.model, level=level)
+            selected = select_groups(known, patterns)
+            if not selected:
+                raise ArgumentError("--groups: expected patterns with commas, got none.")
+        folder = out or Path("runs", f"curvature-{subject.name.replace('/', '-')}")
+        config = {
+            "command": "curvature",
+            "source": source,
+            "model": {
+                "name": subject.name,
+                "parameters": sum(group.size for group in known.values()),
+                "fingerprint": subject.fingerprint(),
+            },
+            "data": {"name": data, "sequences": sequences, "tokens": tokens},
+            "groups": list(selected),
+            "curvature": {**asdict(settings), "parts": list(wanted)},
+            "device": chosen,
+        }
+        problem = Problem(subject.model.to(chosen), batch, loss="causal-lm")
+        with claimed(folder, config):
+            CurvatureRun(subject.name, problem, selected, settings, folder).complete(progress)
+            with progress.stage("report"):
+                page = write_curvature_report(folder)
+    _show(load_curvature(folder), page, time.perf_counter() - start, as_json=as_json)
+
+
+def _parts(text: str) -> tuple[Part, ...]:
+    from hessblocks.curvature import PARTS
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in PARTS:
+            raise unknown_name("--parts", name, PARTS)
+    if not names:
+        raise ArgumentError(f"--parts: expected one or more of {', '.join(PARTS)}, got none.")
+    return tuple(part for part in PARTS if part in names)
+
+
+def _subject_and_batch(
+    source: str, sample: Sample, sizes: Mapping[str, int], vocab_size: int, seed: int
+) -> tuple[Subject, dict[str, Tensor]]:
+    """The model, and tokens that it knows."""
+    from hessblocks.cli import curvature_data as feed
+    from hessblocks.cli import curvature_model as models
+
+    preset = models.preset_of(source)
+    if preset is None:
+        subject = models.saved_model(source)
+        if subject.context is not None and sample.tokens > subject.context:
+            raise ArgumentError(
+                f"--tokens: {sample.tokens} are longer than the context of {subject.context} of "
+                f"{subject.name}; ask for fewer."
+            )
+        draw = feed.random_batch if sample.random else feed.encoded_batch
+        return subject, draw(subject, sample)
+    sizes = {**sizes, "context": sample.tokens}
+    if sample.random:
+        subject = models.fresh_model(preset, {**sizes, "vocab_size": vocab_size}, seed)
+        return subject, feed.random_batch(subject, sample)
+    corpus = sample.corpus(vocab_size)
+    subject = models.fresh_model(preset, {**sizes, "vocab_size": corpus.vocab_size}, seed)
+    return subject, feed.corpus_batch(corpus, sample)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Any:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunError("interrupted; the same command goes on where it stopped.") from None
+
+
+def _show(results: CurvatureResults, page: Path, seconds: float, *, as_json: bool) -> None:
+    from hessblocks.cli.curvature_table import curvature_table, summary_lines
+    from hessblocks.cli.tables import console
+
+    if as_json:
+        print(json.dumps(results.summary(seconds=seconds), allow_nan=False))
+        return
+    screen = console()
+    screen.print(curvature_table(results, SHOWN))
+    for line in summary_lines(results, SHOWN):
+        screen.print(line)
+    screen.print(f"{seconds:.0f} s\n\nreport  {page}", soft_wrap=True)

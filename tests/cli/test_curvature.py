@@ -1,0 +1,340 @@
+"""`hessblocks curvature` on tiny models: numbers against the dense Hessian, resumption, bad input."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPT2Model
+
+import hessblocks as hb
+from hessblocks.cli import curvature_run
+from hessblocks.curvature import Problem, group_norms, parameter_groups
+from tests.cli.helpers import Outcome, Shell, sentence
+from tests.training.helpers import files
+
+PRESET = ["--depth", "2", "--width", "8", "--heads", "2", "--vocab-size", "260"]
+SMALL = ["--sequences", "2", "--tokens", "6", "--probes", "4"]
+FEW = ["--groups", "layers.1.attention.*", "--parts", "full"]
+
+
+@pytest.fixture(autouse=True)
+def _no_figures(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Figures take seconds; one test draws them."""
+    if "with_figures" not in request.fixturenames:
+        monkeypatch.setattr(
+            "hessblocks.report.curvature_page.write_curvature_report",
+            lambda out: out / "report.html",
+        )
+
+
+def measure(shell: Shell, source: object, out: Path, *words: object) -> Outcome:
+    return shell("curvature", source, "--data", shell.code, *SMALL, "--out", out, *words)
+
+
+def preset(shell: Shell, out: Path, *words: object) -> Outcome:
+    return measure(shell, "preset:pre-ln", out, *PRESET, *words)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def gpt2(folder: Path, vocabulary: int = 300, kind: Any = GPT2LMHeadModel) -> Path:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=2, n_embd=8, n_head=2, vocab_size=vocabulary, n_positions=16,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    kind(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gpt2(tmp_path_factory.mktemp("model") / "tiny-gpt2")
+
+
+def test_the_run_folder_holds_every_group_part_and_pair(shell: Shell, tmp_path: Path) -> None:
+    outcome = preset(shell, tmp_path / "out", "--map", "--groups", "layers.0.*")
+    assert outcome.status == 0, outcome.errors
+    assert "heterogeneity of full" in outcome.output
+    rows = table(tmp_path / "out" / "results.csv")
+    norms = [row for row in rows if row["quantity"] == "frobenius_norm"]
+    groups = {row["group"] for row in norms}
+    assert {row["stage"] for row in rows} == {""}
+    assert len(norms) == 3 * len(groups)
+    assert {row["layer"] for row in norms} == {"0"}
+    cells = table(tmp_path / "out" / "map.csv")
+    assert list(cells[0]) == ["row", "column", "part", "value", "standard_error", "method"]
+    assert len(cells) == 3 * len(groups) ** 2
+    diagonal = {
+        (cell["row"], cell["part"]): cell["value"]
+        for cell in cells
+        if cell["row"] == cell["column"]
+    }
+    for row in norms:
+        assert float(row["value"]) == pytest.approx(float(diagonal[row["group"], row["part"]]))
+    assert {row["quantity"] for row in rows} == {
+        "frobenius_norm", "loss", "heterogeneity", "off_diagonal_share",
+    }  # fmt: skip
+
+
+def test_the_loss_and_the_norms_are_those_of_the_library(
+    shell: Shell, saved: Path, tmp_path: Path
+) -> None:
+    outcome = shell(
+        "curvature", saved, "--data", "random", "--seed", 3, "--sequences", 2, "--tokens", 6,
+        "--probes", 40, "--parts", "full", "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.errors
+    summary = json.loads(outcome.output)
+    model = GPT2LMHeadModel.from_pretrained(saved).eval()
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(300, (2, 6), generator=generator)
+    assert summary["loss"] == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), rel=1e-5)
+    groups = parameter_groups(model)
+    assert set(summary["curvature"]) == set(groups)
+    witness = group_norms(Problem(model, {"input_ids": ids}), groups, probes=40, parts=["full"])
+    for name, norms in summary["curvature"].items():
+        other = witness[name]["full"]
+        error = (norms["full"]["standard_error"] ** 2 + other.standard_error**2) ** 0.5
+        assert abs(norms["full"]["value"] - other.value) <= 3.5 * error + 1e-4 * other.value, name
+
+
+@pytest.mark.parametrize("source", ["gpt2", "preset:pre-ln", "preset:sas-p"])
+def test_the_last_attention_is_exact_and_agrees_with_the_probes(
+    shell: Shell, saved: Path, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [saved if source == "gpt2" else source, "--data", "random", *PRESET]
+    words += ["--sequences", 2, "--tokens", 6, "--probes", 32, "--groups", "layers.*.attention.*"]
+    exact = shell("curvature", *words, "--out", tmp_path / "exact", "--json")
+    monkeypatch.setattr(curvature_run, "EXACT_WORK", 0)
+    probed = shell("curvature", *words, "--out", tmp_path / "probed", "--json")
+    assert exact.status == probed.status == 0, exact.errors
+    norms = json.loads(exact.output)["curvature"]
+    estimates = json.loads(probed.output)["curvature"]
+    assert set(norms) == set(estimates)
+    for name in norms:
+        for part, norm in norms[name].items():
+            other = estimates[name][part]
+            assert other["method"] == "estimate"
+            assert norm["method"] == ("exact" if name.startswith("layers.1") else "estimate"), name
+            off = abs(norm["value"] - other["value"])
+            assert off <= 3 * other["standard_error"] + 1e-4 * norm["value"] + 1e-9, (name, part)
+
+
+def test_a_group_is_measured_once_and_a_stopped_run_ends_with_the_same_numbers(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--map", "--spectrum", *FEW]
+    assert preset(shell, tmp_path / "whole", *words).status == 0
+    measured: list[str] = []
+    real = curvature_run.CurvatureRun._measure
+
+    def stopping(run: curvature_run.CurvatureRun, name: str) -> dict[str, Any]:
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(name)
+        return real(run, name)
+
+    monkeypatch.setattr(curvature_run.CurvatureRun, "_measure", stopping)
+    outcome = preset(shell, tmp_path / "stopped", *words)
+    assert outcome.status == 1
+    assert "the same command goes on where it stopped" in sentence(outcome)
+    assert len(table(tmp_path / "stopped" / "results.csv")) == 2
+    first = list(measured)
+
+    def counting(run: curvature_run.CurvatureRun, name: str) -> dict[str, Any]:
+        measured.append(name)
+        return real(run, name)
+
+    monkeypatch.setattr(curvature_run.CurvatureRun, "_measure", counting)
+    assert preset(shell, tmp_path / "stopped", *words).status == 0
+    assert len(measured) == len(set(measured)) == 4
+    assert measured[:2] == first
+    for name in ("results.csv", "map.csv", "spectra.csv"):
+        assert (tmp_path / "stopped" / name).read_text() == (
+            tmp_path / "whole" / name
+        ).read_text(), name
+    assert files(tmp_path / "stopped") == files(tmp_path / "whole")
+
+
+def test_other_settings_do_not_enter_a_finished_folder(shell: Shell, tmp_path: Path) -> None:
+    assert preset(shell, tmp_path / "out", *FEW).status == 0
+    outcome = preset(shell, tmp_path / "out", *FEW, "--probes", 5)
+    assert outcome.status == 2
+    assert "curvature.probes is 5, was 4" in sentence(outcome)
+
+
+def test_other_weights_do_not_enter_a_finished_folder(shell: Shell, tmp_path: Path) -> None:
+    folder = gpt2(tmp_path / "model")
+    words = ["--data", "random", *SMALL, *FEW, "--out", tmp_path / "out"]
+    assert shell("curvature", folder, *words).status == 0
+    model = GPT2LMHeadModel.from_pretrained(folder)
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.weight[0, 0] += 1e-3
+    model.save_pretrained(folder)
+    outcome = shell("curvature", folder, *words)
+    assert outcome.status == 2
+    assert "model.fingerprint" in sentence(outcome)
+
+
+def test_a_trained_run_is_measured_on_its_own_tokens(shell: Shell, tmp_path: Path) -> None:
+    assert shell.train(tmp_path / "run", "--steps", 2).status == 0
+    summaries = []
+    for source in (tmp_path / "run", tmp_path / "run" / "model"):
+        out = tmp_path / f"out-{source.name}"
+        outcome = measure(shell, source, out, *FEW, "--json")
+        assert outcome.status == 0, outcome.errors
+        summaries.append(json.loads(outcome.output))
+    assert summaries[0]["loss"] == summaries[1]["loss"]
+    corpus = hb.data.load_corpus(shell.code, 260)
+    batch = corpus.curvature_batch(2, 6, seed=0)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").eval()
+    assert summaries[0]["loss"] == pytest.approx(model(**batch).loss.item(), rel=1e-5)
+
+
+def test_heads_are_groups_of_their_own(shell: Shell, tmp_path: Path) -> None:
+    words = ["--level", "head", "--groups", "layers.0.attention.query*", "--parts", "outer"]
+    outcome = preset(shell, tmp_path / "out", *words, "--json")
+    assert list(json.loads(outcome.output)["curvature"]) == [
+        "layers.0.attention.query.head.0",
+        "layers.0.attention.query.head.1",
+    ]
+
+
+@pytest.fixture
+def with_figures() -> None:
+    """Draw them."""
+
+
+def test_the_page_needs_nothing_but_its_files(
+    shell: Shell, tmp_path: Path, with_figures: None
+) -> None:
+    outcome = preset(shell, tmp_path / "out", "--map", "--spectrum", *FEW)
+    assert outcome.status == 0, outcome.errors
+    page = (tmp_path / "out" / "report.html").read_text()
+    names = {"norms", "map-full", "spectra-full"}
+    figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert figures == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    for word in ("layers.1.attention.query", "full Hessian H", "(exact)", "results.csv", *names):
+        assert word in page
+    assert "http" not in page.replace("http-equiv", "")
+    (tmp_path / "out" / "report.html").unlink()
+    shutil.rmtree(tmp_path / "out" / "groups")
+    again = shell("report", tmp_path / "out")
+    assert again.status == 0, again.errors
+    assert (tmp_path / "out" / "report.html").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "expected"),
+    [
+        (["preset:sas-q"], 2, "MODEL: 'sas-q' is unknown; did you mean 'sas-p'"),
+        (["/nowhere/model"], 2, "MODEL: /nowhere/model is no folder"),
+        (["nobody/no-such-model"], 1, "no model of that name is in the local Hugging Face cache"),
+        (["preset:sas", "--parts", "outr"], 2, "--parts: 'outr' is unknown; did you mean 'outer'"),
+        (["preset:sas", "--parts", ","], 2, "--parts: expected one or more of outer"),
+        (
+            ["preset:sas", "--groups", "layers.*.atention.query"],
+            2,
+            "--groups: 'layers.*.atention.query' matches nothing; near: layers.",
+        ),
+        (["preset:sas", "--level", "heads"], 2, "--level: 'heads' is unknown; did you mean 'head'"),
+        (["preset:sas", "--probes", "3"], 2, "'--probes'"),
+        (["preset:sas", "--heads", "3"], 2, "3 heads do not divide the width 8"),
+        (["preset:sas", "--sequences", "99999"], 2, "--sequences: 99999 windows of 6 tokens"),
+        (["preset:sas", "--data", "/nowhere"], 2, "--data: /nowhere is no file or folder"),
+        (["preset:sas", "--device", "tpu"], 2, "--device: expected auto, cpu or cuda"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(
+    shell: Shell, tmp_path: Path, words: list[str], status: int, expected: str
+) -> None:
+    data = [] if "--data" in words else ["--data", shell.code]
+    outcome = shell(
+        "curvature", words[0], *data, *PRESET, *SMALL, *words[1:], "--out", tmp_path / "out"
+    )
+    assert outcome.status == status
+    assert expected in sentence(outcome)
+    assert outcome.output == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_without_logits_of_the_next_token_are_refused(shell: Shell, tmp_path: Path) -> None:
+    bert = BertConfig(
+        vocab_size=30,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+    )
+    BertForMaskedLM(bert).save_pretrained(tmp_path / "bert")
+    gpt2(tmp_path / "trunk", kind=GPT2Model)
+    for name, kind in (("bert", "BertForMaskedLM"), ("trunk", "GPT2Model")):
+        outcome = shell("curvature", tmp_path / name, "--data", "random", "--out", tmp_path / "out")
+        assert outcome.status == 2
+        assert f"is a {kind}, which gives no logits of the next token" in sentence(outcome)
+    (tmp_path / "empty").mkdir()
+    outcome = shell("curvature", tmp_path / "empty", "--data", "random", "--out", tmp_path / "out")
+    assert outcome.status == 2
+    assert "holds no model that transformers knows" in sentence(outcome)
+
+
+def test_random_tokens_are_never_taken_silently(shell: Shell, saved: Path, tmp_path: Path) -> None:
+    outcome = measure(shell, saved, tmp_path / "out")
+    assert outcome.status == 2
+    assert "has no tokenizer beside it" in sentence(outcome)
+    assert "--data random" in sentence(outcome)
+    folder = gpt2(tmp_path / "small", vocabulary=40)
+    corpus = hb.data.load_corpus(shell.code, 260)
+    corpus.tokenizer.save(str(folder / "tokenizer.json"))
+    outcome = measure(shell, folder, tmp_path / "out")
+    assert outcome.status == 2
+    assert "the model knows those below 40" in sentence(outcome)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokens_beyond_the_context_are_refused(shell: Shell, saved: Path, tmp_path: Path) -> None:
+    outcome = measure(shell, saved, tmp_path / "out", "--data", "random", "--tokens", 17)
+    assert outcome.status == 2
+    assert "--tokens: 17 are longer than the context of 16" in sentence(outcome)
+
+
+def test_a_loss_that_is_not_finite_is_said_and_finished_groups_are_kept(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = curvature_run.CurvatureRun._measure
+
+    def poisoned(run: curvature_run.CurvatureRun, name: str) -> dict[str, Any]:
+        if name.endswith("attention.key"):
+            run.problem.held = None
+            with torch.no_grad():
+                run.problem.model.model.final_norm.weight.fill_(float("nan"))
+        return real(run, name)
+
+    monkeypatch.setattr(curvature_run.CurvatureRun, "_measure", poisoned)
+    outcome = preset(shell, tmp_path / "out", "--groups", "layers.0.attention.*")
+    assert outcome.status == 1
+    assert "the loss of batch 0 (counted from 0) is nan" in sentence(outcome)
+    assert (tmp_path / "out" / "groups" / "layers.0.attention.query.json").is_file()
+    assert {row["group"] for row in table(tmp_path / "out" / "results.csv")} == {
+        "layers.0.attention.query"
+    }
+
+
+def test_a_damaged_group_is_said_by_name(shell: Shell, tmp_path: Path) -> None:
+    assert preset(shell, tmp_path / "out", *FEW).status == 0
+    path = tmp_path / "out" / "groups" / "layers.1.attention.key.json"
+    path.write_text(path.read_text()[:50])
+    outcome = preset(shell, tmp_path / "out", *FEW)
+    assert outcome.status == 1
+    assert "layers.1.attention.key.json: damaged; remove it" in sentence(outcome)
