@@ -48,7 +48,7 @@ class Processes:
         return slice(min(count, self.rank * each), min(count, (self.rank + 1) * each))
 
     def total(self, share: Tensor) -> Tensor:
-        """Add up the shares of all processes, in place; a share of NaN says that one failed.
+        """Add up the shares of all processes, in place.
 
         Raises:
             RunError: another process failed.
@@ -58,6 +58,11 @@ class Processes:
             if share.isnan().all():
                 raise RunError("curvature: another process failed; its own message says why")
         return share
+
+    def fail(self, share: Tensor) -> None:
+        """Let the others, who wait for this share, know that there is none: NaN everywhere."""
+        if self.shard is not None:
+            dist.all_reduce(share.fill_(float("nan")))
 
 
 def processes(shard: str | None) -> Processes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from hessblocks.curvature.groups import ParameterGroup
@@ -48,8 +47,7 @@ def total_products(
             for graph in _graphs(problem, tuple(dict.fromkeys(involved)), parts):
                 _add_products(total[:, own], graph, vectors[own], rows, columns, parts)
     except RunError:
-        if problem.processes.shard is not None:
-            problem.processes.total(total.fill_(torch.nan))
+        problem.processes.fail(total)
         raise
     return dict(zip(parts, problem.processes.total(total), strict=True))
 

@@ -1,0 +1,72 @@
+"""Two processes find what one finds, with one all-reduce a product."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hessblocks.curvature import Problem
+from hessblocks.errors import ArgumentError
+from tests.curvature.cases import CASES
+from tests.curvature.two_processes import found
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("processes") / "found.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "tests.curvature.two_processes", str(out)]
+    run = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return dict(json.loads(out.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("shard", ["batches", "vectors"])
+def test_two_processes_find_what_one_finds(together: dict[str, Any], shard: str) -> None:
+    torch.manual_seed(0)
+    alone, shared = found(CASES["pre-ln"](), None), together[shard]
+    assert shared["value"] == pytest.approx(alone["value"], rel=1e-13)
+    assert shared["norms"] == pytest.approx(alone["norms"], rel=1e-12)
+    for part in ("full", "functional"):
+        difference = torch.tensor(shared[part]) - torch.tensor(alone[part])
+        assert difference.abs().max() < 1e-6
+
+
+def test_each_process_takes_a_share(together: dict[str, Any]) -> None:
+    """Batches of two rows and one row: three passes over two processes."""
+    assert together["passes"] == 2
+    assert together["wrapped"] == together["batches"]["value"]
+
+
+def test_a_product_costs_one_all_reduce(together: dict[str, Any]) -> None:
+    assert together["reductions"] == {"batches": 1, "vectors": 1}
+
+
+def test_no_process_waits_for_one_that_failed(together: dict[str, Any]) -> None:
+    own, other = together["failures"]
+    assert "the loss of batch 0" in own
+    assert "another process failed" in other
+
+
+def test_a_sharded_model_is_refused_with_what_to_do(together: dict[str, Any]) -> None:
+    assert "sharded (FSDP2" in together["sharded"]
+    assert "full_state_dict=True" in together["sharded"]
+
+
+def test_a_share_needs_processes() -> None:
+    case = CASES["classification"]()
+    with pytest.raises(ArgumentError, match="start with torchrun"):
+        Problem(case.model, case.batches, case.loss, shard="batches")
+    with pytest.raises(ArgumentError, match="did you mean 'batches'"):
+        Problem(case.model, case.batches, case.loss, shard="batch")

@@ -1,0 +1,94 @@
+"""Run by test_processes.py under torchrun: what two processes find, written by the first of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from hessblocks.curvature import Functional, Hessian, Problem, group_norms, parameter_groups
+from hessblocks.errors import HessblocksError
+from tests.curvature.cases import CASES, Case
+
+GROUP = "layers.0.attention.value"
+
+
+def found(case: Case, shard: str | None) -> dict[str, Any]:
+    """Numbers that must not depend on how many processes there are."""
+    groups = parameter_groups(case.model)
+    problem = Problem(case.model, case.batches, case.loss, shard=shard)
+    norms = group_norms(problem, {GROUP: groups[GROUP]}, probes=5)[GROUP]
+    return {
+        "value": problem.value(),
+        "full": Hessian(problem, groups[GROUP]).dense().tolist(),
+        "functional": Functional(problem, groups[GROUP]).dense().tolist(),
+        "norms": {part: estimate.value for part, estimate in norms.items()},
+    }
+
+
+def reductions(case: Case, shard: str) -> int:
+    """All-reduces of one product with several vectors."""
+    group = parameter_groups(case.model)[GROUP]
+    operator = Hessian(Problem(case.model, case.batches, case.loss, shard=shard), group)
+    columns = torch.ones(group.size, 3, dtype=torch.float64)
+    _ = operator @ columns
+    with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as reduce:
+        _ = operator @ columns
+    return reduce.call_count
+
+
+def error_of(action: Any) -> str:
+    try:
+        action()
+    except HessblocksError as error:
+        return str(error)
+    return "none"
+
+
+def one_fails(case: Case) -> str:
+    """What each process sees when only the first one's rows are not finite."""
+    case.model.register_forward_hook(
+        lambda module, inputs, output: (
+            output.logits.mul_(torch.nan) if dist.get_rank() == 0 else None
+        )
+    )
+    group = parameter_groups(case.model)[GROUP]
+    problem = Problem(case.model, case.batches, case.loss, shard="batches")
+    return error_of(lambda: Hessian(problem, group).dense())
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    case = CASES["pre-ln"]()
+    wrapped = Case(model=DistributedDataParallel(case.model), batches=case.batches)
+    problem = Problem(wrapped.model, case.batches, shard="batches")
+    results = {
+        "batches": found(case, "batches"),
+        "vectors": found(case, "vectors"),
+        "wrapped": problem.value(),
+        "passes": len(problem.plan.passes),
+        "reductions": {shard: reductions(case, shard) for shard in ("batches", "vectors")},
+    }
+    failures = [None, None]
+    dist.all_gather_object(failures, one_fails(CASES["pre-ln"]()))
+    results["failures"] = failures
+    fully_shard(case.model)
+    results["sharded"] = error_of(lambda: Problem(case.model, case.batches))
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(results), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
