@@ -153,6 +153,7 @@ class SelfAttention(nn.Module):
         )
 
     def _centre(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+        """C V: a running mean or, behind a cache or a mask of its own kind, attention at zero scores."""
         if context.aligned and value.shape[2] == query.shape[2]:
             return self._repeat(centre(value, causal=context.causal, allowed=context.allowed))
         return self._attend(torch.zeros_like(query), key, value, context)

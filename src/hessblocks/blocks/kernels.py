@@ -102,11 +102,7 @@ class Context:
     allowed: Bool[Tensor, "B S"] | None = None
     """False marks padding keys; None means no padding."""
     aligned: bool = True
-    """Whether no token came before the queries and `causal` and `allowed` say all that the mask does.
-
-    Where not (a filled cache, a mask of the user's own), the centre of shaped attention is taken by
-    its definition, attention at zero scores, from the kernel.
-    """
+    """Whether `causal` and `allowed` say all that the mask does; not so for a mask of the user's own."""
     rotation: Rotation | None = None
     """Cosines and sines of rotary positions."""
     kernel: Kernel = fused_kernel

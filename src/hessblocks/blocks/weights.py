@@ -142,8 +142,8 @@ class Tied:
         """Set the initial value again."""
 
     def _take_initial(self, weight: Tensor) -> None:
-        """Copy from the source, but leave loaded weights alone: transformers marks them."""
-        if self._source and not getattr(weight, "_is_hf_initialized", False):
+        """Copy from the source, where there is one."""
+        if self._source:
             with torch.no_grad():
                 weight.copy_(self._source[0].initial_weight.T)
 

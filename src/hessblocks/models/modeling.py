@@ -77,7 +77,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
             causal=self.config.causal,
             mask=self._mask(x, attention_mask, position_ids, past_key_values),
             allowed=_padding(attention_mask),
-            aligned=_is_nothing(past) and not _own_mask(attention_mask, position_ids),
+            aligned=not _has_own_mask(attention_mask, position_ids),
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
             kernel=attention_kernel(self.config._attn_implementation),
         )
@@ -140,11 +140,6 @@ class HessblocksModel(HessblocksPreTrainedModel):
         return cast(Tensor | None, mask)
 
 
-def _is_nothing(past: int | Tensor) -> bool:
-    """Whether no token was seen before; a static cache counts in a tensor, which is not looked into."""
-    return isinstance(past, int) and past == 0
-
-
 def _padding(attention_mask: Tensor | None) -> Tensor | None:
     """True where a token is not padding; None where no mask says so."""
     if attention_mask is None or attention_mask.ndim != 2:
@@ -152,7 +147,7 @@ def _padding(attention_mask: Tensor | None) -> Tensor | None:
     return attention_mask.bool()
 
 
-def _own_mask(attention_mask: Tensor | None, position_ids: Tensor | None) -> bool:
+def _has_own_mask(attention_mask: Tensor | None, position_ids: Tensor | None) -> bool:
     """Whether the mask may be another than causal or full with padding: the user's own, or packing.
 
     transformers reads sequences packed into one row off positions that start again.
