@@ -14,6 +14,9 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 DRIVER = shutil.which("chromedriver")
+MOUSE = """const own = window.matchMedia;
+window.matchMedia = query => query.startsWith('(hover') ? {matches: innerWidth > 600} : own.call(window, query);"""
+"""Headless Chromium has no pointer; wide screens shall have a mouse."""
 
 
 @contextmanager
@@ -38,6 +41,7 @@ def chromium(profile: Path) -> Iterator[object]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": MOUSE})
     try:
         yield driver
     finally:
