@@ -197,9 +197,9 @@ class MatrixAttention(SelfAttention):
         return mixed
 
 
-def shaped_attention(rounds: int) -> dict[str, Any]:
-    """Forward and backward at 4 sequences × 1024 tokens × 12 heads × 64, identity values."""
-    batch, tokens, heads, head_width = 4, 1024, 12, 64
+def shaped_attention(rounds: int, tokens: int = 1024) -> dict[str, Any]:
+    """Forward and backward at 4 sequences × tokens × 12 heads × 64, identity values."""
+    batch, heads, head_width = 4, 12, 64
     width = heads * head_width
     torch.manual_seed(0)
     part = Attention(shaping=Shaping(), value=Identity(), projection=Identity())

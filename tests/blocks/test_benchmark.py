@@ -1,0 +1,20 @@
+"""The benchmark of the blocks measures every side at a tiny size, and both attentions agree."""
+
+import pytest
+
+from benchmarks import blocks
+
+
+def test_the_ladder_measures_every_block() -> None:
+    sizes = blocks.Sizes(depth=1, width=32, heads=2, vocab_size=64, context=8, batch=2)
+    found = blocks.ladder(sizes, rounds=1)
+    for name in blocks.LADDER:
+        assert found[name]["tokens_per_second"] > 0
+    assert found["sas-p"]["flops_per_token"] < found["pre-ln"]["flops_per_token"]
+    assert found["gpt2"]["flops_per_token"] == pytest.approx(found["pre-ln"]["flops_per_token"])
+    assert found["pre-ln"]["speed_over_pre_ln"] == 1
+
+
+def test_both_shaped_attentions_give_the_same() -> None:
+    found = blocks.shaped_attention(rounds=1, tokens=48)
+    assert all(figure["largest_difference"] < 1e-5 for figure in found.values())
