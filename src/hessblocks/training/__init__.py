@@ -5,7 +5,7 @@ from hessblocks.training.checkpoints import CheckpointWarning
 from hessblocks.training.compare import ComparisonSettings, compare
 from hessblocks.training.folder import EnvironmentWarning, RunFolder, claimed
 from hessblocks.training.progress import Progress
-from hessblocks.training.run import Run, train
+from hessblocks.training.run import DamageWarning, Run, train
 from hessblocks.training.settings import (
     CurvatureSettings,
     ModelSettings,
@@ -18,6 +18,7 @@ __all__ = [
     "CheckpointWarning",
     "ComparisonSettings",
     "CurvatureSettings",
+    "DamageWarning",
     "DivergenceWarning",
     "EnvironmentWarning",
     "ModelSettings",

@@ -21,6 +21,7 @@ SEAL = "seal.json"
 KEPT = 2
 """How many checkpoints are kept, so that a damaged one costs little."""
 _NAME = re.compile(r"checkpoint-(\d+)")
+_TORCH_WRITER = re.compile(r"inline_container|PytorchStreamWriter|iostream error")
 
 
 class CheckpointWarning(UserWarning):
@@ -33,15 +34,17 @@ def writing(folder: Path) -> Iterator[None]:
 
     Raises:
         RunError: the folder cannot be written. A full disk shows as an OSError, or as an error of
-            safetensors' or of torch's own.
+            safetensors' or of torch's file writer.
     """
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, RuntimeError) and not _TORCH_WRITER.search(str(error)):
+            raise
         reason = getattr(error, "strerror", None) or "the disk is full or failing"
         raise RunError(
-            f"--out: {folder} cannot be written ({reason}); free some space and run again."
+            f"--out: {folder.parent} cannot be written ({reason}); free some space and run again."
         ) from error
 
 

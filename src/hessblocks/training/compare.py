@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hessblocks.files import write_text
 from hessblocks.training import metrics
 from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.progress import Progress
-from hessblocks.training.results import read_rows, write_rows
+from hessblocks.training.results import is_trained, read_rows, write_rows
 from hessblocks.training.run import Run
 from hessblocks.training.settings import (
     CurvatureSettings,
@@ -113,8 +114,13 @@ def compare(
 
 
 def _gather(folder: RunFolder, settings: ComparisonSettings) -> None:
-    """Put the tables of the runs so far into the folder of the comparison."""
+    """Put the tables of the runs so far into the folder of the comparison, once all are read."""
     runs = [folder.run(run.preset, run.seed) for run in settings.runs]
-    lines = [json.dumps(line) + "\n" for run in runs for line in metrics.read(run.metrics)]
-    write_text(folder.metrics, "".join(lines))
-    write_rows(folder.results, [row for run in runs for row in read_rows(run.results)])
+    rows = [read_rows(run.results) for run in runs]
+    lines = [
+        line
+        for run, own in zip(runs, rows, strict=True)
+        for line in (metrics.read_finished if is_trained(own) else metrics.read)(run.metrics)
+    ]
+    write_text(folder.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(folder.results, chain.from_iterable(rows))

@@ -31,15 +31,35 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; a last line that a killed process left half-written is left out."""
+    """The lines before the first damaged one, as a killed process leaves its last."""
     if not path.exists():
         return []
     lines = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except json.JSONDecodeError:
             break
+        if not isinstance(line, dict):
+            break
+        lines.append(line)
+    return lines
+
+
+def read_finished(path: Path) -> list[dict[str, Any]]:
+    """All lines of a run that is trained.
+
+    Raises:
+        RunError: the file is absent, or a line of it is damaged.
+    """
+    lines = read(path)
+    count = len(path.read_bytes().splitlines()) if path.exists() else 0
+    if not lines or len(lines) < count:
+        what = f"its line {len(lines) + 1} is damaged" if count else "absent or empty"
+        raise RunError(
+            f"{path}: {what}, though the run is trained; remove {path.parent} and run again to "
+            "train it once more."
+        )
     return lines
 
 

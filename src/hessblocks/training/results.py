@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from hessblocks.curvature import PARTS
 from hessblocks.errors import RunError
 from hessblocks.files import write_text
 
@@ -41,6 +42,19 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
+STEPS = ("begun", "mapped-initial", "trained", "mapped-final")
+"""The steps of a run in the order of their rows."""
+SCALARS = {
+    "begun": (("parameters", ""),),
+    "trained": (
+        ("loss", "initial"),
+        ("loss", "final"),
+        ("tokens_per_second", ""),
+        ("peak_memory", ""),
+        ("training_time", ""),
+    ),
+}
+"""Quantity and stage of each row of the steps without parameter groups."""
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -76,16 +90,36 @@ def read_rows(path: Path) -> list[Row]:
         ) from error
 
 
-def stages_done(rows: Sequence[Row]) -> set[str]:
-    """Which steps of a run are recorded: begun, trained, mapped-initial, mapped-final."""
-    names = {
-        ("parameters", ""): "begun",
-        ("loss", "final"): "trained",
-        ("frobenius_norm", "initial"): "mapped-initial",
-        ("frobenius_norm", "final"): "mapped-final",
-    }
-    keys = {(row.quantity, row.stage) for row in rows}
-    return {name for key, name in names.items() if key in keys}
+def step_of(row: Row) -> str:
+    """The step of a run that measures the row: one of `STEPS`."""
+    if row.quantity == "frobenius_norm":
+        return f"mapped-{row.stage}"
+    return "begun" if row.quantity == "parameters" else "trained"
+
+
+def steps_done(rows: Iterable[Row], groups: Iterable[str]) -> set[str]:
+    """Which of `STEPS` are recorded whole.
+
+    Args:
+        rows: of one run.
+        groups: parameter groups that each map measures.
+    """
+    keys = {(row.quantity, row.stage, row.group, row.part) for row in rows}
+    names = list(groups)
+    return {step for step in STEPS if _expected(step, names) <= keys}
+
+
+def is_trained(rows: Iterable[Row]) -> bool:
+    """Whether a run's final loss is recorded."""
+    return any((row.quantity, row.stage) == ("loss", "final") for row in rows)
+
+
+def _expected(step: str, groups: Iterable[str]) -> set[tuple[str, str, str, str]]:
+    """Quantity, stage, group and part of each row of a step."""
+    if step in SCALARS:
+        return {(quantity, stage, "", "") for quantity, stage in SCALARS[step]}
+    stage = step.removeprefix("mapped-")
+    return {("frobenius_norm", stage, group, part) for group in groups for part in PARTS}
 
 
 def _row(values: dict[str, str]) -> Row:

@@ -7,11 +7,14 @@ import shutil
 import statistics
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
 from hessblocks.data.tokens import END_OF_TEXT
 from hessblocks.errors import RunError
@@ -32,9 +35,21 @@ from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.memory import reset_peak
 from hessblocks.training.progress import Progress
 from hessblocks.training.quiet import quiet
-from hessblocks.training.results import Row, read_rows, stages_done, write_rows
+from hessblocks.training.results import (
+    STEPS,
+    Row,
+    is_trained,
+    read_rows,
+    steps_done,
+    write_rows,
+)
+from hessblocks.training.results import step_of as step_of_row
 from hessblocks.training.settings import CurvatureSettings, RunSettings
 from hessblocks.training.trainer import make_trainer
+
+
+class DamageWarning(UserWarning):
+    """A finished run has lost some of its files or rows."""
 
 
 class Run:
@@ -66,6 +81,7 @@ class Run:
             RunError: a file cannot be written or is damaged.
         """
         curvature = self.settings.curvature
+        self._check()
         if "begun" not in self._done:
             self._record(self._parameters())
         if curvature and "mapped-initial" not in self._done:
@@ -79,16 +95,44 @@ class Run:
         shutil.rmtree(self.folder.checkpoints, ignore_errors=True)
         return self.rows
 
+    def _check(self) -> None:
+        """Look over what an earlier process left: files of a trained run, rows of each step."""
+        if is_trained(self.rows):
+            metrics.read_finished(self.folder.metrics)
+            if not self._diverged and not is_whole(self.folder.model):
+                self._warn(f"{self.folder.model} is damaged; {self._remedy}")
+        begun = max((STEPS.index(step_of_row(row)) + 1 for row in self.rows), default=0)
+        for step in [step for step in STEPS[:begun] if step not in self._done]:
+            self._warn(f"{self.folder.results} lacks rows of {self.name}; measuring {step} again")
+            self.rows = [row for row in self.rows if step_of_row(row) != step]
+
+    def _warn(self, message: str) -> None:
+        warnings.warn(message, DamageWarning, stacklevel=4)
+
+    @property
+    def _remedy(self) -> str:
+        return f"remove {self.folder.path} and run again to train once more."
+
     @property
     def _done(self) -> set[str]:
-        return stages_done(self.rows)
+        return steps_done(self.rows, self._groups)
+
+    @cached_property
+    def _groups(self) -> tuple[str, ...]:
+        """Parameter groups that the curvature is measured of."""
+        if not self.settings.curvature:
+            return ()
+        settings = self.settings
+        with torch.device("meta"):
+            model = settings.model.build(settings.preset, self.corpus.vocab_size, settings.seed)
+        return tuple(parameter_groups(model))
 
     @property
     def _diverged(self) -> bool:
         return any(row.quantity == "loss" and not math.isfinite(row.value) for row in self.rows)
 
     def _record(self, rows: Sequence[Row]) -> None:
-        self.rows = [*self.rows, *rows]
+        self.rows = sorted([*self.rows, *rows], key=lambda row: STEPS.index(step_of_row(row)))
         write_rows(self.folder.results, self.rows)
 
     def _row(self, quantity: str, value: float, stage: str = "", method: str = "measured") -> Row:
@@ -115,9 +159,7 @@ class Run:
     def _trained(self) -> PreTrainedModel:
         """The saved model, read back: the same whether this process trained it or one before."""
         if not is_whole(self.folder.model):
-            raise RunError(
-                f"{self.folder.model}: damaged; remove {self.folder.path} and run again to train once more."
-            )
+            raise RunError(f"{self.folder.model}: damaged; {self._remedy}")
         with quiet():
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.folder.model)
         return model
@@ -198,7 +240,7 @@ def save_model(model: PreTrainedModel, corpus: Corpus, context: int, folder: Pat
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=corpus.tokenizer, eos_token=END_OF_TEXT, model_max_length=context
     )
-    with atomic_folder(folder) as temporary, quiet(), writing(folder):
+    with atomic_folder(folder) as temporary, quiet(), writing(temporary):
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         seal(temporary, {})

@@ -1,0 +1,116 @@
+"""Files that a finished run has lost: named, mended or measured again, and never spread further."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from hessblocks.data import Corpus
+from hessblocks.errors import RunError
+from hessblocks.training import DamageWarning, Progress, compare
+from hessblocks.training.checkpoints import writing
+from hessblocks.training.run import save_model
+from tests.training.helpers import COMPARISON, MODEL, complete, files, numbers
+
+
+@pytest.fixture
+def finished(undisturbed: Path, tmp_path: Path) -> Path:
+    """A copy of the finished comparison."""
+    return Path(shutil.copytree(undisturbed, tmp_path / "out"))
+
+
+def damage_a_line(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:3], "{" + lines[3], *lines[4:]]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (damage_a_line, "its line 4 is damaged"),
+        (lambda path: path.write_text(path.read_text()[:-9]), "is damaged"),
+        (lambda path: path.write_text("[]\n"), "its line 1 is damaged"),
+        (lambda path: path.write_text(""), "absent or empty"),
+        (lambda path: path.unlink(), "absent or empty"),
+    ],
+    ids=["line", "end", "list", "empty", "absent"],
+)
+@pytest.mark.parametrize("preset", COMPARISON.presets)
+def test_damaged_metrics_of_a_finished_run_leave_the_gathered_ones_alone(
+    corpus: Corpus, finished: Path, damage: object, reason: str, preset: str
+) -> None:
+    run = finished / "runs" / f"{preset}-seed0"
+    gathered = {name: (finished / name).read_bytes() for name in ("metrics.jsonl", "results.csv")}
+    damage(run / "metrics.jsonl")  # type: ignore[operator]
+    with pytest.raises(RunError, match=f"metrics.jsonl: .*{reason}.*; remove .*{run.name} and run"):
+        complete(corpus, finished)
+    assert {name: (finished / name).read_bytes() for name in gathered} == gathered
+
+
+def test_the_remedy_for_damaged_metrics_works(
+    corpus: Corpus, undisturbed: Path, finished: Path
+) -> None:
+    shutil.rmtree(finished / "runs" / "pre-ln-seed0")
+    complete(corpus, finished)
+    assert numbers(finished) == numbers(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("lost", "step"),
+    [
+        (("initial,frobenius_norm", "layers.0.mlp.in"), "mapped-initial"),
+        (("final,frobenius_norm", ",full,"), "mapped-final"),
+        (("peak_memory",), "trained"),
+        (("initial,loss",), "trained"),
+        (("parameters",), "begun"),
+    ],
+    ids=str,
+)
+def test_rows_that_were_cut_out_are_measured_again(
+    corpus: Corpus, undisturbed: Path, finished: Path, lost: tuple[str, ...], step: str
+) -> None:
+    path = finished / "runs" / "sas-p-seed0" / "results.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not all(word in line for word in lost)]
+    assert len(kept) < len(lines)
+    path.write_text("".join(kept))
+    with pytest.warns(DamageWarning, match=f"lacks rows of sas-p, seed 0; measuring {step} again"):
+        compare(COMPARISON, corpus, finished, Progress())
+    assert numbers(finished) == numbers(undisturbed)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "seal.json"])
+def test_a_damaged_model_of_a_finished_run_is_said(
+    corpus: Corpus, undisturbed: Path, finished: Path, name: str
+) -> None:
+    model = finished / "runs" / "sas-p-seed0" / "model"
+    (model / name).write_bytes((model / name).read_bytes()[:-1])
+    with pytest.warns(DamageWarning, match="model is damaged; remove .*sas-p-seed0 and run again"):
+        compare(COMPARISON, corpus, finished, Progress())
+    assert numbers(finished) == numbers(undisturbed)
+
+
+def test_a_model_that_cannot_be_saved_leaves_the_one_before(
+    corpus: Corpus, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = finished / "runs" / "sas-p-seed0" / "model"
+    before = files(folder)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    model = MODEL.build("sas-p", corpus.vocab_size, seed=0)
+    with pytest.raises(RunError, match=r"--out: .* cannot be written \(No space left on device\)"):
+        save_model(model, corpus, MODEL.context, folder)
+    assert before
+    assert files(folder) == before
+
+
+def test_only_a_failing_writer_counts_as_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="shapes do not fit"), writing(tmp_path / "a"):
+        raise RuntimeError("shapes do not fit")
+    with pytest.raises(RunError, match="disk is full or failing"), writing(tmp_path / "b"):
+        torch.save(torch.zeros(10**6), "/dev/full")
