@@ -94,7 +94,7 @@ class KroneckerSum(ExactOperator):
         self.row_shape = row_shape
         self.column_shape = column_shape
         self.memory_limit = memory_limit
-        self.terms = _merged([term.collapsed() for term in terms])
+        self.terms = _merged([distinct(term.collapsed()) for term in terms])
         for term in self.terms:
             assert (term.row_shape, term.column_shape) == (row_shape, column_shape)
 
@@ -170,27 +170,26 @@ class KroneckerSum(ExactOperator):
     @cached_property
     def _square(self) -> float:
         """The squared norm."""
-        terms = [distinct(term) for term in self.terms]
-        by_gram = sum(inner_product_cost(a, b) for a, b in combinations_with_replacement(terms, 2))
-        by_assembling = sum(term.tokens * math.prod(term.sizes) for term in terms)
-        by_which = self._gram_square if by_gram <= by_assembling else self._assembled_square
-        return by_which(terms)
+        pairs = combinations_with_replacement(self.terms, 2)
+        by_gram = sum(inner_product_cost(a, b) for a, b in pairs)
+        by_assembling = sum(term.tokens * math.prod(term.sizes) for term in self.terms)
+        return self._gram_square() if by_gram <= by_assembling else self._assembled_square()
 
-    def _gram_square(self, terms: Sequence[KroneckerTerm]) -> float:
+    def _gram_square(self) -> float:
         total = 0.0
-        for a, b in combinations_with_replacement(terms, 2):
+        for a, b in combinations_with_replacement(self.terms, 2):
             weight = 1.0 if a is b else 2.0
             total += weight * inner_product(a, b, memory_limit=self.memory_limit)
         return total
 
-    def _assembled_square(self, terms: Sequence[KroneckerTerm]) -> float:
+    def _assembled_square(self) -> float:
         """Sum of squares of the assembled matrix, some of its rows at a time."""
         row_numbers = self.row_shape[1] * self.shape[1] + 1
         numbers = self.memory_limit // (3 * self.dtype.itemsize)
         total = 0.0
         for rows in chunks(self.row_shape[0], max(1, numbers // row_numbers)):
             strip = KroneckerSum(
-                [term.narrow_rows(rows) for term in terms],
+                [term.narrow_rows(rows) for term in self.terms],
                 row_shape=(rows.stop - rows.start, self.row_shape[1]),
                 column_shape=self.column_shape,
                 like=torch.empty(0, dtype=self.dtype, device=self.device),
@@ -210,7 +209,7 @@ class KroneckerSum(ExactOperator):
 
 
 def _merged(terms: Sequence[KroneckerTerm]) -> tuple[KroneckerTerm, ...]:
-    """Add up the matrices of terms that share their vectors; drop terms without tokens."""
+    """Add up the matrices of terms with the same vectors; drop terms without tokens."""
     kept: list[KroneckerTerm] = []
     for term in terms:
         twin = next((k for k, other in enumerate(kept) if _share_vectors(term, other)), None)
@@ -225,8 +224,12 @@ def _merged(terms: Sequence[KroneckerTerm]) -> tuple[KroneckerTerm, ...]:
 
 def _share_vectors(first: KroneckerTerm, second: KroneckerTerm) -> bool:
     return (
-        first.row is second.row
-        and first.column is second.column
+        _equal(first.row, second.row)
+        and _equal(first.column, second.column)
         and first.row_swapped == second.row_swapped
         and first.column_swapped == second.column_swapped
     )
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return first is second or torch.equal(first, second)

@@ -11,10 +11,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hessblocks.linalg.kronecker_gram import chunks
 from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
 
 FEWEST = 64
 """Tokens below which looking for equal ones does not pay."""
+WIDEST = 8
+"""How many times the numbers of a thin product its whole matrix may have to be worth multiplying out."""
+TOGETHER = 1 << 20
+"""Numbers of whole matrices that are held at a time."""
 
 
 def distinct(term: KroneckerTerm) -> KroneckerTerm:
@@ -22,14 +27,16 @@ def distinct(term: KroneckerTerm) -> KroneckerTerm:
 
     Cost: one pass over the vectors to find equal ones; N R W additions where they are merged.
     """
-    if term.tokens < FEWEST or term.matrices.shared:
+    if term.tokens < FEWEST or term.matrices.shared or _too_wide(term.matrices):
         return term
     found = _equal_tokens(term)
     if found is None:
         return term
     first, group = found
-    whole = term.matrices.whole()
-    summed = whole.new_zeros(len(first), *whole.shape[1:]).index_add_(0, group, whole)
+    _, R, _, W = term.sizes
+    summed = term.row.new_zeros(len(first), R, W)
+    for tokens in chunks(term.tokens, max(1, TOGETHER // (R * W))):
+        summed.index_add_(0, group[tokens], term.matrices.select(tokens).whole())
     row = term.row[first]
     return replace(
         term,
@@ -37,6 +44,11 @@ def distinct(term: KroneckerTerm) -> KroneckerTerm:
         column=row if term.column is term.row else term.column[first],
         matrices=TokenMatrices(right=summed, symmetric=term.matrices.symmetric),
     )
+
+
+def _too_wide(matrices: TokenMatrices) -> bool:
+    thin = matrices.rank * (matrices.rows + matrices.columns)
+    return matrices.left is not None and matrices.rows * matrices.columns > WIDEST * thin
 
 
 def _equal_tokens(term: KroneckerTerm) -> tuple[Tensor, Tensor] | None:
