@@ -21,7 +21,7 @@ def test_a_study_says_what_it_is_and_its_points_differ(name: str) -> None:
     study = find(name)
     assert study.title
     assert study.source
-    assert study.published.endswith((".", "!"))
+    assert study.published.endswith((".", "?"))
     sizes = []
     for scale in SCALES:
         points = study.points(scale)

@@ -10,6 +10,7 @@ from hessblocks.curvature import exact_attention_curvature
 from hessblocks.data.addition import addition_batch
 from hessblocks.studies import fig3a, mlp, one_matrix
 from hessblocks.studies.addition_model import addition_model
+from hessblocks.studies.compression import compressed
 from hessblocks.studies.exact_norms import exact_norms
 from hessblocks.studies.growth import GROUPS, measure
 from hessblocks.studies.growth_summary import averaged, by_curve
@@ -60,6 +61,27 @@ def test_exact_norms_of_the_last_layer_are_those_of_dense_autodiff(
         assert norms[group, "full"].method == "exact"
 
 
+@pytest.mark.parametrize("sigma", [0.01, 0.1, 1.0, 10.0])
+def test_single_precision_is_double_precision_to_a_thousandth(sigma: float) -> None:
+    (point,) = fig3a.settings("laptop", 1)[:1]
+    small = {**point, "width": 32, "sums": 8, "sigma": sigma}
+    single, double = (measure({**small, "precision": p}) for p in ("float32", "float64"))
+    for one, other in zip(single, double, strict=True):
+        assert one["value"] == pytest.approx(other["value"], rel=1e-3)
+        assert (one["value"] != other["value"]) == bool(other["value"])
+
+
+def test_compression_keeps_norms_and_drops_directions() -> None:
+    model = addition_model("softmax", layers=1, width=48, sigma=0.5, seed=0)
+    norms = exact_norms(model, BATCH, "cross-entropy", ("query", "key", "value", "projection"))
+    whole = exact_attention_curvature(model, BATCH)
+    for (group, part), norm in norms.items():
+        truth = whole.block(group, group, part).frobenius_norm()
+        assert norm.value == pytest.approx(truth, rel=1e-10)
+    small = compressed(whole.layer)
+    assert small.x.shape[-1] < 30 < whole.layer.x.shape[-1]
+
+
 @pytest.mark.parametrize(
     ("block", "loss"), [("softmax", "cross-entropy"), ("linear-alone", "squares")]
 )
@@ -69,7 +91,14 @@ def test_estimates_of_earlier_layers_are_within_three_errors_of_dense_autodiff(
     model = addition_model(block, layers=2, width=6, sigma=0.5, seed=3)
     monkeypatch.setattr("hessblocks.studies.growth.addition_model", lambda *_, **__: model)
     monkeypatch.setattr("hessblocks.studies.growth.addition_batch", lambda *_, **__: BATCH)
-    shared = {"study": "x", "sums": 3, "sigma": 0.5, "seed": 0, "probes": 24}
+    shared = {
+        "study": "x",
+        "precision": "float64",
+        "sums": 3,
+        "sigma": 0.5,
+        "seed": 0,
+        "probes": 24,
+    }
     rows = measure({**shared, "block": block, "loss": loss, "layers": 2, "width": 6})
     first = {row["group"]: row for row in rows if row["layer"] == 0 and row["part"] == "full"}
     for group in GROUPS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,14 @@ from torch.func import jacrev
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from hessblocks.curvature import PARTS, Part, exact_attention_curvature
+from hessblocks.curvature import PARTS, Part
 from hessblocks.curvature.batches import unpack
+from hessblocks.curvature.downstream import TokenDerivatives, token_derivatives
 from hessblocks.curvature.last_attention import LastAttention, last_attention
 from hessblocks.curvature.losses import IGNORED, causal_targets
 from hessblocks.errors import unknown_name
 from hessblocks.linalg import Estimate
+from hessblocks.studies.compression import compressed
 from hessblocks.theory import AttentionHessian, TokenCurvature
 
 Norms = dict[tuple[str, Part], Estimate]
@@ -28,18 +30,28 @@ def exact_norms(
 ) -> Norms:
     """Frobenius norms of H_o, H_f and H for groups of the last attention, in closed form.
 
+    The same as `exact_attention_curvature` gives, about twice as fast where the inputs span few
+    directions, and for the squared loss too.
+
     Args:
-        model: a causal language model; for `squares` everything behind the attention is linear.
+        model: a causal language model with one head; for `squares` everything behind the attention
+            is linear.
         batch: `input_ids` and `labels`, (sequences, tokens).
         loss: cross-entropy or squares (mean over labelled tokens, and over classes).
-        groups: among query (query_key where there is one matrix), key, value, projection.
+        groups: among query, key, value, projection.
 
     Raises:
         ArgumentError: an unknown loss, or a model that the closed form does not cover.
     """
-    if loss not in _HESSIANS:
-        raise unknown_name("loss", loss, _HESSIANS)
-    hessian = _HESSIANS[loss](model, batch)
+    if loss not in _BEHIND:
+        raise unknown_name("loss", loss, _BEHIND)
+    unpacked = unpack(batch, next(model.parameters()).device)
+    labels = causal_targets(unpacked)
+    valid = labels != IGNORED
+    found = last_attention(model, unpacked)
+    with torch.no_grad():
+        behind = _BEHIND[loss](found, labels, valid)
+        hessian = _hessian(found, behind, valid)
     return {
         (group, part): Estimate(
             value=hessian.block(group, group, part).frobenius_norm(), method="exact"
@@ -49,32 +61,51 @@ def exact_norms(
     }
 
 
-def _squares(model: PreTrainedModel, batch: Mapping[str, Any]) -> AttentionHessian:
+def _hessian(found: LastAttention, behind: TokenDerivatives, valid: Tensor) -> AttentionHessian:
+    """The Hessian of the layer in few coordinates; tokens without label add nothing."""
+
+    def everywhere(values: Tensor) -> Tensor:
+        out = values.new_zeros(valid.numel(), *values.shape[1:])
+        out[valid.flatten()] = values
+        return out
+
+    functional = behind.functional
+    return AttentionHessian(
+        compressed(found.layer),
+        gradient=everywhere(behind.gradient).view(*valid.shape, -1),
+        curvature=TokenCurvature(factor=everywhere(behind.factor)),
+        functional_curvature=(
+            None if functional is None else TokenCurvature(matrix=everywhere(functional))
+        ),
+    )
+
+
+def _cross_entropy(found: LastAttention, labels: Tensor, valid: Tensor) -> TokenDerivatives:
+    count = int(valid.sum())
+    sides = tuple(side[valid] for side in found.sides)
+    weights = found.attended.new_full((count,), 1 / count)
+    return token_derivatives(found.network, found.attended[valid], sides, labels[valid], weights)
+
+
+def _squares(found: LastAttention, labels: Tensor, valid: Tensor) -> TokenDerivatives:
     """The squared loss against one-hot targets, with a linear map M behind the attention.
 
     With f = M a the logits of n tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC) MᵀM.
     """
-    unpacked = unpack(batch, next(model.parameters()).device)
-    labels = causal_targets(unpacked)
-    valid = labels != IGNORED
-    found = last_attention(model, unpacked)
-    with torch.no_grad():
-        residual, linear_map = _linear_behind(found, labels, valid)
-    share = 2 / residual.numel()
-    gradient = torch.zeros_like(found.attended)
-    gradient[valid] = share * residual @ linear_map
-    factor = linear_map.new_zeros(valid.numel(), *linear_map.shape)
-    factor[valid.flatten()] = share**0.5 * linear_map
-    return AttentionHessian(found.layer, gradient=gradient, curvature=TokenCurvature(factor=factor))
-
-
-def _linear_behind(found: LastAttention, labels: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Residuals f − y of the labelled tokens, and M."""
+    attended = found.attended[valid]
     sides = tuple(side[valid] for side in found.sides)
-    logits = found.network(found.attended[valid], *sides)
-    first = [side[0] for side in sides]
-    linear_map: Tensor = jacrev(found.network)(found.attended[valid][0], *first)
-    return logits - F.one_hot(labels[valid], logits.shape[-1]), linear_map
+    logits = found.network(attended, *sides)
+    linear_map: Tensor = jacrev(found.network)(attended[0], *(side[0] for side in sides))
+    residual = logits - F.one_hot(labels[valid], logits.shape[-1])
+    share = 2 / residual.numel()
+    return TokenDerivatives(
+        gradient=share * residual @ linear_map,
+        factor=(share**0.5 * linear_map).expand(len(attended), -1, -1),
+        functional=None,
+    )
 
 
-_HESSIANS = {"cross-entropy": exact_attention_curvature, "squares": _squares}
+_BEHIND: dict[str, Callable[[LastAttention, Tensor, Tensor], TokenDerivatives]] = {
+    "cross-entropy": _cross_entropy,
+    "squares": _squares,
+}

@@ -46,7 +46,9 @@ def published() -> list[Row]:
 
 def settings(scale: Scale, seeds: int | None) -> list[Settings]:
     """Points of a scale."""
-    return growth_settings("fig3a", "softmax", "cross-entropy", SIZES[scale], seeds)
+    return growth_settings(
+        "fig3a", "softmax", "cross-entropy", SIZES[scale], seeds, precision="float32"
+    )
 
 
 def summarise(rows: Sequence[Row]) -> Summary:

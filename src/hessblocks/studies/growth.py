@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from hessblocks.curvature import Problem, group_norms, parameter_groups
@@ -45,9 +46,24 @@ def logspace(first: float, last: float, count: int) -> tuple[float, ...]:
 
 
 def growth_settings(
-    study: str, block: str, loss: str, size: Size, seeds: int | None
+    study: str,
+    block: str,
+    loss: str,
+    size: Size,
+    seeds: int | None,
+    precision: str = "float64",
 ) -> list[Settings]:
-    """One point for each depth, σ and seed."""
+    """One point for each depth, σ and seed.
+
+    Args:
+        study: name of the study.
+        block: name in `addition_model.BLOCKS`.
+        loss: name in `losses.LOSSES`.
+        size: sizes.
+        seeds: repetitions; None means those of `size`.
+        precision: float64 or float32, which is twice as fast; for one layer without norm its norms are
+            those of float64 to 1e-3, and to 1e-5 for σ up to 1.
+    """
     return [
         {
             "study": study,
@@ -59,6 +75,7 @@ def growth_settings(
             "sigma": sigma,
             "seed": seed,
             "probes": size.probes,
+            "precision": precision,
         }
         for layers in size.layers
         for sigma in size.sigmas
@@ -79,6 +96,7 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
         sigma=number(settings, "sigma"),
         seed=draw,
     )
+    model.to(getattr(torch, word(settings, "precision")))
     batch = addition_batch(whole(settings, "sums"), seed=draw)
     layers = whole(settings, "layers")
     rows = []

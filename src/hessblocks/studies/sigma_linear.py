@@ -38,7 +38,9 @@ EXPECTED = (
 
 def settings(scale: Scale, seeds: int | None) -> list[Settings]:
     """Points of a scale; both ranges of σ together."""
-    return growth_settings("sigma-linear", "softmax", "cross-entropy", SIZES[scale], seeds)
+    return growth_settings(
+        "sigma-linear", "softmax", "cross-entropy", SIZES[scale], seeds, precision="float32"
+    )
 
 
 def summarise(rows: Sequence[Row]) -> Summary:
