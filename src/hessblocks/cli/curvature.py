@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from hessblocks.cli.curvature_data import Sample
     from hessblocks.cli.curvature_model import Subject
+    from hessblocks.cli.curvature_run import CurvatureRunSettings
     from hessblocks.curvature import Part
-    from hessblocks.report.curvature_results import CurvatureResults
 
 SHOWN = 40
 """Groups in the terminal's table; the page has them all."""
@@ -85,49 +85,63 @@ def curvature(
     """Measure the curvature of a causal language model; --depth to --vocab-size are for presets."""
     wanted = _parts(parts)
     from hessblocks.cli.curvature_data import Sample
-    from hessblocks.cli.curvature_run import CurvatureRun, CurvatureRunSettings
-    from hessblocks.cli.progress import make_progress
-    from hessblocks.curvature import Problem, parameter_groups, select_groups
-    from hessblocks.report.curvature_page import write_curvature_report
-    from hessblocks.report.curvature_results import load_curvature
-    from hessblocks.training import claimed, resolve_device
+    from hessblocks.cli.curvature_run import CurvatureRunSettings
+    from hessblocks.training import resolve_device
 
-    start = time.perf_counter()
-    progress = make_progress()
-    chosen = resolve_device(device)
     sample = Sample(data=data, sequences=sequences, tokens=tokens, seed=seed)
-    sizes = {"depth": depth, "width": width, "heads": heads}
+    sizes = {"depth": depth, "width": width, "heads": heads, "vocab_size": vocab_size}
     settings = CurvatureRunSettings(
         parts=wanted, probes=probes, map=whole_map, spectrum=spectrum, level=level, seed=seed
     )
+    start = time.perf_counter()
     with contextlib.redirect_stdout(sys.stderr), _interruptible():
-        with progress.stage("model and data"):
-            subject, batch = _subject_and_batch(source, sample, sizes, vocab_size, seed)
-            patterns = [pattern.strip() for pattern in groups.split(",") if pattern.strip()]
-            known = parameter_groups(subject.model, level=level)
-            selected = select_groups(known, patterns)
-            if not selected:
-                raise ArgumentError("--groups: expected patterns with commas, got none.")
-        folder = out or Path("runs", f"curvature-{subject.name.replace('/', '-')}")
-        config = {
-            "command": "curvature",
-            "source": source,
-            "model": {
-                "name": subject.name,
-                "parameters": sum(group.size for group in known.values()),
-                "fingerprint": subject.fingerprint(),
-            },
-            "data": {"name": data, "sequences": sequences, "tokens": tokens},
-            "groups": list(selected),
-            "curvature": {**asdict(settings), "parts": list(wanted)},
-            "device": chosen,
-        }
-        problem = Problem(subject.model.to(chosen), batch, loss="causal-lm")
-        with claimed(folder, config):
-            CurvatureRun(subject.name, problem, selected, settings, folder).complete(progress)
-            with progress.stage("report"):
-                page = write_curvature_report(folder)
-    _show(load_curvature(folder), page, time.perf_counter() - start, as_json=as_json)
+        page = _carry_out(source, sample, sizes, groups, settings, resolve_device(device), out)
+    _show(page, time.perf_counter() - start, as_json=as_json)
+
+
+def _carry_out(
+    source: str,
+    sample: Sample,
+    sizes: Mapping[str, int],
+    patterns: str,
+    settings: CurvatureRunSettings,
+    device: str,
+    out: Path | None,
+) -> Path:
+    """Measure, record and report; returns the page."""
+    from hessblocks.cli.curvature_run import CurvatureRun
+    from hessblocks.cli.progress import make_progress
+    from hessblocks.curvature import Problem, parameter_groups, select_groups
+    from hessblocks.report.curvature_page import write_curvature_report
+    from hessblocks.training import claimed
+
+    progress = make_progress()
+    with progress.stage("model and data"):
+        subject, batch = _subject_and_batch(source, sample, sizes, settings.seed)
+        known = parameter_groups(subject.model, level=settings.level)
+        names = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+        if not names:
+            raise ArgumentError("--groups: expected patterns with commas, got none.")
+        selected = select_groups(known, names)
+    config = {
+        "command": "curvature",
+        "source": source,
+        "model": {
+            "name": subject.name,
+            "parameters": sum(group.size for group in known.values()),
+            "fingerprint": subject.fingerprint(),
+        },
+        "data": {"name": sample.data, "sequences": sample.sequences, "tokens": sample.tokens},
+        "groups": list(selected),
+        "curvature": {**asdict(settings), "parts": list(settings.parts)},
+        "device": device,
+    }
+    folder = out or Path("runs", f"curvature-{subject.name.replace('/', '-')}")
+    problem = Problem(subject.model.to(device), batch, loss="causal-lm")
+    with claimed(folder, config):
+        CurvatureRun(subject.name, problem, selected, settings, folder).complete(progress)
+        with progress.stage("report"):
+            return write_curvature_report(folder)
 
 
 def _parts(text: str) -> tuple[Part, ...]:
@@ -143,7 +157,7 @@ def _parts(text: str) -> tuple[Part, ...]:
 
 
 def _subject_and_batch(
-    source: str, sample: Sample, sizes: Mapping[str, int], vocab_size: int, seed: int
+    source: str, sample: Sample, sizes: Mapping[str, int], seed: int
 ) -> tuple[Subject, dict[str, Tensor]]:
     """The model, and tokens that it knows."""
     from hessblocks.cli import curvature_data as feed
@@ -161,9 +175,9 @@ def _subject_and_batch(
         return subject, draw(subject, sample)
     sizes = {**sizes, "context": sample.tokens}
     if sample.random:
-        subject = models.fresh_model(preset, {**sizes, "vocab_size": vocab_size}, seed)
+        subject = models.fresh_model(preset, sizes, seed)
         return subject, feed.random_batch(subject, sample)
-    corpus = sample.corpus(vocab_size)
+    corpus = sample.corpus(sizes["vocab_size"])
     subject = models.fresh_model(preset, {**sizes, "vocab_size": corpus.vocab_size}, seed)
     return subject, feed.corpus_batch(corpus, sample)
 
@@ -176,10 +190,12 @@ def _interruptible() -> Any:
         raise RunError("interrupted; the same command goes on where it stopped.") from None
 
 
-def _show(results: CurvatureResults, page: Path, seconds: float, *, as_json: bool) -> None:
-    from hessblocks.cli.curvature_table import curvature_table, summary_lines
+def _show(page: Path, seconds: float, *, as_json: bool) -> None:
+    from hessblocks.cli.curvature_screen import curvature_table, summary_lines
     from hessblocks.cli.tables import console
+    from hessblocks.report.curvature_results import load_curvature
 
+    results = load_curvature(page.parent)
     if as_json:
         print(json.dumps(results.summary(seconds=seconds), allow_nan=False))
         return

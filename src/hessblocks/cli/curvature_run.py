@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hessblocks.cli.curvature_tables import Tables
 from hessblocks.curvature import (
-    CurvatureMap,
     Functional,
     Hessian,
     OuterProduct,
@@ -24,13 +22,11 @@ from hessblocks.curvature import (
     exact_attention_curvature,
 )
 from hessblocks.curvature.columns import ColumnSquares, column_squares
-from hessblocks.curvature.map import combine_columns, heterogeneity
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.files import write_json, write_text
+from hessblocks.files import write_json
 from hessblocks.linalg import Estimate, spectral_density
 from hessblocks.theory import AttentionHessian
 from hessblocks.training import Progress
-from hessblocks.training.results import Row, write_rows
 
 OPERATORS = {"outer": OuterProduct, "functional": Functional, "full": Hessian}
 ATTENTION = ("query", "key", "value", "projection")
@@ -38,8 +34,6 @@ EXACT_WORK = 10**12
 """Multiplications behind the last attention above which its closed form is left to the probes."""
 SPECTRUM = {"steps": 40, "probes": 10, "points": 256}
 """Lanczos steps, probes and points of a spectrum."""
-MAP_COLUMNS = ("row", "column", "part", "value", "standard_error", "method")
-SPECTRUM_COLUMNS = ("group", "part", "eigenvalue", "density", "standard_error", "method")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +87,14 @@ class CurvatureRun:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
         """
         records: dict[str, dict[str, Any]] = {}
+        tables = Tables(
+            folder=self.folder,
+            name=self.name,
+            seed=self.settings.seed,
+            parts=self.settings.parts,
+            groups=self.groups,
+            loss=self.problem.value(),
+        )
         with progress.stage("curvature", self.name, len(self.groups)):
             for count, name in enumerate(self.groups, start=1):
                 path = self.folder / "groups" / f"{name}.json"
@@ -101,7 +103,7 @@ class CurvatureRun:
                 else:
                     records[name] = self._measure(name)
                     write_json(path, records[name])
-                self._write_tables(records)
+                tables.write(records)
                 progress.step(count, None)
 
     def _measure(self, name: str) -> dict[str, Any]:
@@ -190,64 +192,6 @@ class CurvatureRun:
             "method": found.method,
         }
 
-    def _write_tables(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """results.csv and spectra.csv of the groups so far; map.csv once all are there."""
-        rows = [
-            self._norm_row(record, part) for record in records.values() for part in record["norms"]
-        ]
-        if len(records) == len(self.groups):
-            rows += self._summary_rows(records)
-        write_rows(self.folder / "results.csv", rows)
-        if self.settings.spectrum:
-            _write_table(self.folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
-        if self.settings.map and len(records) == len(self.groups):
-            table = [row for one in self._maps(records) for row in one.to_rows()]
-            _write_table(self.folder / "map.csv", MAP_COLUMNS, table)
-
-    def _norm_row(self, record: Mapping[str, Any], part: Part) -> Row:
-        norm = record["norms"][part]
-        return Row(
-            preset=self.name,
-            seed=self.settings.seed,
-            quantity="frobenius_norm",
-            layer=record["layer"],
-            group=record["group"],
-            role=record["role"],
-            part=part,
-            value=norm["value"],
-            standard_error=norm["standard_error"],
-            method=norm["method"],
-        )
-
-    def _summary_rows(self, records: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-        """Loss, heterogeneity of each part, and the off-diagonal shares."""
-        loss = Estimate(value=self.problem.value(), method="exact")
-        rows = [self._whole_row("loss", "", loss)]
-        for part in self.settings.parts:
-            norms = {name: Estimate(**record["norms"][part]) for name, record in records.items()}
-            rows.append(self._whole_row("heterogeneity", part, heterogeneity(norms).ratio))
-        if self.settings.map:
-            rows += [
-                self._whole_row("off_diagonal_share", one.part, one.off_diagonal_share)
-                for one in self._maps(records)
-            ]
-        return rows
-
-    def _whole_row(self, quantity: str, part: str, found: Estimate) -> Row:
-        return Row(
-            preset=self.name,
-            seed=self.settings.seed,
-            quantity=quantity,
-            part=part,
-            value=found.value,
-            standard_error=found.standard_error,
-            method=found.method,
-        )
-
-    def _maps(self, records: Mapping[str, Mapping[str, Any]]) -> list[CurvatureMap]:
-        columns = [ColumnSquares(**records[name]["column"]) for name in self.groups]
-        return [combine_columns(self.groups, columns, part) for part in self.settings.parts]
-
 
 def _closed_form_name(role: str, known: Sequence[str]) -> str | None:
     """The closed form's name of a role: query and key may be one matrix there."""
@@ -259,32 +203,6 @@ def _closed_form_name(role: str, known: Sequence[str]) -> str | None:
 def _numbers(values: Tensor) -> list[float]:
     found: list[float] = values.double().cpu().tolist()
     return found
-
-
-def _spectrum_rows(records: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "group": name,
-            "part": part,
-            "eigenvalue": eigenvalue,
-            "density": density,
-            "standard_error": error,
-            "method": found["method"],
-        }
-        for name, record in records.items()
-        for part, found in record["spectra"].items()
-        for eigenvalue, density, error in zip(
-            found["eigenvalue"], found["density"], found["standard_error"], strict=True
-        )
-    ]
-
-
-def _write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
 
 
 def _read(path: Path) -> dict[str, Any]:
