@@ -115,7 +115,7 @@ HESSBLOCKS = [
         norm=r"((attention|mlp)_norm|attention\.(query|key)_norm)\.\w+",
         extra=(
             Rule(
-                pattern=_LAYERS + r"(attention\.gains\.\w+|(attention|mlp)_branch\.gain)",
+                pattern=_LAYERS + r"(attention\.gains\.\w+|(attention|mlp)_branch\.(gain|skip))",
                 name="layers.{layer}.gains",
                 role="gain",
             ),
