@@ -70,6 +70,52 @@ def test_an_unknown_preset_to_train(shell: Shell, tmp_path: Path) -> None:
     assert "preset: 'sas-q' is unknown; did you mean 'sas-p'" in sentence(outcome)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "--depth", "0"],
+        ["compare", "--steps", "many"],
+        ["train"],
+        ["trian"],
+        ["--nonsense"],
+        ["train", "--nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_one_sentence(shell: Shell, words: list[str]) -> None:
+    outcome = shell(*words)
+    assert outcome.status == 2
+    (line,) = outcome.errors.splitlines()
+    assert line.startswith("hessblocks: ")
+    assert outcome.output == ""
+
+
+def test_no_words_at_all_give_the_help(shell: Shell) -> None:
+    outcome = shell()
+    assert outcome.status == 2
+    assert "Usage: hessblocks" in outcome.errors
+    assert "reproduce" in outcome.errors
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "zzz"], "preset: 'zzz' is unknown"),
+        (["train", "sas", "--heads", "3"], "--heads: 3 heads do not divide the width 128"),
+        (["compare", "--heads", "3"], "--heads: 3 heads do not divide the width 128"),
+        (["compare", "--vocab-size", "0"], "--vocab-size: expected"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_built_is_refused_before_any_data_is_read(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
+) -> None:
+    monkeypatch.setattr("hessblocks.cli.work.load_corpus", lambda *_: pytest.fail("data read"))
+    outcome = shell(*words)
+    assert outcome.status == 2
+    assert expected in sentence(outcome)
+
+
 def test_an_unknown_command(shell: Shell) -> None:
     outcome = shell("trian")
     assert outcome.status == 2

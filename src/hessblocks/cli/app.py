@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -28,6 +29,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+_UsageError: Any = typer.BadParameter.__base__
+"""What typer raises for a wrong command line; it has no public name in every version."""
 for command in (demo, presets, compare, train, curvature, verify, reproduce, report):
     app.command()(command)
 
@@ -45,13 +48,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            typer.main.get_command(app).main(words, prog_name="hessblocks")
+            command = typer.main.get_command(app)
+            status = command.main(words, prog_name="hessblocks", standalone_mode=False)
+        except _UsageError as error:
+            return _refuse(error, words)
         except HessblocksError as error:
             _complain(str(error), words)
             return error.exit_status
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 0
-    return 0
+    return status if isinstance(status, int) else 0
+
+
+def _refuse(error: Any, words: Sequence[str]) -> int:
+    """One sentence on words that are no command line; the help where there are none."""
+    if words:
+        _complain(error.format_message(), words)
+    else:
+        error.show()
+    return 2
 
 
 def _complain(message: str, words: Sequence[str]) -> None:

@@ -65,8 +65,12 @@ def compare(
         ),
         device=training.resolve_device(device),
     )
+    for name in names:
+        settings.model.check_sizes(name, vocab_size)
     carry_out(
-        lambda corpus, progress: training.compare(settings, corpus, out, progress),
+        lambda corpus, progress, report: training.compare(
+            settings, corpus, out, progress, finish=report
+        ),
         data=data,
         vocab_size=vocab_size,
         out=out,

@@ -36,7 +36,9 @@ def demo(
         device=resolve_device(device),
     )
     carry_out(
-        lambda corpus, progress: compare(settings, corpus, out, progress, "demo"),
+        lambda corpus, progress, report: compare(
+            settings, corpus, out, progress, "demo", finish=report
+        ),
         data=None,
         vocab_size=4096,
         out=out,

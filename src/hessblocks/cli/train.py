@@ -58,8 +58,11 @@ def train(
         ),
         device=training.resolve_device(device),
     )
+    settings.model.check_sizes(preset, vocab_size)
     carry_out(
-        lambda corpus, progress: training.train(settings, corpus, folder, progress),
+        lambda corpus, progress, report: training.train(
+            settings, corpus, folder, progress, finish=report
+        ),
         data=data,
         vocab_size=vocab_size,
         out=folder,

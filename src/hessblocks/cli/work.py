@@ -20,7 +20,7 @@ from hessblocks.report.page import write_report
 from hessblocks.report.table import ComparisonRow, comparison_rows, summary
 from hessblocks.training import Progress
 
-Work = Callable[[Corpus, Progress], None]
+Work = Callable[[Corpus, Progress, Callable[[Path], None]], None]
 
 
 def carry_out(
@@ -29,7 +29,7 @@ def carry_out(
     """Do the work on the data, write the report, and show the results.
 
     Args:
-        work: fills `out`.
+        work: fills `out`, then calls its last argument to write the report there.
         data: file or folder of text; None means Python's standard library.
         vocab_size: entries of the vocabulary.
         out: run folder.
@@ -41,12 +41,15 @@ def carry_out(
     """
     start = time.perf_counter()
     progress = make_progress()
+
+    def report(folder: Path) -> None:
+        with progress.stage("report"):
+            write_report(folder)
+
     with contextlib.redirect_stdout(sys.stderr), _interruptible():
         with progress.stage("data"):
             corpus = load_corpus(data, vocab_size)
-        work(corpus, progress)
-        with progress.stage("report"):
-            page = write_report(out)
+        work(corpus, progress, report)
     results = load_results(out)
     seconds = time.perf_counter() - start
     if as_json:
@@ -55,7 +58,7 @@ def carry_out(
     screen = console()
     _show(screen, comparison_rows(results))
     screen.print(time_line(progress.seconds, seconds))
-    screen.print(f"\nreport  {page}\nnext    {hint}", soft_wrap=True)
+    screen.print(f"\nreport  {out / 'report.html'}\nnext    {hint}", soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -97,6 +97,13 @@ def user_files(path: Path) -> Source:
     Raises:
         ArgumentError: there is nothing at `path`, it cannot be read, or holds no file.
     """
+    try:
+        return _user_files(path)
+    except OSError as error:
+        raise _unreadable(error.filename or path, error) from error
+
+
+def _user_files(path: Path) -> Source:
     if not path.is_file() and not path.is_dir():
         raise ArgumentError(f"--data: {path} is no file or folder; give one that exists.")
     root, paths = (path, list(_files(path))) if path.is_dir() else (path.parent, [path.name])

@@ -3,7 +3,7 @@
 from hessblocks.training.callbacks import DivergenceWarning
 from hessblocks.training.checkpoints import CheckpointWarning
 from hessblocks.training.compare import ComparisonSettings, compare
-from hessblocks.training.folder import EnvironmentWarning, RunFolder, claimed
+from hessblocks.training.folder import EnvironmentWarning, RunFolder, claimed, locked
 from hessblocks.training.progress import Progress
 from hessblocks.training.run import DamageWarning, Run, train
 from hessblocks.training.settings import (
@@ -29,6 +29,7 @@ __all__ = [
     "TrainingSettings",
     "claimed",
     "compare",
+    "locked",
     "resolve_device",
     "train",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -88,6 +88,7 @@ def compare(
     out: Path,
     progress: Progress,
     command: str = "compare",
+    finish: Callable[[Path], object] | None = None,
 ) -> None:
     """Train and map every run that `out` does not hold yet, and gather the results.
 
@@ -97,6 +98,7 @@ def compare(
         out: run folder, new or of the same comparison.
         progress: told what is going on.
         command: its name in config.json.
+        finish: given the folder when all is done, before another process may write there.
 
     Raises:
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
@@ -111,6 +113,8 @@ def compare(
             own.prepare(run.config(command, corpus))
             Run(run, corpus, own, progress).complete()
             _gather(folder, settings)
+        if finish:
+            finish(out)
 
 
 def _gather(folder: RunFolder, settings: ComparisonSettings) -> None:

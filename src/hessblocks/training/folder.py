@@ -119,7 +119,19 @@ def claimed(path: Path, config: Mapping[str, Any]) -> Iterator[RunFolder]:
         ArgumentError: it holds something else.
         RunError: it cannot be written, or another process writes there.
     """
-    folder = RunFolder(path)
+    with locked(path):
+        folder = RunFolder(path)
+        folder.prepare(config)
+        yield folder
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """The folder for this process alone, made where it is missing; the lock goes with the process.
+
+    Raises:
+        RunError: it cannot be written, or another process writes there.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path / ".hessblocks.lock", timeout=0)
@@ -133,8 +145,7 @@ def claimed(path: Path, config: Mapping[str, Any]) -> Iterator[RunFolder]:
             f"--out: {path} cannot be written ({error.strerror or error}); choose another folder."
         ) from error
     try:
-        folder.prepare(config)
-        yield folder
+        yield
     finally:
         lock.release()
 

@@ -6,7 +6,7 @@ import math
 import shutil
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -211,7 +211,12 @@ class Run:
 
 
 def train(
-    settings: RunSettings, corpus: Corpus, out: Path, progress: Progress, command: str = "train"
+    settings: RunSettings,
+    corpus: Corpus,
+    out: Path,
+    progress: Progress,
+    command: str = "train",
+    finish: Callable[[Path], object] | None = None,
 ) -> None:
     """One run in a folder of its own, or what is left of it.
 
@@ -221,6 +226,7 @@ def train(
         out: run folder, new or of the same run.
         progress: told what is going on.
         command: its name in config.json.
+        finish: given the folder when all is done, before another process may write there.
 
     Raises:
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
@@ -229,6 +235,8 @@ def train(
     settings.model.check(settings.preset, corpus)
     with claimed(out, settings.config(command, corpus)) as folder:
         Run(settings, corpus, folder, progress).complete()
+        if finish:
+            finish(out)
 
 
 def save_model(model: PreTrainedModel, corpus: Corpus, context: int, folder: Path) -> None:

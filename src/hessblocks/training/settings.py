@@ -39,14 +39,22 @@ class ModelSettings:
         torch.manual_seed(seed)
         return build(preset, vocab_size=vocab_size, **asdict(self))
 
+    def check_sizes(self, preset: str, vocab_size: int) -> None:
+        """Refuse what cannot be built, without memory for the weights and before any data is read.
+
+        Raises:
+            ArgumentError: an unknown preset, or sizes that do not fit.
+        """
+        with torch.device("meta"):
+            self.build(preset, vocab_size, seed=0)
+
     def check(self, preset: str, corpus: Corpus) -> None:
         """Refuse what cannot be built or trained, without memory for the weights.
 
         Raises:
             ArgumentError: an unknown preset, sizes that do not fit, or too little data.
         """
-        with torch.device("meta"):
-            self.build(preset, corpus.vocab_size, seed=0)
+        self.check_sizes(preset, corpus.vocab_size)
         for split in ("train", "validation"):
             corpus.windows(split, self.context)
 
