@@ -109,7 +109,7 @@ def test_the_demo_compares_the_five_blocks(
 ) -> None:
     asked: list[ComparisonSettings] = []
 
-    def remember(settings: ComparisonSettings, *_: object) -> None:
+    def remember(settings: ComparisonSettings, *_: object, **__: object) -> None:
         asked.append(settings)
         raise KeyboardInterrupt
 

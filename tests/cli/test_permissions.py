@@ -25,6 +25,8 @@ def locked_away(tmp_path: Path) -> Path:
 def complaint(words: list[str], folder: Path, errors: Path) -> tuple[int | None, str]:
     """Exit status and last line of a command without permission to enter the folder."""
 
+    main([*words[:-1], "/nowhere"])  # imports all that the user without permissions could not
+
     def closed() -> None:
         with errors.open("w") as file:
             os.dup2(file.fileno(), 2)
