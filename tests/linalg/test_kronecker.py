@@ -11,7 +11,8 @@ from hessblocks.linalg import BlockGrid, KroneckerSum
 from hessblocks.linalg.bounded_cache import BoundedCache
 from hessblocks.linalg.kronecker_distinct import distinct
 from hessblocks.linalg.kronecker_gram import inner_product
-from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
+from hessblocks.linalg.kronecker_matrices import TokenMatrices
+from hessblocks.linalg.kronecker_terms import KroneckerTerm
 
 ROWS, COLUMNS = (3, 3), (3, 3)
 ORDERS = [(row, column) for row in (False, True) for column in (False, True)]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hessblocks.theory.growth import GROWTH, Growth, measured_power
+from hessblocks.theory.growth import GROWTH, Growth
+from hessblocks.theory.growth_measured import measured_power
 
 WEIGHTS = {
     "softmax": ("query", "key", "value", "projection"),

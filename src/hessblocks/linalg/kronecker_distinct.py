@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hessblocks.linalg.kronecker_gram import chunks
-from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
+from hessblocks.linalg.kronecker_matrices import TokenMatrices
+from hessblocks.linalg.kronecker_terms import KroneckerTerm
 
 FEWEST = 64
 """Tokens below which looking for equal ones does not pay."""

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hessblocks.linalg.bounded_cache import BoundedCache
-from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
+from hessblocks.linalg.kronecker_matrices import TokenMatrices
+from hessblocks.linalg.kronecker_terms import KroneckerTerm
 
 
 def inner_product(first: KroneckerTerm, second: KroneckerTerm, *, memory_limit: int) -> float:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
+from hessblocks.linalg.kronecker_matrices import TokenMatrices
+from hessblocks.linalg.kronecker_terms import KroneckerTerm
 from hessblocks.theory.functional import product_gradient
 from hessblocks.theory.layer import AttentionLayer
 

@@ -9,23 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import unknown_name
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory.attention import AttentionHessian
-from hessblocks.theory.inputs import (
-    check_curvature,
-    check_gains,
-    check_input,
-    check_mask,
-    check_per_token,
-    check_weight,
-)
-from hessblocks.theory.layer import AttentionLayer
-from hessblocks.theory.token_curvature import TokenCurvature
+from hessblocks.theory.input_loss import checked_loss
+from hessblocks.theory.input_weights import checked_layer
+from hessblocks.theory.inputs import check_input
 
 
 def attention_hessian(
@@ -100,155 +92,8 @@ def attention_hessian(
     ):
         if choice not in known:
             raise unknown_name(name, choice, known)
-    layer = _layer(
+    layer = checked_layer(
         x, w_query, w_key, w_value, w_projection, query_key, gains, mask, scores, memory_limit
     )
-    gradient, token_curvature = _loss(layer, target, gradient, curvature, curvature_factor)
+    gradient, token_curvature = checked_loss(layer, target, gradient, curvature, curvature_factor)
     return AttentionHessian(layer, gradient=gradient, curvature=token_curvature)
-
-
-def _layer(
-    x: Tensor,
-    w_query: Tensor,
-    w_key: Tensor | None,
-    w_value: Tensor | None,
-    w_projection: Tensor | None,
-    query_key: str,
-    gains: Sequence[Tensor | float] | None,
-    mask: str | Tensor | None,
-    scores: str,
-    memory_limit: int,
-) -> AttentionLayer:
-    """The layer from checked weights."""
-    width = x.shape[2]
-    one_matrix = query_key == "one-matrix"
-    query = check_weight("w_query", w_query, width, x)
-    heads = query.shape[0]
-    key = _check_key(query, w_key, x, one_matrix=one_matrix)
-    value = _value_or_identity(w_value, heads, x)
-    projection = _projection_or_identity(w_projection, heads, value.shape[2], x)
-    gain_tensors = check_gains(gains, heads, x)
-    optional = (("key", w_key), ("value", w_value), ("projection", w_projection))
-    return AttentionLayer(
-        x=x,
-        query=query,
-        key=key,
-        value=value,
-        projection=projection,
-        permitted=check_mask(mask, x.shape[0], x),
-        scale=1.0 if one_matrix else query.shape[2] ** -0.5,
-        softmax=scores == "softmax",
-        gains=gain_tensors,
-        parameters=(
-            "query_key" if one_matrix else "query",
-            *(name for name, weight in optional if weight is not None),
-            *gain_tensors,
-        ),
-        memory_limit=memory_limit,
-    )
-
-
-def _check_key(
-    query: Tensor, w_key: Tensor | None, x: Tensor, *, one_matrix: bool
-) -> Tensor | None:
-    """W_K as (G, D, K), or None with one matrix."""
-    heads, width, head_width = query.shape
-    if one_matrix:
-        if w_key is not None:
-            raise ArgumentError("w_key: expected None with query_key='one-matrix', got a tensor")
-        if head_width != width:
-            raise ArgumentError(
-                f"w_query: expected (width, width) = ({width}, {width}) with query_key='one-matrix', "
-                f"got ({width}, {head_width})"
-            )
-        return None
-    if w_key is None:
-        raise ArgumentError("w_key: expected a tensor with query_key='two-matrix', got None")
-    key = check_weight("w_key", w_key, width, x)
-    _check_heads("w_key", key, heads)
-    if key.shape[2] != head_width:
-        raise ArgumentError(
-            f"w_key: expected (width, head width) = ({width}, {head_width}) as w_query has, "
-            f"got {tuple(w_key.shape)}"
-        )
-    return key
-
-
-def _value_or_identity(w_value: Tensor | None, heads: int, x: Tensor) -> Tensor:
-    """W_V as (G, D, V); for identity values the column blocks of the identity."""
-    width = x.shape[2]
-    if w_value is not None:
-        value = check_weight("w_value", w_value, width, x)
-        _check_heads("w_value", value, heads)
-        return value
-    if width % heads:
-        raise ArgumentError(
-            f"w_value: identity values need a width divisible by the heads, got width {width} and {heads} heads"
-        )
-    identity = torch.eye(width, dtype=x.dtype, device=x.device)
-    return identity.view(width, heads, -1).transpose(0, 1)
-
-
-def _projection_or_identity(
-    w_projection: Tensor | None, heads: int, value_width: int, x: Tensor
-) -> Tensor:
-    """W_O as (H, V, O); without projection the row blocks of the identity."""
-    if w_projection is None:
-        identity = torch.eye(heads * value_width, dtype=x.dtype, device=x.device)
-        return identity.view(heads, value_width, -1)
-    projection = check_weight("w_projection", w_projection, value_width, x)
-    if projection.shape[0] != heads:
-        raise ArgumentError(
-            f"w_projection: expected one (value width, out) matrix for each of the {heads} heads, "
-            f"got {tuple(w_projection.shape)}; use w_projection.view(heads, value_width, out)"
-        )
-    return projection
-
-
-def _check_heads(name: str, weight: Tensor, heads: int) -> None:
-    if heads % weight.shape[0]:
-        raise ArgumentError(
-            f"{name}: expected {heads} heads as w_query has, or a divisor of that, got {weight.shape[0]}"
-        )
-
-
-def _loss(
-    layer: AttentionLayer,
-    target: Tensor | None,
-    gradient: Tensor | None,
-    curvature: Tensor | None,
-    curvature_factor: Tensor | None,
-) -> tuple[Tensor, TokenCurvature]:
-    """Gradient (B, L, O) and curvature of each token."""
-    sequences, tokens, _ = layer.x.shape
-    out = layer.projection.shape[2]
-    if (target is None) == (gradient is None):
-        given = "neither" if target is None else "both"
-        raise ArgumentError(
-            "target, gradient: expected one of them: target= for the squared loss, "
-            f"or gradient= with curvature= or curvature_factor=; got {given}"
-        )
-    if target is not None:
-        if curvature is not None or curvature_factor is not None:
-            raise ArgumentError(
-                "curvature: expected None with target= (the squared loss has its own), got a tensor"
-            )
-        target = check_per_token("target", target, (sequences, tokens, out), layer.x)
-        factor = 2.0 / target.numel()
-        identity = torch.eye(out, dtype=layer.x.dtype, device=layer.x.device)
-        loss_curvature = TokenCurvature(matrix=factor * identity[None], positive_semidefinite=True)
-        return factor * (layer.output() - target), loss_curvature
-    assert gradient is not None
-    gradient = check_per_token("gradient", gradient, (sequences, tokens, out), layer.x)
-    if (curvature is None) == (curvature_factor is None):
-        given = "neither" if curvature is None else "both"
-        raise ArgumentError(
-            f"curvature, curvature_factor: expected one of them with gradient=, got {given}"
-        )
-    if curvature_factor is not None:
-        shape = (sequences, tokens, -1, out)
-        factor_rows = check_per_token("curvature_factor", curvature_factor, shape, layer.x)
-        return gradient, TokenCurvature(factor=factor_rows.flatten(0, 1))
-    assert curvature is not None
-    curvature = check_per_token("curvature", curvature, (sequences, tokens, out, out), layer.x)
-    return gradient, check_curvature(curvature)

@@ -27,7 +27,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hessblocks.linalg.kronecker_terms import KroneckerTerm, TokenMatrices
+from hessblocks.linalg.kronecker_matrices import TokenMatrices
+from hessblocks.linalg.kronecker_terms import KroneckerTerm
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.outer import gain_feature
 from hessblocks.theory.pieces import GAINS

@@ -1,7 +1,6 @@
-"""Checks of what a user hands to `attention_hessian`; every message names the argument.
+"""Checks of the input, mask and gains of `attention_hessian`; every message names the argument.
 
-Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
-O output width, C rank of a curvature factor.
+Letters: B sequences, L tokens, D width, H heads.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError
 from hessblocks.theory.pieces import GAINS
-from hessblocks.theory.token_curvature import TokenCurvature
 
 
 def check_input(x: Tensor) -> Tensor:
@@ -29,7 +27,7 @@ def check_input(x: Tensor) -> Tensor:
             "x: expected (batch, tokens, width) or (tokens, width), none of them 0, "
             f"got {tuple(x.shape)}"
         )
-    _check_finite("x", x)
+    check_finite("x", x)
     return x.detach() if x.ndim == 3 else x.detach()[None]
 
 
@@ -46,33 +44,8 @@ def check_tensor(name: str, tensor: Tensor, like: Tensor) -> Tensor:
             f"{name}: expected {like.dtype} on {like.device} as x is, "
             f"got {tensor.dtype} on {tensor.device}; use {name}.to(x.device, x.dtype)"
         )
-    _check_finite(name, tensor)
+    check_finite(name, tensor)
     return tensor.detach()
-
-
-def check_weight(name: str, weight: Tensor, rows: int | None, like: Tensor) -> Tensor:
-    """A weight as (heads, rows, columns).
-
-    Args:
-        name: of the argument.
-        weight: (rows, columns) for one head, or (heads, rows, columns).
-        rows: expected rows, or None for any.
-        like: the input.
-
-    Raises:
-        ArgumentError: wrong kind, dtype, device, shape, or entries that are not finite.
-    """
-    weight = check_tensor(name, weight, like)
-    if weight.ndim not in (2, 3) or weight.numel() == 0:
-        raise ArgumentError(
-            f"{name}: expected (in, out) or (heads, in, out), none of them 0, got {tuple(weight.shape)}"
-        )
-    if rows is not None and weight.shape[-2] != rows:
-        hint = f"; did you mean {name}.mT?" if weight.shape[-1] == rows else ""
-        raise ArgumentError(
-            f"{name}: expected {rows} rows (x @ w convention), got shape {tuple(weight.shape)}{hint}"
-        )
-    return weight if weight.ndim == 3 else weight[None]
 
 
 def check_mask(mask: str | Tensor | None, sequences: int, x: Tensor) -> Tensor:
@@ -132,7 +105,7 @@ def check_gains(
             raise ArgumentError(
                 f"gains: expected {name} as one number or ({heads},), got {tuple(gain.shape)}"
             )
-        _check_finite("gains", gain)
+        check_finite("gains", gain)
         out[name] = gain.reshape(-1).expand(heads)
     return out
 
@@ -145,51 +118,8 @@ def _gain(name: str, given: Tensor | float, like: Tensor) -> Tensor:
     return torch.tensor(given, dtype=like.dtype, device=like.device)
 
 
-def check_per_token(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A tensor of one value, vector or matrix a token, as (B, L, ...).
-
-    Args:
-        name: of the argument.
-        tensor: with the batch axis, or without where the batch is 1.
-        shape: expected, -1 for any length.
-        like: the input.
-
-    Raises:
-        ArgumentError: wrong kind, dtype, device, shape, or entries that are not finite.
-    """
-    tensor = check_tensor(name, tensor, like)
-    batched = tensor[None] if tensor.ndim == len(shape) - 1 and shape[0] == 1 else tensor
-    fits = batched.ndim == len(shape) and all(
-        expected in (-1, length) for expected, length in zip(shape, batched.shape, strict=True)
-    )
-    if not fits:
-        expected = ", ".join("any" if length == -1 else str(length) for length in shape)
-        raise ArgumentError(f"{name}: expected shape ({expected}), got {tuple(tensor.shape)}")
-    return batched
-
-
-def check_curvature(matrix: Tensor) -> TokenCurvature:
-    """A symmetric Λ for each token, (B, L, O, O), and whether it is positive semi-definite.
-
-    Raises:
-        ArgumentError: a matrix is not symmetric.
-    """
-    size = float(matrix.abs().amax())
-    tolerance = 100 * torch.finfo(matrix.dtype).eps * size
-    if float((matrix - matrix.mT).abs().amax()) > tolerance:
-        raise ArgumentError(
-            "curvature: expected a symmetric matrix for each token; "
-            "a factor R with RᵀR = curvature goes to curvature_factor="
-        )
-    flat = matrix.flatten(0, 1)
-    shifted = flat + tolerance * torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
-    _, failed = torch.linalg.cholesky_ex(shifted)
-    return TokenCurvature(
-        matrix=flat, positive_semidefinite=size == 0 or not bool((failed > 0).any())
-    )
-
-
-def _check_finite(name: str, tensor: Tensor) -> None:
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Raise an ArgumentError that tells the first entry that is not finite."""
     bad = ~tensor.isfinite()
     if bool(bad.any()):
         place = tuple(bad.nonzero()[0].tolist())
