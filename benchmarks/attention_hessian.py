@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from operator import matmul
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hessblocks as hb
+from benchmarks._timing import alternated, clocked
 from hessblocks.data.addition import IGNORED, addition_batch
 from hessblocks.files import atomic_path
 from hessblocks.studies.addition_model import addition_model
@@ -65,7 +65,8 @@ def whole_hessian(width: int, rounds: int) -> dict[str, float]:
     def theirs() -> Tensor:
         return torch.func.hessian(loss)(weights.flatten())
 
-    error = float((ours() - theirs()).norm() / theirs().norm())
+    expected = theirs()
+    error = float((ours() - expected).norm() / expected.norm())
     seconds = alternated({"ours": ours, "torch.func.hessian": theirs}, rounds)
     ratio = seconds["torch.func.hessian"] / seconds["ours"]
     print(
@@ -229,22 +230,6 @@ def draw(seconds: dict[str, list[float]], slopes: dict[str, float]) -> None:
     axes.legend()
     with atomic_path(FIGURE) as path:
         figure.savefig(path, dpi=150)
-
-
-def alternated(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each side, the sides taking turns."""
-    timed: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, run in sides.items():
-            timed[name].append(clocked(run))
-    return {name: statistics.median(values) for name, values in timed.items()}
-
-
-def clocked(run: Callable[[], object]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
