@@ -40,12 +40,14 @@ class LastAttention:
 
     def describes_model(self, valid: Bool[Tensor, "B L"]) -> bool:
         """Whether the layer, computed anew, gives the outputs that the model gave at the valid tokens."""
-        output = self.layer.output()
+        positions = valid.any(0).nonzero()[:, 0]
+        output = self.layer.output(positions)
         if self.projection_bias is not None:
             output = output + self.projection_bias
-        seen, size = self.attended[valid], self.attended[valid].abs().amax()
-        tolerance = 1e4 * torch.finfo(seen.dtype).eps * size
-        return bool((output[valid] - seen).abs().amax() <= tolerance)
+        counted = valid[:, positions]
+        seen = self.attended[:, positions][counted]
+        tolerance = 1e4 * torch.finfo(seen.dtype).eps * seen.abs().amax()
+        return bool((output[counted] - seen).abs().amax() <= tolerance)
 
 
 def last_attention(model: nn.Module, batch: Batch) -> LastAttention:

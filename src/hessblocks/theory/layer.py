@@ -106,13 +106,14 @@ class AttentionLayer:
             **{name: float(gain[index]) for name, gain in self.gains.items()},
         )
 
-    def output(self) -> Float[Tensor, "B L O"]:
-        """F(X), without the projection's bias."""
-        everywhere = torch.arange(self.x.shape[1], device=self.x.device)
+    def output(self, positions: Tensor | None = None) -> Float[Tensor, "B Q O"]:
+        """F(X), without the projection's bias, at some positions (Q,) or at all."""
+        if positions is None:
+            positions = torch.arange(self.x.shape[1], device=self.x.device)
         no_gradient = self.x.new_zeros(*self.x.shape[:2], self.projection.shape[2])
-        heads = (self.head(h, everywhere, no_gradient) for h in range(self.query.shape[0]))
+        heads = (self.head(h, positions, no_gradient) for h in range(self.query.shape[0]))
         total = torch.stack([head.values @ head.w_projection for head in heads]).sum(0)
-        return total.view(no_gradient.shape)
+        return total.view(self.x.shape[0], len(positions), -1)
 
     def _shared(self, weight: Tensor, head: int) -> Tensor:
         """The weight of the key-value head that this head uses."""
