@@ -59,9 +59,11 @@ def test_writing_and_reading_are_inverse() -> None:
     parameters = trainable(model)
     for group in parameter_groups(model).values():
         vectors = torch.randn(3, group.size, dtype=torch.float64)
-        found = torch.zeros_like(vectors)
-        group.add_to(found, group.scatter(vectors, parameters))
+        tensors, found = group.scatter(vectors, parameters), torch.empty_like(vectors)
+        group.collect(tensors, found)
         assert torch.equal(found, vectors)
+        group.collect(tensors, found, add=True)
+        assert torch.equal(found, 2 * vectors)
 
 
 def test_overlaps_and_gaps_are_named() -> None:

@@ -145,6 +145,16 @@ def test_a_model_without_logits_is_refused() -> None:
         Problem(model.model, [ragged()]).value()
 
 
+def test_a_compiled_model_is_taken_out_of_its_wrapper() -> None:
+    model, batch = small_model(), ragged(3)
+    compiled = torch.compile(model)
+    groups = parameter_groups(compiled)
+    assert groups == parameter_groups(model)
+    group = groups["layers.0.mlp.in"]
+    found = Hessian(Problem(compiled, batch), group).dense()
+    assert torch.equal(found, Hessian(Problem(model, batch), group).dense())
+
+
 def test_a_frozen_model_is_refused() -> None:
     model = small_model().requires_grad_(False)
     with pytest.raises(ArgumentError, match="trainable"):

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from hessblocks.data import Corpus, load_corpus
 from hessblocks.models import build
-from hessblocks.studies import find, names, trained
+from hessblocks.studies import adaptivity, find, names, simplification, trained
 from hessblocks.studies.loop import Plan, make_optimiser, train, validation_loss
 from hessblocks.studies.run import run_study
 from hessblocks.studies.trained import LOSS, SMOKE, run, trained_settings
@@ -151,8 +152,18 @@ def test_close_allows_what_it_says() -> None:
     assert close_check(LOSSES, "bad", "good", 0.5, "").holds is None
 
 
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Smoke scale, smaller still: a test runs all of them."""
+    sizes = {"depth": 2, "width": 16, "mlp_width": 32, "context": 16, "steps": 8, "vocab_size": 260}
+    small = replace(SMOKE, **sizes, evaluations=4, evaluation_sequences=8)
+    for module in (trained, simplification, adaptivity):
+        found = module.SIZES
+        monkeypatch.setitem(found, "smoke", replace(small, steps=found["smoke"].steps // 5))
+
+
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_study_runs_at_smoke_scale(corpus: Corpus, tmp_path: Path, name: str) -> None:
+def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path, name: str) -> None:
     result = run_study(name, out=tmp_path, scale="smoke", seeds=1)
     losses = [row for row in result.rows if row["quantity"] == LOSS]
     assert losses

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hessblocks.curvature.groups import ParameterGroup, ParameterView, whole
 from hessblocks.curvature.layouts import ARCHITECTURES, Rule
 from hessblocks.curvature.packing import Piece, heads_of
+from hessblocks.curvature.processes import plain_model
 from hessblocks.errors import unknown_name
 
 LEVELS = ("role", "head", "tensor")
@@ -29,10 +30,12 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
         Groups by name, in the order of `model.named_parameters()`; a tied parameter appears once.
 
     Raises:
-        ArgumentError: unknown level, or heads asked for where their number is not known.
+        ArgumentError: unknown level, heads asked for where their number is not known, or a model
+            whose parameters are sharded over processes.
     """
     if level not in LEVELS:
         raise unknown_name("level", level, LEVELS)
+    model = plain_model(model)
     config = getattr(model, "config", None)
     rules = [] if level == "tensor" else ARCHITECTURES.get(getattr(config, "model_type", ""), [])
     collected: dict[str, list[ParameterGroup]] = {}

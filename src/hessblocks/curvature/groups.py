@@ -80,18 +80,24 @@ class ParameterGroup:
         """Names of the parameters that the group touches, each once."""
         return tuple(dict.fromkeys(view.parameter for view in self.views))
 
-    def add_to(self, total: Tensor, tensors: Mapping[str, Tensor | None]) -> None:
-        """Add the group's entries of `tensors`.
+    def collect(
+        self, tensors: Mapping[str, Tensor | None], into: Tensor, *, add: bool = False
+    ) -> None:
+        """Read the group's entries of `tensors`.
 
         Args:
-            total: (K, size), changed in place.
             tensors: (K, *shape) by parameter name; None stands for zeros.
+            into: (K, size), changed in place.
+            add: whether to add to it rather than to overwrite it.
         """
-        pieces = total.split([view.size for view in self.views], dim=1)
+        pieces = into.split([view.size for view in self.views], dim=1)
         for view, piece in zip(self.views, pieces, strict=True):
             tensor = tensors[view.parameter]
             if tensor is not None:
-                piece.add_(view.read(tensor))
+                entries = view.read(tensor)
+                piece.add_(entries) if add else piece.copy_(entries)
+            elif not add:
+                piece.zero_()
 
     def scatter(self, vectors: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole parameters that are zero outside the group.

@@ -86,19 +86,17 @@ class CrossEntropy(BatchLoss):
         total = self.total(logits) * share
         targets = self._targets.flatten()
         shares = share * (targets != IGNORED).to(logits.dtype)[:, None]
-        probabilities = logits.softmax(-1).flatten(0, -2)
-        gradient = probabilities * shares
-        gradient.scatter_add_(1, targets.clamp(min=0)[:, None], -shares)
+        shared = logits.softmax(-1).flatten(0, -2).mul_(shares)  # p, times the share of its row
+        gradient = shared.scatter_add(1, targets.clamp(min=0)[:, None], -shares)
 
         def curvature(direction: Tensor) -> Tensor:
             flat = direction.flatten(0, -2)
-            product = torch.empty_like(flat)
+            pieces = []
             for part in _row_chunks(flat):
-                p = probabilities[part]
-                weighted = p * flat[part]
-                inner = weighted.sum(-1, keepdim=True)
-                product[part] = (weighted - p * inner) * shares[part]
-            return product.view_as(direction)
+                weighted = shared[part] * flat[part]
+                inner = weighted.sum(-1, keepdim=True) / share
+                pieces.append(torch.addcmul(weighted, shared[part], inner, value=-1))
+            return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view_as(direction)
 
         return LossDerivatives(total=total, gradient=gradient.view_as(logits), curvature=curvature)
 

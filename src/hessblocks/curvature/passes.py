@@ -19,7 +19,7 @@ from hessblocks.errors import ArgumentError
 if TYPE_CHECKING:
     from hessblocks.curvature.problem import Problem
 
-LARGE = 1 << 27
+LARGE = 1 << 28
 """Multiplications of a forward pass above which a CPU gains nothing from more rows together."""
 
 SMALL = 1 << 24

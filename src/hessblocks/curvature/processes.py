@@ -84,12 +84,15 @@ def processes(shard: str | None) -> Processes:
 
 
 def plain_model(model: nn.Module) -> nn.Module:
-    """The model itself, out of DistributedDataParallel.
+    """The model itself, out of DistributedDataParallel and torch.compile (which has no second derivative).
 
     Raises:
         ArgumentError: its parameters are sharded over processes.
     """
-    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    inner = model
+    while isinstance(inner, DistributedDataParallel) or hasattr(inner, "_orig_mod"):
+        name = "module" if isinstance(inner, DistributedDataParallel) else "_orig_mod"
+        inner = inner.get_submodule(name)
     sharded = [name for name, p in inner.named_parameters() if isinstance(p, DTensor)]
     if sharded:
         raise ArgumentError(

@@ -39,13 +39,17 @@ def total_products(
     Raises:
         RunError: a loss is not finite.
     """
-    involved = (*(later if problem.plan.hold else ()), *rows.parameters, *columns.parameters)
+    names = (*(later if problem.plan.hold else ()), *rows.parameters, *columns.parameters)
+    involved = tuple(dict.fromkeys(names))
     own = problem.processes.own_vectors(vectors.shape[0])
-    total = vectors.new_zeros(len(parts), vectors.shape[0], rows.size)
+    mine = vectors[own].contiguous()
+    total = vectors.new_empty(len(parts), vectors.shape[0], rows.size)
+    if own != slice(0, vectors.shape[0]) or not problem.plan.passes:
+        total.zero_()
     try:
         if own.start < own.stop:
-            for graph in _graphs(problem, tuple(dict.fromkeys(involved)), parts):
-                _add_products(total[:, own], graph, vectors[own], rows, columns, parts)
+            for number, graph in enumerate(_graphs(problem, involved, parts)):
+                _collect(total[:, own], graph, mine, rows, columns, parts, add=number > 0)
     except RunError:
         problem.processes.fail(total)
         raise
@@ -77,15 +81,17 @@ def _needs_split(parts: Sequence[Part]) -> bool:
     return list(parts) != ["full"]
 
 
-def _add_products(
+def _collect(
     total: Tensor,
     graph: BatchGraph,
     vectors: Tensor,
     rows: ParameterGroup,
     columns: ParameterGroup,
     parts: Sequence[Part],
+    *,
+    add: bool,
 ) -> None:
-    """Add one pass's share to (parts, K, rows.size)."""
+    """Write one pass's share into (parts, K, rows.size), or add it."""
     for start in range(0, vectors.shape[0], graph.together):
         some = slice(start, start + graph.together)
         tensors = columns.scatter(vectors[some], graph.parameters)
@@ -95,4 +101,4 @@ def _add_products(
             else {"full": graph.full(tensors, rows.parameters)}
         )
         for index, part in enumerate(parts):
-            rows.add_to(total[index, some], products[part])
+            rows.collect(products[part], total[index, some], add=add)

@@ -37,7 +37,7 @@ RATES: dict[str, dict[Scale, tuple[float, ...]]] = {
     },
 }
 """Learning rates of each optimiser."""
-_SIZES: dict[Scale, TrainedSize] = {
+SIZES: dict[Scale, TrainedSize] = {
     "smoke": replace(SMOKE, steps=12),
     "laptop": replace(LAPTOP, depth=4, steps=400, evaluations=4),
     "paper": PAPER,
@@ -51,7 +51,7 @@ def settings(scale: Scale, seeds: int | None) -> list[Settings]:
     points: list[Settings] = []
     for optimiser, rates in RATES.items():
         for rate in rates[scale]:
-            size = replace(_SIZES[scale], learning_rate=rate)
+            size = replace(SIZES[scale], learning_rate=rate)
             points += trained_settings(
                 "adaptivity", PRESETS, size, seeds or _SEEDS[scale], optimiser=optimiser
             )
@@ -62,13 +62,14 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
     """Train one model, named with its optimiser and rate; AdamW's first rate also maps curvature."""
     optimiser, rate = word(settings, "optimiser"), number(settings, "learning_rate")
     corpus = trained.corpus(whole(settings, "vocab_size"))
+    probe = replace(_PROBE, tokens=min(_PROBE.tokens, whole(settings, "context")))
 
     def observe(model: nn.Module, step: int) -> list[Row]:
         if step or optimiser != "adamw":
             return []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AttentionBackendWarning)
-            rows = curvature_rows(model.eval(), corpus, _PROBE)
+            rows = curvature_rows(model.eval(), corpus, probe)
         return [row for row in rows if row["quantity"] == SPREAD]
 
     name = f"{word(settings, 'variant')}, {optimiser} {rate:g}"

@@ -43,7 +43,7 @@ CHAIN = (
 )
 """Each block lacks one more part than the one before: attention skip, plain attention (shaped from
 here on), values, projection, sequential order, MLP skip, norms."""
-_SIZES: dict[Scale, TrainedSize] = {
+SIZES: dict[Scale, TrainedSize] = {
     "smoke": replace(SMOKE, steps=20),
     "laptop": replace(LAPTOP, depth=4, steps=600, evaluations=12),
     "paper": PAPER,
@@ -66,7 +66,7 @@ INDICES = (HETEROGENEITY, SPREAD, DISTANCE)
 def settings(scale: Scale, seeds: int | None) -> list[Settings]:
     """Points of a scale."""
     return trained_settings(
-        "simplification", CHAIN, _SIZES[scale], seeds or _SEEDS[scale], **asdict(_PROBES[scale])
+        "simplification", CHAIN, SIZES[scale], seeds or _SEEDS[scale], **asdict(_PROBES[scale])
     )
 
 

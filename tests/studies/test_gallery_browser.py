@@ -1,0 +1,53 @@
+"""The page of all studies in headless Chromium: pictures there, quiet, readable, usable by keyboard."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hessblocks.report.gallery import write_gallery
+from hessblocks.studies import names, run_studies
+from tests.report.browser import chromium, open_page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("studies")
+    run_studies(["fig3a", "mlp", "histograms"], out=folder, scale="smoke")
+    return write_gallery(folder, names())
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_is_whole_and_fits_the_screen(browser, page: Path, width: int) -> None:
+    browser.get_log("browser")
+    open_page(browser, page, width)
+    assert browser.get_log("browser") == []
+    run = browser.execute_script
+    pictures = run("return [...document.images].map(i => [i.naturalWidth, i.clientWidth, i.alt])")
+    assert len(pictures) == 3
+    assert all(natural > 300 and 0 < shown <= width and alt for natural, shown, alt in pictures)
+    assert run("return document.documentElement.scrollWidth") <= width
+    smallest = run(
+        "return Math.min(...[...document.querySelectorAll('p, td, th, li, figcaption')]"
+        ".map(e => parseFloat(getComputedStyle(e).fontSize)))"
+    )
+    assert smallest >= 12
+
+
+def test_every_table_and_link_can_be_reached_by_keyboard(browser, page: Path) -> None:
+    open_page(browser, page, 400)
+    unreachable = browser.execute_script(
+        "return [...document.querySelectorAll('.scroll')].filter(e => e.tabIndex !== 0).length"
+    )
+    assert unreachable == 0
+    targets = browser.execute_script(
+        "return [...document.querySelectorAll('nav a')]"
+        ".map(a => document.getElementById(a.hash.slice(1)) !== null)"
+    )
+    assert targets == [True, True, True]
