@@ -9,12 +9,21 @@ from collections.abc import Callable, Mapping
 import torch
 
 
-def alternated(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each side over `rounds` calls, after one call that does not count."""
+def alternated(
+    sides: Mapping[str, Callable[[], object]], rounds: int, *, processor: bool = False
+) -> dict[str, float]:
+    """Median seconds of each side over `rounds` calls, after one call that does not count.
+
+    Args:
+        sides: what to time, by name.
+        rounds: calls of each that count.
+        processor: whether to count processor time, which other programs disturb least, instead of
+            elapsed time; for one thread on a CPU.
+    """
     timed: dict[str, list[float]] = {name: [] for name in sides}
     for count in range(rounds + 1):
         for name, run in sides.items():
-            seconds = clocked(run)
+            seconds = processed(run) if processor else clocked(run)
             if count:
                 timed[name].append(seconds)
     return {name: statistics.median(values) for name, values in timed.items()}
@@ -27,6 +36,13 @@ def clocked(run: Callable[[], object]) -> float:
     run()
     _wait()
     return time.perf_counter() - start
+
+
+def processed(run: Callable[[], object]) -> float:
+    """Processor seconds of one call."""
+    start = time.process_time()
+    run()
+    return time.process_time() - start
 
 
 def _wait() -> None:
