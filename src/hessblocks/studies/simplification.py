@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -21,14 +22,22 @@ from hessblocks.studies.curvature_rows import (
     curvature_rows,
 )
 from hessblocks.studies.exact_norms import exact_norms
-from hessblocks.studies.figure import Figure, mean_and_error
+from hessblocks.studies.figure import Figure, Panel, Scaling, Series, mean_and_error
 from hessblocks.studies.fits import fit_growth
 from hessblocks.studies.growth import logspace
 from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, whole, word
+from hessblocks.studies.statistics import rank_correlation
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
 from hessblocks.studies.trained import LAPTOP, PAPER, SMOKE, TrainedSize, run, trained_settings
-from hessblocks.studies.trained_summary import bars_panel, final_losses, loss_panel, loss_table
+from hessblocks.studies.trained_summary import (
+    Losses,
+    bars_panel,
+    final_losses,
+    less_check,
+    loss_panel,
+    loss_table,
+)
 from hessblocks.studies.variants import Sizes, make_block
 
 CHAIN = (
@@ -50,17 +59,25 @@ SIZES: dict[Scale, TrainedSize] = {
 }
 _PROBES: dict[Scale, Probe] = {
     "smoke": Probe(sequences=2, tokens=8, probes=4, spectrum_steps=4, spectrum_probes=1),
-    "laptop": Probe(sequences=8, tokens=32, probes=8, spectrum_steps=24, spectrum_probes=4),
+    "laptop": Probe(sequences=8, tokens=32, probes=8, spectrum_steps=16, spectrum_probes=2),
     "paper": Probe(sequences=16, tokens=128, probes=16, spectrum_steps=100, spectrum_probes=10),
 }
-_SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 2, "paper": 3}
+_SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 STAGES = 4
 """Curvature is measured before training and after each fourth of it."""
 EXPONENT = "growth_exponent"
 """Slope of ln ‖block‖ against ln σ of one layer on sums, σ from 0.01 to 0.1."""
 _SIGMAS = logspace(-2, -1, 5)
 _GROWTH = {"width": 16, "sums": 16}
-INDICES = (HETEROGENEITY, SPREAD, DISTANCE)
+SIMPLE = "sas-p"
+"""The simplified block that is set against the first of the chain."""
+LABELS = {
+    HETEROGENEITY: "largest over smallest norm",
+    SPREAD: "spread of log10 norm (decades)",
+    DISTANCE: "mean Jensen-Shannon distance of spectra",
+}
+"""Indices of unevenness, as axes name them."""
+INDICES = tuple(LABELS)
 
 
 def settings(scale: Scale, seeds: int | None) -> list[Settings]:
@@ -115,22 +132,19 @@ def growth_exponents(settings: Mapping[str, Scalar]) -> list[Row]:
     return rows
 
 
-Indices = dict[str, dict[str, dict[str, tuple[float, float]]]]
-"""Quantity → {before | after → {variant: (mean over seeds, standard error)}}."""
+Values = dict[str, dict[str, dict[str, dict[Scalar, float]]]]
+"""Quantity → before | after → variant → {seed: value}."""
 
 
-def indices(rows: Sequence[Row]) -> Indices:
+def indices(rows: Sequence[Row]) -> Values:
     """The indices of unevenness before and after training."""
     last = max((number(row, "step") for row in rows if row["quantity"] == NORM), default=0.0)
-    gathered: dict[tuple[str, str, str], list[float]] = {}
+    found: Values = {}
     for row in rows:
         if row["quantity"] in INDICES and row["step"] in (0, last):
-            moment = "before" if row["step"] == 0 else "after"
-            key = (word(row, "quantity"), moment, word(row, "variant"))
-            gathered.setdefault(key, []).append(number(row, "value"))
-    found: Indices = {}
-    for (quantity, moment, variant), values in gathered.items():
-        found.setdefault(quantity, {}).setdefault(moment, {})[variant] = mean_and_error(values)
+            moments = found.setdefault(word(row, "quantity"), {})
+            variants = moments.setdefault("before" if row["step"] == 0 else "after", {})
+            variants.setdefault(word(row, "variant"), {})[row["seed"]] = number(row, "value")
     return found
 
 
@@ -138,20 +152,8 @@ def summarise(rows: Sequence[Row]) -> Summary:
     """Loss curves, unevenness before and after training, growth exponents."""
     losses, found = final_losses(rows), indices(rows)
     panels = [loss_panel(rows, CHAIN, "loss at equal tokens")] if losses else []
-    labels = {
-        HETEROGENEITY: "largest over smallest norm",
-        SPREAD: "spread of log10 norm (decades)",
-        DISTANCE: "mean Jensen-Shannon distance of spectra",
-    }
-    bars = [
-        replace(
-            bars_panel(found[quantity], label),
-            y_scale="log" if quantity == HETEROGENEITY else "linear",
-            title=quantity.replace("_", " "),
-        )
-        for quantity, label in labels.items()
-        if quantity in found
-    ]
+    spreads = found.get(SPREAD, {})
+    panels += [_scatter(moment, spreads[moment], losses) for moment in spreads if losses]
     return Summary(
         figure=Figure(
             title="From pre-ln to sas-p without norm, one removal at a time",
@@ -159,9 +161,9 @@ def summarise(rows: Sequence[Row]) -> Summary:
                 "Blocks of H of the weight matrices of all layers, on a fixed held-out batch. Python "
                 "standard library; mean over seeds, bars are standard errors."
             ),
-            panels=(*panels, *bars),
+            panels=(*panels, *_bars(found)),
         ),
-        checks=tuple(_checks(found)),
+        checks=(*_even_checks(spreads), *_training_checks(spreads, losses)),
         tables={
             "losses": loss_table(losses, rows),
             "unevenness": _index_table(found),
@@ -170,19 +172,48 @@ def summarise(rows: Sequence[Row]) -> Summary:
     )
 
 
-def _index_table(found: Indices) -> list[dict[str, object]]:
-    return [
-        {
-            "quantity": quantity,
-            "moment": moment,
-            "variant": variant,
-            "value": value,
-            "standard_error": error,
-        }
-        for quantity, moments in found.items()
-        for moment, variants in moments.items()
-        for variant, (value, error) in variants.items()
-    ]
+def _bars(found: Values) -> list[Panel]:
+    """Each index before and after training, block by block."""
+    panels = []
+    for quantity, label in LABELS.items():
+        if quantity in found:
+            means = {
+                moment: {variant: mean_and_error(list(v.values())) for variant, v in each.items()}
+                for moment, each in found[quantity].items()
+            }
+            scale: Scaling = "log" if quantity == HETEROGENEITY else "linear"
+            panel = bars_panel(means, label)
+            panels.append(replace(panel, y_scale=scale, title=quantity.replace("_", " ")))
+    return panels
+
+
+def _scatter(moment: str, spreads: Mapping[str, Mapping[Scalar, float]], losses: Losses) -> Panel:
+    """Final loss against unevenness, one point a block."""
+    points = []
+    for variant in CHAIN:
+        if variant in spreads and math.isfinite(sum(losses[variant].values())):
+            x, _ = mean_and_error(list(spreads[variant].values()))
+            y, error = mean_and_error(list(losses[variant].values()))
+            points.append(Series(name=variant, x=(x,), y=(y,), error=(error,), line=False))
+    return Panel(
+        title=f"final loss and unevenness {moment} training",
+        x_label=f"{LABELS[SPREAD]}, {moment} training",
+        y_label="final validation loss (nats per token)",
+        series=tuple(points),
+    )
+
+
+def _index_table(found: Values) -> list[dict[str, object]]:
+    table: list[dict[str, object]] = []
+    for quantity, moments in found.items():
+        for moment, variants in moments.items():
+            for variant, seeds in variants.items():
+                value, error = mean_and_error(list(seeds.values()))
+                names = {"quantity": quantity, "moment": moment, "variant": variant}
+                table.append(
+                    {**names, "value": value, "standard_error": error, "seeds": len(seeds)}
+                )
+    return table
 
 
 def _growth_table(rows: Sequence[Row]) -> list[dict[str, object]]:
@@ -199,20 +230,40 @@ def _growth_table(rows: Sequence[Row]) -> list[dict[str, object]]:
     return table
 
 
-def _checks(found: Indices) -> list[Check]:
-    """The question in two forms, before and after training; the answer may be no."""
+def _even_checks(spreads: Mapping[str, Losses]) -> list[Check]:
+    """Whether the simplified block has the more even curvature; the answer may be no."""
+    return [
+        less_check(
+            spreads[moment],
+            SIMPLE,
+            CHAIN[0],
+            f"{SIMPLE} has a more even curvature than {CHAIN[0]} {moment} training",
+            expected="open question: a smaller spread of the norms",
+            unit="decades",
+        )
+        for moment in spreads
+    ]
+
+
+def _training_checks(spreads: Mapping[str, Losses], losses: Losses) -> list[Check]:
+    """Whether the blocks with the more even curvature are those that train well."""
     checks = []
-    for moment, variants in found.get(SPREAD, {}).items():
-        if {CHAIN[0], CHAIN[-2]} <= set(variants):
-            (whole_block, error), (simple, other) = variants[CHAIN[0]], variants[CHAIN[-2]]
-            checks.append(
-                Check(
-                    fact=f"sas-p has a more even curvature than pre-ln {moment} training",
-                    expected="open question: a smaller spread of the norms",
-                    ours=f"{simple:.2f} ± {other:.2f} against {whole_block:.2f} ± {error:.2f} decades",
-                    holds=simple < whole_block,
-                )
+    for moment, variants in spreads.items():
+        common = [v for v in variants if math.isfinite(sum(losses.get(v, {}).values()))]
+        if len(common) < 4:
+            continue
+        found = rank_correlation(
+            [mean_and_error(list(variants[v].values()))[0] for v in common],
+            [mean_and_error(list(losses[v].values()))[0] for v in common],
+        )
+        checks.append(
+            Check(
+                fact=f"the more uneven the curvature {moment} training, the higher the final loss",
+                expected="open question: positive rank correlation over the blocks",
+                ours=str(found),
+                holds=found.agrees(),
             )
+        )
     return checks
 
 

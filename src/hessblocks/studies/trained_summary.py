@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hessblocks.studies.distributions import student_quantile
 from hessblocks.studies.figure import Panel, Series, mean_and_error
 from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, word
+from hessblocks.studies.statistics import student_quantile
 from hessblocks.studies.study import Check
 from hessblocks.studies.trained import LOSS
 
@@ -62,12 +62,29 @@ def difference(losses: Losses, first: str, second: str) -> tuple[float, float, i
 
 def slower_check(losses: Losses, slow: str, fast: str, fact: str) -> Check:
     """Whether `slow` ends with the higher loss at equal tokens."""
-    found = difference(losses, slow, fast)
+    expected = f"final loss of {slow} above that of {fast}"
+    return less_check(losses, fast, slow, fact, expected=expected, turned=True)
+
+
+def less_check(
+    values: Losses,
+    less: str,
+    more: str,
+    fact: str,
+    *,
+    expected: str,
+    unit: str = "nats",
+    turned: bool = False,
+) -> Check:
+    """Whether `less` has the smaller value over common seeds; shown as less − more, or `turned`."""
+    first, second = (more, less) if turned else (less, more)
+    found = difference(values, first, second)
+    above = _above(found, 0.0)
     return Check(
         fact=fact,
-        expected=f"final loss of {slow} above that of {fast}",
-        ours=_text(found),
-        holds=_above(found, 0.0),
+        expected=expected,
+        ours=_text(found, unit),
+        holds=None if above is None else above == turned,
     )
 
 
@@ -92,11 +109,11 @@ def _above(found: tuple[float, float, int] | None, limit: float) -> bool | None:
     return None if abs(mean - limit) < reach else mean > limit
 
 
-def _text(found: tuple[float, float, int] | None) -> str:
+def _text(found: tuple[float, float, int] | None, unit: str = "nats") -> str:
     if found is None:
         return "not finished, or diverged"
     mean, error, seeds = found
-    return f"{mean:+.3f} ± {error:.3f} nats ({seeds} seeds)"
+    return f"{mean:+.3f} ± {error:.3f} {unit} ({seeds} seeds)"
 
 
 def loss_panel(rows: Sequence[Row], variants: Sequence[str], title: str) -> Panel:
