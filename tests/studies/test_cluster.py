@@ -1,14 +1,19 @@
 """The Ray executor, on a cluster of this machine that the test starts itself."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from hessblocks.cli import main
 from hessblocks.errors import ArgumentError, RunError
 from tests.studies import toy
 
@@ -22,12 +27,16 @@ def free_port() -> int:
         return port
 
 
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     pytest.importorskip("ray")
     port = free_port()
     program = Path(sys.executable).with_name("ray")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_DISABLE_IMPORT_WARNING": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "RAY_worker_niceness": "0"}
     options = ["--num-cpus=2", "--num-gpus=0", "--include-dashboard=false", f"--port={port}"]
     start = subprocess.Popen(
         [program, "start", "--head", "--block", "--disable-usage-stats", *options],
@@ -48,7 +57,45 @@ def cluster() -> Iterator[str]:
     start.wait(30)
 
 
-@pytest.mark.slow
+def kill_a_worker(seen: list[int]) -> None:
+    """SIGKILL the first process that Ray measures a point in."""
+    deadline = time.monotonic() + 120
+    while not seen and time.monotonic() < deadline:
+        for process in psutil.process_iter(["cmdline"]):
+            if "ray::attempt" in " ".join(process.info["cmdline"] or ()):
+                process.kill()
+                seen.append(process.pid)
+                return
+        time.sleep(0.02)
+
+
+def test_a_worker_killed_from_outside_changes_no_number(tmp_path: Path, cluster: str) -> None:
+    points = [{"number": number, "pause": 0.7} for number in range(4)]
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_a_worker, args=(killed,))
+    killer.start()
+    there = toy.run(tmp_path / "there", points, ray=cluster)
+    killer.join()
+    assert len(killed) == 1
+    assert there.retried == 1
+    assert len(lines(tmp_path / "there" / "points.jsonl")) == 4
+    assert there.rows == toy.run(tmp_path / "here", points).rows
+
+
+def test_the_command_on_a_cluster_gives_what_it_gives_here(
+    tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--json"]
+    assert main([*command, "--ray", cluster, "--out", str(tmp_path / "there")]) == 0
+    measured = json.loads(capsys.readouterr().out)["studies"]["mlp"]["measured"]
+    assert main([*command, "--workers", "1", "--out", str(tmp_path / "here")]) == 0
+    tables = [
+        (tmp_path / where / "mlp" / "results.csv").read_bytes() for where in ("here", "there")
+    ]
+    assert tables[0] == tables[1]
+    assert len(lines(tmp_path / "there" / "mlp" / "points.jsonl")) == measured > 0
+
+
 def test_the_cluster_gives_what_this_process_gives_though_a_worker_dies(
     tmp_path: Path, cluster: str
 ) -> None:
@@ -59,7 +106,6 @@ def test_the_cluster_gives_what_this_process_gives_though_a_worker_dies(
     assert there.rows == toy.run(tmp_path / "here", points).rows
 
 
-@pytest.mark.slow
 def test_a_point_that_no_machine_can_take_is_refused(tmp_path: Path, cluster: str) -> None:
     with pytest.raises(RunError, match="no machine of the cluster has the 1 cores and 3"):
         toy.run(tmp_path, [{"number": 1}], ray=cluster, gpus=3)

@@ -43,6 +43,7 @@ class RayCluster(Executor):
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise RunError(f"ray: no Ray cluster at {address!r} ({first}).") from error
+        self._attempt = self._ray.remote(attempt)  # once: each such call sends the function anew
 
     def outcomes(self, measure: Measure, points: Sequence[Point]) -> Iterator[Outcome]:
         """See `Executor`."""
@@ -66,8 +67,7 @@ class RayCluster(Executor):
         self._ray.shutdown()
 
     def _start(self, measure: Measure, point: Point, attempts: int) -> Any:
-        remote = self._ray.remote(attempt)
-        placed = remote.options(num_cpus=point.cpus, num_gpus=point.gpus, max_retries=0)
+        placed = self._attempt.options(num_cpus=point.cpus, num_gpus=point.gpus, max_retries=0)
         return placed.remote(measure, point, attempts)
 
     def _check_resources(self, points: Sequence[Point]) -> None:
