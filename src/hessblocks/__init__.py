@@ -13,6 +13,7 @@ from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.models import build
 
 if TYPE_CHECKING:
+    from hessblocks import signal
     from hessblocks.curvature import (
         Functional,
         Hessian,
@@ -94,6 +95,7 @@ __all__ = [
     "jensen_shannon_distance",
     "parameter_groups",
     "preset",
+    "signal",
     "spectral_density",
     "trace",
 ]
@@ -101,6 +103,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its package when it is first asked for."""
+    if name == "signal":
+        return importlib.import_module("hessblocks.signal")
     if name not in _LAZY:
         raise AttributeError(f"module 'hessblocks' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)

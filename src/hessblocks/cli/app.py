@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
@@ -17,6 +18,7 @@ from hessblocks.cli.demo import demo
 from hessblocks.cli.presets import presets
 from hessblocks.cli.report import report
 from hessblocks.cli.reproduce import reproduce
+from hessblocks.cli.signal import signal
 from hessblocks.cli.train import train
 from hessblocks.cli.verify import verify
 from hessblocks.errors import HessblocksError
@@ -31,7 +33,7 @@ app = typer.Typer(
 )
 _UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; it has no public name in every version."""
-for command in (demo, presets, compare, train, curvature, verify, reproduce, report):
+for command in (demo, presets, compare, train, curvature, signal, verify, reproduce, report):
     app.command()(command)
 
 
@@ -70,7 +72,12 @@ def _refuse(error: Any, words: Sequence[str]) -> int:
 
 
 def _complain(message: str, words: Sequence[str]) -> None:
-    """One sentence on standard error; the traceback before it where it was asked for."""
+    """One sentence on standard error; the traceback before it where it was asked for.
+
+    Of several processes (torchrun) the first speaks.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return
     if "--traceback" in words:
         traceback.print_exc()
     field, _, rest = message.partition(":")

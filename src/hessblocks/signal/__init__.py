@@ -7,11 +7,12 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from hessblocks.signal.collapse import rank_collapse
 from hessblocks.signal.jacobian import Conditioning
 from hessblocks.signal.propagation import LayerSignal, Signal, propagate
 from hessblocks.signal.tokens import TokenSignal
 
-__all__ = ["Conditioning", "LayerSignal", "Signal", "TokenSignal", "propagate"]
+__all__ = ["Conditioning", "LayerSignal", "Signal", "TokenSignal", "propagate", "rank_collapse"]
 
 
 class _CallablePackage(ModuleType):
