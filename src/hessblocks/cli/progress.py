@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -68,7 +69,9 @@ class LineProgress(Progress):
 
 
 def make_progress() -> Progress:
-    """A bar where standard error is a terminal, else lines."""
+    """A bar where standard error is a terminal, else lines; of several processes the first shows it."""
+    if os.environ.get("RANK", "0") != "0":
+        return Progress()
     return BarProgress() if sys.stderr.isatty() else LineProgress()
 
 

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hessblocks.cli import options
 
 
+@options.taking(
+    model=options.MODEL,
+    training=options.TRAINING,
+    observation=options.OBSERVATION,
+    sample=options.SAMPLE,
+)
 def train(
     preset: Annotated[
         str, typer.Argument(help="Name of a block; `hessblocks presets` lists them.")
     ],
+    *,
     data: options.Data = None,
     vocab_size: options.VocabSize = 4096,
-    depth: options.Depth = 4,
-    width: options.Width = 128,
-    heads: options.Heads = 4,
-    mlp_width: options.MlpWidth = None,
-    context: options.Context = 128,
-    steps: options.Steps = 400,
-    batch_size: options.BatchSize = 8,
-    learning_rate: options.LearningRate = 1e-3,
-    evaluate_every: options.EvaluateEvery = 50,
-    checkpoint_every: options.CheckpointEvery = 100,
+    model: dict[str, Any],
+    training: dict[str, Any],
+    observation: dict[str, Any],
+    sample: dict[str, Any],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -39,28 +40,19 @@ def train(
     traceback: options.Traceback = False,
 ) -> None:
     """Train one block; --out then holds the model, ready for `from_pretrained`."""
-    from hessblocks import training
+    from hessblocks import training as runs
+    from hessblocks.cli.settings import shared_settings
     from hessblocks.cli.work import carry_out
 
     folder = out or Path("runs", preset)
-    settings = training.RunSettings(
+    settings = runs.RunSettings(
         preset=preset,
         seed=seed,
-        model=training.ModelSettings(
-            depth=depth, width=width, heads=heads, mlp_width=mlp_width, context=context
-        ),
-        training=training.TrainingSettings(
-            steps=steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            evaluate_every=evaluate_every,
-            checkpoint_every=checkpoint_every,
-        ),
-        device=training.resolve_device(device),
+        **shared_settings(model, training, observation, sample, device),
     )
     settings.model.check_sizes(preset, vocab_size)
     carry_out(
-        lambda corpus, progress, report: training.train(
+        lambda corpus, progress, report: runs.train(
             settings, corpus, folder, progress, finish=report
         ),
         data=data,

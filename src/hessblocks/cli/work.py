@@ -19,6 +19,7 @@ from hessblocks.report.loading import load_results
 from hessblocks.report.page import write_report
 from hessblocks.report.table import ComparisonRow, comparison_rows, summary
 from hessblocks.training import Progress
+from hessblocks.training.processes import is_first
 
 Work = Callable[[Corpus, Progress, Callable[[Path], None]], None]
 
@@ -37,7 +38,7 @@ def carry_out(
         hint: what the user may type next.
 
     Raises:
-        HessblocksError: whatever went wrong.
+        HessblocksError: whatever went wrong; every run diverged.
     """
     start = time.perf_counter()
     progress = make_progress()
@@ -50,15 +51,20 @@ def carry_out(
         with progress.stage("data"):
             corpus = load_corpus(data, vocab_size)
         work(corpus, progress, report)
+    if not is_first():
+        return
     results = load_results(out)
+    rows = comparison_rows(results)
     seconds = time.perf_counter() - start
     if as_json:
         print(json.dumps(summary(results, seconds=seconds), allow_nan=False))
-        return
-    screen = console()
-    _show(screen, comparison_rows(results))
-    screen.print(time_line(progress.seconds, seconds))
-    screen.print(f"\nreport  {out / 'report.html'}\nnext    {hint}", soft_wrap=True)
+    else:
+        screen = console()
+        _show(screen, rows)
+        screen.print(time_line(progress.seconds, seconds))
+        screen.print(f"\nreport  {out / 'report.html'}\nnext    {hint}", soft_wrap=True)
+    if all(row.diverged and row.final_loss is None for row in rows):
+        raise RunError("every run diverged; the warnings say where. Try a lower --learning-rate.")
 
 
 @contextlib.contextmanager

@@ -2,17 +2,15 @@
 
 from hessblocks.training.callbacks import DivergenceWarning
 from hessblocks.training.checkpoints import CheckpointWarning
+from hessblocks.training.checks import resolve_device
 from hessblocks.training.compare import ComparisonSettings, compare
 from hessblocks.training.folder import EnvironmentWarning, RunFolder, claimed, locked
+from hessblocks.training.observation import CurvatureSettings, ObservationSettings
+from hessblocks.training.optimisation import TrainingSettings
 from hessblocks.training.progress import Progress
-from hessblocks.training.run import DamageWarning, Run, train
-from hessblocks.training.settings import (
-    CurvatureSettings,
-    ModelSettings,
-    RunSettings,
-    TrainingSettings,
-    resolve_device,
-)
+from hessblocks.training.run import DamageWarning, Run
+from hessblocks.training.settings import ModelSettings, RunSettings
+from hessblocks.training.single import train
 
 __all__ = [
     "CheckpointWarning",
@@ -22,6 +20,7 @@ __all__ = [
     "DivergenceWarning",
     "EnvironmentWarning",
     "ModelSettings",
+    "ObservationSettings",
     "Progress",
     "Run",
     "RunFolder",

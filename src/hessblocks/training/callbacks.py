@@ -10,23 +10,29 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hessblocks.training import metrics, processes
 from hessblocks.training.checkpoints import prune, seal
+from hessblocks.training.divergence import Divergence
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.memory import peak_memory
-from hessblocks.training.metrics import append
 from hessblocks.training.progress import Progress
 from hessblocks.training.settings import RunSettings
+from hessblocks.training.trainer import RunTrainer
 
 
 class DivergenceWarning(UserWarning):
-    """A loss is no longer a number; the run ends there."""
+    """A loss or a gradient is no longer a number; the run ends there."""
 
 
 class Recorder(TrainerCallback):
     """Decides when to log, evaluate and save, and writes down what comes of it.
 
-    Training time is that of forward, backward and update; evaluation and checkpoints are left out.
+    Training time is that of forward, backward and update; evaluation, checkpoints and what is measured
+    on the way are left out. Only the first of several processes writes.
     """
+
+    trainer: RunTrainer
+    """Whose callback this is; set before training."""
 
     def __init__(
         self, settings: RunSettings, folder: RunFolder, progress: Progress, done: dict[str, Any]
@@ -37,7 +43,7 @@ class Recorder(TrainerCallback):
         self.progress = progress
         self.seconds: float = done.get("seconds", 0.0)
         self.peak: int = done.get("peak_memory", 0)
-        self.diverged_at: int | None = None
+        self.divergence: Divergence | None = None
         self._logged = (done.get("step", 0), self.seconds)
         self._started = 0.0
 
@@ -59,6 +65,10 @@ class Recorder(TrainerCallback):
         control.should_save = not last and step % training.checkpoint_every == 0
         control.should_log = last or control.should_save or step % training.log_every == 0
         control.should_evaluate = last or step % training.evaluate_every == 0
+        self.divergence = self.trainer.divergence
+        if self.divergence:
+            control.should_log = control.should_training_stop = True
+            control.should_save = control.should_evaluate = False
 
     def on_log(
         self,
@@ -68,24 +78,24 @@ class Recorder(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Write the training loss down; end the run where it is not a number."""
+        """Write the training loss down: none for a step whose update could not be made."""
         if not logs or "loss" not in logs:
             return
         step, seconds = self._logged
+        loss = math.nan if self.divergence else logs["loss"]
         tokens = (state.global_step - step) * self._tokens_each
         self._append(
             state.global_step,
             split="train",
-            loss=logs["loss"],
+            loss=loss,
             tokens_per_second=tokens / max(self.seconds - seconds, 1e-9),
             learning_rate=logs["learning_rate"],
             gradient_norm=logs.get("grad_norm"),
+            **({"diverged": self.divergence.words} if self.divergence else {}),
         )
-        self.progress.step(state.global_step, logs["loss"])
-        if not math.isfinite(logs["loss"]):
-            self._diverge(step, state.global_step)
-            control.should_training_stop = control.should_evaluate = True
-            control.should_save = False
+        self.progress.step(state.global_step, loss)
+        if self.divergence and processes.is_first():
+            self._warn(self.divergence)
         self._logged = (state.global_step, self.seconds)
 
     def on_evaluate(
@@ -102,10 +112,18 @@ class Recorder(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Seal the checkpoint that the Trainer has written; remove old ones."""
+        processes.wait()  # each writes its random state
+        if not processes.is_first():
+            return
         checkpoint = self.folder.checkpoints / f"checkpoint-{state.global_step}"
         (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody reads
         self.peak = max(self.peak, peak_memory(self.settings.device))
-        done = {"step": state.global_step, "seconds": self.seconds, "peak_memory": self.peak}
+        done = {
+            "step": state.global_step,
+            "seconds": self.seconds,
+            "peak_memory": self.peak,
+            "observations": len(metrics.read(self.folder.observations)),
+        }
         seal(checkpoint, done)
         prune(self.folder.checkpoints)
 
@@ -115,26 +133,29 @@ class Recorder(TrainerCallback):
         """Note the peak of memory."""
         self.peak = max(self.peak, peak_memory(self.settings.device))
 
-    @property
-    def _tokens_each(self) -> int:
-        """Tokens of one step."""
-        return self.settings.training.batch_size * self.settings.model.context
-
-    def _append(self, step: int, **values: Any) -> None:
-        line = {
+    def common(self, step: int) -> dict[str, Any]:
+        """What every line of a run's files says."""
+        return {
             "preset": self.settings.preset,
             "seed": self.settings.seed,
             "step": step,
             "tokens": step * self._tokens_each,
             "seconds": self.seconds,
         }
-        append(self.folder.metrics, line | values)
 
-    def _diverge(self, before: int, step: int) -> None:
-        self.diverged_at = step
+    @property
+    def _tokens_each(self) -> int:
+        """Tokens of one step."""
+        return self.settings.training.batch_size * self.settings.model.context
+
+    def _append(self, step: int, **values: Any) -> None:
+        if processes.is_first():
+            metrics.append(self.folder.metrics, self.common(step) | values)
+
+    def _warn(self, divergence: Divergence) -> None:
         warnings.warn(
-            f"{self.settings.preset}, seed {self.settings.seed}: the training loss is no longer a "
-            f"number between steps {before + 1} and {step}; the run ends there. Try a lower "
+            f"{self.settings.preset}, seed {self.settings.seed}: diverged at step {divergence.step}: "
+            f"the {divergence.words} {divergence.verb} not finite; the run ends there and its numbers are kept. Try a lower "
             f"--learning-rate than {self.settings.training.learning_rate:g}.",
             DivergenceWarning,
             stacklevel=2,

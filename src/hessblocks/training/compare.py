@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,60 +12,60 @@ from typing import Any
 from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError
 from hessblocks.files import write_text
-from hessblocks.training import metrics
+from hessblocks.training import metrics, processes
+from hessblocks.training.checks import check_choice
+from hessblocks.training.execution import together
 from hessblocks.training.folder import RunFolder, claimed
+from hessblocks.training.matching import MATCHES, steps_of
+from hessblocks.training.observation import CurvatureSettings
 from hessblocks.training.progress import Progress
 from hessblocks.training.results import is_trained, read_rows, write_rows
 from hessblocks.training.run import Run
 from hessblocks.training.settings import (
-    CurvatureSettings,
-    ModelSettings,
     RunSettings,
-    TrainingSettings,
-    shared_config,
+    SharedSettings,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonSettings:
+class ComparisonSettings(SharedSettings):
     """What is compared, and how."""
 
     presets: Sequence[str]
     """Names of the blocks, each once."""
     seeds: Sequence[int] = (0,)
     """Each block is trained once with each."""
-    model: ModelSettings = field(default_factory=ModelSettings)
-    """Sizes of every model."""
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-    """How every model is trained."""
+    match: str = "steps"
+    """What every preset gets as much of as the first: steps, tokens, time or flops. `training.steps`
+    are those of the first."""
     curvature: CurvatureSettings = field(default_factory=CurvatureSettings)
     """Curvature of every model before and after training."""
-    device: str = "cpu"
-    """cpu or cuda."""
 
     def __post_init__(self) -> None:
-        """Check the names."""
+        """Check names and numbers."""
+        super().__post_init__()
         for name, values in (("presets", self.presets), ("seeds", self.seeds)):
             if not values or len(set(values)) < len(values):
                 raise ArgumentError(
                     f"--{name}: expected one or more, each once, got {', '.join(map(str, values)) or 'none'}."
                 )
-        if self.curvature.tokens > self.model.context:
-            raise ArgumentError(
-                f"--curvature-tokens: {self.curvature.tokens} are longer than the context of "
-                f"{self.model.context}; ask for fewer."
-            )
+        check_choice("match", self.match, MATCHES)
 
-    @property
-    def runs(self) -> list[RunSettings]:
-        """Every run, seed by seed."""
+    def runs(self, steps: Mapping[str, int] | None = None) -> list[RunSettings]:
+        """Every run, seed by seed.
+
+        Args:
+            steps: of each preset; those of the settings by default.
+        """
+        own = steps or {}
         return [
             RunSettings(
                 preset=preset,
                 seed=seed,
                 model=self.model,
-                training=self.training,
+                training=replace(self.training, steps=own.get(preset, self.training.steps)),
                 curvature=self.curvature,
+                observation=self.observation,
                 device=self.device,
             )
             for seed in self.seeds
@@ -78,7 +78,8 @@ class ComparisonSettings:
             "command": command,
             "presets": list(self.presets),
             "seeds": list(self.seeds),
-            **shared_config(self.model, self.training, self.curvature, self.device, corpus),
+            "match": self.match,
+            **self.shared_config(corpus),
         }
 
 
@@ -104,27 +105,49 @@ def compare(
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
         RunError: `out` cannot be written.
     """
-    for run in settings.runs:
-        run.model.check(run.preset, corpus)
-    corpus.curvature_batch(settings.curvature.sequences, settings.curvature.tokens)
-    with claimed(out, settings.config(command, corpus)) as folder:
-        for run in settings.runs:
+    settings.check(settings.presets, corpus)
+    with together(settings.device, corpus) as deciding:
+        settings.training.sequences_each(processes.count())
+        if deciding:
+            _compare(settings, corpus, out, progress, command, finish)
+
+
+def _compare(
+    settings: ComparisonSettings,
+    corpus: Corpus,
+    out: Path,
+    progress: Progress,
+    command: str,
+    finish: Callable[[Path], object] | None,
+) -> None:
+    config = settings.config(command, corpus)
+    with claimed(out, config, growing=("presets", "seeds")) as folder:
+        runs = settings.runs(steps_of(settings, corpus, folder, progress))
+        for run in runs:
             own = folder.run(run.preset, run.seed)
             own.prepare(run.config(command, corpus))
             Run(run, corpus, own, progress).complete()
-            _gather(folder, settings)
+            _gather(folder, runs)
         if finish:
             finish(out)
 
 
-def _gather(folder: RunFolder, settings: ComparisonSettings) -> None:
+def _gather(folder: RunFolder, settings: Sequence[RunSettings]) -> None:
     """Put the tables of the runs so far into the folder of the comparison, once all are read."""
-    runs = [folder.run(run.preset, run.seed) for run in settings.runs]
+    runs = [folder.run(run.preset, run.seed) for run in settings]
     rows = [read_rows(run.results) for run in runs]
-    lines = [
-        line
-        for run, own in zip(runs, rows, strict=True)
-        for line in (metrics.read_finished if is_trained(own) else metrics.read)(run.metrics)
-    ]
-    write_text(folder.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+    trained = [is_trained(own) for own in rows]
+    for name in ("metrics", "observations"):
+        paths = [getattr(run, name) for run in runs]
+        if name == "metrics" or any(path.exists() for path in paths):
+            lines = _lines(paths, trained)
+            write_text(getattr(folder, name), "".join(json.dumps(line) + "\n" for line in lines))
     write_rows(folder.results, chain.from_iterable(rows))
+
+
+def _lines(paths: Sequence[Path], trained: Sequence[bool]) -> list[dict[str, Any]]:
+    return [
+        line
+        for path, finished in zip(paths, trained, strict=True)
+        for line in (metrics.read_finished if finished else metrics.read)(path)
+    ]

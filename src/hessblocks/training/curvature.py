@@ -9,8 +9,9 @@ from torch import nn
 
 from hessblocks.curvature import AttentionBackendWarning, Problem, group_norms, parameter_groups
 from hessblocks.data import Corpus
+from hessblocks.training.observation import CurvatureSettings
 from hessblocks.training.results import Row
-from hessblocks.training.settings import CurvatureSettings, RunSettings
+from hessblocks.training.settings import RunSettings
 
 
 def curvature_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,9 @@ from filelock import FileLock, Timeout
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.files import remove_partials, write_json
+from hessblocks.training.checks import differences
 from hessblocks.training.environment import environment
-from hessblocks.training.settings import differences
+from hessblocks.training.settings import with_defaults
 
 
 class EnvironmentWarning(UserWarning):
@@ -45,6 +46,16 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def observations(self) -> Path:
+        """Gains, signal and curvature along training, one value a line."""
+        return self.path / "observations.jsonl"
+
+    @property
+    def budget(self) -> Path:
+        """What each preset of a matched comparison may spend, and its number of steps."""
+        return self.path / "budget.json"
+
+    @property
     def results(self) -> Path:
         """Measured values, one a row."""
         return self.path / "results.csv"
@@ -63,8 +74,12 @@ class RunFolder:
         """The folder of one run of a comparison."""
         return RunFolder(self.path / "runs" / f"{preset}-seed{seed}")
 
-    def prepare(self, config: Mapping[str, Any]) -> None:
+    def prepare(self, config: Mapping[str, Any], growing: Collection[str] = ()) -> None:
         """Write config.json and environment.json, or check that they fit.
+
+        Args:
+            config: all settings.
+            growing: names of lists that may have more entries than they had.
 
         Raises:
             ArgumentError: the folder holds another run, or something else.
@@ -72,7 +87,7 @@ class RunFolder:
         """
         remove_partials(self.path)
         if self.config.exists():
-            self._compare(config)
+            self._compare(config, growing)
         elif any(not path.name.startswith(".") for path in _entries(self.path)):
             raise ArgumentError(
                 f"--out: {self.path} is not empty and holds no run; choose a new or empty folder."
@@ -82,17 +97,21 @@ class RunFolder:
         if not self.environment.exists():
             write_json(self.environment, environment())
 
-    def _compare(self, config: Mapping[str, Any]) -> None:
+    def _compare(self, config: Mapping[str, Any], growing: Collection[str]) -> None:
+        new = json.loads(json.dumps(config))
         try:
-            old = json.loads(self.config.read_text(encoding="utf-8"))
-            found = differences(old, json.loads(json.dumps(config)))
-        except (OSError, ValueError, AttributeError) as error:
+            old = with_defaults(json.loads(self.config.read_text(encoding="utf-8")))
+            more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
+            found = differences(old | more, new)
+        except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
             raise RunError(f"{self.config}: damaged; remove {self.path} and run again.") from error
         if found:
             raise ArgumentError(
                 f"--out: {self.path} holds a run with other settings ({'; '.join(found)}); "
                 "choose another folder or the same settings."
             )
+        if more:
+            write_json(self.config, config)
         self._warn_of_another_environment()
 
     def _warn_of_another_environment(self) -> None:
@@ -112,8 +131,15 @@ class RunFolder:
 
 
 @contextmanager
-def claimed(path: Path, config: Mapping[str, Any]) -> Iterator[RunFolder]:
+def claimed(
+    path: Path, config: Mapping[str, Any], growing: Collection[str] = ()
+) -> Iterator[RunFolder]:
     """The run folder, locked for this process and prepared; the lock goes with the process.
+
+    Args:
+        path: of the folder.
+        config: all settings.
+        growing: as `RunFolder.prepare` takes it.
 
     Raises:
         ArgumentError: it holds something else.
@@ -121,7 +147,7 @@ def claimed(path: Path, config: Mapping[str, Any]) -> Iterator[RunFolder]:
     """
     with locked(path):
         folder = RunFolder(path)
-        folder.prepare(config)
+        folder.prepare(config, growing)
         yield folder
 
 

@@ -24,7 +24,7 @@ class Row:
     stage: str = ""
     """initial, final, or empty where neither applies."""
     quantity: str
-    """parameters, tokens_per_second, peak_memory (bytes), training_time (s), loss or frobenius_norm."""
+    """parameters, flops (of one update), tokens_per_second, peak_memory (bytes), training_time (s), loss or frobenius_norm."""
     layer: int | None = None
     """Layer from 0; None outside the layers."""
     group: str = ""
@@ -45,7 +45,7 @@ COLUMNS = tuple(field.name for field in fields(Row))
 STEPS = ("begun", "mapped-initial", "trained", "mapped-final")
 """The steps of a run in the order of their rows."""
 SCALARS = {
-    "begun": (("parameters", ""),),
+    "begun": (("parameters", ""), ("flops", "")),
     "trained": (
         ("loss", "initial"),
         ("loss", "final"),
@@ -94,7 +94,7 @@ def step_of(row: Row) -> str:
     """The step of a run that measures the row: one of `STEPS`."""
     if row.quantity == "frobenius_norm":
         return f"mapped-{row.stage}"
-    return "begun" if row.quantity == "parameters" else "trained"
+    return "begun" if row.quantity in ("parameters", "flops") else "trained"
 
 
 def steps_done(rows: Iterable[Row], groups: Iterable[str]) -> set[str]:

@@ -6,33 +6,32 @@ import math
 import shutil
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
-from hessblocks.data.tokens import END_OF_TEXT
 from hessblocks.errors import RunError
-from hessblocks.files import atomic_folder
-from hessblocks.training import metrics
+from hessblocks.training import metrics, processes
 from hessblocks.training.callbacks import Recorder
 from hessblocks.training.checkpoints import (
     CheckpointWarning,
     is_whole,
     newest_whole,
     progress_of,
-    seal,
     step_of,
-    writing,
 )
 from hessblocks.training.curvature import curvature_rows
-from hessblocks.training.folder import RunFolder, claimed
-from hessblocks.training.memory import reset_peak
+from hessblocks.training.execution import carry_out
+from hessblocks.training.flops import update_flops
+from hessblocks.training.folder import RunFolder
+from hessblocks.training.observation import CurvatureSettings
+from hessblocks.training.processes import Order
 from hessblocks.training.progress import Progress
 from hessblocks.training.quiet import quiet
 from hessblocks.training.results import (
@@ -44,8 +43,8 @@ from hessblocks.training.results import (
     write_rows,
 )
 from hessblocks.training.results import step_of as step_of_row
-from hessblocks.training.settings import CurvatureSettings, RunSettings
-from hessblocks.training.trainer import make_trainer
+from hessblocks.training.saving import save_model
+from hessblocks.training.settings import RunSettings
 
 
 class DamageWarning(UserWarning):
@@ -83,7 +82,7 @@ class Run:
         curvature = self.settings.curvature
         self._check()
         if "begun" not in self._done:
-            self._record(self._parameters())
+            self._record(self._begun())
         if curvature and "mapped-initial" not in self._done:
             with self.progress.stage("curvature before", self.name):
                 self._record(self._map(self._fresh(), curvature, "initial"))
@@ -99,6 +98,8 @@ class Run:
         """Look over what an earlier process left: files of a trained run, rows of each step."""
         if is_trained(self.rows):
             metrics.read_finished(self.folder.metrics)
+            if self.settings.observation.any:
+                metrics.read_finished(self.folder.observations)
             if not self._diverged and not is_whole(self.folder.model):
                 self._warn(f"{self.folder.model} is damaged; {self._remedy}")
         begun = max((STEPS.index(step_of_row(row)) + 1 for row in self.rows), default=0)
@@ -149,9 +150,14 @@ class Run:
         settings = self.settings
         return settings.model.build(settings.preset, self.corpus.vocab_size, settings.seed)
 
-    def _parameters(self) -> list[Row]:
-        count = sum(parameter.numel() for parameter in self._fresh().parameters())
-        return [self._row("parameters", count, method="exact")]
+    def _begun(self) -> list[Row]:
+        with torch.device("meta"):
+            count = sum(parameter.numel() for parameter in self._fresh().parameters())
+        flops = update_flops(self.settings, self.corpus.vocab_size)
+        return [
+            self._row("parameters", count, method="exact"),
+            self._row("flops", flops, method="exact"),
+        ]
 
     def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> list[Row]:
         return curvature_rows(model, self.settings, curvature, self.corpus, stage)
@@ -168,27 +174,29 @@ class Run:
         """Train from the newest whole checkpoint, or from the start, and save the model."""
         with self.progress.stage("training", self.name, self.settings.training.steps):
             checkpoint = self._checkpoint()
-            metrics.cut_back(self.folder.metrics, step_of(checkpoint) if checkpoint else None)
-            done = progress_of(checkpoint) if checkpoint else {}
-            recorder = Recorder(self.settings, self.folder, self.progress, done)
-            model = self._fresh()
-            trainer = make_trainer(
-                model, self.settings, self.corpus, recorder, resumed=checkpoint is not None
+            step = step_of(checkpoint) if checkpoint else None
+            metrics.cut_back(self.folder.metrics, step)
+            if self.settings.observation.any:
+                metrics.cut_back(self.folder.observations, step)
+            order = Order(
+                kind="train",
+                settings=self.settings,
+                folder=self.folder.path,
+                checkpoint=checkpoint,
             )
-            reset_peak(self.settings.device)
-            with quiet():
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            if recorder.diverged_at is None:
+            processes.give(order)
+            model, recorder = carry_out(order, self.corpus, self.progress)
+            if recorder.divergence is None:
                 save_model(model, self.corpus, self.settings.model.context, self.folder.model)
         return self._training_rows(recorder)
 
     def _checkpoint(self) -> Path | None:
-        """The newest whole checkpoint whose losses are all written down."""
+        """The newest whole checkpoint whose losses and observations are all written down."""
         found = newest_whole(self.folder.checkpoints)
-        lines = metrics.read(self.folder.metrics)
-        if found and not any(line["step"] == step_of(found) for line in lines):
+        damaged = self._incomplete(found) if found else None
+        if damaged:
             warnings.warn(
-                f"{self.folder.metrics} is damaged; training {self.name} from the start",
+                f"{damaged} is damaged; training {self.name} from the start",
                 CheckpointWarning,
                 stacklevel=2,
             )
@@ -196,11 +204,20 @@ class Run:
             return None
         return found
 
+    def _incomplete(self, checkpoint: Path) -> Path | None:
+        """The file that lacks lines written before the checkpoint."""
+        step = step_of(checkpoint)
+        if not any(line["step"] == step for line in metrics.read(self.folder.metrics)):
+            return self.folder.metrics
+        lines = [m for m in metrics.read(self.folder.observations) if m["step"] <= step]
+        expected = progress_of(checkpoint).get("observations", 0)
+        return self.folder.observations if len(lines) < expected else None
+
     def _training_rows(self, recorder: Recorder) -> list[Row]:
         lines = metrics.read(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
         speeds = [line["tokens_per_second"] for line in lines if line["split"] == "train"]
-        diverged = recorder.diverged_at is not None
+        diverged = recorder.divergence is not None
         return [
             self._row("loss", _number(losses[0]), "initial"),
             self._row("loss", math.nan if diverged else _number(losses[-1]), "final"),
@@ -208,50 +225,6 @@ class Run:
             self._row("peak_memory", recorder.peak),
             self._row("training_time", recorder.seconds),
         ]
-
-
-def train(
-    settings: RunSettings,
-    corpus: Corpus,
-    out: Path,
-    progress: Progress,
-    command: str = "train",
-    finish: Callable[[Path], object] | None = None,
-) -> None:
-    """One run in a folder of its own, or what is left of it.
-
-    Args:
-        settings: of the run.
-        corpus: training and held-out tokens.
-        out: run folder, new or of the same run.
-        progress: told what is going on.
-        command: its name in config.json.
-        finish: given the folder when all is done, before another process may write there.
-
-    Raises:
-        ArgumentError: sizes that do not fit, too little data, or another run in `out`.
-        RunError: `out` cannot be written or is damaged.
-    """
-    settings.model.check(settings.preset, corpus)
-    with claimed(out, settings.config(command, corpus)) as folder:
-        Run(settings, corpus, folder, progress).complete()
-        if finish:
-            finish(out)
-
-
-def save_model(model: PreTrainedModel, corpus: Corpus, context: int, folder: Path) -> None:
-    """Save model and tokeniser as Hugging Face reads them, whole or not at all.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=corpus.tokenizer, eos_token=END_OF_TEXT, model_max_length=context
-    )
-    with atomic_folder(folder) as temporary, quiet(), writing(temporary):
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        seal(temporary, {})
 
 
 def _number(value: Any) -> float:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, unknown_name
 from hessblocks.models import build
+from hessblocks.training.observation import CurvatureSettings, ObservationSettings, chooses
+from hessblocks.training.optimisation import TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,94 +63,80 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """How a model is trained: AdamW, linear warm-up, linear decay to 0, clipped gradients.
+class SharedSettings:
+    """What every run of a comparison has in common."""
 
-    Source: He & Hofmann (2024), appendix, CodeParrot settings.
-    """
-
-    steps: int = 400
-    """Optimiser updates."""
-    batch_size: int = 8
-    """Sequences of each update."""
-    learning_rate: float = 1e-3
-    """Peak learning rate."""
-    warmup: float = 0.05
-    """Share of the steps in which the learning rate grows from 0."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay of matrices and embeddings; gains and norms have none."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's averages of the gradient and of its square."""
-    clip: float = 1.0
-    """Largest norm of the gradient."""
-    log_every: int = 10
-    """Steps over which each recorded training loss is averaged."""
-    evaluate_every: int = 50
-    """Steps between validation losses; one before the first and after the last step too."""
-    evaluation_sequences: int = 64
-    """Held-out windows of each validation loss, spread evenly over the split."""
-    checkpoint_every: int = 100
-    """Steps between checkpoints."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    """Sizes."""
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    """How a model is trained."""
+    curvature: CurvatureSettings | None = None
+    """Curvature before and after training; None for none."""
+    observation: ObservationSettings = field(default_factory=ObservationSettings)
+    """What is measured on the way."""
+    device: str = "cpu"
+    """cpu or cuda."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
-        for name in (
-            "steps",
-            "batch_size",
-            "log_every",
-            "evaluate_every",
-            "evaluation_sequences",
-            "checkpoint_every",
-        ):
-            check_count(name, getattr(self, name))
-        for name in ("learning_rate", "clip"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ArgumentError(f"{name}: expected a number above 0, got {value!r}.")
-        if not 0 <= self.warmup <= 1:
-            raise ArgumentError(f"warmup: expected a share from 0 to 1, got {self.warmup!r}.")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ArgumentError(f"weight_decay: expected 0 or more, got {self.weight_decay!r}.")
+        """Refuse a fixed batch whose sequences are longer than the context."""
+        observed = self.observation.sample if self.observation.needs_batch else None
+        for sample in (self.curvature, observed):
+            if sample and sample.tokens > self.model.context:
+                raise ArgumentError(
+                    f"--curvature-tokens: {sample.tokens} are longer than the context of "
+                    f"{self.model.context}; ask for fewer."
+                )
+
+    def check(self, presets: Iterable[str], corpus: Corpus) -> None:
+        """Refuse what cannot be built, trained or measured, before anything is written.
+
+        Raises:
+            ArgumentError: names the option.
+        """
+        names = list(presets)
+        for preset in names:
+            self.model.check(preset, corpus)
+        observed = self.observation.sample if self.observation.needs_batch else None
+        for sample in (self.curvature, observed):
+            if sample:
+                corpus.curvature_batch(sample.sequences, sample.tokens)
+        if self.observation.curvature_every:
+            self._check_groups(names, corpus)
+
+    def _check_groups(self, presets: Sequence[str], corpus: Corpus) -> None:
+        wanted, known = self.observation.curvature_groups, dict[str, str]()
+        for preset in presets:
+            with torch.device("meta"):
+                model = self.model.build(preset, corpus.vocab_size, seed=0)
+            known |= {name: group.role for name, group in parameter_groups(model).items()}
+        for one in wanted:
+            if not any(chooses(one, name, role) for name, role in known.items()):
+                raise unknown_name("--curvature-groups", one, dict.fromkeys(known.values()))
+
+    def shared_config(self, corpus: Corpus) -> dict[str, Any]:
+        """All that the numbers depend on, besides preset and seed, as JSON values."""
+        return {
+            "model": {**asdict(self.model), "vocab_size": corpus.vocab_size},
+            "data": {"name": corpus.name, "fingerprint": corpus.fingerprint},
+            "training": {**asdict(self.training), "betas": list(self.training.betas)},
+            "curvature": asdict(self.curvature) if self.curvature else None,
+            "observation": asdict(self.observation),
+            "device": self.device,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvatureSettings:
-    """The fixed held-out batch and the probes of the curvature before and after training."""
-
-    sequences: int = 8
-    """Held-out windows."""
-    tokens: int = 32
-    """Tokens of each window, at most the model's context."""
-    probes: int = 8
-    """Random vectors a group."""
-    seed: int = 0
-    """Of the windows and of the probes: the same for every preset and seed of the comparison."""
-
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        for name in ("sequences", "tokens", "probes"):
-            check_count(name, getattr(self, name), prefix="curvature-")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
+class RunSettings(SharedSettings):
     """One training run."""
 
     preset: str
     """Name of the block."""
     seed: int = 0
     """Of the weights and of the order of the data."""
-    model: ModelSettings = field(default_factory=ModelSettings)
-    """Sizes."""
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-    """How it is trained."""
-    curvature: CurvatureSettings | None = None
-    """Curvature before and after training; None for none."""
-    device: str = "cpu"
-    """cpu or cuda."""
 
     def __post_init__(self) -> None:
-        """Check the seed."""
+        """Check the seed, then the rest."""
+        super().__post_init__()
         if self.seed < 0:
             raise ArgumentError(f"--seed: expected 0 or more, got {self.seed}.")
 
@@ -157,66 +146,15 @@ class RunSettings:
             "command": command,
             "preset": self.preset,
             "seed": self.seed,
-            **shared_config(self.model, self.training, self.curvature, self.device, corpus),
+            **self.shared_config(corpus),
         }
 
 
-def shared_config(
-    model: ModelSettings,
-    training: TrainingSettings,
-    curvature: CurvatureSettings | None,
-    device: str,
-    corpus: Corpus,
-) -> dict[str, Any]:
-    """What every run of a comparison has in common, as JSON values."""
-    return {
-        "model": {**asdict(model), "vocab_size": corpus.vocab_size},
-        "data": {"name": corpus.name, "fingerprint": corpus.fingerprint},
-        "training": {**asdict(training), "betas": list(training.betas)},
-        "curvature": asdict(curvature) if curvature else None,
-        "device": device,
-    }
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Each setting that differs, as "training.steps is 300, was 200"."""
-    found = []
-    for name in dict.fromkeys([*old, *new]):
-        before, now = old.get(name), new.get(name)
-        if isinstance(before, Mapping) and isinstance(now, Mapping):
-            found += differences(before, now, f"{prefix}{name}.")
-        elif before != now:
-            found.append(f"{prefix}{name} is {now!r}, was {before!r}")
-    return found
-
-
-def resolve_device(device: str) -> str:
-    """Auto to cuda where there is one, else cpu.
-
-    Raises:
-        ArgumentError: no such device.
-    """
-    if device not in ("auto", "cpu", "cuda"):
-        raise ArgumentError(f"--device: expected auto, cpu or cuda, got {device!r}.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError("--device: this machine has no usable cuda device; use --device cpu.")
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
-
-
-def check_count(name: str, value: int, prefix: str = "") -> None:
-    """Refuse what is below 1, naming the option.
-
-    Raises:
-        ArgumentError: names the option and what came.
-    """
-    if value < 1:
-        raise ArgumentError(
-            f"{option(name, prefix)}: expected a whole number of at least 1, got {value}."
-        )
-
-
-def option(name: str, prefix: str = "") -> str:
-    """The command-line option of a field."""
-    return f"--{prefix}{name.replace('_', '-')}"
+def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration, with what training had before it could be chosen."""
+    if not isinstance(config.get("training"), dict):
+        return config
+    training = json.loads(json.dumps(asdict(TrainingSettings())))
+    observation = json.loads(json.dumps(asdict(ObservationSettings())))
+    older = {"observation": observation, **config, "training": training | config["training"]}
+    return {"match": "steps", **older} if "presets" in config else older

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, Subset
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from hessblocks.data import Corpus, Windows
-from hessblocks.training.callbacks import Recorder
+from hessblocks.training import processes
 from hessblocks.training.checkpoints import writing
+from hessblocks.training.divergence import Batch, Divergence, locate
 from hessblocks.training.order import ShuffledPasses, spread
 from hessblocks.training.settings import RunSettings
 
 
 class RunTrainer(Trainer):
-    """A Trainer whose order of data depends on seed and step alone, gains and norms undecayed."""
+    """A Trainer whose order of data depends on seed and step alone, gains and norms undecayed.
+
+    An update whose loss or gradient is not finite is not made; `divergence` then says where.
+    """
+
+    divergence: Divergence | None = None
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._passes: list[tuple[dict[str, Any], Tensor]] = []
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         windows = cast(Windows, self.train_dataset)
-        count = self.args.max_steps * self.args.train_batch_size
-        return ShuffledPasses(windows, count, self.args.seed)
+        arguments = self.args
+        each = arguments.train_batch_size * arguments.gradient_accumulation_steps
+        count = arguments.max_steps * each * processes.count()
+        return ShuffledPasses(windows, count, arguments.seed)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
@@ -33,12 +54,45 @@ class RunTrainer(Trainer):
         """Matrices and embeddings; gains, norms and biases have fewer than two dimensions."""
         return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
 
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Forward and backward; remembers what went in and came out until the update is made."""
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        self._passes.append((inputs, loss))
+        return loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
+        norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
+        finite = math.isfinite(norm) and all(bool(loss.isfinite()) for _, loss in self._passes)
+        if processes.any_of(not finite):
+            self.divergence = self._locate()
+            model.zero_grad(set_to_none=True)  # what has no gradient is not updated
+        self._passes.clear()
+        return norm
+
+    def _locate(self) -> Divergence:
+        step = self.state.global_step + 1
+        batches = [self._prepare_inputs(batch) for batch, _ in self._passes]
+        inner = cast(nn.Module, self.model)
+        found = locate(inner, batches, self._loss_of, step)
+        first = processes.first_of(found.to_json() if found else None)
+        if first is None:
+            return Divergence(step=step, quantity="gradient norm", place="")
+        return Divergence.from_json(first)
+
+    def _loss_of(self, batch: Batch) -> Tensor:
+        with self.compute_loss_context_manager(), torch.enable_grad():
+            loss: Tensor = cast(nn.Module, self.model)(**batch).loss
+        return loss
+
 
 def make_trainer(
     model: PreTrainedModel,
     settings: RunSettings,
     corpus: Corpus,
-    recorder: Recorder,
+    folder: Path,
+    callbacks: Sequence[TrainerCallback],
     *,
     resumed: bool,
 ) -> RunTrainer:
@@ -48,21 +102,23 @@ def make_trainer(
         model: freshly initialised.
         settings: of the run.
         corpus: what to train on and what to hold out.
-        recorder: decides when to log, evaluate and save.
+        folder: of the checkpoints.
+        callbacks: the first decides when to log, evaluate and save.
         resumed: whether a checkpoint will be given to `train`, so that no loss before the first
             step is due.
 
     Raises:
-        ArgumentError: the corpus is smaller than one window.
+        ArgumentError: the corpus is smaller than one window, or an update cannot be shared out evenly.
     """
     context, training = settings.model.context, settings.training
     validation = corpus.windows("validation", context)
+    held_out = spread(len(validation), training.evaluation_sequences)
     trainer = RunTrainer(
         model=model,
-        args=_arguments(settings, recorder.folder.checkpoints, eval_on_start=not resumed),
+        args=_arguments(settings, folder, len(held_out), eval_on_start=not resumed),
         train_dataset=corpus.windows("train", context),
-        eval_dataset=Subset(validation, spread(len(validation), training.evaluation_sequences)),
-        callbacks=[recorder],
+        eval_dataset=Subset(validation, held_out),
+        callbacks=list(callbacks),
     )
     trainer.model_accepts_loss_kwargs = False  # mean over the batch's own predictions
     trainer.remove_callback(PrinterCallback)
@@ -70,24 +126,20 @@ def make_trainer(
     return trainer
 
 
-def _arguments(settings: RunSettings, folder: Path, *, eval_on_start: bool) -> TrainingArguments:
-    """Published settings; logging, evaluation and saving are left to the recorder."""
+def _arguments(
+    settings: RunSettings, folder: Path, held_out: int, *, eval_on_start: bool
+) -> TrainingArguments:
+    """Published settings; logging, evaluation and saving are left to the first callback."""
     training = settings.training
+    each = training.sequences_each(processes.count())
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=training.steps,
-        per_device_train_batch_size=training.batch_size,
-        per_device_eval_batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=round(training.warmup * training.steps),
-        weight_decay=training.weight_decay,
-        adam_beta1=training.betas[0],
-        adam_beta2=training.betas[1],
-        max_grad_norm=training.clip,
+        per_device_train_batch_size=each,
+        per_device_eval_batch_size=_evaluation_batch(held_out, each),
+        **training.trainer_arguments(),
         seed=settings.seed,
         use_cpu=settings.device == "cpu",
-        bf16=False,
         logging_strategy="no",
         logging_nan_inf_filter=False,
         eval_strategy="no",
@@ -96,9 +148,18 @@ def _arguments(settings: RunSettings, folder: Path, *, eval_on_start: bool) -> T
         save_strategy="no",
         remove_unused_columns=False,
         dataloader_pin_memory=settings.device != "cpu",
+        ddp_find_unused_parameters=False,
         disable_tqdm=True,
         log_level="error",
         report_to="none",
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # several GPUs would multiply the batch
     return arguments
+
+
+def _evaluation_batch(held_out: int, most: int) -> int:
+    """Sequences of a pass, such that several processes have equally many and none twice."""
+    if processes.count() == 1:
+        return most
+    shares = [size for size in range(most, 0, -1) if held_out % (size * processes.count()) == 0]
+    return shares[0] if shares else 1

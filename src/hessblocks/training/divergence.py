@@ -1,0 +1,138 @@
+"""Where numbers stop being finite: looked for once, at the moment when loss or gradient do.
+
+One more forward and backward pass over the same sequences, with a hook on every module; nothing is
+looked at before, so an undisturbed run pays nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Batch = Mapping[str, Any]
+_LAYER = re.compile(r"\blayers\.(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """What first became infinite or not a number."""
+
+    step: int
+    """The update that could not be made, counted from 1."""
+    quantity: str
+    """data, parameters, activations, loss, gradients or gradient norm."""
+    place: str
+    """Name of the input, parameter or module; empty for the loss as a whole."""
+
+    @property
+    def layer(self) -> int | None:
+        """Layer from 0; None outside the layers."""
+        found = _LAYER.search(self.place)
+        return int(found[1]) if found else None
+
+    @property
+    def words(self) -> str:
+        """Such as "activations of model.layers.3.mlp.input (layer 3)"."""
+        where = f" of {self.place}" if self.place else ""
+        layer = "" if self.layer is None else f" (layer {self.layer})"
+        return f"{self.quantity}{where}{layer}"
+
+    @property
+    def verb(self) -> str:
+        """What the quantity does."""
+        return "is" if self.quantity in ("loss", "gradient norm") else "are"
+
+    def to_json(self) -> str:
+        """As text, for other processes."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Divergence:
+        """The same from `to_json`."""
+        return cls(**json.loads(text))
+
+
+def locate(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    loss_of: Callable[[Batch], Tensor],
+    step: int,
+) -> Divergence | None:
+    """What first is not finite, in the order in which numbers are computed.
+
+    Args:
+        model: at the weights of the step.
+        batches: of the step.
+        loss_of: the loss of a batch, computed by the model as in training.
+        step: counted from 1.
+
+    Returns:
+        The finding; None where everything is finite here (another process has it, or sums overflowed).
+
+    Cost:
+        One forward and one backward pass a batch, until something is found.
+    """
+    for quantity, place in _findings(model, batches, loss_of):
+        return Divergence(step=step, quantity=quantity, place=place)
+    return None
+
+
+def _findings(
+    model: nn.Module, batches: Sequence[Batch], loss_of: Callable[[Batch], Tensor]
+) -> Iterator[tuple[str, str]]:
+    for batch in batches:
+        yield from (("data", name) for name, value in batch.items() if not _finite(value))
+    yield from (("parameters", name) for name, p in model.named_parameters() if not _finite(p))
+    for batch in batches:
+        yield from _passes(model, batch, loss_of)
+
+
+def _passes(
+    model: nn.Module, batch: Batch, loss_of: Callable[[Batch], Tensor]
+) -> Iterator[tuple[str, str]]:
+    forward: list[str] = []
+    backward: list[str] = []
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                handle = module.register_forward_hook(_watch(name, forward, backward))
+                hooks.callback(handle.remove)
+        loss = loss_of(batch)
+        yield from (("activations", name) for name in forward)
+        if not _finite(loss):
+            yield "loss", ""
+            return
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+    yield from (("gradients", name) for name in backward)
+    for (name, _), gradient in reversed(list(zip(named, gradients, strict=True))):
+        if not _finite(gradient):
+            yield "gradients", name
+
+
+def _watch(name: str, forward: list[str], backward: list[str]) -> Callable[..., None]:
+    """A hook that notes the module where its output, or the gradient by it, is not finite."""
+
+    def look(module: nn.Module, arguments: Any, output: Any) -> None:
+        for tensor in output if isinstance(output, tuple) else (output,):
+            if not isinstance(tensor, Tensor):
+                continue
+            if not _finite(tensor):
+                forward.append(name)
+            if tensor.requires_grad:
+                tensor.register_hook(lambda g: None if _finite(g) else backward.append(name))
+
+    return look
+
+
+def _finite(value: Any) -> bool:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return True
+    return bool(torch.isfinite(value).all())

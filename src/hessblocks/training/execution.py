@@ -1,0 +1,71 @@
+"""Carrying out an order: the same in every process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import PreTrainedModel, TrainerCallback
+
+from hessblocks.data import Corpus
+from hessblocks.training import processes
+from hessblocks.training.callbacks import Recorder
+from hessblocks.training.checkpoints import progress_of
+from hessblocks.training.folder import RunFolder
+from hessblocks.training.memory import reset_peak
+from hessblocks.training.observers import Observer
+from hessblocks.training.pace import step_seconds
+from hessblocks.training.processes import Order
+from hessblocks.training.progress import Progress
+from hessblocks.training.quiet import quiet
+from hessblocks.training.trainer import make_trainer
+
+
+@contextmanager
+def together(device: str, corpus: Corpus) -> Iterator[bool]:
+    """Meet the other processes; yields whether this one decides. The others work inside until sent home.
+
+    Args:
+        device: cpu or cuda.
+        corpus: the same in every process.
+    """
+    processes.join(device)
+    if not processes.is_first():
+        while order := processes.hear():
+            if order.kind == "pace":
+                step_seconds(order, corpus)
+            else:
+                carry_out(order, corpus, Progress())
+        yield False
+        return
+    yield True
+    processes.give(None)  # not after an error: this process then ends, and torchrun ends the others
+
+
+def carry_out(order: Order, corpus: Corpus, progress: Progress) -> tuple[PreTrainedModel, Recorder]:
+    """Train the run of an order.
+
+    Returns:
+        The trained model, and what recorded its training.
+    """
+    settings = order.settings
+    folder = RunFolder(order.folder)
+    done: dict[str, Any] = progress_of(order.checkpoint) if order.checkpoint else {}
+    recorder = Recorder(settings, folder, progress, done)
+    callbacks: list[TrainerCallback] = [recorder]
+    if settings.observation.any:
+        callbacks.append(Observer(recorder, corpus))
+    model = settings.model.build(settings.preset, corpus.vocab_size, settings.seed)
+    trainer = recorder.trainer = make_trainer(
+        model,
+        settings,
+        corpus,
+        folder.checkpoints,
+        callbacks,
+        resumed=order.checkpoint is not None,
+    )
+    reset_peak(settings.device)
+    with quiet():
+        trainer.train(resume_from_checkpoint=str(order.checkpoint) if order.checkpoint else None)
+    return model, recorder

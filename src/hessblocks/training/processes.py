@@ -1,0 +1,96 @@
+"""Several processes (torchrun): the first decides and writes, the others train along.
+
+The others wait for an order, carry it out together with the first, and wait again. So only the first
+looks at the run folder, and all agree on what is trained from which checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import torch.distributed as dist
+
+from hessblocks.training.settings import RunSettings
+
+PATIENCE = timedelta(days=7)
+"""How long a process waits for the first, which may be measuring curvature; torchrun ends it sooner
+where the first has failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What all processes do together."""
+
+    kind: Literal["train", "pace"]
+    """Train a run, or measure the time of a step."""
+    settings: RunSettings
+    """Of the run."""
+    folder: Path
+    """Run folder."""
+    checkpoint: Path | None = None
+    """Where training goes on from; None means from the start."""
+
+
+def asked_for() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join(device: str) -> None:
+    """Meet the other processes, where there are any: gloo on a cpu, NCCL on cuda."""
+    if asked_for() > 1 and not dist.is_initialized():
+        from accelerate import PartialState
+
+        backend = {"backend": "gloo"} if device == "cpu" else {}
+        PartialState(cpu=device == "cpu", timeout=PATIENCE, **backend)
+
+
+def count() -> int:
+    """How many processes have met."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Whether this process decides and writes."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def wait() -> None:
+    """Go on when all processes are here."""
+    if count() > 1:
+        dist.barrier()
+
+
+def give(order: Order | None) -> None:
+    """Tell the others what to do; None sends them home."""
+    if count() > 1:
+        dist.broadcast_object_list([order], src=0)
+
+
+def hear() -> Order | None:
+    """What the first process wants done; None where there is nothing more."""
+    heard: list[Order | None] = [None]
+    dist.broadcast_object_list(heard, src=0)
+    return heard[0]
+
+
+def any_of(flag: bool) -> bool:
+    """Whether the flag is set in any process."""
+    if count() == 1:
+        return flag
+    flags: list[bool] = [False] * count()
+    dist.all_gather_object(flags, flag)
+    return any(flags)
+
+
+def first_of(value: str | None) -> str | None:
+    """The value of the first process that has one."""
+    if count() == 1:
+        return value
+    values: list[str | None] = [None] * count()
+    dist.all_gather_object(values, value)
+    return next((found for found in values if found is not None), None)

@@ -1,0 +1,170 @@
+"""Numbers that stop being finite: found where they do, said, and the run ended in order."""
+
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessblocks.data import Corpus
+from hessblocks.training import DivergenceWarning, Progress, compare, metrics
+from hessblocks.training.divergence import Divergence, locate
+from hessblocks.training.results import read_rows
+from tests.training.helpers import COMPARISON, MODEL, TRAINING
+
+NAME = "model.layers.1.mlp.output"
+
+
+@pytest.fixture
+def model(corpus: Corpus) -> nn.Module:
+    return MODEL.build("pre-ln", corpus.vocab_size, seed=0)
+
+
+@pytest.fixture
+def batch(corpus: Corpus) -> dict[str, Tensor]:
+    return corpus.curvature_batch(2, 8)
+
+
+def found(model: nn.Module, batch: dict[str, Tensor]) -> Divergence | None:
+    return locate(model, [batch], lambda batch: model(**batch).loss, step=7)
+
+
+def test_nothing_is_found_where_all_is_finite(model: nn.Module, batch: dict[str, Tensor]) -> None:
+    assert found(model, batch) is None
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_nan_in_the_data_is_the_data(model: nn.Module, batch: dict[str, Tensor]) -> None:
+    vectors = model.get_input_embeddings()(batch["input_ids"]).detach()
+    vectors[0, 3] = math.nan
+    inputs = {"inputs_embeds": vectors, "labels": batch["labels"]}
+    assert found(model, inputs) == Divergence(step=7, quantity="data", place="inputs_embeds")
+
+
+def test_an_infinite_parameter_is_named_before_what_it_spoils(
+    model: nn.Module, batch: dict[str, Tensor]
+) -> None:
+    with torch.no_grad():
+        model.get_submodule(NAME).weight[0, 0] = math.inf
+    divergence = found(model, batch)
+    assert divergence == Divergence(step=7, quantity="parameters", place=f"{NAME}.weight")
+    assert divergence.layer == 1
+    assert divergence.words == f"parameters of {NAME}.weight (layer 1)"
+
+
+def test_the_first_module_with_infinite_activations_is_named(
+    model: nn.Module, batch: dict[str, Tensor]
+) -> None:
+    with torch.no_grad():
+        model.get_submodule("model.layers.1.mlp.input").weight.mul_(1e25)
+        model.get_submodule(NAME).weight.mul_(1e25)
+    assert found(model, batch) == Divergence(step=7, quantity="activations", place=NAME)
+
+
+class _Exploding(torch.autograd.Function):
+    @staticmethod
+    def forward(context: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: object, gradient: Tensor) -> Tensor:
+        return gradient * math.inf
+
+
+def test_the_first_module_with_infinite_gradients_is_named(
+    model: nn.Module, batch: dict[str, Tensor]
+) -> None:
+    inner = model.get_submodule(NAME)
+    inner.register_forward_pre_hook(lambda _, given: (_Exploding.apply(given[0]),))
+    before = "model.layers.1.mlp.activation"
+    place = "model.layers.1.mlp.input"
+    divergence = found(model, batch)
+    assert divergence is not None
+    assert divergence.quantity == "gradients"
+    assert divergence.place in (before, place)
+    assert divergence.layer == 1
+
+
+def test_a_loss_that_is_no_number_is_named(model: nn.Module, batch: dict[str, Tensor]) -> None:
+    divergence = locate(model, [batch], lambda b: model(**b).loss * math.nan, step=2)
+    assert divergence == Divergence(step=2, quantity="loss", place="")
+    assert Divergence.from_json(divergence.to_json()) == divergence
+
+
+WILD = replace(
+    COMPARISON,
+    presets=("pre-ln",),
+    training=replace(TRAINING, learning_rate=1e20, clip=1e20, steps=40, warmup=0.05),
+)
+
+
+def test_a_diverging_run_ends_in_order_and_says_where(corpus: Corpus, tmp_path: Path) -> None:
+    expected = (
+        r"pre-ln, seed 0: diverged at step 3: the .* of model\..* \(layer \d\) are not finite"
+    )
+    with pytest.warns(DivergenceWarning, match=expected):
+        compare(WILD, corpus, tmp_path / "out", Progress())
+    run = tmp_path / "out" / "runs" / "pre-ln-seed0"
+    lines = metrics.read(run / "metrics.jsonl")
+    rows = {(row.quantity, row.stage): row.value for row in read_rows(run / "results.csv")}
+    assert (lines[-1]["step"], lines[-1]["loss"]) == (3, None)
+    assert "layer" in lines[-1]["diverged"]
+    assert lines[0]["loss"] == rows["loss", "initial"]
+    assert math.isnan(rows["loss", "final"])
+    assert rows["training_time", ""] == lines[-1]["seconds"] > 0
+    assert not (run / "model").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare(WILD, corpus, tmp_path / "out", Progress())
+    assert metrics.read(run / "metrics.jsonl") == lines
+
+
+def test_the_update_of_a_diverged_step_is_not_made(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An infinite gradient in step 4 leaves the finite weights of step 3 alone."""
+    seen: list[bool] = []
+    step = torch.optim.AdamW.step
+
+    def look(self: torch.optim.AdamW, *given: object, **named: object) -> object:
+        done = step(self, *given, **named)
+        values = [p for group in self.param_groups for p in group["params"]]
+        seen.append(all(bool(p.isfinite().all()) for p in values))
+        if len(seen) == 3:
+            values[0].register_hook(lambda gradient: gradient * math.inf)
+        return done
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", look)
+    calm = replace(COMPARISON, presets=("pre-ln",))
+    with pytest.warns(DivergenceWarning, match="diverged at step 4: the gradients"):
+        compare(calm, corpus, tmp_path / "out", Progress())
+    assert seen == [True] * 4
+
+
+def test_the_other_presets_go_on(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = type(MODEL).build
+
+    def spoilt(self: object, preset: str, vocab_size: int, seed: int) -> nn.Module:
+        model = build(self, preset, vocab_size, seed)  # type: ignore[arg-type]
+        if preset == "pre-ln":
+            with torch.no_grad():
+                model.get_submodule(NAME).weight.fill_(1e38)
+        return model
+
+    monkeypatch.setattr(type(MODEL), "build", spoilt)
+    settings = replace(COMPARISON, curvature=None)
+    with pytest.warns(DivergenceWarning, match=r"pre-ln, seed 0: diverged at step 1: .*layer 1"):
+        compare(settings, corpus, tmp_path / "out", Progress())
+    finals = {
+        row.preset: row.value
+        for row in read_rows(tmp_path / "out" / "results.csv")
+        if (row.quantity, row.stage) == ("loss", "final")
+    }
+    assert math.isnan(finals["pre-ln"])
+    assert math.isfinite(finals["sas-p"])
