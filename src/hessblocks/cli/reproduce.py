@@ -83,8 +83,14 @@ def reproduce(
                 ray=ray,
                 reporter=reporter,
             )
+        except studies.FailedPointsError:
+            write_gallery(out, studies.names())
+            raise
         except KeyboardInterrupt:
-            raise RunError("interrupted; the same command goes on where it stopped.") from None
+            raise RunError(
+                "interrupted; the same command goes on where it stopped, and `hessblocks report` shows "
+                "what there is."
+            ) from None
     page = write_gallery(out, studies.names())
     seconds = time.perf_counter() - start
     if as_json:

@@ -2,68 +2,41 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError
 from hessblocks.files import write_text
-from hessblocks.report.study_figure import write_study_figure
-
-AGREES = {True: "agrees", False: "differs", None: "too little to say"}
-"""What is written of a check."""
+from hessblocks.report.study_section import load_section, read_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudySection:
-    """What the page says of one study."""
+class NotBegun:
+    """A study that was asked for and has no files yet."""
 
     name: str
-    """Of the study, and of its folder."""
-    summary: dict[str, Any]
-    """summary.json."""
-    config: dict[str, Any]
-    """config.json."""
-    environment: dict[str, Any]
-    """environment.json; empty where it is missing."""
-    caption: str
-    """Of the figure."""
-    picture: str
-    """The figure as a png in base64; empty where nothing is finished yet."""
+    """Of the study."""
+    scale: str
+    """It was asked for at."""
 
-    @property
-    def missing(self) -> int:
-        """Points that are not measured yet."""
-        return int(self.summary["points"]["missing"])
 
-    @property
-    def checks(self) -> list[dict[str, str]]:
-        """Rows of the table of facts."""
-        return [{**check, "verdict": AGREES[check["holds"]]} for check in self.summary["checks"]]
+def not_begun(folder: Path) -> list[NotBegun]:
+    """Studies that `folder` was asked for and does not hold, in the order of the request.
 
-    @property
-    def tally(self) -> str:
-        """How many facts agree, in words."""
-        verdicts = [check["verdict"] for check in self.checks]
-        counts = [(verdicts.count(word), word) for word in AGREES.values()]
-        return ", ".join(f"{count} {word}" for count, word in counts if count) or "no facts yet"
-
-    @property
-    def hardware(self) -> str:
-        """Processor and accelerator."""
-        names = [self.environment.get("processor"), self.environment.get("accelerator")]
-        return ", ".join(str(name) for name in names if name) or "not recorded"
-
-    @property
-    def time(self) -> str:
-        """Time of all points together."""
-        seconds = float(self.summary["seconds"])
-        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    Raises:
+        RunError: config.json is damaged.
+    """
+    path = folder / "config.json"
+    asked = read_json(path).get("studies", {}) if path.is_file() else {}
+    there = {path.name for path in study_folders(folder)}
+    return [
+        NotBegun(name=name, scale=str(request["scale"]))
+        for name, request in asked.items()
+        if name not in there
+    ]
 
 
 def study_folders(folder: Path) -> list[Path]:
@@ -101,34 +74,22 @@ def write_gallery(folder: Path, order: Sequence[str] = ()) -> Path:
         lstrip_blocks=True,
     )
     sections = [load_section(path) for path in folders]
-    page = templates.get_template("gallery.html").render(sections=sections)
+    page = templates.get_template("gallery.html").render(
+        sections=sections, not_begun=not_begun(folder)
+    )
     write_text(folder / "report.html", page)
     return folder / "report.html"
 
 
-def load_section(folder: Path) -> StudySection:
-    """Draw a study's figure and read its files.
+def missing_lines(folder: Path) -> list[str]:
+    """What the studies of `folder` lack, a line each; none where all is there.
 
     Raises:
         RunError: a file is missing or damaged.
     """
-    pictures = write_study_figure(folder)
-    return StudySection(
-        name=_read(folder / "summary.json")["study"],
-        summary=_read(folder / "summary.json"),
-        config=_read(folder / "config.json"),
-        environment=_read(folder / "environment.json"),
-        caption=_read(folder / "figure.json")["caption"],
-        picture=base64.b64encode(pictures[0].read_bytes()).decode("ascii") if pictures else "",
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror or error}).") from error
-    except ValueError as error:
-        raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
-    assert isinstance(found, dict)
-    return found
+    lines = []
+    for path in study_folders(folder):
+        points = read_json(path / "summary.json")["points"]
+        if points["missing"]:
+            lines.append(f"{path.name}: {points['missing']} of {points['total']} points")
+    return lines + [f"{study.name}: not begun" for study in not_begun(folder)]

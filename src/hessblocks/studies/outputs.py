@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hessblocks.files import write_json
-from hessblocks.studies.point import Point
+from hessblocks.studies.point import Point, Scalar
 from hessblocks.studies.results import write_rows
 from hessblocks.studies.store import Store
 from hessblocks.studies.study import Check, Study
@@ -36,8 +36,18 @@ def write_outputs(study: Study, points: Sequence[Point], store: Store) -> tuple[
         "points": {"total": len(points), "done": done, "missing": len(points) - done},
         "seconds": store.seconds(points),
         "retried": store.retried(points),
+        "settings": distinct_settings(points),
     }
     write_rows(store.folder / "results.csv", study.columns, rows)
     write_json(store.folder / "figure.json", summary.figure.to_dict())
     write_json(store.folder / "summary.json", {**about, **summary.to_dict()})
     return summary.checks
+
+
+def distinct_settings(points: Sequence[Point]) -> dict[str, list[Scalar]]:
+    """Every setting of `points` with its values, each once, in the order of `points`."""
+    found: dict[str, dict[Scalar, None]] = {}
+    for point in points:
+        for name, value in point.settings.items():
+            found.setdefault(name, {})[value] = None
+    return {name: list(values) for name, values in found.items()}

@@ -13,6 +13,7 @@ from hessblocks.files import write_json
 from hessblocks.studies.catalogue import find
 from hessblocks.studies.cluster import RayCluster
 from hessblocks.studies.executors import Executor, InProcess
+from hessblocks.studies.folders import remember
 from hessblocks.studies.lock import held
 from hessblocks.studies.outputs import write_outputs
 from hessblocks.studies.point import Outcome, Point, Row
@@ -20,6 +21,10 @@ from hessblocks.studies.processes import LocalProcesses
 from hessblocks.studies.progress import Pace, Reporter, Silent
 from hessblocks.studies.store import Store, opened
 from hessblocks.studies.study import Check, Study
+
+
+class FailedPointsError(RunError):
+    """Some points could not be measured; all others are stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +94,15 @@ def run_studies(
 
     Raises:
         ArgumentError: unknown study or scale, seeds or workers below 1, both workers and ray.
-        RunError: another process holds `out`, a newer version wrote it, a point failed (all others
-            are kept and all other studies finished), or no cluster answers.
+        FailedPointsError: a point failed; all others are kept and all other studies finished.
+        RunError: another process holds `out`, a newer version wrote it, or no cluster answers.
     """
     if seeds is not None and seeds < 1:
         raise ArgumentError(f"seeds: expected at least 1, got {seeds}")
     chosen = [(study, study.points(scale, seeds)) for study in map(find, names)]
     results, failures = [], []
     with held(Path(out)), executor(workers, ray) as where:
+        remember(Path(out), names, scale, seeds)
         for study, points in chosen:
             config = {"command": "reproduce", "study": study.name, "scale": scale, "seeds": seeds}
             try:
@@ -113,7 +119,7 @@ def run_studies(
             except RunError as error:
                 failures.append(str(error))
     if failures:
-        raise RunError(" ".join(failures))
+        raise FailedPointsError(" ".join(failures))
     return results
 
 

@@ -1,0 +1,82 @@
+"""How far our curves are from the published ones, point by point, from figure.json alone."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NEAR = 3.0
+"""Joint standard errors within which two values are said to agree."""
+SAME = 1e-3
+"""Relative distance of abscissas that are the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One of our curves against the published one of that name."""
+
+    name: str
+    """Of the curve, with its panel."""
+    points: int
+    """Abscissas that both have."""
+    typical: float
+    """Median of |ours − published| / |published|."""
+    largest: float
+    """Largest of them."""
+    near: int | None
+    """Points within three joint standard errors; None where neither curve has error bars."""
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """A row of the table."""
+        near = "no error bars" if self.near is None else f"{self.near} of {self.points}"
+        return self.name, f"{self.typical:.1%}", f"{self.largest:.1%}", near
+
+
+def differences(figure: Mapping[str, Any]) -> list[Difference]:
+    """The differences of a figure, one for each curve that has a published one beside it."""
+    return [
+        difference
+        for panel in figure["panels"]
+        for ours, published in _pairs(panel)
+        if (difference := _difference(panel["title"], ours, published)) is not None
+    ]
+
+
+def _pairs(panel: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    series = panel.get("series", [])
+    ours = {each["name"]: each for each in series if not each["published"]}
+    for each in series:
+        if each["published"] and each["name"] in ours:
+            yield ours[each["name"]], each
+
+
+def _difference(
+    title: str, ours: Mapping[str, Any], published: Mapping[str, Any]
+) -> Difference | None:
+    pairs = [
+        (own, other)
+        for own in _values(ours)
+        for other in _values(published)
+        if math.isclose(own[0], other[0], rel_tol=SAME, abs_tol=1e-9) and other[1]
+    ]
+    if not pairs:
+        return None
+    relative = [abs(own[1] - other[1]) / abs(other[1]) for own, other in pairs]
+    bars = bool(ours["error"] or published["error"])
+    near = [abs(a[1] - b[1]) <= NEAR * math.hypot(a[2], b[2]) for a, b in pairs]
+    return Difference(
+        name=f"{ours['name']} ({title})" if title else str(ours["name"]),
+        points=len(pairs),
+        typical=statistics.median(relative),
+        largest=max(relative),
+        near=sum(near) if bars else None,
+    )
+
+
+def _values(series: Mapping[str, Any]) -> list[tuple[float, float, float]]:
+    errors = series["error"] or [0.0] * len(series["x"])
+    return list(zip(series["x"], series["y"], errors, strict=True))
