@@ -9,30 +9,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
+
+from hessblocks.curvature.closed_forms import ClosedForms, closed_modules
 
 
 class AttentionBackendWarning(UserWarning):
     """Fused attention was replaced by its plain form while curvature was computed."""
-
-
-class _FusedCalls(TorchFunctionMode):
-    """Notices calls of scaled_dot_product_attention."""
-
-    seen = False
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Pass the call on."""
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            self.seen = True
-        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -51,9 +37,14 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def differentiable(model: nn.Module) -> Iterator[None]:
     """Evaluation mode and attention that has second derivatives; says so once where it matters."""
     fused_allowed = torch.backends.cuda.flash_sdp_enabled()
-    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH), _FusedCalls() as calls:
+    with (
+        evaluation_mode(model),
+        sdpa_kernel(SDPBackend.MATH),
+        closed_modules(model),
+        ClosedForms() as calls,
+    ):
         yield
-    if calls.seen and fused_allowed:
+    if calls.attention_seen and fused_allowed:
         warnings.warn(
             "curvature: fused attention has no second derivative; its plain form (SDPBackend.MATH) is "
             "used while curvature is computed",

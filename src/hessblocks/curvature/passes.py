@@ -19,8 +19,8 @@ from hessblocks.errors import ArgumentError
 if TYPE_CHECKING:
     from hessblocks.curvature.problem import Problem
 
-LARGE = 1 << 28
-"""Multiplications of a forward pass above which a CPU gains nothing from more rows together."""
+LARGE = 1 << 30
+"""Multiplications of a forward pass above which a CPU gains nothing from more rows together (measured)."""
 
 SMALL = 1 << 24
 """Multiplications of a forward pass below which vectors are worth batching (docs/curvature.md)."""

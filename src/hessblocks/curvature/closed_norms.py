@@ -1,0 +1,146 @@
+"""Layer norm and RMS norm with their second derivatives in closed form.
+
+Letters: n = (x − mean) s the normalised row with s = 1/σ (RMS norm: without the mean), w the weight,
+g a cotangent of y = w n + b, h = w g, C the removal of the mean (RMS norm: the identity), D width.
+
+Their first derivative is one symmetric matrix a row, A = s (C − n nᵀ / D):
+ḡ_x = A h, ḡ_w = Σ g n, ḡ_b = Σ g.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+
+def layer_norm(
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`torch.nn.functional.layer_norm`, twice differentiable."""
+    return _norm(x, shape, weight, bias, eps, centre=True)
+
+
+def rms_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """`torch.nn.functional.rms_norm`, twice differentiable."""
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return _norm(x, shape, weight, None, eps, centre=False)
+
+
+def _norm(
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    centre: bool,
+) -> Tensor:
+    width = math.prod(shape)
+    rows = x.reshape(-1, width)
+    flat = None if weight is None else weight.reshape(width)
+    shift = None if bias is None else bias.reshape(width)
+    y: Tensor = _Forwards.apply(rows, flat, shift, eps, centre)
+    return y.view_as(x)
+
+
+class _Forwards(Function):
+    """y of x, w and b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centre: bool
+    ) -> Tensor:
+        n = x - x.mean(-1, keepdim=True) if centre else x.clone()
+        s = _mean(n, n).add_(eps).rsqrt_()
+        n.mul_(s)
+        ctx.centre = centre
+        ctx.save_for_backward(x, n, s, weight)
+        y = n.clone() if weight is None else n * weight
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        x, n, s, weight = ctx.saved_tensors
+        (g,) = cotangents
+        if not torch.is_grad_enabled():
+            h = g if weight is None else g * weight
+            return (*_pulled(ctx, _across(h, n, s, centre=ctx.centre), g, n), None, None)
+        found = _Backwards.apply(g, x, weight, n, s, ctx.centre)
+        return (*_pulled(ctx, found[0], g, n, found[1]), None, None)
+
+
+def _pulled(
+    ctx: Any, for_x: Tensor, g: Tensor, n: Tensor, for_weight: Tensor | None = None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if ctx.needs_input_grad[1] and for_weight is None:
+        for_weight = (g * n).sum(0)
+    return (
+        for_x,
+        for_weight if ctx.needs_input_grad[1] else None,
+        g.sum(0) if ctx.needs_input_grad[2] else None,
+    )
+
+
+def _across(z: Tensor, n: Tensor, s: Tensor, *, centre: bool) -> Tensor:
+    """A z."""
+    inner = _mean(n, z)
+    centred = z - z.mean(-1, keepdim=True) if centre else z
+    return torch.addcmul(centred, n, inner, value=-1).mul_(s)
+
+
+class _Backwards(Function):
+    """ḡ_x = A h and ḡ_w = Σ g n as functions of g, x and w.
+
+    With v a cotangent of A h and a one of Σ g n, the cotangents are
+
+        of g: w A v + a n      of w: Σ g A v      of x: A (a g) − s (n vᵀA h / D + m_h A v + m_v A h)
+
+    where m_z is the mean of n z along the row.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, x: Tensor, weight: Tensor | None, n: Tensor, s: Tensor, centre: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        h = g if weight is None else g * weight
+        across = _across(h, n, s, centre=centre)
+        ctx.centre = centre
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(g, n, s, weight, across, _mean(n, h))
+        return across, None if weight is None else (g * n).sum(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, n, s, weight, across, met = ctx.saved_tensors
+        v, a = cotangents
+        for_g = for_x = for_weight = None
+        if v is not None:
+            pushed = _across(v, n, s, centre=ctx.centre)
+            for_g = pushed if weight is None else pushed * weight
+            for_weight = None if weight is None else (g * pushed).sum(0)
+            for_x = n * (_mean(v, across) * -s)
+            for_x = torch.addcmul(for_x, pushed, met * -s)
+            for_x = torch.addcmul(for_x, across, _mean(n, v) * -s)
+        if a is not None:
+            for_g = n * a if for_g is None else torch.addcmul(for_g, n, a)
+            turned = _across(g * a, n, s, centre=ctx.centre)
+            for_x = turned if for_x is None else for_x.add_(turned)
+        return for_g, for_x, for_weight, None, None, None
+
+
+def _mean(left: Tensor, right: Tensor) -> Tensor:
+    """The mean of left · right along each row, (rows, 1)."""
+    inner: Tensor = torch.linalg.vecdot(left, right)
+    return inner.div_(left.shape[-1])[:, None]

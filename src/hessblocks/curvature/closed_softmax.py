@@ -1,0 +1,95 @@
+"""Softmax attention in plain form, with the second derivative of its softmax in closed form.
+
+Letters: S scores, P = softmax(S) row by row, dP a cotangent of P, dS = P ∘ (dP − Σ P ∘ dP) what it
+gives for S, D a cotangent of dS; sums run along a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`torch.nn.functional.scaled_dot_product_attention` without dropout, by plain products.
+
+    Args:
+        query: (..., heads, tokens, width).
+        key: (..., key heads, others, width).
+        value: (..., key heads, others, value width).
+        attn_mask: booleans (True: may attend) or numbers added to the scores.
+        dropout_p: above 0 the call is left to torch.
+        is_causal: whether a token attends to none after it.
+        scale: of the scores; 1/√width by default.
+        enable_gqa: whether several query heads share a key head.
+    """
+    if dropout_p > 0:
+        return NotImplemented
+    if enable_gqa:
+        shared = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(shared, dim=-3) for t in (key, value))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * scale) @ key.mT
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        scores, attn_mask = scores + attn_mask, None
+    shares: Tensor = _Forwards.apply(scores, attn_mask)
+    return shares @ value
+
+
+class _Forwards(Function):
+    """P of S, 0 where the mask forbids."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
+        masked = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        shares = torch._safe_softmax(masked, -1)
+        ctx.save_for_backward(shares)
+        return shares
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        (shares,) = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return torch._softmax_backward_data(cotangents[0], shares, -1, shares.dtype), None
+        return _Backwards.apply(cotangents[0], shares), None
+
+
+class _Backwards(Function):
+    """dS as a function of dP and P.
+
+    Its derivative by P is met by `_Forwards.backward`, which is blind to a constant a row; so that
+    (D − Σ P ∘ D) ∘ (dP − Σ P ∘ dP) stands for the longer whole.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pushed: Tensor, shares: Tensor) -> Tensor:
+        centred = _centre(pushed, shares)
+        ctx.save_for_backward(shares, centred)
+        return shares * centred
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, Tensor]:
+        shares, centred = ctx.saved_tensors
+        direction = _centre(cotangents[0], shares)
+        return shares * direction, direction.mul_(centred)
+
+
+def _centre(rows: Tensor, shares: Tensor) -> Tensor:
+    """Each row less its mean under the shares."""
+    means: Tensor = torch.linalg.vecdot(shares, rows)
+    return rows - means[..., None]
