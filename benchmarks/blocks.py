@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
+from benchmarks._shaped_attention import shaped_attention
 from benchmarks._timing import alternated
-from hessblocks.blocks import Attention, Context, Identity, SelfAttention, Shaping
 from hessblocks.files import atomic_path
 
 THREADS = 2
@@ -170,71 +170,6 @@ def gpu_ladder() -> dict[str, Any]:
         )
         for context in (128, 1024, 4096)
     }
-
-
-class MatrixAttention(SelfAttention):
-    """Shaped attention that builds αI + βA − γC, as the authors' code does."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.identity, self.below, self.uniform = torch.empty(0), torch.empty(0), torch.empty(0)
-
-    def prepare(self, tokens: int) -> None:
-        """The three buffers that do not depend on the input."""
-        self.identity = torch.eye(tokens)
-        self.below = torch.ones(tokens, tokens, dtype=torch.bool).tril()
-        self.uniform = self.below / self.below.sum(dim=-1, keepdim=True)
-
-    def _mix(
-        self, query: Tensor, key: Tensor, value: Tensor, own: Tensor, context: Context
-    ) -> Tensor:
-        scores = query @ key.transpose(-1, -2) * self.scale
-        lowest = torch.finfo(scores.dtype).min
-        attention = torch.where(self.below, scores, lowest).softmax(dim=-1)
-        assert self.gains is not None
-        alpha, beta, gamma = self.gains.per_head()
-        mixed: Tensor = (alpha * self.identity + beta * attention - gamma * self.uniform) @ value
-        return mixed
-
-
-def shaped_attention(rounds: int, tokens: int = 1024) -> dict[str, Any]:
-    """Forward and backward at 4 sequences × tokens × 12 heads × 64, identity values."""
-    batch, heads, head_width = 4, 12, 64
-    width = heads * head_width
-    torch.manual_seed(0)
-    part = Attention(shaping=Shaping(), value=Identity(), projection=Identity())
-    fast = SelfAttention(part, width, heads, heads, 1)
-    matrix = MatrixAttention(part, width, heads, heads, 1)
-    matrix.load_state_dict(fast.state_dict())
-    matrix.prepare(tokens)
-    x, query, key = (torch.randn(batch, tokens, width, requires_grad=True) for _ in range(3))
-    gradient = torch.randn(batch, tokens, width)
-
-    def mixing(module: SelfAttention) -> Tensor:
-        split = [module._split(t, heads) for t in (query, key, x, x)]
-        return module._mix(*split, Context()).transpose(1, 2).flatten(2)
-
-    results = {}
-    for what, run in {
-        "mixing of given queries, keys and values": mixing,
-        "whole sub-block with its query and key matrices": lambda m: m(x, Context()),
-    }.items():
-        with torch.no_grad():
-            error = float((run(fast) - run(matrix)).abs().max())
-        seconds = alternated(
-            {
-                "ours": lambda run=run: run(fast).backward(gradient),
-                "matrix": lambda run=run: run(matrix).backward(gradient),
-            },
-            rounds,
-        )
-        ratio = seconds["matrix"] / seconds["ours"]
-        results[what] = {**seconds, "ratio": ratio, "largest_difference": error}
-        print(
-            f"shaped attention, {what}, context {tokens}: {seconds['ours']:.3f} s, "
-            f"building the matrix {seconds['matrix']:.3f} s: {ratio:.2f} times (largest difference {error:.0e})"
-        )
-    return results
 
 
 def memory() -> dict[str, Any]:

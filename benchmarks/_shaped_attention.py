@@ -1,0 +1,135 @@
+"""Shaped attention by a fused kernel and a running mean against the building of its matrix.
+
+Letters: B sequences, T tokens, D width, H heads, K head width.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks._timing import alternated
+from hessblocks.blocks import Attention, Context, Identity, SelfAttention, Shaping
+from hessblocks.blocks.kernels import fused_kernel
+
+
+class MatrixAttention(nn.Module):
+    """Shaped attention that builds αI + βA − γC, by the operations of the blocks' published code.
+
+    That is eager attention of the GPT-2 kind: queries and keys from one fused matrix with a bias, scores
+    divided by a 0-dimensional tensor, the causal mask and C and I sliced from three buffers, softmax, cast,
+    β A + (α I − γ C) by broadcasting, dropout (of 0), product with the values, heads merged into a copy.
+    No padding mask, values and projection the identity: nothing is done that its training run does not do.
+    """
+
+    below: Tensor
+    uniform: Tensor
+    diagonal: Tensor
+
+    def __init__(self, like: SelfAttention, tokens: int) -> None:
+        super().__init__()
+        self.heads = like.heads
+        weights = [like.query.weight.detach(), like.key.weight.detach()]  # type: ignore[union-attr]
+        self.weight = nn.Parameter(torch.cat(weights).T.contiguous())
+        self.bias = nn.Parameter(torch.zeros(self.weight.shape[1]))
+        gains = (torch.ones(1, self.heads, 1, 1) for _ in range(3))
+        self.alpha, self.beta, self.gamma = (nn.Parameter(gain) for gain in gains)
+        self.dropout = nn.Dropout(0.0)
+        below = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
+        self.register_buffer("below", below)
+        self.register_buffer("uniform", below / below.sum(dim=-1, keepdim=True))
+        self.register_buffer("diagonal", torch.eye(tokens)[None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sub-block, (B, T, D) to (B, T, D)."""
+        flat = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
+        query, key = flat.view(*x.shape[:-1], -1).split(x.shape[-1], dim=2)
+        return self.mix(query, key, x)
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(αI + βA − γC) V of every head, from and to (B, T, D)."""
+        query, key, value = (split_heads(t, self.heads) for t in (query, key, value))
+        scores = query @ key.transpose(-1, -2)
+        scores = scores / torch.full([], value.shape[-1] ** 0.5, dtype=scores.dtype)
+        tokens = key.shape[-2]
+        lowest = torch.full([], torch.finfo(scores.dtype).min, dtype=scores.dtype)
+        scores = torch.where(self.below[:, :, :tokens, :tokens], scores, lowest)
+        shaped = self.beta * scores.softmax(dim=-1).type(value.dtype)
+        centre = self.gamma * self.uniform[:, :, :tokens, :tokens]
+        shaped = shaped + (self.alpha * self.diagonal[:, :, :tokens, :tokens] - centre)
+        mixed = self.dropout(shaped) @ value
+        return mixed.permute(0, 2, 1, 3).contiguous().view(*mixed.shape[:1], tokens, -1)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, T, D) to (B, H, T, K), a view."""
+    return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
+
+
+def shaped_attention(rounds: int, tokens: int = 1024) -> dict[str, Any]:
+    """Forward and backward at 4 sequences × tokens × 12 heads × 64, identity values.
+
+    The fused kernel alone, forward and backward on the same queries, keys and values, is timed beside: what
+    ours cannot go below. Page faults are counted: every buffer of the matrix is memory that is asked for anew.
+    """
+    batch, heads, width = 4, 12, 768
+    torch.manual_seed(0)
+    part = Attention(shaping=Shaping(), value=Identity(), projection=Identity())
+    fast = SelfAttention(part, width, heads, heads, 1)
+    matrix = MatrixAttention(fast, tokens)
+    x, query, key = (torch.randn(batch, tokens, width, requires_grad=True) for _ in range(3))
+    gradient = torch.randn(batch, tokens, width)
+
+    def mixed() -> Tensor:
+        q, k, v = (split_heads(t, heads) for t in (query, key, x))
+        return fast._mix(q, k, v, v, Context()).transpose(1, 2).flatten(2)
+
+    def kernel() -> Tensor:
+        q, k, v = (split_heads(t, heads) for t in (query, key, x))
+        attended = fused_kernel(fast, q, k, v, None, scale=fast.scale, causal=True)
+        return attended.transpose(1, 2).flatten(2)
+
+    definitions = {
+        "mixing of given queries, keys and values": {
+            "ours": mixed,
+            "matrix": lambda: matrix.mix(query, key, x),
+            "fused kernel alone": kernel,
+        },
+        "whole sub-block with its query and key matrices": {
+            "ours": lambda: fast(x, Context()),
+            "matrix": lambda: matrix(x),
+        },
+    }
+    return {
+        what: shaped_figure(what, sides, gradient, rounds) for what, sides in definitions.items()
+    }
+
+
+def shaped_figure(
+    what: str, sides: dict[str, Callable[[], Tensor]], gradient: Tensor, rounds: int
+) -> dict[str, Any]:
+    """Seconds of forward and backward of every side, their ratio and difference."""
+    steps = {name: lambda run=run: run().backward(gradient) for name, run in sides.items()}
+    seconds = alternated(steps, rounds)
+    faults = {name: page_faults(steps[name]) for name in ("ours", "matrix")}
+    with torch.no_grad():
+        error = float((sides["ours"]() - sides["matrix"]()).abs().max())
+    ratio = seconds["matrix"] / seconds["ours"]
+    print(
+        f"shaped attention, {what}: {seconds['ours']:.3f} s, building the matrix {seconds['matrix']:.3f} s: "
+        f"{ratio:.2f} times (page faults {faults['ours']} and {faults['matrix']}"
+        + "".join(f"; {name} {s:.3f} s" for name, s in seconds.items() if name not in faults)
+        + ")"
+    )
+    return {**seconds, "ratio": ratio, "page_faults": faults, "largest_difference": error}
+
+
+def page_faults(run: Callable[[], object]) -> int:
+    """Pages of memory that one call asks the system for."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    run()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
