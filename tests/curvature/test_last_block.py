@@ -12,6 +12,9 @@ import hessblocks as hb
 from hessblocks.blocks import Attention, Branch, LayerNorm, NoNorm, Reparametrised, Shaping
 from hessblocks.blocks import Dense as DenseWeight
 from hessblocks.curvature import exact_attention_curvature
+from hessblocks.curvature.backend import evaluation_mode
+from hessblocks.curvature.batches import unpack
+from hessblocks.curvature.last_attention import last_attention
 from hessblocks.errors import ArgumentError
 from hessblocks.theory import PARTS
 from tests.curvature.cases import CONTEXT, VOCABULARY, Case, gpt2_case, stir, tokens
@@ -152,17 +155,45 @@ def test_the_model_is_left_as_it_was() -> None:
     before = {name: p.clone() for name, p in case.model.named_parameters()}
     exact_attention_curvature(case.model, case.batches[0])
     assert case.model.training
-    assert not any(module._forward_hooks for module in case.model.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in case.model.modules()
+    )
     assert all(
         torch.equal(before[name], p) and p.grad is None for name, p in case.model.named_parameters()
     )
     case.model.eval()
 
 
+@pytest.mark.parametrize("name", ["pre-ln", "sas-p", "gpt2"])
+def test_a_memory_limit_changes_nothing(name: str) -> None:
+    case, _ = solved(name)
+    wide, tight = (
+        exact_attention_curvature(case.model, case.batches[0], memory_limit=limit).dense()
+        for limit in (1 << 29, 1)
+    )
+    assert torch.allclose(wide, tight, rtol=1e-12, atol=1e-15)
+    with pytest.raises(ArgumentError, match=r"memory_limit: .*got 0"):
+        exact_attention_curvature(case.model, case.batches[0], memory_limit=0)
+
+
+@pytest.mark.parametrize("name", ["pre-ln", "gpt2"])
+def test_the_forward_pass_ends_at_the_last_attention(name: str) -> None:
+    case, _ = solved(name)
+    with torch.no_grad(), evaluation_mode(case.model):
+        seen: list[torch.Size] = []
+        handle = case.model.lm_head.register_forward_hook(
+            lambda module, inputs, output: seen.append(output.shape)
+        )
+        last_attention(case.model, unpack(case.batches[0], torch.device("cpu")))
+        handle.remove()
+    assert not seen
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: (torch.nn.Linear(2, 2), tokens(1)), ["Linear", "gpt2"]),
+        (lambda: (hb.build("sas", depth=1, **SIZES).bfloat16(), tokens(1)), ["bfloat16"]),
         (lambda: (hb.build("op", depth=1, **SIZES), tokens(1)), ["query-key norm"]),
         (
             lambda: (

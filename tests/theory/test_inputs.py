@@ -33,6 +33,21 @@ BAD = {
         good() | {"x": torch.ones(2, 4, 3, dtype=torch.long)},
         "x: .*floating.*int64",
     ),
+    "half precision": (good() | {"x": torch.ones(2, 4, 3).half()}, r"x: .*float16.*x.float\(\)"),
+    "scores that overflow": (
+        good(loss="matrix") | {"x": torch.ones(2, 4, 3).double() * 1e200},
+        r"x, w_query, w_key: the scores overflow torch.float64 .*1e\+200",
+    ),
+    "output that overflows": (
+        good() | {"w_value": torch.ones(3, 3).double() * 1e308, "x": good()["x"] * 100},
+        "x, w_value: .*output overflows",
+    ),
+    "factor of rank 0": (
+        good(loss="factor") | {"curvature_factor": torch.ones(2, 4, 0, 3).double()},
+        "curvature_factor: .*at least 1, got 0",
+    ),
+    "negative memory limit": (good() | {"memory_limit": -1}, "memory_limit: .*above 0, got -1"),
+    "memory limit as text": (good() | {"memory_limit": "1GB"}, "memory_limit: .*got '1GB'"),
     "flat input": (good() | {"x": torch.ones(4).double()}, r"x: .*batch, tokens, width.*\(4,\)"),
     "no tokens": (good() | {"x": torch.ones(2, 0, 3).double()}, r"x: .*\(2, 0, 3\)"),
     "list": (good() | {"w_query": [[1.0]]}, "w_query: .*list"),
@@ -142,3 +157,6 @@ def test_unknown_groups_parts_and_heads() -> None:
         hessian.block("query", "key", "outr")
     with pytest.raises(ArgumentError, match="head: expected 0 to 0, got 1"):
         hessian.block("query", "key", head=1)
+    for wrong in ((0,), (0, 0, 0), "0", True):
+        with pytest.raises(ArgumentError, match=r"head: expected a number, a pair"):
+            hessian.block("query", "key", head=wrong)  # type: ignore[arg-type]

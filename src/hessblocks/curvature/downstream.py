@@ -17,12 +17,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import grad, jacfwd, jacrev, vjp, vmap
 
+from hessblocks.curvature.piecewise_linear import piecewise_linear
+from hessblocks.linalg import MEMORY_LIMIT
+
 TokenNetwork = Callable[..., Tensor]
 """From one token's attention output (D,) and its side inputs to its logits (C,)."""
-
-
-MOST_NUMBERS = 1 << 26
-"""Entries of the Jacobians held together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +43,8 @@ def token_derivatives(
     sides: tuple[Float[Tensor, "N ..."], ...],
     labels: Int[Tensor, " N"],
     weights: Float[Tensor, " N"],
+    *,
+    memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
     """Derivatives of Σ_n weights_n · cross-entropy(network(attended_n, sides_n), labels_n).
 
@@ -53,9 +54,10 @@ def token_derivatives(
         sides: what else the network reads at that token (the skip, the normalised input).
         labels: the right class of each token.
         weights: share of each token in the loss; 1/N for a mean.
+        memory_limit: bytes that the Jacobians of the tokens taken together may have.
 
     Cost: min(C, D) passes of the network a token for J, and about D gradient passes for Λ_f unless it
-        is zero; tokens are taken together as long as their Jacobians stay within 2²⁶ numbers.
+        is zero; tokens are taken together as long as their Jacobians stay within the limit.
     """
 
     def one(
@@ -67,23 +69,38 @@ def token_derivatives(
         logits = logits_of(a)
         p = logits.softmax(-1)
         r = weight * (p - (torch.arange(len(p), device=p.device) == label).to(p.dtype))
-        jacobian = (jacrev if len(logits) < len(a) else jacfwd)(logits_of)(a)
+        jacobian = _jacobian(logits_of, a, basis)
         centred = jacobian - p @ jacobian
         root = (weight * p).sqrt()[:, None] * centred
         return r, r @ jacobian, _fewest_rows(root)
 
     classes = network(attended[0], *(side[0] for side in sides)).shape[-1]
-    chunk = max(1, MOST_NUMBERS // (classes * attended.shape[-1]))
+    basis = torch.eye(classes, dtype=attended.dtype, device=attended.device)
+    one_token = classes * attended.shape[-1] * attended.element_size()
+    chunk = max(1, memory_limit // one_token)
     with torch.no_grad():
         r, gradient, factor = vmap(one, chunk_size=chunk)(attended, labels, weights, *sides)
         functional = _functional(network, attended, sides, r, chunk)
     return TokenDerivatives(gradient=gradient, factor=factor, functional=functional)
 
 
+def _jacobian(function: Callable[[Tensor], Tensor], a: Tensor, basis: Tensor) -> Tensor:
+    """∂f/∂a, (C, D), by rows where there are fewer of them than columns.
+
+    `basis` is one for all tokens, so that layers before the first nonlinearity, seen from the logits, are
+    passed once and not once a token.
+    """
+    if len(basis) >= len(a):
+        forward: Tensor = jacfwd(function)(a)
+        return forward
+    rows: Tensor = vmap(vjp(function, a)[1])(basis)[0]
+    return rows
+
+
 def _functional(
     network: TokenNetwork, attended: Tensor, sides: tuple[Tensor, ...], r: Tensor, chunk: int
 ) -> Tensor | None:
-    """Λ_f of every token, or None where a product with a generic direction says that all are zero."""
+    """Λ_f of every token, or None where its operations or a product with a generic direction say it is zero."""
 
     def gradient(a: Tensor, r: Tensor, *side: Tensor) -> Tensor:
         slope: Tensor = grad(lambda point: (r * network(point, *side)).sum())(a)
@@ -99,6 +116,8 @@ def _functional(
         )  # forward mode is wrong for torch's layer norm
         return found
 
+    if piecewise_linear(lambda a: network(a, *(side[0] for side in sides)), attended[0]):
+        return None
     generic = torch.arange(1, attended.shape[-1] + 1).to(attended).sqrt().sin().expand_as(attended)
     if not vmap(times, chunk_size=chunk)(generic, r, attended, *sides).any():
         return None

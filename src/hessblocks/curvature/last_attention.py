@@ -8,7 +8,6 @@ Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,8 +75,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     block = model.model.layers[-1]
     attention = block.attention
     _check_parts(model)
-    seen = _inputs_and_outputs(model, batch, block, attention)
-    x, inputs, attended = seen[block][0], seen[attention][0], seen[attention][1]
+    x, inputs, attended = _inputs_and_output(model, batch, block, attention)
 
     def network(a: Tensor, skip: Tensor, normalised: Tensor) -> Tensor:
         hidden = block.after_attention(a, skip, normalised)
@@ -128,8 +126,7 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
             "model: the closed form expects GPT-2's usual score scale; set scale_attn_weights=True and "
             "scale_attn_by_inverse_layer_idx=False in its configuration"
         )
-    seen = _inputs_and_outputs(model, batch, block, attention)
-    x, inputs, attended = seen[block][0], seen[attention][0], seen[attention][1]
+    x, inputs, attended = _inputs_and_output(model, batch, block, attention)
 
     def network(a: Tensor, skip: Tensor) -> Tensor:
         middle = skip + a
@@ -190,22 +187,35 @@ def _check_parts(model: Any) -> None:
             )
 
 
-def _inputs_and_outputs(
-    model: nn.Module, batch: Batch, *modules: nn.Module
-) -> dict[nn.Module, tuple[Tensor, Tensor]]:
-    """The first input and the (first) output of each module in one forward pass."""
-    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+class _Captured(Exception):  # noqa: N818 - no error: it ends the forward pass
+    """The last attention has been seen; what follows need not be computed."""
 
-    def note(module: nn.Module, inputs: tuple[Any, ...], keywords: Any, output: Any) -> None:
-        first = inputs[0] if inputs else keywords["hidden_states"]
-        seen[module] = (first, output[0] if isinstance(output, tuple) else output)
 
-    with ExitStack() as stack:
-        for module in modules:
-            handle = module.register_forward_hook(note, with_kwargs=True)
-            stack.callback(handle.remove)
+def _inputs_and_output(
+    model: nn.Module, batch: Batch, block: nn.Module, attention: nn.Module
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Input of the block, input and (first) output of its attention, in a forward pass that ends there."""
+    seen: dict[nn.Module, Tensor] = {}
+
+    def note(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
+        seen[module] = inputs[0] if inputs else keywords["hidden_states"]
+
+    def stop(module: nn.Module, inputs: Any, output: Any) -> None:
+        raise _Captured(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [
+        block.register_forward_pre_hook(note, with_kwargs=True),
+        attention.register_forward_pre_hook(note, with_kwargs=True),
+        attention.register_forward_hook(stop),
+    ]
+    try:
         model(*batch.arguments, **batch.keywords, use_cache=False)
-    return seen
+    except _Captured as captured:
+        return seen[block], seen[attention], captured.args[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    raise AssertionError("the last attention did not run")
 
 
 def _matrix(module: nn.Module, width: int) -> Tensor:

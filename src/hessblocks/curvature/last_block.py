@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hessblocks.curvature.batches import Batch, unpack
@@ -17,7 +19,9 @@ from hessblocks.curvature.downstream import TokenDerivatives, token_derivatives
 from hessblocks.curvature.last_attention import LastAttention, last_attention
 from hessblocks.curvature.losses import IGNORED, causal_targets, given_labels
 from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import AttentionHessian, TokenCurvature
+from hessblocks.theory.inputs import check_memory_limit
 
 _TARGETS: dict[str, Callable[[Batch], Tensor]] = {
     "causal-lm": causal_targets,
@@ -26,7 +30,11 @@ _TARGETS: dict[str, Callable[[Batch], Tensor]] = {
 
 
 def exact_attention_curvature(
-    model: nn.Module, batch: Any, loss: str = "causal-lm"
+    model: nn.Module,
+    batch: Any,
+    loss: str = "causal-lm",
+    *,
+    memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
     """H, H_o and H_f of the query, key, value, projection and gains of the last attention, exactly.
 
@@ -39,6 +47,7 @@ def exact_attention_curvature(
         batch: a dict with `input_ids` (sequences, tokens), and optionally `labels` and
             `attention_mask`; or the ids alone.
         loss: causal-lm (labels default to the inputs without padding) or masked-lm.
+        memory_limit: bytes that the intermediate results of one operation may take.
 
     Returns:
         The blocks: `.block("query", "key", part="outer", head=0)`, `.norms()`, `.moments`. A weight
@@ -46,7 +55,8 @@ def exact_attention_curvature(
         last row. Identity values and projections have no block.
 
     Raises:
-        ArgumentError: a model or parts that the closed form does not cover, no valid token.
+        ArgumentError: a model or parts that the closed form does not cover, half precision, no valid
+            token.
 
     Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network behind the
         attention (D the width, C the vocabulary) and, unless it is piecewise linear, D gradient passes;
@@ -57,6 +67,8 @@ def exact_attention_curvature(
     """
     if loss not in _TARGETS:
         raise unknown_name("loss", loss, _TARGETS)
+    check_memory_limit(memory_limit)
+    _check_precision(model)
     unpacked = unpack(batch, next(model.parameters()).device)
     _check_inputs(unpacked)
     targets = _TARGETS[loss](unpacked)
@@ -69,17 +81,25 @@ def exact_attention_curvature(
             "mask of its own?); use hessblocks.Hessian for this batch"
         )
     with _frozen(model):
-        derivatives = _derivatives(found, targets, valid)
+        derivatives = _derivatives(found, targets, valid, memory_limit)
     gradient = _everywhere(derivatives.gradient, valid)
     functional = None
     if derivatives.functional is not None:
         functional = TokenCurvature(matrix=_everywhere(derivatives.functional, valid))
     return AttentionHessian(
-        found.layer,
+        replace(found.layer, memory_limit=memory_limit),
         gradient=gradient.view(*valid.shape, -1),
         curvature=TokenCurvature(factor=_everywhere(derivatives.factor, valid)),
         functional_curvature=functional,
     )
+
+
+def _check_precision(model: nn.Module) -> None:
+    half = {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}
+    if half:
+        raise ArgumentError(
+            f"model: the closed form expects single or double precision, got {half.pop()}; use model.float()"
+        )
 
 
 def _vocabulary(model: Any) -> int:
@@ -130,7 +150,9 @@ def _frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _derivatives(found: LastAttention, targets: Tensor, valid: Tensor) -> TokenDerivatives:
+def _derivatives(
+    found: LastAttention, targets: Tensor, valid: Tensor, memory_limit: int
+) -> TokenDerivatives:
     labelled = int(valid.sum())
     return token_derivatives(
         found.network,
@@ -138,6 +160,7 @@ def _derivatives(found: LastAttention, targets: Tensor, valid: Tensor) -> TokenD
         tuple(side[valid] for side in found.sides),
         targets[valid],
         found.attended.new_full((labelled,), 1 / labelled),
+        memory_limit=memory_limit,
     )
 
 

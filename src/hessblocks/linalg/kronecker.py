@@ -15,8 +15,9 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
+from hessblocks.linalg.chunks import chunks
 from hessblocks.linalg.kronecker_distinct import distinct
-from hessblocks.linalg.kronecker_gram import chunks, inner_product, inner_product_cost
+from hessblocks.linalg.kronecker_gram import inner_product, inner_product_cost
 from hessblocks.linalg.kronecker_terms import KroneckerTerm
 from hessblocks.linalg.operator import LinearOperator
 

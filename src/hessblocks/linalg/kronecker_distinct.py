@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hessblocks.linalg.kronecker_gram import chunks
+from hessblocks.linalg.chunks import chunks
 from hessblocks.linalg.kronecker_matrices import TokenMatrices
 from hessblocks.linalg.kronecker_terms import KroneckerTerm
 
@@ -34,10 +34,7 @@ def distinct(term: KroneckerTerm) -> KroneckerTerm:
     if found is None:
         return term
     first, group = found
-    _, R, _, W = term.sizes
-    summed = term.row.new_zeros(len(first), R, W)
-    for tokens in chunks(term.tokens, max(1, TOGETHER // (R * W))):
-        summed.index_add_(0, group[tokens], term.matrices.select(tokens).whole())
+    summed = _summed(term.matrices, group, len(first))
     row = term.row[first]
     return replace(
         term,
@@ -45,6 +42,26 @@ def distinct(term: KroneckerTerm) -> KroneckerTerm:
         column=row if term.column is term.row else term.column[first],
         matrices=TokenMatrices(right=summed, symmetric=term.matrices.symmetric),
     )
+
+
+def _summed(matrices: TokenMatrices, group: Tensor, groups: int) -> Tensor:
+    """Σ D_n over each group, (U, R, W); thin products are summed as they are multiplied out."""
+    R, W = matrices.rows, matrices.columns
+    left, right = matrices.left, matrices.right
+    if left is None or left.shape[0] != right.shape[0]:
+        summed = right.new_zeros(groups, R, W)
+        for tokens in chunks(len(group), max(1, TOGETHER // (R * W))):
+            summed.index_add_(0, group[tokens], matrices.select(tokens).whole())
+        return summed
+    order = torch.argsort(group)
+    left, right = left[order].flatten(0, 1), right[order].flatten(0, 1)
+    summed = right.new_empty(groups, R, W)
+    start = 0
+    for number, count in enumerate(torch.bincount(group, minlength=groups).tolist()):
+        end = start + count * matrices.rank
+        torch.mm(left[start:end].T, right[start:end], out=summed[number])
+        start = end
+    return summed
 
 
 def _too_wide(matrices: TokenMatrices) -> bool:

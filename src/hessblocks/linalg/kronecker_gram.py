@@ -6,13 +6,13 @@ in place of one with P·T·R·W entries. Letters as in `kronecker_terms`; M toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hessblocks.linalg.bounded_cache import BoundedCache
+from hessblocks.linalg.chunks import chunks
 from hessblocks.linalg.kronecker_matrices import TokenMatrices
 from hessblocks.linalg.kronecker_terms import KroneckerTerm
 
@@ -56,12 +56,6 @@ def inner_product_cost(first: KroneckerTerm, second: KroneckerTerm) -> int:
     if _aligned(first, second):
         return pairs * (P + T + min(R * W, _thin_cost(first.matrices, second.matrices)))
     return pairs * (P + T + R * W + second.matrices.rows * second.matrices.columns)
-
-
-def chunks(length: int, step: int) -> Iterator[slice]:
-    """Slices of at most `step` that cover range(length)."""
-    for start in range(0, length, step):
-        yield slice(start, min(start + step, length))
 
 
 def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int) -> int:

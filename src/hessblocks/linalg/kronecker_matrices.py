@@ -12,6 +12,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from hessblocks.linalg.chunks import chunks
+
+TOGETHER = 1 << 18
+"""Numbers of whole matrices that are made at a time where they are packed; they stay in the cache."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UpperTriangle:
@@ -92,8 +97,12 @@ class TokenMatrices:
         assert self.symmetric
         upper = upper_triangle(self.rows, self.right.device)
         weights = (1.0 + (upper.rows != upper.columns).to(self.right.dtype)).sqrt()
-        flat = self.whole().flatten(1).index_select(1, upper.places)
-        return TokenMatrices(right=flat.mul_(weights)[:, None])
+        count = self.right.shape[0] if self.left is None else max(len(self.left), len(self.right))
+        flat = self.right.new_empty(count, len(upper.places))
+        for tokens in chunks(count, max(1, TOGETHER // len(upper.numbers))):
+            whole = self.select(tokens).whole().flatten(1)
+            torch.index_select(whole, 1, upper.places, out=flat[tokens]).mul_(weights)
+        return TokenMatrices(right=flat[:, None])
 
     def transposed(self) -> TokenMatrices:
         """D_nᵀ."""

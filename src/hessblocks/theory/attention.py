@@ -87,7 +87,7 @@ class AttentionHessian:
         """
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
-        heads = head if isinstance(head, tuple) else (head, head)
+        heads = _pair(head)
         rows = self._pieces(row, heads[0])
         columns = self._pieces(column, heads[1])
         if len(rows) == len(columns) == 1:
@@ -263,12 +263,22 @@ class AttentionHessian:
         return TokenCurvature(factor=kept)
 
 
+def _pair(head: int | tuple[int, int] | None) -> tuple[int | None, int | None]:
+    """The heads of the rows and of the columns."""
+    heads = head if isinstance(head, tuple) else (head, head)
+    whole = all(h is None or (isinstance(h, int) and not isinstance(h, bool)) for h in heads)
+    if len(heads) != 2 or not whole:
+        raise ArgumentError(f"head: expected a number, a pair of numbers or None, got {head!r}")
+    return heads
+
+
 def _positions_that_matter(gradient: Tensor, curvatures: list[TokenCurvature]) -> Tensor:
     """Positions with a gradient or a curvature in any sequence; the others add nothing."""
     matters = (gradient != 0).any(-1).any(0)
     for curvature in curvatures:
         if curvature.shared:
             return torch.arange(gradient.shape[1], device=gradient.device)
-        some = (curvature.numbers != 0).flatten(1).any(-1)
-        matters = matters | some.view(gradient.shape[:2]).any(0)
+        unseen = (~matters).nonzero()[:, 0]
+        numbers = curvature.numbers.unflatten(0, gradient.shape[:2])[:, unseen]
+        matters[unseen] = (numbers != 0).flatten(2).any(-1).any(0)
     return matters.nonzero()[:, 0]

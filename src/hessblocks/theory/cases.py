@@ -92,6 +92,8 @@ CASES = (
     ),
     Case(name="identity values, projection", heads=2, width=4, value=None, out=3, loss="matrix"),
     Case(name="one token", tokens=1, loss="matrix"),
+    Case(name="few tokens, wide heads", tokens=2, width=3, head=8, mask="causal"),
+    Case(name="few tokens, one wide matrix", tokens=2, width=8, query_key="one-matrix"),
     Case(name="zero query weights", special="zero query", gains=True, mask="causal"),
     Case(name="zero value weights", special="zero value", mask="causal"),
     Case(name="one-hot attention", special="one-hot"),

@@ -17,7 +17,7 @@ from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory.attention import AttentionHessian
 from hessblocks.theory.input_loss import checked_loss
 from hessblocks.theory.input_weights import checked_layer
-from hessblocks.theory.inputs import check_input
+from hessblocks.theory.inputs import check_input, check_memory_limit
 
 
 def attention_hessian(
@@ -77,8 +77,9 @@ def attention_hessian(
         groups among query (query_key with one matrix), key, value, projection, alpha, beta, gamma.
 
     Raises:
-        ArgumentError: shapes that do not fit, integer or mixed dtypes, mixed devices, entries that are not
-            finite, a mask row that allows nothing, target and gradient together.
+        ArgumentError: shapes that do not fit, integer, half-precision or mixed dtypes, mixed devices,
+            entries that are not finite or overflow the scores, a mask row that allows nothing, target and
+            gradient together.
 
     Cost: nothing is computed here beyond F (for `target`); see the operators' methods.
 
@@ -86,6 +87,7 @@ def attention_hessian(
     there for one head, softmax, squared loss; token form and the rest: docs/theory.md.
     """
     x = check_input(x)
+    check_memory_limit(memory_limit)
     for name, choice, known in (
         ("scores", scores, ("softmax", "linear")),
         ("query_key", query_key, ("two-matrix", "one-matrix")),

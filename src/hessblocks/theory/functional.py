@@ -56,14 +56,13 @@ def _query_query(head: HeadTokens) -> Terms:
     if not head.softmax:
         return []
     factor = head.scale**2 * head.beta
-    third = head.third_moment(head.carried_keys, factor * head.carried_keys)
-    return [
-        KroneckerTerm(
-            row=head.x_query,
-            column=head.x_query,
-            matrices=TokenMatrices(right=third, symmetric=True),
-        )
-    ]
+    carried = (head.carried_keys, factor * head.carried_keys)
+    if _few_keys(head):
+        left, right = head.third_factors(*carried)
+        third = TokenMatrices(left=left, right=right, symmetric=True)
+    else:
+        third = TokenMatrices(right=head.third_moment(*carried), symmetric=True)
+    return [KroneckerTerm(row=head.x_query, column=head.x_query, matrices=third)]
 
 
 def _key_key(head: HeadTokens) -> Terms:
@@ -213,6 +212,11 @@ _BLOCKS: dict[tuple[str, str], Callable[[HeadTokens], Terms]] = {
 def _wide(head: HeadTokens) -> bool:
     """Whether a (D, D) matrix a token would outweigh the matrices a key."""
     return head.w_query.shape[0] > 2 * max(head.w_query.shape[1], head.w_value.shape[1])
+
+
+def _few_keys(head: HeadTokens) -> bool:
+    """Whether a (K, K) matrix a token holds at least twice the numbers of its two factors over the keys."""
+    return 4 * head.x.shape[1] <= head.carried_keys.shape[2]
 
 
 def _identity(size: int, head: HeadTokens) -> Tensor:

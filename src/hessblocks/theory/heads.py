@@ -17,7 +17,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from hessblocks.linalg.kronecker_gram import chunks
+from hessblocks.linalg.chunks import chunks
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,6 +180,15 @@ class HeadTokens:
             return weights[:, :, None, :] * centred - slope[:, :, None, :] * along
 
         return self._gathered(left.shape[2], weighted, right)
+
+    def third_factors(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """`third_moment` as a thin product over the keys, (N, L, E) and (N, L, E')."""
+        assert self.softmax
+        slope, weights = self.slope[..., None], self.score_gradient[..., None]
+        mean, along = ((w @ left)[:, :, None] for w in (self.slope, self.score_gradient))
+        weighted = weights * (left[:, None] - mean) - slope * along
+        carried = right[:, None].expand(-1, weighted.shape[1], -1, -1)
+        return weighted.flatten(0, 1), carried.flatten(0, 1)
 
     def _gathered(
         self, count: int, weighting: Callable[[slice], Tensor], carried: Tensor

@@ -40,10 +40,15 @@ def checked_loss(
                 "curvature: expected None with target= (the squared loss has its own), got a tensor"
             )
         target = check_per_token("target", target, (sequences, tokens, out), layer.x)
+        difference = layer.output() - target
+        if not difference.isfinite().all():
+            raise ArgumentError(
+                f"x, w_value: the layer's output overflows {target.dtype}; scale the input or the weights down"
+            )
         factor = 2.0 / target.numel()
         identity = torch.eye(out, dtype=layer.x.dtype, device=layer.x.device)
         loss_curvature = TokenCurvature(matrix=factor * identity[None], positive_semidefinite=True)
-        return factor * (layer.output() - target), loss_curvature
+        return factor * difference, loss_curvature
     assert gradient is not None
     gradient = check_per_token("gradient", gradient, (sequences, tokens, out), layer.x)
     if (curvature is None) == (curvature_factor is None):
@@ -54,6 +59,10 @@ def checked_loss(
     if curvature_factor is not None:
         shape = (sequences, tokens, -1, out)
         factor_rows = check_per_token("curvature_factor", curvature_factor, shape, layer.x)
+        if factor_rows.shape[2] == 0:
+            raise ArgumentError(
+                "curvature_factor: expected a rank of at least 1, got 0; give a row of zeros where the loss is linear"
+            )
         return gradient, TokenCurvature(factor=factor_rows.flatten(0, 1))
     assert curvature is not None
     curvature = check_per_token("curvature", curvature, (sequences, tokens, out, out), layer.x)

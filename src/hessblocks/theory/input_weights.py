@@ -40,6 +40,7 @@ def checked_layer(
     value = _value_or_identity(w_value, heads, x)
     projection = _projection_or_identity(w_projection, heads, value.shape[2], x)
     gain_tensors = check_gains(gains, heads, x)
+    _check_scores(x, query, key)
     optional = (("key", w_key), ("value", w_value), ("projection", w_projection))
     return AttentionLayer(
         x=x,
@@ -84,6 +85,18 @@ def _check_key(
             f"got {tuple(w_key.shape)}"
         )
     return key
+
+
+def _check_scores(x: Tensor, query: Tensor, key: Tensor | None) -> None:
+    """Raise an ArgumentError where finite inputs and weights are so large that scores may overflow."""
+    width = x.shape[2]
+    sides = (query, torch.eye(width, dtype=x.dtype, device=x.device)[None] if key is None else key)
+    longest = [float((x.flatten(0, 1) @ side).norm(dim=-1).amax()) for side in sides]
+    if not longest[0] * longest[1] <= torch.finfo(x.dtype).max:
+        raise ArgumentError(
+            f"x, w_query, w_key: the scores overflow {x.dtype} (largest entry of x: {float(x.abs().amax()):.0e}); "
+            "scale the input or the weights down"
+        )
 
 
 def _value_or_identity(w_value: Tensor | None, heads: int, x: Tensor) -> Tensor:

@@ -13,15 +13,23 @@ from torch import Tensor
 from hessblocks.errors import ArgumentError
 from hessblocks.theory.pieces import GAINS
 
+PRECISIONS = (torch.float32, torch.float64)
+
 
 def check_input(x: Tensor) -> Tensor:
     """The input as (B, L, D).
 
     Raises:
-        ArgumentError: not a floating tensor of two or three axes, empty, or not finite.
+        ArgumentError: not a tensor of two or three axes in single or double precision, empty, or not
+            finite.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise ArgumentError(f"x: expected a floating-point tensor, got {_kind(x)}; use x.double().")
+    if x.dtype not in PRECISIONS:
+        raise ArgumentError(
+            f"x: expected float32 or float64, got {x.dtype}: third powers of the inputs do not fit "
+            "into half precision; use x.float()"
+        )
     if x.ndim not in (2, 3) or x.numel() == 0:
         raise ArgumentError(
             "x: expected (batch, tokens, width) or (tokens, width), none of them 0, "
@@ -29,6 +37,14 @@ def check_input(x: Tensor) -> Tensor:
         )
     check_finite("x", x)
     return x.detach() if x.ndim == 3 else x.detach()[None]
+
+
+def check_memory_limit(limit: int) -> None:
+    """Raise an ArgumentError unless the limit is a whole number of bytes above 0."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ArgumentError(
+            f"memory_limit: expected a whole number of bytes above 0, got {limit!r}; 1 << 30 is a gigabyte"
+        )
 
 
 def check_tensor(name: str, tensor: Tensor, like: Tensor) -> Tensor:
