@@ -1,69 +1,153 @@
-"""Write docs/results.md and its pictures from finished studies: python docs/make_results.py RUNS.
+"""Write docs/results.md and its pictures from studies: python docs/make_results.py RUNS [FOLDER].
 
-RUNS is a folder that `hessblocks reproduce --out RUNS` wrote. Nothing is computed here.
+RUNS is a folder that `hessblocks reproduce --out RUNS` wrote; after a kill `hessblocks report RUNS`
+counts what it left behind. FOLDER takes the page, this one by default. Nothing is measured here. What
+RUNS does not hold is listed as missing, with the command that measures it.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.files import write_text
-from hessblocks.report.gallery import StudySection, load_section, study_folders
-from hessblocks.studies import names
+from hessblocks.report.gallery import study_folders
+from hessblocks.report.study_section import AGREES, StudySection, load_section
+from hessblocks.studies import find, names
 
 DOCS = Path(__file__).parent
-PICTURES = DOCS / "results"
+PICTURES = "results"
 HEAD = """# Results
 
-Every figure and table of both papers that `hessblocks reproduce --list` names, as far as it has been
-measured, beside what was published or expected. Made by `python docs/make_results.py RUNS` from the
-folder that `hessblocks reproduce all --out RUNS` wrote; the numbers behind each picture are in that
-folder's `results.csv`. Intervals are 95 %, ± is one standard error.
-
-"too little to say" means that the seeds of this scale do not decide the question either way.
+Every figure and table of both papers that `hessblocks reproduce --list` names, and our own questions,
+as far as they have been measured, beside what was published or expected. Made by
+`python docs/make_results.py RUNS` from the folder that `hessblocks reproduce all --out RUNS` wrote; the
+numbers behind each picture are in that folder's `results.csv`. Intervals are 95 %, ± is one standard
+error. "too little to say" means that the seeds of this scale do not decide the question either way.
 """
 
 
-def main(runs: Path) -> None:
-    """Copy the pictures and write the page."""
+def main(runs: Path, target: Path = DOCS) -> None:
+    """Copy the pictures and write the page.
+
+    Raises:
+        ArgumentError: `runs` holds no study.
+        RunError: a file is damaged.
+    """
+    sections = load_sections(runs)
+    if not sections:
+        raise ArgumentError(f"RUNS: {runs} holds no study; `hessblocks reproduce` makes one.")
+    (target / PICTURES).mkdir(parents=True, exist_ok=True)
+    for folder, section in sections:
+        if section.picture:
+            picture = folder / "figures" / f"{folder.name}.png"
+            shutil.copyfile(picture, target / PICTURES / f"{section.name}.png")
+    shown = [section for _, section in sections]
+    parts = [HEAD, overview(shown), missing(shown), *map(described, shown)]
+    write_text(target / "results.md", "\n".join(part for part in parts if part))
+
+
+def load_sections(runs: Path) -> list[tuple[Path, StudySection]]:
+    """The studies of `runs` with their folders, in the order of the papers."""
     places = {name: place for place, name in enumerate(names())}
-    folders = sorted(study_folders(runs), key=lambda folder: places.get(folder.name, 99))
-    PICTURES.mkdir(exist_ok=True)
-    parts = [HEAD]
-    for folder in folders:
-        section = load_section(folder)
-        shutil.copyfile(folder / "figures" / f"{folder.name}.png", PICTURES / f"{folder.name}.png")
-        parts.append(described(section))
-    write_text(DOCS / "results.md", "\n".join(parts))
+    folders = sorted(study_folders(runs), key=lambda path: (places.get(path.name, 99), path.name))
+    return [(folder, load_section(folder)) for folder in folders]
+
+
+def overview(sections: Sequence[StudySection]) -> str:
+    """One row a study."""
+    rows = [
+        (
+            f"[{section.name}](#{anchor(section)})",
+            section.summary["source"],
+            section.config["scale"],
+            *(str([c["holds"] for c in section.summary["checks"]].count(each)) for each in AGREES),
+            section.time,
+        )
+        for section in sections
+    ]
+    return table(
+        ("study", "of", "scale", *(f"facts: {word}" for word in AGREES.values()), "time"), rows
+    )
+
+
+def missing(sections: Sequence[StudySection]) -> str:
+    """The studies that are not there, and those that lack points; empty where all is there."""
+    there = {section.name for section in sections}
+    lines = [
+        f"- {name}: {find(name).title}. `hessblocks reproduce {name}`"
+        for name in names()
+        if name not in there
+    ]
+    lines += [
+        f"- {section.name}: {section.missing} of {section.summary['points']['total']} points. "
+        f"`hessblocks reproduce {section.name} --scale {section.config['scale']}`"
+        for section in sections
+        if section.missing
+    ]
+    return "\n".join(["## Missing", "", *lines, ""]) if lines else ""
 
 
 def described(section: StudySection) -> str:
     """One study as Markdown."""
     done = section.summary["points"]["done"]
-    about = f"Scale {section.config['scale']}, {done} points, {section.time} of computing on {section.hardware}."
-    missing = f" {section.missing} points are missing." if section.missing else ""
-    rows = [
-        f"| {check['fact']} | {check['expected']} | {check['ours']} | {check['verdict']} |"
+    facts = [
+        (check["fact"], check["expected"], check["ours"], check["verdict"])
         for check in section.checks
     ]
-    table = ["| fact | expected | ours | verdict |", "| --- | --- | --- | --- |", *rows]
-    return "\n".join(
-        [
-            f"## {section.name}: {section.summary['title']}",
-            "",
-            f"{section.summary['source']}. Known: {section.summary['published']}",
-            "",
-            f"![{section.caption}](results/{section.name}.png)",
-            "",
-            about + missing,
-            "",
-            *(table if rows else []),
-            "",
-        ]
+    picture = f"![{section.summary['title']}]({PICTURES}/{section.name}.png)\n"
+    lines = [
+        f"## {heading(section)}",
+        "",
+        f"{section.summary['source']}. Known: {section.summary['published']}",
+        "",
+        *([picture] if section.picture else []),
+        *([table(("fact", "expected", "ours", "verdict"), facts)] if facts else []),
+        *([difference_table(section)] if section.differences else []),
+        *([f"Settings: {section.settings}.", ""] if section.settings else []),
+        f"Scale {section.config['scale']}, {done} point{'s' if done != 1 else ''}, {section.time} of computing on "
+        f"{section.hardware}: `hessblocks reproduce {section.name} --scale {section.config['scale']}`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def difference_table(section: StudySection) -> str:
+    """Our curves against the published ones."""
+    head = (
+        "curve",
+        "median difference from the published",
+        "largest",
+        "within 3 joint standard errors",
     )
+    return table(head, [difference.cells for difference in section.differences])
+
+
+def heading(section: StudySection) -> str:
+    """Of the study's part of the page."""
+    return f"{section.name}: {section.summary['title']}"
+
+
+def anchor(section: StudySection) -> str:
+    """The link to `heading`, as Markdown renderers make it."""
+    kept = "".join(c for c in heading(section).lower() if c.isalnum() or c in " -_")
+    return kept.replace(" ", "-")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, with an empty line after it."""
+    lines = [head, ["---"] * len(head), *rows]
+    texts = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)
+    return "\n".join(f"| {text} |" for text in texts) + "\n"
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(*map(Path, sys.argv[1:]))
+    except TypeError:
+        sys.exit(__doc__)
+    except HessblocksError as error:
+        sys.exit(str(error))

@@ -23,15 +23,19 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         yield driver
 
 
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_is_whole_and_fits_the_screen(browser, page: Path, width: int) -> None:
     browser.get_log("browser")
     open_page(browser, page, width)
     assert browser.get_log("browser") == []
     run = browser.execute_script
-    pictures = run("return [...document.images].map(i => [i.naturalWidth, i.clientWidth, i.alt])")
+    pictures = run(
+        "return [...document.images].map("
+        "i => [i.naturalWidth, i.clientWidth, i.closest('.scroll').clientWidth, i.alt])"
+    )
     assert len(pictures) == 3
-    assert all(natural > 300 and 0 < shown <= width and alt for natural, shown, alt in pictures)
+    assert all(natural > 300 and alt for natural, *_, alt in pictures)
+    assert all(shown >= 600 and 0 < window <= width for _, shown, window, _ in pictures)
     assert run("return document.documentElement.scrollWidth") <= width
     smallest = run(
         "return Math.min(...[...document.querySelectorAll('p, td, th, li, figcaption')]"
@@ -40,8 +44,30 @@ def test_the_page_is_whole_and_fits_the_screen(browser, page: Path, width: int) 
     assert smallest >= 12
 
 
+def test_a_wide_figure_is_moved_by_the_arrow_keys(browser, page: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    open_page(browser, page, 390)
+    figure = browser.find_element("css selector", "figure .scroll")
+    figure.send_keys(Keys.ARROW_RIGHT * 5)
+    browser.execute_async_script("setTimeout(arguments[0], 600)")  # it glides
+    assert browser.execute_script("return arguments[0].scrollLeft", figure) > 0
+
+
+def test_the_first_key_leads_past_the_contents(browser, page: Path) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    open_page(browser, page, 1280)
+    ActionChains(browser).send_keys(Keys.TAB).perform()
+    focused = "return [document.activeElement.className, document.activeElement.hash]"
+    assert browser.execute_script(focused) == ["skip", "#main"]
+    ActionChains(browser).send_keys(Keys.ENTER).perform()
+    assert browser.execute_script("return document.activeElement.id") == "main"
+
+
 def test_every_table_and_link_can_be_reached_by_keyboard(browser, page: Path) -> None:
-    open_page(browser, page, 400)
+    open_page(browser, page, 390)
     unreachable = browser.execute_script(
         "return [...document.querySelectorAll('.scroll')].filter(e => e.tabIndex !== 0).length"
     )

@@ -19,17 +19,22 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from hessblocks.errors import RunError
 from hessblocks.files import atomic_path
-from hessblocks.report.style import MATPLOTLIB, RESOLUTION, Mark, marks
+from hessblocks.report.style import MARKS, MATPLOTLIB, RESOLUTION, Mark, marks
 
 PANEL = (4.6, 3.6)
 """Width and height of a panel, in inches."""
 NARROWEST = 6.5
 """Smallest width of a figure, in inches."""
-MOST_COLUMNS = 3
+MOST_COLUMNS = 2
+"""More make the letters too small for a page."""
+LABEL_LETTERS = 40
+"""Letters of a label beside an axis on a line."""
 LINE = 0.2
 """Height of a line of the caption, in inches."""
 LETTERS = 13
 """Letters of the caption on an inch."""
+ALONE = "parallel"
+"""Whose colour bars have that stand alone: black would be heavy."""
 MANY = 60
 """Points of a series above which it is drawn as a bare line."""
 
@@ -69,9 +74,9 @@ def draw_study_figure(described: Mapping[str, Any]) -> Figure:
     width = max(PANEL[0] * columns, NARROWEST)
     caption = textwrap.wrap(described["caption"], int(width * LETTERS))
     entries = _entries(panels)
-    legend_rows = -(-len(entries) // (2 * columns))
+    legend_rows = -(-len(entries) // (2 * columns)) if len(entries) > 1 else 0
     title = textwrap.wrap(described["title"], int(width * LETTERS * 0.75))
-    below = LINE * (len(caption) + 1) + LINE * 1.3 * legend_rows + LINE
+    below = LINE * (len(caption) + 1.4) + LINE * legend_rows
     height = PANEL[1] * rows + below + 1.5 * LINE * len(title)
     figure = Figure(figsize=(width, height))
     figure.set_layout_engine("constrained", rect=(0, below / height, 1, 1 - below / height))
@@ -81,12 +86,13 @@ def draw_study_figure(described: Mapping[str, Any]) -> Figure:
         _draw(figure, axis, panel, looks)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    if looks:
+    if legend_rows:
         handles = _handles(axes.flat)
         figure.legend(
             handles=[handles[entry] for entry in entries],
             loc="lower center",
-            bbox_to_anchor=(0.5, LINE * (len(caption) + 1) / height),
+            bbox_to_anchor=(0.5, LINE * (len(caption) + 0.6) / height),
+            borderaxespad=0.1,
             ncols=2 * columns,
             fontsize=9,
         )
@@ -139,8 +145,8 @@ def _draw(figure: Figure, axis: Axes, panel: Mapping[str, Any], looks: Mapping[s
     if "values" in panel:
         _draw_map(figure, axis, panel)
         return
-    axis.set_xlabel(panel["x_label"])
-    axis.set_ylabel(panel["y_label"])
+    axis.set_xlabel(textwrap.fill(panel["x_label"], LABEL_LETTERS + 10))
+    axis.set_ylabel(textwrap.fill(panel["y_label"], LABEL_LETTERS))
     for order, series in enumerate(panel["series"]):
         if panel["kind"] == "bars":
             _draw_bars(axis, series, looks[series["name"]], order, len(panel["series"]))
@@ -186,6 +192,7 @@ def _draw_bars(
     axis: Axes, series: Mapping[str, Any], look: Mark, order: int, together: int
 ) -> None:
     width = 0.8 / together
+    look = MARKS[ALONE] if together == 1 else look
     places = [x + (order - (together - 1) / 2) * width for x in series["x"]]
     axis.bar(
         places,
