@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hessblocks as hb
-from benchmarks._timing import alternated, clocked
+from benchmarks._timing import alternated, processed
 from hessblocks.data.addition import IGNORED, addition_batch
 from hessblocks.files import atomic_path
 from hessblocks.studies.addition_model import addition_model
@@ -33,6 +33,10 @@ THREADS = 2
 PARTS = ("outer", "functional", "full")
 FIGURE = Path(__file__).parent / "results" / "attention_hessian_cost.png"
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
+ASYMPTOTIC = 512
+"""Tokens from which on the fixed cost of a call no longer shows."""
+WIDTH, HEAD = 128, 64
+THEORY = {"exact norm": "N² (d + k²)", "product": "N (d k + k²)"}
 
 
 def main() -> dict[str, Any]:
@@ -152,6 +156,7 @@ def memory() -> dict[str, Any]:
         ("query, all heads", 32, "query", None),
         ("value, all heads", 32, "value", None),
         ("query, one head", 1, "query", 0),
+        ("query, all heads, one sequence", 1, "query", None),
     ):
         code = f"from benchmarks.attention_hessian import norms_of_a_wide_layer as run; run({sequences}, {group!r}, {head})"
         output = subprocess.run(
@@ -194,45 +199,71 @@ def random_layer(
 
 
 def cost(rounds: int = 3) -> dict[str, Any]:
-    """Seconds of an exact norm and of a product against N, with slopes fitted from N = 512 on."""
-    seconds: dict[str, list[float]] = {"norm": [], "product": []}
+    """Seconds of an exact norm and of a product against N, with slopes over all sizes and the large ones.
+
+    Processor time of one thread: two threads share large products better than small ones, which would
+    flatten the slope.
+    """
+    torch.set_num_threads(1)
+    seconds: dict[str, list[float]] = {name: [] for name in THEORY}
     for count in SIZES:
         torch.manual_seed(0)
-        vector = torch.randn(128 * 64)
-        timed: dict[str, list[float]] = {"norm": [], "product": []}
+        vector = torch.randn(WIDTH * HEAD)
+        timed: dict[str, list[float]] = {name: [] for name in THEORY}
         for _ in range(rounds):
-            block = random_layer(count // 16, 16, width=128, head=64).block("query", "query")
-            timed["norm"].append(clocked(block.frobenius_norm))
-            timed["product"].append(clocked(partial(matmul, block, vector)))
+            block = random_layer(count // 16, 16, width=WIDTH, head=HEAD).block("query", "query")
+            timed["exact norm"].append(processed(block.frobenius_norm))
+            timed["product"].append(processed(partial(matmul, block, vector)))
         for name, values in timed.items():
             seconds[name].append(statistics.median(values))
-    slopes = {name: slope(values) for name, values in seconds.items()}
+    slopes = {
+        name: {
+            "all sizes": slope(values, SIZES[0]),
+            f"N >= {ASYMPTOTIC}": slope(values, ASYMPTOTIC),
+        }
+        for name, values in seconds.items()
+    }
+    torch.set_num_threads(THREADS)
     draw(seconds, slopes)
-    print(
-        f"cost against N = {SIZES[0]} to {SIZES[-1]} at width 128, head 64: exact norm N^{slopes['norm']:.2f}, "
-        f"product N^{slopes['product']:.2f}; at N = 4096 {seconds['norm'][-1]:.2f} s and "
-        f"{seconds['product'][-1]:.4f} s"
-    )
-    return {"tokens": SIZES, "seconds": seconds, "slopes": slopes}
+    for name, (whole, large) in zip(
+        slopes, (tuple(s.values()) for s in slopes.values()), strict=True
+    ):
+        print(
+            f"cost of one {name}, query block of width {WIDTH}, head {HEAD}: N^{whole:.2f} over N = {SIZES[0]} "
+            f"to {SIZES[-1]}, N^{large:.2f} from N = {ASYMPTOTIC} on (theory: {THEORY[name]}); "
+            f"{seconds[name][-1]:.4f} s at N = {SIZES[-1]}"
+        )
+    return {"tokens": SIZES, "seconds": seconds, "slopes": slopes, "theory": THEORY}
 
 
-def slope(seconds: list[float]) -> float:
-    """Log-log slope by least squares over N >= 512."""
-    points = [(n, s) for n, s in zip(SIZES, seconds, strict=True) if n >= 512]
+def slope(seconds: list[float], least: int) -> float:
+    """Log-log slope by least squares over N >= least."""
+    points = [(n, s) for n, s in zip(SIZES, seconds, strict=True) if n >= least]
     x, y = torch.tensor(points, dtype=torch.float64).log().T
     return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
 
 
-def draw(seconds: dict[str, list[float]], slopes: dict[str, float]) -> None:
-    """Seconds against N on logarithmic axes."""
-    figure = Figure(figsize=(4.5, 3.2), layout="constrained")
+def draw(seconds: dict[str, list[float]], slopes: dict[str, dict[str, float]]) -> None:
+    """Seconds against N on logarithmic axes, with both slopes and the growth that theory says."""
+    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    for name, values in seconds.items():
-        axes.loglog(SIZES, values, marker="o", label=f"{name}, slope {slopes[name]:.2f}")
+    for (name, values), power in zip(seconds.items(), (2, 1), strict=True):
+        whole, large = slopes[name].values()
+        (line,) = axes.loglog(
+            SIZES,
+            values,
+            marker="o",
+            label=f"{name}: slope {whole:.2f} in all, {large:.2f} from N = {ASYMPTOTIC}",
+        )
+        theory = [values[-1] * (count / SIZES[-1]) ** power for count in SIZES]
+        axes.loglog(
+            SIZES, theory, ":", lw=1, color=line.get_color(), label=f"grows as {THEORY[name]}"
+        )
+    axes.axvline(ASYMPTOTIC, lw=0.5, color="grey")
     axes.set_xlabel("tokens N")
-    axes.set_ylabel("time (s)")
-    axes.set_title("Query block, width 128, head width 64", fontsize="medium")
-    axes.legend()
+    axes.set_ylabel("processor time of one thread (s)")
+    axes.set_title(f"Query block, width d = {WIDTH}, head width k = {HEAD}", fontsize="medium")
+    axes.legend(fontsize="x-small")
     with atomic_path(FIGURE) as path:
         figure.savefig(path, dpi=150)
 
