@@ -8,7 +8,7 @@ import pytest
 import hessblocks
 
 ROOT = Path(hessblocks.__file__).parent
-BASE = {"errors", "files", "heatmap", "_version"}
+BASE = {"errors", "files", "heatmap", "labels", "_version"}
 LAW = {
     "linalg": set(),
     "blocks": set(),
@@ -18,7 +18,18 @@ LAW = {
     "models": {"blocks"},
     "data": set(),
     "training": {"linalg", "blocks", "models", "data", "curvature", "signal"},
-    "studies": {"linalg", "blocks", "theory", "curvature", "signal", "models", "data", "training"},
+    "downstream": {"blocks", "models", "data", "training"},
+    "studies": {
+        "downstream",
+        "linalg",
+        "blocks",
+        "theory",
+        "curvature",
+        "signal",
+        "models",
+        "data",
+        "training",
+    },
     "report": set(),
     "cli": {
         "linalg",
@@ -29,6 +40,7 @@ LAW = {
         "models",
         "data",
         "training",
+        "downstream",
         "studies",
         "report",
     },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,15 @@ def check_vocabulary(size: int) -> None:
         )
 
 
-def learn_encoding(texts: Iterable[str], vocabulary: int) -> Any:
+def learn_encoding(
+    texts: Iterable[str], vocabulary: int, special: Sequence[str] = (END_OF_TEXT,)
+) -> Any:
     """Byte-level byte-pair encoding in which each merge was seen at least twice.
 
     Args:
         texts: what to learn from.
         vocabulary: most entries; a short text supports fewer.
+        special: tokens that no text is made of, the first ones of the vocabulary.
 
     Returns:
         A `tokenizers.Tokenizer`; the same for the same text, whatever the number of threads.
@@ -51,7 +54,7 @@ def learn_encoding(texts: Iterable[str], vocabulary: int) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         min_frequency=2,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=list(special),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -22,6 +22,8 @@ _MODULES: dict[str, str] = {
     "gains": "gains",
     "speed": "speed",
     "depth": "depth",
+    "masked-lm": "masked_lm",
+    "downstream": "downstream",
     "longer": "longer",
     "ablations": "ablations",
     "simplification": "simplification",

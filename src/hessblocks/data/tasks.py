@@ -1,0 +1,209 @@
+"""Labelled stand-ins with labels that are true by construction; they are not GLUE.
+
+| task | text | label | how the label comes about |
+| --- | --- | --- | --- |
+| matching | a function's signature and a docstring | does it belong? | half keep their own docstring, half get one of another function of the same split |
+| acceptability | a sentence of a docstring | is it as it was written? | in half of them two different words have changed places |
+| topic | a docstring | its package, one of the largest | the file it stands in |
+
+Every task is split by file as the docstrings are; the classes are equally frequent in each split.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hessblocks.data.docstrings import SPLITS, Docstring
+from hessblocks.errors import RunError, unknown_name
+
+CLASSES = 6
+"""Packages of the topic task."""
+WORDS = (5, 30)
+"""Fewest and most words of a sentence."""
+SHORTEST = 20
+"""Characters of a docstring below which it says too little."""
+LONGEST = 400
+"""Characters of a docstring after which it is cut."""
+SEPARATOR = "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A text and its class."""
+
+    text: str
+    """What the model reads."""
+    label: int
+    """The class, counted from 0."""
+    file: str
+    """Where it comes from."""
+    origin: str
+    """The text before anything was done to it; no two splits share one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A classification."""
+
+    name: str
+    """Short name."""
+    classes: tuple[str, ...]
+    """What the labels mean."""
+    splits: Mapping[str, tuple[Example, ...]]
+    """train, validation and test; each class equally often in each."""
+
+    def first(self, split: str, count: int | None) -> tuple[Example, ...]:
+        """The first `count` examples of a split, classes in turn; all where `count` is None."""
+        return self.splits[split][: None if count is None else count - count % len(self.classes)]
+
+
+def make_task(name: str, records: Sequence[Docstring], seed: int = 0) -> Task:
+    """One of `TASKS`, made from docstrings.
+
+    Args:
+        name: matching, acceptability or topic.
+        records: docstrings with their splits.
+        seed: of what is drawn (partners, swapped words, which examples are kept).
+
+    Raises:
+        ArgumentError: an unknown name.
+        RunError: too few docstrings for one of the splits.
+    """
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    usable = [record for record in records if record.kind != "prose"]
+    classes, make = TASKS[name](usable)
+    splits: dict[str, tuple[Example, ...]] = {}
+    seen: set[str] = set()
+    for place, split in enumerate(reversed(SPLITS)):  # what stands in test is left out elsewhere
+        draw = np.random.default_rng([seed, list(TASKS).index(name), place])
+        found = make([record for record in usable if record.split == split], draw)
+        splits[split] = balanced([e for e in found if e.origin not in seen], len(classes), draw)
+        seen |= {example.origin for example in found}
+        if not splits[split]:
+            raise RunError(
+                f"docstrings: the {split} split has no example of some class of {name}; this "
+                "interpreter's standard library is too small for it."
+            )
+    return Task(name=name, classes=classes, splits=splits)
+
+
+def balanced(
+    examples: Sequence[Example], classes: int, draw: np.random.Generator
+) -> tuple[Example, ...]:
+    """As many examples of each class as the rarest has, drawn, the classes taking turns."""
+    by_class: list[list[Example]] = [[] for _ in range(classes)]
+    for index in draw.permutation(len(examples)):
+        by_class[examples[index].label].append(examples[index])
+    return tuple(example for turn in zip(*by_class, strict=False) for example in turn)
+
+
+def sentences(text: str) -> list[str]:
+    """Plain sentences of the first paragraph: words only, ended by a full stop."""
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    found = re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph)
+    plain = re.compile(r"[A-Z][A-Za-z0-9',;()\- ]+\.")
+    return [s for s in found if plain.fullmatch(s) and WORDS[0] <= len(s.split()) <= WORDS[1]]
+
+
+def swapped(sentence: str, draw: np.random.Generator) -> str:
+    """The sentence with two different words in each other's place; the last word keeps its stop."""
+    words = sentence[:-1].split()
+    pairs = [
+        (i, j)
+        for i in range(len(words))
+        for j in range(i + 1, len(words))
+        if words[i].lower() != words[j].lower()
+    ]
+    first, second = pairs[int(draw.integers(len(pairs)))]
+    words[first], words[second] = words[second], words[first]
+    return " ".join(words) + "."
+
+
+Make = Callable[[Sequence[Docstring], np.random.Generator], list[Example]]
+
+
+def _matching(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
+    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[Example]:
+        functions = _distinct([record for record in own if record.kind == "function"])
+        order = draw.permutation(len(functions))
+        half = len(order) // 2
+        kept, given = order[:half], order[half:]
+        pairs = [(functions[i], functions[i], 1) for i in kept]
+        turned = np.roll(given, 1)
+        pairs += [(functions[i], functions[j], 0) for i, j in zip(given, turned, strict=True)]
+        return [
+            Example(
+                text=f"{function.signature}{SEPARATOR}{_text(other)}",
+                label=label,
+                file=function.file,
+                origin=f"{function.signature}{SEPARATOR}{_text(other)}",
+            )
+            for function, other, label in pairs
+            if label or _text(function) != _text(other)
+        ]
+
+    return ("another function's", "its own"), make
+
+
+def _acceptability(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
+    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[Example]:
+        found = {sentence: record for record in own for sentence in sentences(record.text)}
+        usable = [s for s in found if len({word.lower() for word in s[:-1].split()}) > 1]
+        flips = draw.permutation(len(usable)) % 2
+        return [
+            Example(
+                text=sentence if flip else swapped(sentence, draw),
+                label=int(flip),
+                file=found[sentence].file,
+                origin=sentence,
+            )
+            for sentence, flip in zip(usable, flips, strict=True)
+        ]
+
+    return ("two words swapped", "as written"), make
+
+
+def _topic(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
+    """The packages whose rarest split is largest."""
+    counts = Counter((r.package, r.split) for r in _distinct(records) if r.package)
+    packages = {package for package, _ in counts}
+    least = {package: min(counts[package, split] for split in SPLITS) for package in packages}
+    chosen = tuple(sorted(sorted(packages, key=lambda p: (-least[p], p))[:CLASSES]))
+
+    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[Example]:
+        return [
+            Example(
+                text=_text(record),
+                label=chosen.index(record.package),
+                file=record.file,
+                origin=_text(record),
+            )
+            for record in _distinct(own)
+            if record.package in chosen
+        ]
+
+    return chosen, make
+
+
+def _distinct(records: Sequence[Docstring]) -> list[Docstring]:
+    """Docstrings that say something, each text once."""
+    found = {_text(record): record for record in records if len(record.text) >= SHORTEST}
+    return list(found.values())
+
+
+def _text(record: Docstring) -> str:
+    return record.text[:LONGEST]
+
+
+TASKS: dict[str, Callable[[Sequence[Docstring]], tuple[tuple[str, ...], Make]]] = {
+    "matching": _matching,
+    "acceptability": _acceptability,
+    "topic": _topic,
+}
+"""Name → from all docstrings to the classes and what makes the examples of a split."""

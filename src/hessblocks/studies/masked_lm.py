@@ -1,0 +1,300 @@
+"""Figure 7 of the simplified-blocks paper: masked-LM pretraining against steps and time.
+
+The models stay in the cache, where the study `downstream` finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from hessblocks.data import Corpus
+from hessblocks.data.docstrings import load_docstring_corpus
+from hessblocks.downstream import Cost, Pretraining, costs, pretrained
+from hessblocks.studies.figure import Figure, Panel, Series, mean_and_error
+from hessblocks.studies.point import Row, Scalar
+from hessblocks.studies.settings import number, whole, word
+from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
+from hessblocks.studies.trained import LOSS
+from hessblocks.studies.trained_summary import close_check, final_losses, loss_panel, loss_table
+
+COLUMNS = (
+    "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",
+    "method",
+)  # fmt: skip
+ALL = "all"
+"""The variant of the point that times every block."""
+STEP_TIME = "step_time"
+"""Seconds of a training step, median over the turns."""
+PRESETS: dict[Scale, tuple[str, ...]] = {
+    "smoke": ("pre-ln", "parallel", "sas", "sas-p"),
+    "laptop": ("pre-ln", "parallel", "sas", "sas-p"),
+    "paper": ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm"),
+}
+SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
+CLOSE = 0.05
+"""Nats per masked token that still count as keeping up."""
+PUBLISHED_SPEED = {
+    "pre-ln": 1.0, "parallel": 1.05, "v-skipinit": 0.95, "sas": 1.09, "sas-p": 1.16,
+    "sas-p-no-norm": 1.20,
+}  # fmt: skip
+"""Training speed against pre-ln, table 2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSize:
+    """Sizes of model and pretraining at one scale."""
+
+    depth: int
+    """Layers."""
+    width: int
+    """Entries of a token's vector."""
+    heads: int
+    """Attention heads."""
+    mlp_width: int
+    """Hidden width of the gated MLP; the paper's 3072 counts both halves."""
+    context: int
+    """Tokens of a sequence."""
+    vocab_size: int
+    """Entries of the vocabulary."""
+    steps: int
+    """Optimiser updates."""
+    batch_size: int
+    """Sequences of each update."""
+    learning_rate: float
+    """Peak learning rate."""
+    evaluations: int
+    """Validation losses along the way, besides the first."""
+    evaluation_sequences: int
+    """Held-out windows of each."""
+    data: str = "docstrings"
+    """docstrings, or hub:NAME."""
+
+
+SIZES: dict[Scale, MaskedSize] = {
+    "smoke": MaskedSize(
+        depth=2, width=32, heads=2, mlp_width=64, context=32, vocab_size=1024, steps=40,
+        batch_size=16, learning_rate=3e-3, evaluations=4, evaluation_sequences=64,
+    ),
+    "laptop": MaskedSize(
+        depth=4, width=64, heads=4, mlp_width=128, context=64, vocab_size=2048, steps=800,
+        batch_size=32, learning_rate=3e-3, evaluations=10, evaluation_sequences=256,
+    ),
+    "paper": MaskedSize(
+        depth=16, width=768, heads=12, mlp_width=1536, context=128, vocab_size=32_768,
+        steps=50_000, batch_size=512, learning_rate=1e-3, evaluations=50,
+        evaluation_sequences=2048, data="hub:wikipedia",
+    ),
+}  # fmt: skip
+"""16 layers, 768, context 128 and the vocabulary are published; the paper trained for 24 hours on one
+GPU, not for a number of steps: steps, batch and rate at `paper` are ours."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+    """A point for each block and seed, and one that times them all."""
+    presets = PRESETS[scale]
+    points = masked_settings("masked-lm", presets, SIZES[scale], seeds or SEEDS[scale])
+    return [timing_settings("masked-lm", presets, SIZES[scale]), *points]
+
+
+def masked_settings(
+    study: str, presets: Sequence[str], size: MaskedSize, seeds: int, **extra: Scalar
+) -> list[Settings]:
+    """One point for each block and seed."""
+    return [
+        {"study": study, "variant": preset, "seed": seed, **asdict(size), **extra}
+        for preset in presets
+        for seed in range(seeds)
+    ]
+
+
+def timing_settings(study: str, presets: Sequence[str], size: MaskedSize) -> Settings:
+    """The point in which all blocks take turns."""
+    return {
+        "study": study, "variant": ALL, "seed": 0, "presets": ",".join(presets), **asdict(size),
+    }  # fmt: skip
+
+
+def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+    """One block's validation losses, or the costs of all."""
+    if settings["variant"] == ALL:
+        return timed(settings)
+    made = pretraining(settings)
+    found = pretrained(made, corpus(settings))
+    shared = {name: settings[name] for name in ("study", "variant", "seed")}
+    tokens = made.batch_size * made.context
+    return [
+        {
+            **shared,
+            "step": step,
+            "tokens": step * tokens,
+            "quantity": LOSS,
+            "value": loss,
+            "method": "measured",
+        }
+        for step, loss in found.losses
+    ]
+
+
+def pretraining(settings: Mapping[str, Scalar], preset: str | None = None) -> Pretraining:
+    """The pretraining that a point's settings describe, of its own block by default."""
+    names = {field.name for field in fields(MaskedSize)}
+    sizes: dict[str, Any] = {name: settings[name] for name in names}
+    return Pretraining(
+        preset=preset or word(settings, "variant"), seed=whole(settings, "seed"), **sizes
+    )
+
+
+def corpus(settings: Mapping[str, Scalar]) -> Corpus:
+    """The text that a point's settings name."""
+    data, vocabulary = word(settings, "data"), whole(settings, "vocab_size")
+    if data == "docstrings":
+        return load_docstring_corpus(vocabulary)
+    from hessblocks.data.hub import load_hub_corpus
+
+    return load_hub_corpus(data.removeprefix("hub:"), vocabulary)
+
+
+def timed(settings: Mapping[str, Scalar]) -> list[Row]:
+    """Costs of every block as rows."""
+    presets = word(settings, "presets").split(",")
+    found = costs(pretraining(settings, presets[0]), presets)
+    return [
+        {
+            "study": settings["study"],
+            "variant": name,
+            "seed": 0,
+            "quantity": quantity,
+            "value": value,
+            "standard_error": error,
+            "method": method,
+        }
+        for name, cost in found.items()
+        for quantity, value, error, method in cost_values(cost)
+    ]
+
+
+def cost_values(cost: Cost) -> list[tuple[str, float, float | None, str]]:
+    """(quantity, value, standard error, method) of each cost; the median's error as for a normal."""
+    return [
+        ("parameters", cost.parameters, None, "exact"),
+        (STEP_TIME, cost.step_time, 1.25 * mean_and_error(cost.step_times)[1], "measured"),
+        ("answer_time", cost.answer_time, 1.25 * mean_and_error(cost.answer_times)[1], "measured"),
+        ("step_memory", cost.step_memory, None, "counted"),
+        ("answer_memory", cost.answer_memory, None, "counted"),
+    ]
+
+
+def values(rows: Sequence[Row], quantity: str) -> dict[str, tuple[float, float]]:
+    """Block → (value, standard error) of a cost."""
+    return {
+        word(row, "variant"): (number(row, "value"), number(row, "standard_error"))
+        if row.get("standard_error") is not None
+        else (number(row, "value"), 0.0)
+        for row in rows
+        if row["quantity"] == quantity
+    }
+
+
+def speeds(rows: Sequence[Row], quantity: str = STEP_TIME) -> dict[str, tuple[float, float]]:
+    """Block → (times as fast as pre-ln, its standard error)."""
+    found = values(rows, quantity)
+    if "pre-ln" not in found:
+        return {}
+    base, base_error = found["pre-ln"]
+    return {
+        name: (base / time, base / time * ((error / time) ** 2 + (base_error / base) ** 2) ** 0.5)
+        for name, (time, error) in found.items()
+    }
+
+
+def speed_check(rows: Sequence[Row], block: str = "sas-p") -> list[Check]:
+    """Whether a training step of `block` takes less time than one of pre-ln."""
+    found = speeds(rows)
+    if block not in found:
+        return []
+    ratio, error = found[block]
+    return [
+        Check(
+            fact=f"a training step of {block} takes less time than one of pre-ln",
+            expected=f"{PUBLISHED_SPEED[block]} times as fast (16 layers, width 768, one GPU)",
+            ours=f"{ratio:.2f} ± {error:.2f} times",
+            holds=None if abs(ratio - 1) < 2 * error else ratio > 1,
+        )
+    ]
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    """Loss against steps and time, and the final losses."""
+    losses = final_losses(rows)
+    names = tuple(losses)
+    panels: list[Panel] = []
+    if names:
+        panels.append(loss_panel(rows, names, "masked-LM loss at equal steps"))
+    if names and (times := values(rows, STEP_TIME)):
+        panels.append(_against_time(panels[0], times))
+    presets = [name for name in ("sas", "sas-p") if name in losses]
+    return Summary(
+        figure=Figure(
+            title="Masked-LM pretraining",
+            caption=(
+                "Docstrings of the standard library, a quarter of the tokens masked; held-out files; "
+                "mean over seeds, bars are its standard errors. Time is steps times the median time of "
+                "a step, blocks timed in turns."
+            ),
+            panels=tuple(panels),
+        ),
+        checks=(
+            *(
+                close_check(
+                    losses, name, "pre-ln", CLOSE, f"{name} pretrains as well as pre-ln per step"
+                )
+                for name in presets
+            ),
+            *speed_check(rows),
+        ),
+        tables={"losses": loss_table(losses, rows), "times": _times(rows)},
+    )
+
+
+def _against_time(panel: Panel, times: Mapping[str, tuple[float, float]]) -> Panel:
+    return Panel(
+        title="the same against training time",
+        x_label="training time (s)",
+        y_label=panel.y_label,
+        series=tuple(
+            Series(
+                name=series.name,
+                x=tuple(step * times[series.name][0] for step in series.x),
+                y=series.y,
+                error=series.error,
+            )
+            for series in panel.series
+            if series.name in times
+        ),
+    )
+
+
+def _times(rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [
+        {
+            "variant": name,
+            "training_speed": ratio,
+            "standard_error": error,
+            "published": PUBLISHED_SPEED.get(name),
+        }
+        for name, (ratio, error) in speeds(rows).items()
+    ]
+
+
+STUDY = Study(
+    name="masked-lm",
+    title="masked-LM pretraining against steps and time",
+    source="Simplified blocks, Figure 7",
+    published="With 24 hours on one GPU, SAS and SAS-P pretrain a BERT as well as pre-ln, at higher speed.",
+    settings=settings,
+    measure=measure,
+    summarise=summarise,
+    columns=COLUMNS,
+)

@@ -1,0 +1,245 @@
+"""Masked LM and downstream: facts judged fairly, partial results, killed points, published settings."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hessblocks.data import docstrings
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.report.study_figure import write_study_figure
+from hessblocks.studies import downstream, find, masked_lm
+from hessblocks.studies.downstream import ACCURACY, FRESH, PUBLISHED_SCORES
+from hessblocks.studies.masked_lm import STEP_TIME
+from hessblocks.studies.point import Row
+from hessblocks.studies.run import run_study
+from hessblocks.studies.study import Check
+from hessblocks.studies.trained import LOSS
+from tests.data.library import write_library
+
+NAMES = ("masked-lm", "downstream")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Smoke scale, smaller still, on a little library."""
+    small = replace(
+        masked_lm.SIZES["smoke"], depth=1, width=16, mlp_width=16, context=16, vocab_size=400,
+        steps=4, evaluations=2, evaluation_sequences=8,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        source = write_library(tmp_path_factory.mktemp("library"))
+        patch.setenv("HESSBLOCKS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(docstrings, "standard_library", lambda: source)
+        patch.setitem(masked_lm.SIZES, "smoke", small)
+        patch.setitem(
+            downstream.TUNINGS, "smoke", replace(downstream.TUNINGS["smoke"], examples=32)
+        )
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("studies")
+    for name in NAMES:
+        run_study(name, out=folder, scale="smoke", seeds=1)
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_runs_is_summed_up_from_any_part_and_drawn(finished: Path, name: str) -> None:
+    study = find(name)
+    result = run_study(name, out=finished, scale="smoke", seeds=1)
+    assert result.measured == 0
+    assert all(set(row) <= set(study.columns) for row in result.rows)
+    for count in range(len(result.rows) + 1):
+        summary = study.summarise(result.rows[:count])
+        json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
+    assert len(summary.figure.panels) == 2
+    png, _ = write_study_figure(finished / name)
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_downstream_takes_the_models_that_masked_lm_pretrained(finished: Path) -> None:
+    (pretraining, tuning) = (
+        next(p for p in find(name).points("smoke", 1) if p.settings["variant"] == "sas-p")
+        for name in NAMES
+    )
+    assert masked_lm.pretraining(pretraining.settings) == masked_lm.pretraining(tuning.settings)
+
+
+def test_every_block_has_every_task_and_the_control(finished: Path) -> None:
+    rows = run_study("downstream", out=finished, scale="smoke", seeds=1).rows
+    scored = {(row["variant"], row["task"]) for row in rows if row["quantity"] == ACCURACY}
+    blocks = (*masked_lm.PRESETS["smoke"], FRESH)
+    assert scored == {(b, t) for b in blocks for t in ("matching", "acceptability", "topic")}
+    lines = {line["block"]: line for line in downstream.table(rows, downstream.scores(rows))}
+    assert set(lines) == set(blocks)
+    for name in masked_lm.PRESETS["smoke"]:
+        line = lines[name]
+        assert 0 <= line["score"] <= 100
+        assert line["step_memory"] > line["answer_memory"] > 4 * line["parameters"]
+        assert line["training_speed"] > 0
+        assert line["inference_speed"] > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_point_that_was_killed_is_measured_again_to_the_same_numbers(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    study = find(name)
+    module = downstream if name == "downstream" else masked_lm
+
+    def dies(*_: object) -> list[Row]:
+        raise RunError("killed half-way")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "pretrained", dies)
+        with pytest.raises(RunError, match="killed half-way"):
+            run_study(name, out=tmp_path, scale="smoke", seeds=1)
+    points = study.points("smoke", 1)
+    kept = [point for point in points if point.settings["variant"] in ("all", FRESH)]
+    result = run_study(name, out=tmp_path, scale="smoke", seeds=1)
+    assert result.measured == len(points) - len(kept) > 0
+    timed = {STEP_TIME, "answer_time"}
+    undisturbed = run_study(name, out=finished, scale="smoke", seeds=1).rows
+    ours, theirs = (
+        [row for row in rows if row["quantity"] not in timed] for rows in (result.rows, undisturbed)
+    )
+    assert ours == theirs
+
+
+def losses(**finals: list[float]) -> list[Row]:
+    """Final losses of blocks, seed by seed."""
+    return [
+        {
+            "variant": name.replace("_", "-"),
+            "seed": seed,
+            "step": 1,
+            "quantity": LOSS,
+            "value": value,
+        }
+        for name, values in finals.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+def times(**seconds: tuple[float, float]) -> list[Row]:
+    return [
+        {
+            "variant": name.replace("_", "-"), "seed": 0, "quantity": STEP_TIME, "value": value,
+            "standard_error": error,
+        }
+        for name, (value, error) in seconds.items()
+    ]  # fmt: skip
+
+
+def accuracies(**scores: list[float | None]) -> list[Row]:
+    """Accuracy of blocks on one task, seed by seed."""
+    return [
+        {
+            "variant": FRESH if name == "fresh" else name.replace("_", "-"), "seed": seed,
+            "task": "topic", "quantity": ACCURACY, "value": value,
+        }
+        for name, values in scores.items()
+        for seed, value in enumerate(values)
+    ]  # fmt: skip
+
+
+def verdict(checks: tuple[Check, ...], words: str) -> bool | None:
+    (check,) = (check for check in checks if words in check.fact)
+    return check.holds
+
+
+@pytest.mark.parametrize(
+    ("sas_p", "holds"),
+    [
+        ([3.01, 3.02, 3.01], True),
+        ([2.80, 2.81, 2.80], True),
+        ([3.31, 3.32, 3.31], False),
+        ([2.60, 3.60, 3.00], None),
+        ([3.01], None),
+        ([math.inf, 3.0, 3.0], None),
+    ],
+)
+def test_pretraining_as_well_needs_more_than_the_spread(
+    sas_p: list[float], holds: bool | None
+) -> None:
+    rows = losses(pre_ln=[3.0, 3.01, 3.0], sas_p=sas_p)
+    rows = [{**r, "value": None if r["value"] == math.inf else r["value"]} for r in rows]
+    assert verdict(find("masked-lm").summarise(rows).checks, "sas-p pretrains") is holds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "holds"), [((0.8, 0.01), True), ((1.2, 0.01), False), ((0.99, 0.1), None)]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_speed_is_judged_with_its_error(
+    name: str, seconds: tuple[float, float], holds: bool | None
+) -> None:
+    rows = times(pre_ln=(1.0, 0.01), sas_p=seconds)
+    assert verdict(find(name).summarise(rows).checks, "a training step of sas-p") is holds
+
+
+@pytest.mark.parametrize(
+    ("sas_p", "holds"),
+    [
+        ([0.79, 0.80, 0.80], True),
+        ([0.90, 0.91, 0.90], True),
+        ([0.70, 0.71, 0.70], False),
+        ([0.60, 0.95, 0.80], None),
+        ([0.80], None),
+        ([None, 0.70, 0.71], False),
+        ([None, None, None], None),
+    ],
+)
+def test_scores_are_judged_by_pairs_of_seeds(sas_p: list[float | None], holds: bool | None) -> None:
+    rows = accuracies(pre_ln=[0.80, 0.81, 0.80], sas_p=sas_p)
+    assert verdict(find("downstream").summarise(rows).checks, "sas-p scores") is holds
+
+
+@pytest.mark.parametrize(("fresh", "holds"), [([0.5, 0.5, 0.51], True), ([0.9, 0.9, 0.91], False)])
+def test_the_control_says_whether_pretraining_helps(fresh: list[float], holds: bool) -> None:
+    rows = accuracies(pre_ln=[0.80, 0.81, 0.80], fresh=fresh)
+    assert verdict(find("downstream").summarise(rows).checks, "pretraining helps") is holds
+
+
+@pytest.mark.parametrize(("count", "holds"), [(120.4e6, True), (111e6, False)])
+def test_the_published_sizes_are_compared(count: float, holds: bool) -> None:
+    row: Row = {"variant": "pre-ln", "quantity": "parameters_at_16x768", "value": count}
+    assert verdict(find("downstream").summarise([row]).checks, "parameters of pre-ln") is holds
+
+
+def test_a_diverged_seed_is_counted_and_has_no_score() -> None:
+    rows = accuracies(pre_ln=[0.8, 0.9], sas_p=[None, 0.7])
+    lines = {line["block"]: line for line in downstream.table(rows, downstream.scores(rows))}
+    assert (lines["sas-p"]["diverged"], lines["sas-p"]["seeds"]) == (1, 1)
+    assert lines["sas-p"]["score"] == pytest.approx(70)
+    assert lines["sas-p"]["standard_error"] is None
+    assert lines["pre-ln"]["standard_error"] == pytest.approx(5)
+
+
+def test_speeds_and_their_errors() -> None:
+    found = masked_lm.speeds(times(pre_ln=(1.0, 0.03), sas=(0.8, 0.032)))
+    assert found["sas"] == (pytest.approx(1.25), pytest.approx(1.25 * 0.05))
+    assert masked_lm.speeds(times(sas=(0.8, 0.1))) == {}
+
+
+def test_paper_scale_has_the_published_settings() -> None:
+    size = masked_lm.SIZES["paper"]
+    assert (size.depth, size.width, size.context, size.vocab_size) == (16, 768, 128, 32_768)
+    assert size.mlp_width == 3072 // 2
+    made = masked_lm.pretraining(find("masked-lm").points("paper")[-1].settings)
+    assert made.mask_share == 0.25
+    from hessblocks.downstream.pretrain import BETAS, CLIP, EPSILON
+
+    assert (BETAS, EPSILON, CLIP) == ((0.9, 0.98), 1e-12, 0.5)
+    assert set(PUBLISHED_SCORES) <= set(masked_lm.PRESETS["paper"])
+
+
+def test_unknown_tasks_are_refused_with_near_names() -> None:
+    with pytest.raises(ArgumentError, match="task: 'rtee' is unknown; did you mean 'rte'"):
+        downstream.tasks("rtee")
