@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 import hessblocks as hb
 from hessblocks.cli import curvature_run
 from hessblocks.curvature import Problem, group_norms, parameter_groups
+from hessblocks.curvature.products import BatchGraph
 from tests.cli.helpers import Outcome, Shell, sentence
 from tests.training.helpers import files
 
@@ -252,6 +253,9 @@ def test_the_page_needs_nothing_but_its_files(
         (["preset:sas", "--heads", "3"], 2, "3 heads do not divide the width 8"),
         (["preset:sas", "--sequences", "99999"], 2, "--sequences: 99999 windows of 6 tokens"),
         (["preset:sas", "--data", "/nowhere"], 2, "--data: /nowhere is no file or folder"),
+        (["preset:sas", "--memory-limit", "-1"], 2, "--memory-limit: expected bytes"),
+        (["preset:sas", "--memory-limit", "1GB"], 2, "'--memory-limit'"),
+        (["preset:sas", "--memory-limit", "0.00001"], 2, "--memory-limit: one row of a batch"),
         (["preset:sas", "--device", "tpu"], 2, "--device: expected auto, cpu or cuda"),
     ],
     ids=str,
@@ -329,6 +333,36 @@ def test_a_loss_that_is_not_finite_is_said_and_finished_groups_are_kept(
     assert {row["group"] for row in table(tmp_path / "out" / "results.csv")} == {
         "layers.0.attention.query"
     }
+
+
+def test_a_full_memory_says_what_to_lower_and_finished_groups_are_kept(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = BatchGraph.full, []
+
+    def full_at_last(graph: BatchGraph, vectors: Any, rows: Any) -> Any:
+        calls.append(graph)
+        return real(graph, vectors, rows) if len(calls) < 3 else torch.empty(1 << 46)
+
+    words = ["--groups", "layers.0.attention.*", "--parts", "full", "--memory-limit", "0.5"]
+    with monkeypatch.context() as patched:
+        patched.setattr(BatchGraph, "full", full_at_last)
+        outcome = preset(shell, tmp_path / "out", *words)
+    assert outcome.status == 1
+    assert "curvature: out of memory; lower memory_limit" in sentence(outcome)
+    kept = {path.name for path in (tmp_path / "out" / "groups").iterdir()}
+    assert 1 <= len(kept) < 4
+    assert preset(shell, tmp_path / "out", *words).status == 0
+    assert preset(shell, tmp_path / "whole", *words).status == 0
+    assert table(tmp_path / "out" / "results.csv") == table(tmp_path / "whole" / "results.csv")
+
+
+def test_data_without_a_single_window_is_refused(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("")
+    outcome = preset(shell, tmp_path / "out", "--data", tmp_path / "empty.py")
+    assert outcome.status == 2
+    assert sentence(outcome).startswith("hessblocks: --data: ")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_group_is_said_by_name(shell: Shell, tmp_path: Path) -> None:

@@ -78,6 +78,14 @@ def curvature(
         int,
         typer.Option(min=0, help="Random seed of a preset's weights, the windows and the probes."),
     ] = 0,
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Gigabytes to use besides model and data; less takes longer and changes no number. "
+            "[default: a quarter of the machine's memory]",
+            show_default=False,
+        ),
+    ] = None,
     device: options.Device = "auto",
     as_json: options.Json = False,
     traceback: options.Traceback = False,
@@ -95,7 +103,10 @@ def curvature(
     )
     start = time.perf_counter()
     with contextlib.redirect_stdout(sys.stderr), _interruptible():
-        page = _carry_out(source, sample, sizes, groups, settings, resolve_device(device), out)
+        limit = None if memory_limit is None else int(memory_limit * 1e9)
+        page = _carry_out(
+            source, sample, sizes, groups, settings, resolve_device(device), limit, out
+        )
     _show(page, time.perf_counter() - start, as_json=as_json)
 
 
@@ -106,6 +117,7 @@ def _carry_out(
     patterns: str,
     settings: CurvatureRunSettings,
     device: str,
+    memory_limit: int | None,
     out: Path | None,
 ) -> Path:
     """Measure, record and report; returns the page."""
@@ -137,7 +149,9 @@ def _carry_out(
         "device": device,
     }
     folder = out or Path("runs", f"curvature-{subject.name.replace('/', '-')}")
-    problem = Problem(subject.model.to(device), batch, loss="causal-lm")
+    model = subject.model.to(device)
+    problem = Problem(model, batch, loss="causal-lm", memory_limit=memory_limit)
+    _ = problem.plan  # refuses a limit that is too low before the folder is made
     with claimed(folder, config):
         CurvatureRun(subject.name, problem, selected, settings, folder).complete(progress)
         with progress.stage("report"):

@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from hessblocks.curvature.backend import differentiable
 from hessblocks.curvature.batches import Batch, unpack_all
+from hessblocks.curvature.full_memory import check_memory_limit, said_when_full
 from hessblocks.curvature.losses import (
     LOSSES,
     BatchLoss,
@@ -62,16 +63,14 @@ class Problem:
                 all-reduce a product. None: each process by itself.
 
         Raises:
-            ArgumentError: no batches, batches of an unknown form, an unknown loss, a limit of 0, parameters
+            ArgumentError: no batches, batches of an unknown form, an unknown loss, a bad limit, parameters
                 sharded over processes, or `shard` without a process group.
         """
         check_loss(loss)
-        if memory_limit is not None and memory_limit < 1:
-            raise ArgumentError(f"memory_limit: expected bytes above 0, got {memory_limit}")
         self.model = plain_model(model)
         self.loss = loss
         self.processes = processes(shard)
-        self.memory_limit = memory_limit
+        self.memory_limit = check_memory_limit(memory_limit)
         if not self.parameters:
             raise ArgumentError("model: expected trainable parameters, found none")
         first = next(iter(self.parameters.values()))
@@ -100,7 +99,8 @@ class Problem:
     @cached_property
     def plan(self) -> Plan:
         """How the batches are cut into passes; measured on one row when first needed."""
-        return make_plan(self)
+        with said_when_full():
+            return make_plan(self)
 
     @cached_property
     def valid(self) -> int:
@@ -117,7 +117,7 @@ class Problem:
 
     def value(self) -> float:
         """L(θ), in nats per token for the cross-entropies."""
-        with torch.no_grad():
+        with torch.no_grad(), said_when_full():
             own = sum(self._checked_total(batch) for batch in self.plan.passes)
         if self.processes.shard != "batches":
             return own

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
+from hessblocks.curvature.full_memory import said_when_full
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.problem import Problem
 from hessblocks.curvature.products import BatchGraph, Part
@@ -37,8 +38,24 @@ def total_products(
         (K, rows.size) for each part.
 
     Raises:
-        RunError: a loss is not finite.
+        RunError: a loss is not finite, or the memory is full.
     """
+    try:
+        with said_when_full():
+            return _add_up(problem, vectors, rows, columns, parts, later)
+    except RunError:
+        problem.held = None
+        raise
+
+
+def _add_up(
+    problem: Problem,
+    vectors: Tensor,
+    rows: ParameterGroup,
+    columns: ParameterGroup,
+    parts: Sequence[Part],
+    later: Sequence[str],
+) -> dict[Part, Tensor]:
     names = (*(later if problem.plan.hold else ()), *rows.parameters, *columns.parameters)
     involved = tuple(dict.fromkeys(names))
     own = problem.processes.own_vectors(vectors.shape[0])
@@ -48,8 +65,9 @@ def total_products(
         total.zero_()
     try:
         if own.start < own.stop:
-            for number, graph in enumerate(_graphs(problem, involved, parts)):
-                _collect(total[:, own], graph, mine, rows, columns, parts, add=number > 0)
+            with said_when_full():
+                for number, graph in enumerate(_graphs(problem, involved, parts)):
+                    _collect(total[:, own], graph, mine, rows, columns, parts, add=number > 0)
     except RunError:
         problem.processes.fail(total)
         raise
