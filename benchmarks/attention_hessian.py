@@ -23,8 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hessblocks as hb
 from benchmarks._timing import alternated, processed
-from hessblocks.data.addition import IGNORED, addition_batch
+from hessblocks.data.addition import addition_batch
 from hessblocks.files import atomic_path
+from hessblocks.labels import IGNORED
 from hessblocks.studies.addition_model import addition_model
 from hessblocks.theory import AttentionHessian
 from hessblocks.theory.reference import attention_output

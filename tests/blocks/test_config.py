@@ -1,6 +1,7 @@
 """Configurations: round trips, and refusals that name what was wrong."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,6 +40,10 @@ def test_configurations_are_frozen() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "heads": ({"width": 64, "heads": 7}, ["heads", "7", "64", "4 or 8"]),
+    "norm by name": ({"norm": "rms"}, ["block: norm", "RMSNorm, ", "'rms'"]),
+    "no norm at all": ({"norm": None}, ["block: norm", "NoNorm", "None"]),
+    "attention by name": ({"attention": "softmax"}, ["block: attention", "'softmax'"]),
+    "branch as number": ({"mlp_branch": 0.5}, ["block: mlp_branch", "Branch", "0.5"]),
     "zero width": ({"width": 0}, ["width", "0"]),
     "boolean heads": ({"heads": True}, ["heads", "True"]),
     "unknown field": ({"widht": 64}, ["widht", "width"]),
@@ -131,3 +136,15 @@ def test_every_slot_builds_trains_and_is_causal(fields: dict[str, Any]) -> None:
     changed = ids.clone()
     changed[:, -1] = (changed[:, -1] + 1) % 11
     assert torch.allclose(model(ids).logits[:, :-1], model(changed).logits[:, :-1], atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda: Attention(value="identity"), lambda: MLP(input=None)])
+def test_a_slot_takes_parts_of_its_kind_only(make: Callable[[], object]) -> None:
+    with pytest.raises(hb.ArgumentError, match=r"(value|input): expected one of .*Identity, .*got"):
+        make()
+
+
+@pytest.mark.parametrize("block", [None, 3, ["sas"]])
+def test_a_block_is_a_name_or_a_configuration(block: object) -> None:
+    with pytest.raises(hb.ArgumentError, match=r"block: expected a preset's name or a BlockConfig"):
+        hb.build(block)  # type: ignore[arg-type]

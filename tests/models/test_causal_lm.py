@@ -86,6 +86,53 @@ def test_a_sequence_longer_than_the_context_is_refused() -> None:
         model(ids(1, 25))
 
 
+def test_hidden_states_are_those_of_transformers_models() -> None:
+    model = perturbed("sas")
+    tokens = ids(2, 9)
+    out = model(tokens, output_hidden_states=True)
+    assert len(out.hidden_states) == SIZES["depth"] + 1
+    assert torch.equal(model.lm_head(out.hidden_states[-1]), out.logits)
+    block = model.model.layers[0]
+    seen: list[torch.Tensor] = []
+    handle = block.register_forward_hook(
+        lambda module, inputs, output: seen.extend((inputs[0], output))
+    )
+    model.config.output_hidden_states = True
+    again = model(tokens).hidden_states
+    handle.remove()
+    assert all(torch.equal(a, b) for a, b in zip(again[:2], seen, strict=True))
+    assert model(tokens, output_hidden_states=False).hidden_states is None
+
+
+def test_a_tuple_where_one_is_asked_for() -> None:
+    model = perturbed("sas")
+    tokens = ids(2, 9)
+    loss, logits, *_ = model(tokens, labels=tokens, return_dict=False)
+    out = model(tokens, labels=tokens)
+    assert torch.equal(loss, out.loss)
+    assert torch.equal(logits, out.logits)
+    model.config.return_dict = False
+    assert isinstance(model(tokens), tuple)
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "classification"])
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"labls": 1}, "'labls' is unknown; did you mean 'labels'"),
+        ({"token_type_ids": 1}, "'token_type_ids' is unknown"),
+        ({"output_attentions": True}, "output_attentions: .*layer.attention.matrix"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    task: str, keywords: dict[str, object], words: str
+) -> None:
+    model = perturbed("sas", task=task)
+    with pytest.raises(hb.ArgumentError, match=words):
+        model(ids(2, 9), **keywords)
+    model(ids(2, 9), output_attentions=None, output_hidden_states=None, use_cache=False)
+
+
 def test_logits_to_keep_keeps_the_last() -> None:
     model = perturbed("sas")
     tokens = ids(2, 9)

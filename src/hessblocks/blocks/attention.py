@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.kernels import Context, Kernel, linear_kernel
 from hessblocks.blocks.norms import NoNorm, Norm
-from hessblocks.blocks.parts import Part, check_above_zero, check_choice
+from hessblocks.blocks.parts import Part, check_above_zero, check_choice, check_parts
 from hessblocks.blocks.positions import Rotation, rotate
 from hessblocks.blocks.shaped import centre, shape_attention
 from hessblocks.blocks.weights import TIED, Dense, Tied, Weight
@@ -52,6 +52,7 @@ class Attention(Part, kind="attention"):
 
     def __post_init__(self) -> None:
         """Check the fields."""
+        check_parts(self)
         check_choice(self, "scores", ("softmax", "linear"))
         check_choice(self, "query_key", ("two-matrix", "one-matrix"))
         check_above_zero(self, "temperature")

@@ -9,7 +9,7 @@ from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import Norm, RMSNorm
-from hessblocks.blocks.parts import Part, check_choice
+from hessblocks.blocks.parts import Part, check_choice, check_parts
 from hessblocks.blocks.positions import LearnedPosition, Position
 from hessblocks.blocks.rules import first_refusal
 from hessblocks.errors import ArgumentError
@@ -56,7 +56,8 @@ class BlockConfig(Part, kind="block"):
     """Skip and gain of the MLP sub-block; in the parallel layout its skip is 0."""
 
     def __post_init__(self) -> None:
-        """Check sizes and combinations."""
+        """Check sizes, parts and combinations."""
+        check_parts(self)
         check_choice(self, "layout", ("sequential", "parallel"))
         check_choice(self, "norm_placement", ("pre", "post"))
         for name in ("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.blocks.parts import Part, check_choice, check_finite
+from hessblocks.blocks.parts import Part, check_choice, check_finite, check_parts
 from hessblocks.blocks.weights import Dense, Weight
 
 ACTIVATIONS = ("relu", "leaky-relu", "gelu", "silu")
@@ -31,6 +31,7 @@ class MLP(Part, kind="mlp"):
 
     def __post_init__(self) -> None:
         """Check the fields."""
+        check_parts(self)
         check_choice(self, "activation", ACTIVATIONS)
         check_finite(self, "negative_slope")
 

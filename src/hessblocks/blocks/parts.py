@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from hessblocks.errors import ArgumentError, unknown_name
@@ -66,6 +67,32 @@ class Part:
             if name not in known:
                 raise unknown_name(f"field of {self.kind}", name, known)
         return dataclasses.replace(self, **fields)
+
+
+def check_parts(part: Part) -> None:
+    """Refuse a slot that does not hold a part of its kind.
+
+    Raises:
+        ArgumentError: names the slot, the parts that fit and what came.
+    """
+    for name, (kind, optional) in _slots(type(part)).items():
+        value = getattr(part, name)
+        if not isinstance(value, kind) and not (optional and value is None):
+            fitting = sorted(c.__name__ for c in Part._by_kind.values() if issubclass(c, kind))
+            raise ArgumentError(
+                f"{part.kind}: {name}: expected one of hessblocks.blocks' {', '.join(fitting)}, got {value!r}"
+            )
+
+
+def _slots(cls: type[Part]) -> dict[str, tuple[type[Part], bool]]:
+    """The fields that hold parts: the kind of part, and whether None is allowed."""
+    slots = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        options = typing.get_args(hint) or (hint,)
+        for option in options:
+            if isinstance(option, type) and issubclass(option, Part):
+                slots[name] = (option, type(None) in options)
+    return slots
 
 
 def check_finite(part: Part, *names: str) -> None:

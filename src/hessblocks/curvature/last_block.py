@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from hessblocks.curvature.batches import Batch, unpack
 from hessblocks.curvature.downstream import TokenDerivatives, token_derivatives
 from hessblocks.curvature.last_attention import LastAttention, last_attention
-from hessblocks.curvature.losses import IGNORED, causal_targets, given_labels
+from hessblocks.curvature.losses import causal_targets, given_labels
 from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.labels import IGNORED
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import AttentionHessian, TokenCurvature
 from hessblocks.theory.inputs import check_memory_limit

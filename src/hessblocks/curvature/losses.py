@@ -17,9 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.curvature.batches import Batch
 from hessblocks.errors import ArgumentError, unknown_name
-
-IGNORED = -100
-"""Label of a position that does not count, as everywhere in torch."""
+from hessblocks.labels import IGNORED
 
 CHUNK = 1 << 22
 """Logits handled together where a temporary of their size is needed."""

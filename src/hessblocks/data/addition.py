@@ -13,10 +13,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError
+from hessblocks.labels import IGNORED
 
 SYMBOLS = "0123456789+="
-IGNORED = -100
-"""Label of a token that the loss leaves out."""
 
 
 def addition_batch(

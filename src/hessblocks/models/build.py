@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hessblocks.blocks import BlockConfig, check_positive, preset
-from hessblocks.errors import unknown_name
+from hessblocks.errors import ArgumentError, unknown_name
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
@@ -55,6 +55,8 @@ def build(
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
     for name, size in sizes.items():
         check_positive(name, size)
+    if not isinstance(block, str | BlockConfig):
+        raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
     config = HessblocksConfig(

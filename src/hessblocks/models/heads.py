@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -12,30 +12,41 @@ from transformers.modeling_outputs import (
     MaskedLMOutput,
     SequenceClassifierOutput,
 )
+from transformers.utils.generic import can_return_tuple
 
 from hessblocks.errors import ArgumentError
 from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.keywords import HARMLESS
 from hessblocks.models.losses import cross_entropy, next_token_loss
 from hessblocks.models.modeling import HessblocksModel
 from hessblocks.models.pretrained import HessblocksPreTrainedModel
 
 
-class HessblocksForCausalLM(HessblocksPreTrainedModel, GenerationMixin):
-    """A language model that predicts the next token."""
+class _LanguageModel(HessblocksPreTrainedModel):
+    """The trunk with a head over the vocabulary."""
 
     _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True
     """The Trainer passes `num_items_in_batch`, so that accumulated batches weigh by valid tokens."""
+    _causal: ClassVar[bool]
 
     def __init__(self, config: HessblocksConfig) -> None:
         """Build the model; weights are drawn from torch's global random state."""
         super().__init__(config)
-        if not config.causal:
-            raise ArgumentError("causal: a causal language model needs causal=True")
+        if config.causal != self._causal:
+            kind = "causal" if self._causal else "masked"
+            raise ArgumentError(f"causal: a {kind} language model needs causal={self._causal}")
         self.model = HessblocksModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+
+class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
+    """A language model that predicts the next token."""
+
+    _causal = True
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -47,7 +58,7 @@ class HessblocksForCausalLM(HessblocksPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
-        **_: Any,
+        **others: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (sequences, tokens, vocabulary) and, with labels, the mean loss in nats per token.
 
@@ -61,7 +72,10 @@ class HessblocksForCausalLM(HessblocksPreTrainedModel, GenerationMixin):
             use_cache: whether to return keys and values.
             logits_to_keep: only the logits of the last so many tokens; 0 keeps all.
             num_items_in_batch: valid labels of all batches that are accumulated; None means of this one.
-            **_: arguments of other models, ignored.
+            **others: `output_hidden_states` and `return_dict`, as in transformers.
+
+        Raises:
+            ArgumentError: an unknown argument, tokens outside the vocabulary, a sequence that is too long.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -70,33 +84,27 @@ class HessblocksForCausalLM(HessblocksPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
+            **others,
         )
         last = isinstance(logits_to_keep, int)
         kept = slice(-logits_to_keep if logits_to_keep else None, None) if last else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = next_token_loss(logits, labels, num_items_in_batch)
+        loss = None if labels is None else next_token_loss(logits, labels, num_items_in_batch)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
         )
 
 
-class HessblocksForMaskedLM(HessblocksPreTrainedModel):
+class HessblocksForMaskedLM(_LanguageModel):
     """A bidirectional model that restores masked tokens."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}  # noqa: RUF012
-    accepts_loss_kwargs = True
+    _causal = False
 
-    def __init__(self, config: HessblocksConfig) -> None:
-        """Build the model; weights are drawn from torch's global random state."""
-        super().__init__(config)
-        if config.causal:
-            raise ArgumentError("causal: a masked language model needs causal=False")
-        self.model = HessblocksModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -105,7 +113,7 @@ class HessblocksForMaskedLM(HessblocksPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **_: Any,
+        **others: Any,
     ) -> MaskedLMOutput:
         """Logits (sequences, tokens, vocabulary) and, with labels, the mean loss in nats per masked token.
 
@@ -116,16 +124,17 @@ class HessblocksForMaskedLM(HessblocksPreTrainedModel):
             inputs_embeds: vectors in the place of `input_ids`.
             labels: (sequences, tokens), the original token where one was masked, −100 elsewhere.
             num_items_in_batch: valid labels of all batches that are accumulated; None means of this one.
-            **_: arguments of other models, ignored.
+            **others: `output_hidden_states` and `return_dict`, as in transformers.
+
+        Raises:
+            ArgumentError: as in `HessblocksForCausalLM`.
         """
-        hidden = self.model(
-            input_ids, attention_mask, position_ids, None, inputs_embeds
-        ).last_hidden_state
-        logits = self.lm_head(hidden)
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits, labels, num_items_in_batch)
-        return MaskedLMOutput(loss=loss, logits=logits)
+        outputs = _outputs(
+            self.model, input_ids, attention_mask, position_ids, inputs_embeds, others
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
 class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
@@ -140,6 +149,7 @@ class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
         self.score = nn.Linear(config.hidden_size, config.num_labels or 2, bias=False)
         self.post_init()
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -148,7 +158,7 @@ class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **_: Any,
+        **others: Any,
     ) -> SequenceClassifierOutput:
         """Logits (sequences, classes) and, with labels, the mean loss in nats per sequence.
 
@@ -159,14 +169,38 @@ class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
             inputs_embeds: vectors in the place of `input_ids`.
             labels: (sequences,), the classes.
             num_items_in_batch: sequences of all batches that are accumulated; None means of this one.
-            **_: arguments of other models, ignored.
+            **others: `output_hidden_states` and `return_dict`, as in transformers.
+
+        Raises:
+            ArgumentError: as in `HessblocksForCausalLM`.
         """
-        hidden = self.model(
-            input_ids, attention_mask, position_ids, None, inputs_embeds
-        ).last_hidden_state
-        logits = self.score(_mean_token(hidden, attention_mask))
+        outputs = _outputs(
+            self.model, input_ids, attention_mask, position_ids, inputs_embeds, others
+        )
+        logits = self.score(_mean_token(outputs.last_hidden_state, attention_mask))
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states
+        )
+
+
+def _outputs(
+    model: nn.Module,
+    input_ids: Tensor | None,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    others: dict[str, Any],
+) -> Any:
+    """The trunk's outputs, without a cache."""
+    return model(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        inputs_embeds=inputs_embeds,
+        return_dict=True,
+        **{name: value for name, value in others.items() if name not in HARMLESS},
+    )
 
 
 def _mean_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -7,8 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-IGNORED = -100
-"""Label of a token that the loss leaves out."""
+from hessblocks.labels import IGNORED
 
 
 def cross_entropy(

@@ -13,11 +13,13 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
 from hessblocks.blocks import Block, Context
 from hessblocks.errors import ArgumentError
 from hessblocks.models.attention_functions import attention_kernel
 from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.keywords import check_keywords
 from hessblocks.models.pretrained import HessblocksPreTrainedModel
 
 
@@ -49,6 +51,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         """Replace the token embedding."""
         self.token_embedding = value
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -57,9 +60,17 @@ class HessblocksModel(HessblocksPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **_: Any,
+        output_hidden_states: bool | None = None,
+        **others: Any,
     ) -> BaseModelOutputWithPast:
-        """Map token ids (sequences, tokens) to vectors (sequences, tokens, width)."""
+        """Map token ids (sequences, tokens) to vectors (sequences, tokens, width).
+
+        With `output_hidden_states` also the embeddings and every layer's output, the last one after the
+        final norm, as transformers' models give them; `return_dict=False` gives a tuple.
+        """
+        check_keywords({"output_attentions": self.config.output_attentions} | others)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         if use_cache and self.training and any(x.gradient_checkpointing for x in self.layers):
             warnings.warn(
                 "use_cache is ignored: layers that are computed twice must not be cached",
@@ -81,10 +92,16 @@ class HessblocksModel(HessblocksPreTrainedModel):
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
             kernel=attention_kernel(self.config._attn_implementation),
         )
+        states = [x]
         for index, layer in enumerate(self.layers):
             x = layer(x, context, _layer_cache(past_key_values, index))
+            if output_hidden_states:
+                states.append(x)
+        last = self.final_norm(x)
         return BaseModelOutputWithPast(
-            last_hidden_state=self.final_norm(x), past_key_values=past_key_values
+            last_hidden_state=last,
+            past_key_values=past_key_values,
+            hidden_states=(*states[:-1], last) if output_hidden_states else None,
         )
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:

@@ -15,8 +15,9 @@ from hessblocks.curvature import PARTS, Part
 from hessblocks.curvature.batches import unpack
 from hessblocks.curvature.downstream import TokenDerivatives, token_derivatives
 from hessblocks.curvature.last_attention import LastAttention, last_attention
-from hessblocks.curvature.losses import IGNORED, causal_targets
+from hessblocks.curvature.losses import causal_targets
 from hessblocks.errors import unknown_name
+from hessblocks.labels import IGNORED
 from hessblocks.linalg import Estimate
 from hessblocks.studies.compression import compressed
 from hessblocks.theory import AttentionHessian, TokenCurvature

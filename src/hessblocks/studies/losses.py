@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.curvature.losses import LossFunction
-from hessblocks.data.addition import IGNORED
+from hessblocks.labels import IGNORED
 
 
 def one_hot_squares(outputs: Any, batch: Any) -> Tensor:

@@ -18,7 +18,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from hessblocks.data.addition import IGNORED, SYMBOLS, addition_batch
+from hessblocks.data.addition import SYMBOLS, addition_batch
+from hessblocks.labels import IGNORED
 from hessblocks.studies.addition_model import GAIN
 from hessblocks.studies.figure import Figure, Panel
 from hessblocks.studies.growth import Size, logspace
