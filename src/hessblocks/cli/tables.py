@@ -12,17 +12,21 @@ from rich.table import Table
 
 from hessblocks.cli.sizes import BlockSize
 from hessblocks.report.averages import Average
+from hessblocks.report.budget import budget_cells, budget_columns
 from hessblocks.report.heterogeneity import Heterogeneity
+from hessblocks.report.results import FolderResults
 from hessblocks.report.table import ComparisonRow
 
 NARROWEST = 110
 """Characters of a line where the output is not a terminal."""
+WIDE = 140
+"""The same where several seeds or what was matched make the table wider."""
 
 
-def console() -> Console:
+def console(width: int = NARROWEST) -> Console:
     """Standard output, wide enough for the tables where it is a file or a pipe."""
     found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=NARROWEST)
+    return found if found.is_terminal else Console(highlight=False, width=width)
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
@@ -35,8 +39,8 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     return table
 
 
-def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
-    """The comparison, one block a row."""
+def comparison_table(rows: Sequence[ComparisonRow], results: FolderResults) -> Table:
+    """The comparison, one block a row; what was matched last."""
     columns = (
         "block",
         "parameters",
@@ -45,6 +49,7 @@ def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
         "loss\nat end",
         "heterogeneity\nbefore training",
         "heterogeneity\nafter training",
+        *(name.replace(" ", "\n", 1) for name in budget_columns(results)),
     )
     return plain_table(
         columns,
@@ -57,6 +62,7 @@ def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
                 "diverged" if row.diverged else _number(row.final_loss, ".3f"),
                 _ratio(row.before),
                 _ratio(row.after),
+                *budget_cells(results, row.preset),
             )
             for row in rows
         ],

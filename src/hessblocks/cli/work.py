@@ -12,11 +12,13 @@ from pathlib import Path
 from rich.console import Console
 
 from hessblocks.cli.progress import make_progress
-from hessblocks.cli.tables import comparison_table, console, time_line, zero_group_lines
+from hessblocks.cli.tables import WIDE, comparison_table, console, time_line, zero_group_lines
 from hessblocks.data import Corpus, load_corpus
 from hessblocks.errors import RunError
+from hessblocks.report.budget import budget_columns
 from hessblocks.report.loading import load_results
 from hessblocks.report.page import write_report
+from hessblocks.report.results import FolderResults
 from hessblocks.report.table import ComparisonRow, comparison_rows, summary
 from hessblocks.training import Progress
 from hessblocks.training.processes import is_first
@@ -59,8 +61,8 @@ def carry_out(
     if as_json:
         print(json.dumps(summary(results, seconds=seconds), allow_nan=False))
     else:
-        screen = console()
-        _show(screen, rows)
+        screen = console(WIDE) if budget_columns(results) else console()
+        _show(screen, rows, results)
         screen.print(time_line(progress.seconds, seconds))
         screen.print(f"\nreport  {out / 'report.html'}\nnext    {hint}", soft_wrap=True)
     if all(row.diverged and row.final_loss is None for row in rows):
@@ -75,8 +77,8 @@ def _interruptible() -> Iterator[None]:
         raise RunError("interrupted; the same command goes on where it stopped.") from None
 
 
-def _show(screen: Console, rows: tuple[ComparisonRow, ...]) -> None:
-    screen.print(comparison_table(rows))
+def _show(screen: Console, rows: tuple[ComparisonRow, ...], results: FolderResults) -> None:
+    screen.print(comparison_table(rows, results))
     screen.print("loss: validation, nats per token")
     if any(row.before for row in rows):
         screen.print(

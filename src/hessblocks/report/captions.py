@@ -43,9 +43,16 @@ def seeds_and_error(results: FolderResults, mark: str, single: str) -> str:
     return f"Mean over {len(seeds)} seeds ({names}); {mark} is ± 1 standard error of that mean."
 
 
-def sample(results: FolderResults) -> str:
-    """On how many tokens curvature was measured, and with how many probes."""
+def sample(results: FolderResults, *, observed: bool = False) -> str:
+    """On how many tokens curvature was measured, and with how many probes.
+
+    Args:
+        results: a run folder.
+        observed: whether along training rather than before and after.
+    """
     curvature = results.settings.section("curvature")
+    if observed:
+        curvature = results.settings.section("observation").get("sample", curvature)
     sequences, tokens = curvature.get("sequences"), curvature.get("tokens")
     if isinstance(sequences, int) and isinstance(tokens, int):
         n = f"n = {sequences * tokens:,} held-out tokens ({sequences} windows of {tokens})"

@@ -78,5 +78,7 @@ class Drawing:
     """Names at 0, 1, 2, … on the horizontal axis; empty for a numeric axis."""
     log: LogScale | None = None
     """The logarithmic vertical axis; None for a linear one."""
+    own_scales: bool = False
+    """Whether each panel has a vertical axis of its own."""
     limits: tuple[float, float] | None = None
     """Both ends of a linear vertical axis; values beyond are cut off."""

@@ -19,6 +19,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter
 from PIL import Image
 
 from hessblocks.files import atomic_path
+from hessblocks.report.bands import band
 from hessblocks.report.captions import number, plain_math
 from hessblocks.report.drawings import Drawing, Panel, Series
 from hessblocks.report.scale import LogScale
@@ -85,13 +86,18 @@ def draw(drawing: Drawing, looks: dict[str, Mark]) -> Figure:
     height = HEIGHTS[drawing.kind] * rows + below
     figure = Figure(figsize=(width, height))
     figure.set_layout_engine("constrained", rect=(0, below / height, 1, 1 - below / height))
-    axes = figure.subplots(rows, drawing.columns, sharex=True, sharey=True, squeeze=False)
-    for place, (panel, axis) in enumerate(zip(drawing.panels, axes.flat, strict=True)):
+    axes = figure.subplots(
+        rows, drawing.columns, sharex=True, sharey=not drawing.own_scales, squeeze=False
+    )
+    for axis in axes.flat[len(drawing.panels) :]:
+        axis.set_axis_off()
+    for place, (panel, axis) in enumerate(zip(drawing.panels, axes.flat, strict=False)):
         _draw_panel(axis, drawing, panel, looks)
         if place % drawing.columns == 0:
             axis.set_ylabel(drawing.y.math if rows == 1 else "")
         if place >= len(drawing.panels) - drawing.columns:
             axis.set_xlabel(drawing.x.math)
+            axis.tick_params(labelbottom=True)
     if rows > 1:
         figure.supylabel(drawing.y.math, fontsize=MATPLOTLIB["axes.labelsize"])
     figure.legend(
@@ -118,7 +124,7 @@ def _draw_panel(axis: Axes, drawing: Drawing, panel: Panel, looks: dict[str, Mar
         axis.set_ylim(*drawing.limits)
     for order, series in enumerate(panel.series):
         if drawing.kind == "lines":
-            _draw_line(axis, series, looks[series.key], order)
+            _draw_line(axis, series, looks[series.key], order, drawing.log)
         elif drawing.kind == "points" and drawing.log is not None:
             _draw_points(axis, series, looks[series.key], drawing.log)
         elif drawing.log is not None:
@@ -161,16 +167,15 @@ def _log_axis(axis: Axes, scale: LogScale) -> None:
     )
 
 
-def _draw_line(axis: Axes, series: Series, look: Mark, order: int) -> None:
+def _draw_line(axis: Axes, series: Series, look: Mark, order: int, scale: LogScale | None) -> None:
     x = [point.x for point in series.points]
-    y = [point.y for point in series.points]
+    y = [scale.place(point.y) if scale else point.y for point in series.points]
     gap = max(1, len(x) // MARKERS)
     style = (0, look.dashes) if look.dashes else "solid"
     start = order * gap // 5 % gap
     axis.plot(x, y, color=look.colour, linestyle=style, marker=look.marker, markevery=(start, gap))
     if any(point.error for point in series.points):
-        low = [point.y - point.error for point in series.points]
-        high = [point.y + point.error for point in series.points]
+        low, high = band(series, scale)
         axis.fill_between(x, low, high, color=look.colour, alpha=0.2, linewidth=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from hessblocks.report.bands import band
 from hessblocks.report.captions import number
 from hessblocks.report.drawings import Drawing, Panel, Point, Series
 from hessblocks.report.scale import LogScale
@@ -45,7 +46,7 @@ def _traces(
 ) -> list[dict[str, Any]]:
     if drawing.kind == "lines":
         look = looks[series.key]
-        return [*_band(series, look), _line(series, look)]
+        return [*_band(series, look, drawing.log), _line(series, look, drawing.log)]
     if not series.points:
         return []
     assert drawing.log is not None, "points and bars have a logarithmic axis"
@@ -54,24 +55,24 @@ def _traces(
     return [_bars(series, order, drawing, drawing.log, looks), _values(series)]
 
 
-def _line(series: Series, look: Mark) -> dict[str, Any]:
+def _line(series: Series, look: Mark, scale: LogScale | None) -> dict[str, Any]:
     return {
         **_common(series),
         "type": "scatter",
         "mode": "lines+markers" if len(series.points) <= 40 else "lines",
         "x": [_rounded(point.x) for point in series.points],
-        "y": [_rounded(point.y) for point in series.points],
+        "y": [_rounded(scale.place(point.y) if scale else point.y) for point in series.points],
         "line": {"color": look.colour, "dash": look.plotly_dash, "width": 2},
         "marker": {"color": look.colour, "symbol": look.symbol, "size": 7},
     }
 
 
-def _band(series: Series, look: Mark) -> list[dict[str, Any]]:
+def _band(series: Series, look: Mark, scale: LogScale | None) -> list[dict[str, Any]]:
     if not any(point.error for point in series.points):
         return []
     x = [_rounded(point.x) for point in series.points]
-    high = [_rounded(point.y + point.error) for point in series.points]
-    low = [_rounded(point.y - point.error) for point in series.points]
+    below, above = band(series, scale)
+    low, high = [_rounded(value) for value in below], [_rounded(value) for value in above]
     return [
         {
             "type": "scatter",

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from hessblocks.errors import ArgumentError
+from hessblocks.report.observations import Observation, read_observations
 from hessblocks.report.reading import damaged, number, read_json_lines, read_object, read_table
 from hessblocks.report.results import NORM, STAGES, FolderResults, Measurement, Metric, Settings
 
-Row = TypeVar("Row", Metric, Measurement)
+Row = TypeVar("Row", Metric, Measurement, Observation)
 COLUMNS = (
     "preset",
     "seed",
@@ -60,6 +61,7 @@ def load_results(folder: Path) -> FolderResults:
         environment=read_object(environment) if environment.is_file() else {},
         metrics=metrics,
         measurements=measurements,
+        observations=tuple(_gather(folder, read_observations)),
         missing=tuple(_missing(settings, environment.is_file(), metrics, measurements)),
     )
 
@@ -103,6 +105,8 @@ def _metrics(folder: Path) -> Iterator[Metric]:
                 step=int(value["step"]),
                 seconds=number(value["seconds"]),
                 loss=number(value["loss"]),
+                tokens=int(value["tokens"]) if "tokens" in value else None,
+                diverged=str(value.get("diverged", "")),
             )
         except KeyError as error:
             raise damaged(path, line, f"{error.args[0]} is missing") from error

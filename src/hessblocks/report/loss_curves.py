@@ -1,4 +1,4 @@
-"""Loss against steps and against seconds, each seed's runs averaged step by step."""
+"""Loss against steps, tokens, seconds and operations, each seed's runs averaged step by step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
-from hessblocks.report.averages import average
+from hessblocks.report.averages import average, average_rows
 from hessblocks.report.captions import both, seeds_and_error
 from hessblocks.report.drawings import Drawing, Label, Panel, Point, Series
 from hessblocks.report.results import FolderResults, Metric
@@ -20,16 +20,23 @@ HEADROOM = 1.1
 MARGIN = 0.04
 """Empty share of the axis at each end."""
 AXES = {
+    "tokens": Label(math="Training tokens $n$ (tokens)", html="Training tokens <i>n</i> (tokens)"),
+    "flops": Label(
+        math="Training operations $c$ (floating-point operations)",
+        html="Training operations <i>c</i> (floating-point operations)",
+    ),
     "steps": Label(math="Optimiser step $t$ (updates)", html="Optimiser step <i>t</i> (updates)"),
     "seconds": Label(
         math="Training time $\\tau$ (seconds)", html="Training time <i>τ</i> (seconds)"
     ),
 }
+WORDS = {"steps": "steps", "tokens": "tokens", "seconds": "training time", "flops": "operations"}
+Axis = Literal["steps", "tokens", "seconds", "flops"]
 LOSS = Label(math="Loss $L$ (nats per token)", html="Loss <i>L</i> (nats per token)")
 SPLITS = {"train": both("Training batches"), "validation": both("Held-out data")}
 
 
-def loss_drawing(results: FolderResults, against: Literal["steps", "seconds"]) -> Drawing | None:
+def loss_drawing(results: FolderResults, against: Axis) -> Drawing | None:
     """Loss of each preset on training batches and on held-out data.
 
     Args:
@@ -37,9 +44,13 @@ def loss_drawing(results: FolderResults, against: Literal["steps", "seconds"]) -
         against: the horizontal axis.
 
     Returns:
-        The figure's content; None where no loss was written yet.
+        The figure's content; None where no loss was written yet, or nothing of the axis.
     """
     if not any(math.isfinite(row.loss) for row in results.metrics):
+        return None
+    if against == "tokens" and any(row.tokens is None for row in results.metrics):
+        return None
+    if against == "flops" and not results.select("flops"):
         return None
     curves = {
         split: {preset: _curve(results, preset, split, against) for preset in results.presets}
@@ -49,7 +60,7 @@ def loss_drawing(results: FolderResults, against: Literal["steps", "seconds"]) -
     limits = _limits(results.metrics)
     return Drawing(
         name=f"loss-{against}",
-        title=f"Loss against {'steps' if against == 'steps' else 'training time'}",
+        title=f"Loss against {WORDS[against]}",
         kind="lines",
         panels=tuple(
             Panel(
@@ -72,6 +83,8 @@ def loss_drawing(results: FolderResults, against: Literal["steps", "seconds"]) -
 
 
 def _curve(results: FolderResults, preset: str, split: str, against: str) -> tuple[Point, ...]:
+    cost = average_rows(results.select("flops", preset=preset))
+    each = cost.value if cost else math.nan
     steps: dict[int, list[Metric]] = defaultdict(list)
     for row in results.metrics:
         if row.preset == preset and row.split == split and math.isfinite(row.loss):
@@ -81,16 +94,24 @@ def _curve(results: FolderResults, preset: str, split: str, against: str) -> tup
         rows = steps[step]
         loss = average([row.loss for row in rows])
         assert loss is not None, "only finite losses were collected"
-        seconds = math.fsum(row.seconds for row in rows) / len(rows)
         points.append(
             Point(
-                x=seconds if against == "seconds" else step,
+                x=math.fsum(_place(row, against, each) for row in rows) / len(rows),
                 y=loss.value,
                 error=loss.standard_error or 0.0,
                 name=f"step {step:,}",
             )
         )
     return tuple(points)
+
+
+def _place(row: Metric, against: str, flops: float) -> float:
+    """Where a loss stands on the axis; `flops` of an update."""
+    if against == "seconds":
+        return row.seconds
+    if against == "tokens":
+        return math.nan if row.tokens is None else row.tokens
+    return row.step * (flops if against == "flops" else 1)
 
 
 def _window(curve: Sequence[Point]) -> int:
@@ -145,6 +166,16 @@ def _caption(results: FolderResults, window: int, top: float) -> str:
         text += f" Values above {top:.3g} are cut off."
     for preset in results.presets:
         if seeds := diverged(results, preset):
-            names = ", ".join(map(str, seeds))
+            names = ", ".join(_where(results, preset, seed) for seed in seeds)
             text += f" {preset} diverged (seed {names}): what is not a finite loss is left out."
     return text
+
+
+def _where(results: FolderResults, preset: str, seed: int) -> str:
+    """The seed, and what first was not finite, where it is recorded."""
+    found = [
+        row.diverged
+        for row in results.metrics
+        if (row.preset, row.seed) == (preset, seed) and row.diverged
+    ]
+    return f"{seed}: {found[0]}" if found else str(seed)

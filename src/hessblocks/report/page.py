@@ -11,6 +11,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from hessblocks.files import write_text
+from hessblocks.report.along import along_drawings
+from hessblocks.report.budget import budget_cells, budget_columns, matched
 from hessblocks.report.cells import COLUMNS, comparison_cells, environment_rows, setting_rows
 from hessblocks.report.curvature_points import curvature_drawing, heterogeneity_drawing, zero_groups
 from hessblocks.report.drawings import Drawing
@@ -24,6 +26,9 @@ from hessblocks.report.results import FolderResults
 from hessblocks.report.style import Mark, marks
 from hessblocks.report.swatches import swatch
 from hessblocks.report.table import comparison_rows
+
+FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "budget.json")
+"""Numbers behind the page, linked where they are."""
 
 
 def write_report(folder: Path) -> Path:
@@ -54,6 +59,9 @@ def all_drawings(results: FolderResults) -> tuple[Drawing, ...]:
         curvature_drawing(results),
         loss_drawing(results, "steps"),
         loss_drawing(results, "seconds"),
+        loss_drawing(results, "tokens") if matched(results) == "tokens" else None,
+        loss_drawing(results, "flops") if len(results.presets) > 1 else None,
+        *along_drawings(results),
     )
     return tuple(drawing for drawing in drawings if drawing is not None)
 
@@ -73,16 +81,17 @@ def _page(results: FolderResults, drawings: tuple[Drawing, ...]) -> str:
         heading=_heading(results),
         headline=headline(results),
         missing=results.missing,
-        columns=COLUMNS,
-        rows=[comparison_cells(row) for row in comparison_rows(results)],
+        columns=(*COLUMNS, *(name.capitalize() for name in budget_columns(results))),
+        rows=[
+            (*comparison_cells(row), *budget_cells(results, row.preset))
+            for row in comparison_rows(results)
+        ],
         zero_groups=zero_groups(results),
         figures=[_figure(drawing, looks, results.folder) for drawing in drawings],
         command=command_line(results.settings),
         settings=list(setting_rows(results.settings.values)),
         environment=list(environment_rows(results.environment)),
-        files=[
-            name for name in ("results.csv", "metrics.jsonl") if (results.folder / name).exists()
-        ],
+        files=[name for name in FILES if (results.folder / name).exists()],
         plotly=Markup(get_plotlyjs()),
     )
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hessblocks.report.observations import Observation
+
 STAGES = ("initial", "final")
 NORM = "frobenius_norm"
 
@@ -27,6 +29,10 @@ class Metric:
     """Training time so far, in seconds."""
     loss: float
     """Nats per token; not a number where training diverged."""
+    tokens: int | None = None
+    """Training tokens so far; None where they were not recorded."""
+    diverged: str = ""
+    """What first was not finite, where the run diverged at this step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +96,8 @@ class FolderResults:
     """Losses on the way; of a step written twice (after a resume) the last."""
     measurements: tuple[Measurement, ...]
     """Measured values."""
+    observations: tuple[Observation, ...] = ()
+    """Values measured along training, besides losses."""
     missing: tuple[str, ...]
     """What was asked for and is not there, one sentence each."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessblocks.report.averages import Average, average_rows
+from hessblocks.report.budget import matched, spent
 from hessblocks.report.heterogeneity import Heterogeneity, heterogeneity
 from hessblocks.report.results import NORM, STAGES, FolderResults, Measurement
 
@@ -83,7 +84,7 @@ def summary(results: FolderResults, *, seconds: float | None = None) -> dict[str
         seconds: what the whole command took; training time of all runs when None.
 
     Returns:
-        `command`, `out`, `seconds`, `missing` and `presets`: for each block its parameters,
+        `command`, `out`, `seconds`, `match`, `missing` and `presets`: for each block its parameters, steps,
         speed, memory, losses, `standard_errors` of those, heterogeneity and curvature
         (before and after training: group → part → value, standard_error).
     """
@@ -95,6 +96,7 @@ def summary(results: FolderResults, *, seconds: float | None = None) -> dict[str
         "command": results.settings.command,
         "out": str(results.folder),
         "seconds": seconds,
+        "match": matched(results),
         "missing": list(results.missing),
         "presets": {row.preset: _preset_summary(results, row) for row in comparison_rows(results)},
     }
@@ -111,6 +113,7 @@ def _preset_summary(results: FolderResults, row: ComparisonRow) -> dict[str, Any
         "seeds": list(row.seeds),
         "diverged": list(row.diverged),
         "parameters": row.parameters,
+        "steps": spent(results, row.preset).steps,
         **{name: mean.value if mean else None for name, mean in averages.items()},
         "standard_errors": {
             name: mean.standard_error if mean else None for name, mean in averages.items()

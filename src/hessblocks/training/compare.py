@@ -106,8 +106,8 @@ def compare(
         RunError: `out` cannot be written.
     """
     settings.check(settings.presets, corpus)
+    settings.training.sequences_each(processes.asked_for())
     with together(settings.device, corpus) as deciding:
-        settings.training.sequences_each(processes.count())
         if deciding:
             _compare(settings, corpus, out, progress, command, finish)
 

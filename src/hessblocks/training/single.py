@@ -37,8 +37,8 @@ def train(
         RunError: `out` cannot be written or is damaged.
     """
     settings.check([settings.preset], corpus)
+    settings.training.sequences_each(processes.asked_for())
     with together(settings.device, corpus) as deciding:
-        settings.training.sequences_each(processes.count())
         if deciding:
             with claimed(out, settings.config(command, corpus)) as folder:
                 Run(settings, corpus, folder, progress).complete()

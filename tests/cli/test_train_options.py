@@ -1,0 +1,113 @@
+"""The options of training on the command line, and how a diverged run ends."""
+
+import inspect
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from hessblocks.cli import options
+from hessblocks.cli.compare import compare
+from hessblocks.cli.train import train
+from hessblocks.training import (
+    CurvatureSettings,
+    ModelSettings,
+    ObservationSettings,
+    TrainingSettings,
+)
+from tests.cli.helpers import Shell, sentence
+
+GROUPS = {
+    "model": (options.MODEL, ModelSettings, ""),
+    "training": (options.TRAINING, TrainingSettings, ""),
+    "observation": (options.OBSERVATION, ObservationSettings, ""),
+    "sample": (options.SAMPLE, CurvatureSettings, "curvature_"),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_options_have_the_names_and_defaults_of_the_settings(group: str) -> None:
+    table, settings, prefix = GROUPS[group]
+    defaults = {prefix + f.name: f.default for f in fields(settings)}
+    for name, (_, default) in table.items():
+        expected = defaults[name]
+        if name == "learning_rate":
+            expected = None
+        if name == "curvature_groups":
+            expected = ",".join(expected)
+        assert default == expected, name
+
+
+def test_train_and_compare_have_the_same_options() -> None:
+    own = {"preset", "presets", "seeds", "match"}
+    names = [set(inspect.signature(command).parameters) - own for command in (train, compare)]
+    assert names[0] == names[1]
+    assert len(names[0]) > 25
+
+
+def test_settings_arrive(shell: Shell, tmp_path: Path) -> None:
+    words = ["--optimiser", "sgd", "--momentum", 0.8, "--schedule", "cosine", "--bf16"]
+    words += ["--accumulate", 2, "--gains-every", 6, "--curvature-groups", "query, *.mlp.*"]
+    assert shell.train(tmp_path / "out", *words).status == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    chosen = {name: config["training"][name] for name in ("optimiser", "momentum", "schedule")}
+    assert chosen == {"optimiser": "sgd", "momentum": 0.8, "schedule": "cosine"}
+    assert (config["training"]["bf16"], config["training"]["accumulate"]) == (True, 2)
+    assert config["training"]["learning_rate"] == 0.3
+    assert config["observation"]["curvature_groups"] == ["query", "*.mlp.*"]
+    assert (tmp_path / "out" / "observations.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--optimiser", "adma"], "--optimiser: 'adma' is unknown; did you mean 'adamw'"),
+        (["--schedule", "none"], "--schedule: 'none' is unknown"),
+        (["--momentum", "1"], "--momentum: expected 0 or more, below 1, got 1.0"),
+        (["--accumulate", "3"], "--batch-size: 4 sequences cannot be shared out evenly"),
+        (["--curvature-every", "2", "--curvature-groups", "qury"], "--curvature-groups: 'qury'"),
+        (["--signal-every", "1", "--curvature-tokens", "99"], "--curvature-tokens: 99 are longer"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_chosen(
+    shell: Shell, tmp_path: Path, words: list[str], expected: str
+) -> None:
+    outcome = shell.train(tmp_path / "out", *words)
+    assert outcome.status == 2
+    assert expected in sentence(outcome)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_match(shell: Shell, tmp_path: Path) -> None:
+    outcome = shell.compare(tmp_path / "out", "--match", "flop")
+    assert outcome.status == 2
+    assert "--match: 'flop' is unknown; did you mean 'flops'" in sentence(outcome)
+
+
+def test_a_matched_comparison_shows_what_was_matched(shell: Shell, tmp_path: Path) -> None:
+    outcome = shell.compare(tmp_path / "out", "--match", "tokens")
+    assert outcome.status == 0
+    assert re.search(r"^ pre-ln .* 12 +768 *$", outcome.output, re.M)
+
+
+def test_a_run_that_diverges_ends_with_its_numbers_and_status_1(
+    shell: Shell, tmp_path: Path
+) -> None:
+    words = ["--optimiser", "sgd", "--learning-rate", 1e30, "--json"]
+    outcome = shell.train(tmp_path / "out", *words)
+    assert outcome.status == 1
+    assert re.search(
+        r"warning: sas, seed 0: diverged at step \d+: the \w+ of model\.\S+.* not finite; "
+        r"the run ends there and its numbers are kept. Try a lower --learning-rate than 1e\+30.",
+        outcome.errors,
+    )
+    assert "every run diverged" in sentence(outcome)
+    measured = json.loads(outcome.output)["presets"]["sas"]
+    assert measured["diverged"] == [0]
+    assert measured["initial_loss"] > 5
+    again = shell.train(tmp_path / "out", *words)
+    assert again.status == 1
+    assert "diverged at step" not in again.errors

@@ -1,0 +1,154 @@
+"""Figures and columns of what was measured along training, from numbers that are known."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hessblocks.errors import RunError
+from hessblocks.report.along import ALIGNMENTS
+from hessblocks.report.budget import budget_cells, budget_columns
+from hessblocks.report.interactive import plotly_panels
+from hessblocks.report.loading import load_results
+from hessblocks.report.page import all_drawings, write_report
+from hessblocks.report.results import FolderResults
+from hessblocks.report.style import marks
+from hessblocks.report.table import summary
+from tests.report.folders import Folder, row
+
+PRESETS = ("pre-ln", "sas")
+ALONG = {"gains", "signal", *(f"curvature-along-{name}" for name in ALIGNMENTS)}
+
+
+def observations(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
+    found = []
+    for preset in PRESETS:
+        for seed in seeds:
+            for step in (0, 100, 200):
+                common = {"preset": preset, "seed": seed, "step": step}
+                common |= {"tokens": step * 2048, "seconds": step * 0.1 * (1 + seed)}
+                for layer in (0, 1):
+                    here = common | {"layer": layer}
+                    if preset == "sas":
+                        gain = {"quantity": "beta", "value": 1 + layer, "heads": [1.0 + layer]}
+                        found.append(here | gain)
+                    value = {"quantity": "stable_rank", "value": 3.0 + 2 * layer + seed, "role": ""}
+                    found.append(here | value)
+                    norm = {"quantity": "frobenius_norm", "role": "query", "part": "full"}
+                    norm |= {"group": f"layers.{layer}.attention.query", "method": "estimate"}
+                    norm |= {"value": 10.0 * layer, "standard_error": 3.0 + layer}
+                    norm |= {"batch_loss": 8 - step / 100}
+                    found.append(here | norm)
+    return found
+
+
+def results(folder: Path, seeds: tuple[int, ...] = (0,), **config: object) -> FolderResults:
+    made = Folder(presets=PRESETS, seeds=seeds)
+    made.config |= config
+    made.rows += [row(p, s, "flops", 5e8, method="exact") for p in PRESETS for s in seeds]
+    made.write(folder)
+    lines = "".join(json.dumps(line) + "\n" for line in observations(seeds))
+    (folder / "observations.jsonl").write_text(lines)
+    return load_results(folder)
+
+
+def points(found: FolderResults, name: str, preset: str) -> list[tuple[float, float, float]]:
+    (drawing,) = (d for d in all_drawings(found) if d.name == name)
+    series = [s for panel in drawing.panels for s in panel.series if s.key == preset]
+    return [(p.x, p.y, p.error) for p in series[0].points] if series else []
+
+
+def test_a_folder_without_observations_has_none_of_their_figures(tmp_path: Path) -> None:
+    found = load_results(Folder(presets=PRESETS).write(tmp_path))
+    assert found.observations == ()
+    assert not ALONG & {drawing.name for drawing in all_drawings(found)}
+
+
+def test_gains_are_means_over_layers(tmp_path: Path) -> None:
+    found = results(tmp_path)
+    assert points(found, "gains", "sas") == [(0, 1.5, 0), (100, 1.5, 0), (200, 1.5, 0)]
+    assert points(found, "gains", "pre-ln") == []
+
+
+def test_signal_is_that_of_the_last_layer_with_a_band_over_seeds(tmp_path: Path) -> None:
+    assert points(results(tmp_path, (0, 1)), "signal", "sas")[1] == (100, 5.5, pytest.approx(0.5))
+
+
+@pytest.mark.parametrize(
+    ("against", "places"),
+    [
+        ("steps", [0, 100, 200]),
+        ("tokens", [0, 204800, 409600]),
+        ("seconds", [0, 10, 20]),
+        ("loss", [8, 7, 6]),
+    ],
+)
+def test_curvature_stands_where_its_alignment_says(
+    tmp_path: Path, against: str, places: list[float]
+) -> None:
+    found = points(results(tmp_path), f"curvature-along-{against}", "sas")
+    assert [x for x, _, _ in found] == pytest.approx(places)
+    assert [(y, error) for _, y, error in found] == [(5.0, 2.5)] * 3  # √(3² + 4²) / 2
+
+
+def test_seeds_are_aligned_at_their_mean_time(tmp_path: Path) -> None:
+    found = points(results(tmp_path, (0, 1)), "curvature-along-seconds", "sas")
+    assert [x for x, _, _ in found] == pytest.approx([0, 15, 30])
+
+
+def test_bands_stay_on_a_logarithmic_axis(tmp_path: Path) -> None:
+    found = results(tmp_path)
+    (drawing,) = (d for d in all_drawings(found) if d.name == "curvature-along-steps")
+    traces = plotly_panels(drawing, marks(PRESETS))[0]["data"]
+    assert all(value > 0 for trace in traces for value in trace["y"])
+
+
+def test_the_page_shows_them(tmp_path: Path) -> None:
+    folder = results(tmp_path, (0, 1), match="flops").folder
+    text = write_report(folder).read_text()
+    assert {f"{name}.png" for name in ALONG | {"loss-flops"}} <= {
+        path.name for path in (folder / "figures").iterdir()
+    }
+    assert "presets aligned by loss on the fixed batch" in text
+    assert "the band is ± 1 standard error of that mean" in text
+    assert ">Training operations</th>" in text
+
+
+@pytest.mark.parametrize(
+    ("match", "columns", "cells"),
+    [
+        ("steps", (), ()),
+        ("tokens", ("steps", "training tokens"), ("200", "410,000")),
+        ("time", ("steps", "training time (s)"), ("200", "24.0")),
+        ("flops", ("steps", "training operations"), ("200", "1e+11")),
+    ],
+)
+def test_what_was_matched_has_its_columns(
+    tmp_path: Path, match: str, columns: tuple[str, ...], cells: tuple[str, ...]
+) -> None:
+    found = results(tmp_path, match=match)
+    assert budget_columns(found) == columns
+    assert budget_cells(found, "pre-ln") == cells
+    assert summary(found)["match"] == match
+    assert summary(found)["presets"]["sas"]["steps"] == 200
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    folder = results(tmp_path).folder
+    path = folder / "observations.jsonl"
+    path.write_text(path.read_text().replace('"step": 100', '"step": "x"', 1))
+    with pytest.raises(RunError, match=r"observations.jsonl, line \d+: .*; mend or remove it"):
+        load_results(folder)
+
+
+def test_where_a_run_diverged_is_in_the_caption(tmp_path: Path) -> None:
+    made = Folder(presets=PRESETS)
+    made.metrics.append(
+        {"preset": "sas", "seed": 0, "step": 210, "tokens": 1, "seconds": 25.0, "split": "train"}
+        | {"loss": None, "diverged": "activations of model.layers.1.mlp (layer 1)"}
+    )
+    drawings = all_drawings(load_results(made.write(tmp_path)))
+    (drawing,) = (drawing for drawing in drawings if drawing.name == "loss-steps")
+    assert "diverged (seed 0: activations of model.layers.1.mlp (layer 1))" in drawing.caption.html
+    assert dict(drawing.legend)["sas"] == "sas (diverged at step 210)"

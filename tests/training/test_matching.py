@@ -1,0 +1,189 @@
+"""Comparisons at equal tokens, time and operations; comparisons that grow."""
+
+import json
+import shutil
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from hessblocks.data import Corpus
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.training import ComparisonSettings, EnvironmentWarning, Progress, compare, metrics
+from hessblocks.training.flops import update_flops
+from hessblocks.training.results import read_rows
+from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
+
+MATCHED = replace(COMPARISON, match="time", presets=("pre-ln", "sas-p"))
+
+
+@pytest.fixture
+def pace(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Steps of sas-p take 0.5 s, of pre-ln 1 s, of parallel 3 s; which presets were measured."""
+    asked: list[str] = []
+    seconds = {"pre-ln": 1.0, "sas-p": 0.5, "parallel": 3.0}
+
+    def measured(order: object, corpus: object) -> list[float]:
+        asked.append(order.settings.preset)  # type: ignore[attr-defined]
+        return [seconds[asked[-1]]] * 5
+
+    monkeypatch.setattr("hessblocks.training.matching.step_seconds", measured)
+    return asked
+
+
+def steps(out: Path) -> dict[str, int]:
+    lines = metrics.read(out / "metrics.jsonl")
+    return {line["preset"]: line["step"] for line in lines}
+
+
+def rates(out: Path, preset: str) -> list[float]:
+    lines = metrics.read(out / "runs" / f"{preset}-seed0" / "metrics.jsonl")
+    return [line["learning_rate"] for line in lines if line["split"] == "train"]
+
+
+@pytest.mark.parametrize("preset", ["pre-ln", "sas", "sas-p-no-norm", "modern"])
+def test_operations_are_those_of_a_model_that_computes(corpus: Corpus, preset: str) -> None:
+    settings = replace(COMPARISON, presets=(preset,)).runs()[0]
+    model = MODEL.build(preset, corpus.vocab_size, seed=0)
+    model.set_attn_implementation("eager")
+    tokens = torch.zeros(TRAINING.batch_size, MODEL.context, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+    assert update_flops(settings, corpus.vocab_size) == counter.get_total_flops()
+
+
+def test_operations_follow_the_rule_of_six(corpus: Corpus) -> None:
+    """6 a weight and token, and 12 · context · width a layer and token for scores and mix."""
+    settings = replace(COMPARISON, presets=("pre-ln",)).runs()[0]
+    layer = 4 * MODEL.width**2 + 8 * MODEL.width**2
+    weights = MODEL.depth * layer + MODEL.width * corpus.vocab_size
+    token = 6 * weights + 12 * MODEL.depth * MODEL.context * MODEL.width
+    tokens = TRAINING.batch_size * MODEL.context
+    assert update_flops(settings, corpus.vocab_size) == token * tokens
+
+
+def test_equal_tokens_are_equal_steps(corpus: Corpus, undisturbed: Path, tmp_path: Path) -> None:
+    complete(corpus, tmp_path / "out", replace(COMPARISON, match="tokens"))
+    assert numbers(tmp_path / "out") == numbers(undisturbed)
+    budget = json.loads((tmp_path / "out" / "budget.json").read_text())
+    assert (budget["total"], budget["unit"]) == (12 * 4 * 16, "tokens")
+
+
+def test_equal_operations_give_each_preset_its_own_steps(corpus: Corpus, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    longer = replace(TRAINING, steps=40, evaluate_every=40, checkpoint_every=40)
+    complete(corpus, out, replace(COMPARISON, match="flops", training=longer))
+    cost = {
+        row.preset: row.value for row in read_rows(out / "results.csv") if row.quantity == "flops"
+    }
+    found = steps(out)
+    assert found["pre-ln"] == 40
+    assert found["sas-p"] == int(40 * cost["pre-ln"] / cost["sas-p"]) > 40
+    assert found["sas-p"] * cost["sas-p"] <= 40 * cost["pre-ln"]
+    assert json.loads((out / "budget.json").read_text())["steps"] == found
+
+
+def test_equal_time_is_counted_from_the_measured_pace(
+    corpus: Corpus, tmp_path: Path, pace: list[str]
+) -> None:
+    out = tmp_path / "out"
+    complete(corpus, out, MATCHED)
+    assert steps(out) == {"pre-ln": 12, "sas-p": 24}
+    assert pace == ["pre-ln", "sas-p"] * 3
+    budget = json.loads((out / "budget.json").read_text())
+    assert (budget["reference"], budget["total"], budget["unit"]) == ("pre-ln", 12.0, "seconds")
+    twelfth = rates(out, "sas-p")[len(rates(out, "pre-ln")) - 1]
+    assert rates(out, "sas-p")[-1] < 1e-4 < twelfth  # the schedule ends at its own last step
+
+
+def test_a_resumed_comparison_uses_the_recorded_pace(
+    corpus: Corpus, tmp_path: Path, pace: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            sys.modules["hessblocks.training.compare"], "Run", None
+        )  # killed when the budget is known
+        with pytest.raises(TypeError):
+            complete(corpus, out, MATCHED)
+    pace.clear()
+    complete(corpus, out, MATCHED)
+    assert pace == []
+    assert steps(out) == {"pre-ln": 12, "sas-p": 24}
+
+
+def test_a_further_preset_is_measured_and_trained_alone(
+    corpus: Corpus, tmp_path: Path, pace: list[str]
+) -> None:
+    out = tmp_path / "out"
+    complete(corpus, out, MATCHED)
+    before = {name: (out / name).read_bytes() for name in files(out) if name.startswith("runs/")}
+    pace.clear()
+    complete(corpus, out, replace(MATCHED, presets=("pre-ln", "parallel", "sas-p")))
+    assert pace == ["parallel"] * 3
+    assert steps(out) == {"pre-ln": 12, "parallel": 4, "sas-p": 24}
+    assert {name: (out / name).read_bytes() for name in before} == before
+    with pytest.raises(ArgumentError, match=r"the budget of .* is that of pre-ln; name it first"):
+        complete(corpus, out, replace(MATCHED, presets=("skipless", "pre-ln", "parallel", "sas-p")))
+
+
+def test_a_damaged_budget_is_named(corpus: Corpus, tmp_path: Path, pace: list[str]) -> None:
+    complete(corpus, tmp_path / "out", MATCHED)
+    (tmp_path / "out" / "budget.json").write_text("{")
+    with pytest.raises(RunError, match=r"budget.json: damaged; remove the folder"):
+        complete(corpus, tmp_path / "out", MATCHED)
+
+
+def test_the_pace_is_really_measured(corpus: Corpus, tmp_path: Path) -> None:
+    complete(corpus, tmp_path / "out", replace(MATCHED, presets=("sas-p",)))
+    budget = json.loads((tmp_path / "out" / "budget.json").read_text())
+    assert 0 < budget["cost"]["sas-p"] < 10
+    assert [name for name in files(tmp_path / "out") if "checkpoint" in name] == []
+
+
+def test_an_unknown_match_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"--match: 'flop' is unknown; did you mean 'flops'"):
+        ComparisonSettings(presets=("sas",), match="flop")
+
+
+def test_a_finished_comparison_takes_more_presets_and_seeds(
+    corpus: Corpus, undisturbed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    complete(corpus, out, replace(COMPARISON, presets=("sas-p",)))
+    before = (out / "runs" / "sas-p-seed0" / "results.csv").read_bytes()
+    complete(corpus, out, COMPARISON)
+    assert numbers(out) == numbers(undisturbed)
+    assert (out / "runs" / "sas-p-seed0" / "results.csv").read_bytes() == before
+    complete(corpus, out, replace(COMPARISON, seeds=(0, 1)))
+    assert json.loads((out / "config.json").read_text())["seeds"] == [0, 1]
+    assert {(row.preset, row.seed) for row in read_rows(out / "results.csv")} == {
+        (preset, seed) for preset in COMPARISON.presets for seed in (0, 1)
+    }
+
+
+def test_a_folder_of_an_earlier_version_goes_on(
+    corpus: Corpus, undisturbed: Path, tmp_path: Path
+) -> None:
+    """Configurations without what could not be chosen then, tables without operations."""
+    out = Path(shutil.copytree(undisturbed, tmp_path / "out"))
+    for path in [out / "config.json", *out.glob("runs/*/config.json")]:
+        config = json.loads(path.read_text())
+        kept = ("steps", "batch_size", "learning_rate", "warmup", "weight_decay", "betas", "clip")
+        kept += ("log_every", "evaluate_every", "evaluation_sequences", "checkpoint_every")
+        config["training"] = {name: config["training"][name] for name in kept}
+        del config["observation"]
+        config.pop("match", None)
+        path.write_text(json.dumps(config))
+    for path in out.rglob("results.csv"):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if ",flops," not in line))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", EnvironmentWarning)
+        compare(COMPARISON, corpus, out, Progress())
+    assert numbers(out) == numbers(undisturbed)

@@ -1,0 +1,126 @@
+"""Optimisers, schedules, bf16, accumulation: against loops written out by hand, and resumed."""
+
+import math
+import warnings
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hessblocks as hb
+from hessblocks.data import Corpus
+from hessblocks.errors import ArgumentError
+from hessblocks.training import Progress, RunFolder, RunSettings, TrainingSettings, metrics, train
+from tests.training.helpers import MODEL, TRAINING, killed_at_write
+from tests.training.test_run import batches, loss_of
+
+
+def settings(**training: object) -> RunSettings:
+    chosen = {"log_every": 1, "evaluate_every": 12, "checkpoint_every": 4} | training
+    return RunSettings(preset="sas", seed=3, model=MODEL, training=replace(TRAINING, **chosen))
+
+
+def go(corpus: Corpus, out: Path, chosen: RunSettings) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(chosen, corpus, out, Progress())
+
+
+def losses(out: Path) -> list[float]:
+    return [m["loss"] for m in metrics.read(RunFolder(out).metrics) if m["split"] == "train"]
+
+
+def by_hand(corpus: Corpus, chosen: RunSettings) -> list[float]:
+    """The loop in plain torch, for the optimiser, schedule and passes of the settings."""
+    torch.manual_seed(chosen.seed)
+    model = hb.build(chosen.preset, vocab_size=corpus.vocab_size, **asdict(MODEL))
+    training, found = chosen.training, []
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    free = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": free, "weight_decay": 0.0}]
+    if training.optimiser == "sgd":
+        optimiser = torch.optim.SGD(groups, lr=1.0, momentum=training.momentum)
+    else:
+        optimiser = torch.optim.AdamW(groups, lr=1.0)
+    warmup = round(training.warmup * training.steps)
+    for step, tokens in enumerate(batches(corpus, chosen)):
+        done = (step - warmup) / (training.steps - warmup)
+        falling = (1 + math.cos(math.pi * done)) / 2 if training.schedule == "cosine" else 1 - done
+        for group in optimiser.param_groups:
+            group["lr"] = training.learning_rate * (step / warmup if step < warmup else falling)
+        with torch.autocast("cpu", torch.bfloat16, enabled=training.bf16):
+            loss = loss_of(model, tokens)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+CASES = {
+    "sgd": ({"optimiser": "sgd", "learning_rate": 0.3}, 1e-5),
+    "momentum": ({"optimiser": "sgd", "learning_rate": 0.3, "momentum": 0.0}, 1e-5),
+    "cosine": ({"schedule": "cosine", "warmup": 0.25, "learning_rate": 1e-2}, 1e-5),
+    "bf16": ({"bf16": True, "learning_rate": 1e-2}, 2e-3),
+    "accumulate": ({"accumulate": 2, "learning_rate": 1e-2}, 1e-5),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_is_the_loop_written_out(corpus: Corpus, tmp_path: Path, case: str) -> None:
+    options, tolerance = CASES[case]
+    chosen = settings(**options)
+    go(corpus, tmp_path / "out", chosen)
+    expected = by_hand(corpus, chosen)
+    assert np.allclose(losses(tmp_path / "out"), expected, rtol=tolerance)
+    plain = by_hand(corpus, settings(learning_rate=chosen.training.learning_rate))
+    if case != "accumulate":
+        assert not np.allclose(losses(tmp_path / "out"), plain, rtol=1e-6)
+
+
+def test_bf16_leaves_weights_and_files_in_float32(corpus: Corpus, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    go(corpus, tmp_path / "out", settings(bf16=True))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    assert {p.dtype for p in saved.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("case", ["sgd", "accumulate", "bf16"])
+def test_a_killed_run_goes_on_with_the_same_digits(
+    corpus: Corpus, tmp_path: Path, case: str
+) -> None:
+    chosen = settings(**CASES[case][0])
+    go(corpus, tmp_path / "whole", chosen)
+    out = tmp_path / "killed"
+    for moment in range(40, 400, 10):
+        assert killed_at_write(partial(go, corpus, out, chosen), moment)
+        if list((out / "checkpoints").glob("*/seal.json")):
+            break
+    go(corpus, out, chosen)
+    assert losses(out) == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimiser": "adma"}, "--optimiser: 'adma' is unknown; did you mean 'adamw'"),
+        ({"schedule": "cosin"}, "--schedule: 'cosin' is unknown; did you mean 'cosine'"),
+        ({"momentum": 1.0}, "momentum: expected 0 or more, below 1, got 1.0"),
+        ({"accumulate": 0}, "--accumulate: expected a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        TrainingSettings(**options)  # type: ignore[arg-type]
+
+
+def test_an_update_that_cannot_be_shared_out_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    expected = "--batch-size: 4 sequences cannot be shared out evenly over 1 process with 3 passes"
+    with pytest.raises(ArgumentError, match=expected):
+        go(corpus, tmp_path / "out", settings(accumulate=3))
+    assert not (tmp_path / "out").exists()
