@@ -187,12 +187,12 @@ def test_speed_is_judged_with_its_error(
 @pytest.mark.parametrize(
     ("sas_p", "holds"),
     [
-        ([0.79, 0.80, 0.80], True),
+        ([0.80, 0.81, 0.79], True),
         ([0.90, 0.91, 0.90], True),
         ([0.70, 0.71, 0.70], False),
         ([0.60, 0.95, 0.80], None),
         ([0.80], None),
-        ([None, 0.70, 0.71], False),
+        ([None, 0.71, 0.70], False),
         ([None, None, None], None),
     ],
 )

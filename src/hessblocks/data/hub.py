@@ -28,7 +28,7 @@ TEXTS: Mapping[str, tuple[str, str | None]] = {
 }
 """Short name → dataset and configuration."""
 COLUMN = "text"
-CHARACTERS = 4_000_000_000
+CHARACTERS = 2_000_000_000
 """So much text is taken at most."""
 HELD_OUT = 200
 """Each so-manieth document is validation text."""
@@ -63,6 +63,9 @@ def load_hub_corpus(
     Raises:
         ArgumentError: a vocabulary that is too small, no such column, or too little text.
         RunError: datasets is not installed, or neither the network nor the local cache has the name.
+
+    Cost:
+        Memory for all of the text while it is encoded, once.
     """
     check_vocabulary(vocabulary)
     path, configuration = TEXTS.get(name, (name, None))

@@ -134,10 +134,10 @@ def peak_bytes(run: Callable[[], None], held: Sequence[torch.Tensor]) -> int:
     before = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held
     }
-    with _Alive() as alive:
+    alive = _Alive()
+    with alive:
         run()
-    already: int = sum(before.values())
-    return already + alive.peak
+    return sum(before.values()) + alive.peak
 
 
 class _Alive(TorchDispatchMode):

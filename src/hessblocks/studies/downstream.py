@@ -234,10 +234,18 @@ def _panels(rows: Sequence[Row], found: Scores) -> tuple[Panel, ...]:
     panels = [
         Panel(
             title="accuracy on the stand-ins", x_label="", y_label="accuracy (%)", kind="bars",
-            ticks=(*names, "mean"), series=tuple(bars),
+            ticks=(*(_with_chance(rows, task) for task in names), "mean"), series=tuple(bars),
         )
     ]  # fmt: skip
     return (*panels, *_speed_panel(rows, found))
+
+
+def _with_chance(rows: Sequence[Row], task: str) -> str:
+    """The task, and what answering with the commonest class would score."""
+    for row in rows:
+        if row["quantity"] == CHANCE and row["task"] == task and row["value"] is not None:
+            return f"{task}\n(chance {100 * number(row, 'value'):.0f} %)"
+    return task
 
 
 def _speed_panel(rows: Sequence[Row], found: Scores) -> list[Panel]:

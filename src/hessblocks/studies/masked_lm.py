@@ -6,7 +6,7 @@ The models stay in the cache, where the study `downstream` finds them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from hessblocks.data import Corpus
@@ -231,7 +231,8 @@ def summarise(rows: Sequence[Row]) -> Summary:
     names = tuple(losses)
     panels: list[Panel] = []
     if names:
-        panels.append(loss_panel(rows, names, "masked-LM loss at equal steps"))
+        panel = loss_panel(rows, names, "masked-LM loss at equal steps")
+        panels.append(replace(panel, y_label="validation loss (nats per masked token)"))
     if names and (times := values(rows, STEP_TIME)):
         panels.append(_against_time(panels[0], times))
     presets = [name for name in ("sas", "sas-p") if name in losses]
