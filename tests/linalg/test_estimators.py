@@ -208,9 +208,26 @@ def test_products_that_are_not_finite_are_an_error(call: Callable[..., Any]) -> 
         call(NotFinite())
 
 
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(("size", "dtype"), [(1e200, torch.float64), (1e30, torch.float32)])
+def test_products_whose_squares_overflow_are_an_error(
+    call: Callable[..., Any], size: float, dtype: torch.dtype
+) -> None:
+    matrix = torch.randn(200, 200, generator=torch.Generator().manual_seed(0)).double()
+    with pytest.raises(RunError, match="whose squares overflow; scale the loss down"):
+        call(DenseOperator((size * (matrix + matrix.T)).to(dtype), symmetric=True))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: operator("flat") @ [1.0, 2.0], "expected a tensor, got list"),
+        (lambda: operator("flat") @ None, "expected a tensor, got NoneType"),
+        (lambda: DenseOperator(torch.ones(3)), "expected \\(M, N\\) floating-point numbers"),
+        (lambda: DenseOperator(torch.ones(2, 2).long()), "got \\(2, 2\\) of torch.int64"),
+        (lambda: DenseOperator([[1.0]]), "got list"),
+        (lambda: DenseOperator(torch.ones(2, 3), symmetric=True), "a symmetric one is square"),
+        (lambda: trace(DenseOperator(torch.ones(200, 300)), method="xtrace"), "square"),
         (lambda: frobenius_norm(operator("flat"), probes=3), "at least 4"),
         (lambda: diagonal(operator("flat"), probes=1), "at least 4"),
         (lambda: trace(operator("flat"), 5, method="hutch++"), "at least 6"),

@@ -63,8 +63,13 @@ class LinearOperator(abc.ABC):
         """Multiply a vector (N,) or columns (N, K).
 
         Raises:
-            ArgumentError: wrong shape, dtype or device.
+            ArgumentError: no tensor, or one of the wrong shape, dtype or device.
         """
+        if not isinstance(vectors, Tensor):
+            raise ArgumentError(
+                f"operator @ vectors: expected a tensor, got {type(vectors).__name__}; "
+                "use torch.as_tensor(vectors, dtype=operator.dtype, device=operator.device)"
+            )
         if vectors.ndim not in (1, 2) or vectors.shape[0] != self.shape[1]:
             raise ArgumentError(
                 f"operator @ vectors: expected ({self.shape[1]},) or ({self.shape[1]}, columns), "
@@ -149,7 +154,19 @@ class DenseOperator(LinearOperator):
     def __init__(
         self, matrix: Tensor, *, symmetric: bool = False, positive_semidefinite: bool = False
     ) -> None:
-        """Hold `matrix`, (M, N)."""
+        """Hold `matrix`, (M, N).
+
+        Raises:
+            ArgumentError: no matrix of floating-point numbers, or symmetric but not square.
+        """
+        given = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
+        if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.is_floating_point():
+            kind = f" of {matrix.dtype}" if isinstance(matrix, Tensor) else ""
+            raise ArgumentError(
+                f"matrix: expected (M, N) floating-point numbers, got {given}{kind}"
+            )
+        if (symmetric or positive_semidefinite) and matrix.shape[0] != matrix.shape[1]:
+            raise ArgumentError(f"matrix: a symmetric one is square, got shape {given}")
         super().__init__(
             (matrix.shape[0], matrix.shape[1]),
             dtype=matrix.dtype,

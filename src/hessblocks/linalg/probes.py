@@ -5,6 +5,7 @@ Letters: M rows, N columns, K probes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.linalg.inner import working_dtype
 from hessblocks.linalg.operator import LinearOperator
 
 Distribution = Literal["rademacher", "gaussian"]
@@ -63,17 +65,30 @@ def multiply(
     """Product with columns, `probe_chunk` at a time.
 
     Raises:
-        RunError: the product is not finite.
+        RunError: the product is not finite, or its squares are not.
     """
     pieces = [operator @ piece for piece in columns.split(probe_chunk or columns.shape[1], dim=1)]
     products = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-    if not torch.isfinite(products).all():
-        raise RunError(
-            f"operator @ probes: {type(operator).__name__} {operator.shape} in {operator.dtype} "
-            "gave values that are not finite; check the loss and the weights for NaN or overflow, "
-            "or use a wider dtype."
-        )
+    _check_range(operator, products)
     return products
+
+
+def _check_range(operator: LinearOperator, products: Tensor) -> None:
+    """Refuse products that are not finite, or whose squares would not be."""
+    if not products.numel():
+        return
+    largest = float(products.abs().max())
+    name = f"operator @ probes: {type(operator).__name__} {operator.shape} in {operator.dtype}"
+    if not math.isfinite(largest):
+        raise RunError(
+            f"{name} gave values that are not finite; check the loss and the weights for NaN or "
+            "overflow, or use a wider dtype."
+        )
+    if largest > math.sqrt(torch.finfo(working_dtype(products.dtype)).max / len(products)):
+        raise RunError(
+            f"{name} gave values up to {largest:.1e}, whose squares overflow; scale the loss down or "
+            "use a wider dtype."
+        )
 
 
 def assemble(
