@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -54,7 +55,8 @@ def token_derivatives(
         sides: what else the network reads at that token (the skip, the normalised input).
         labels: the right class of each token.
         weights: share of each token in the loss; 1/N for a mean.
-        memory_limit: bytes that the Jacobians of the tokens taken together may have.
+        memory_limit: four times the bytes of the Jacobians that are made together; the rest is for the
+            hidden layers behind them.
 
     Cost: min(C, D) passes of the network a token for J, and about D gradient passes for Λ_f unless it
         is zero; tokens are taken together as long as their Jacobians stay within the limit.
@@ -66,35 +68,35 @@ def token_derivatives(
         def logits_of(point: Tensor) -> Tensor:
             return network(point, *side)
 
-        logits = logits_of(a)
+        logits, jacobian = _value_and_jacobian(logits_of, a, basis)
         p = logits.softmax(-1)
         r = weight * (p - (torch.arange(len(p), device=p.device) == label).to(p.dtype))
-        jacobian = _jacobian(logits_of, a, basis)
         centred = jacobian - p @ jacobian
         root = (weight * p).sqrt()[:, None] * centred
         return r, r @ jacobian, _fewest_rows(root)
 
     classes = network(attended[0], *(side[0] for side in sides)).shape[-1]
     basis = torch.eye(classes, dtype=attended.dtype, device=attended.device)
-    one_token = classes * attended.shape[-1] * attended.element_size()
-    chunk = max(1, memory_limit // one_token)
+    width = attended.shape[-1]
+    chunk = max(1, memory_limit // (4 * max(classes, width) * width * attended.element_size()))
     with torch.no_grad():
         r, gradient, factor = vmap(one, chunk_size=chunk)(attended, labels, weights, *sides)
         functional = _functional(network, attended, sides, r, chunk)
     return TokenDerivatives(gradient=gradient, factor=factor, functional=functional)
 
 
-def _jacobian(function: Callable[[Tensor], Tensor], a: Tensor, basis: Tensor) -> Tensor:
-    """∂f/∂a, (C, D), by rows where there are fewer of them than columns.
+def _value_and_jacobian(
+    function: Callable[[Tensor], Tensor], a: Tensor, basis: Tensor
+) -> tuple[Tensor, Tensor]:
+    """f(a) and ∂f/∂a, (C, D), by rows where there are fewer of them than columns.
 
     `basis` is one for all tokens, so that layers before the first nonlinearity, seen from the logits, are
     passed once and not once a token.
     """
     if len(basis) >= len(a):
-        forward: Tensor = jacfwd(function)(a)
-        return forward
-    rows: Tensor = vmap(vjp(function, a)[1])(basis)[0]
-    return rows
+        return function(a), jacfwd(function)(a)
+    found: Any = vjp(function, a)
+    return found[0], vmap(found[1])(basis)[0]
 
 
 def _functional(

@@ -106,28 +106,29 @@ class OuterPart:
         return TokenMatrices(left=left.matrix, right=inner, symmetric=symmetric).compact()
 
     def _jacobian(self, group: str, index: int) -> TokenJacobian:
-        return self._jacobians.get((group, index), lambda: self._make(group, self._heads[index]))
+        return self._jacobians.get((group, index), lambda: self._make(group, index))
 
-    def _make(self, group: str, head: HeadTokens) -> TokenJacobian:
+    def _make(self, group: str, index: int) -> TokenJacobian:
+        head = self._heads[index]
         if group == "projection":
             return self._projection(head.values)
         factor = head.scale * head.beta
         if group in ("query", "query_key"):
-            matrix = head.respond(self._directions(head), factor * head.carried_keys)
+            matrix = head.respond(self._directions(index), factor * head.carried_keys)
             return TokenJacobian(vector=head.x_query, matrix=matrix, output_map=head.w_projection)
         if group == "key":
-            matrix = head.respond(self._directions(head), factor * head.carried_x)
+            matrix = head.respond(self._directions(index), factor * head.carried_x)
             return TokenJacobian(
                 vector=head.queries, matrix=matrix, output_map=head.w_projection, swapped=True
             )
         if group == "value":
             return TokenJacobian(
                 vector=head.features,
-                matrix=self._directions(head),
+                matrix=self._new_directions(head),
                 output_map=head.w_projection,
             )
         matrix = (gain_feature(head, group) @ head.w_value)[:, :, None]
-        directions = self._directions(head)
+        directions = self._directions(index)
         return TokenJacobian(
             vector=self._ones,
             matrix=matrix if directions is None else directions @ matrix,
@@ -138,8 +139,11 @@ class OuterPart:
         matrix = self._curvature.factor if self._low_rank else None
         return TokenJacobian(vector=vector, matrix=matrix, output_map=None)
 
-    def _directions(self, head: HeadTokens) -> Tensor | None:
+    def _directions(self, index: int) -> Tensor | None:
         """R W_Oᵀ, the directions of a low-rank Λ in this head's value space, (N, C, V)."""
+        return self._jacobian("value", index).matrix if self._low_rank else None
+
+    def _new_directions(self, head: HeadTokens) -> Tensor | None:
         if not self._low_rank:
             return None
         assert self._curvature.factor is not None
