@@ -103,6 +103,11 @@ def flip_weights(checkpoint: Path) -> None:
     path.write_bytes(content)
 
 
+def truncate_weights(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
 def lose_optimizer(checkpoint: Path) -> None:
     (checkpoint / "optimizer.pt").unlink()
 
@@ -117,7 +122,9 @@ def plant_pickle(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [flip_weights, lose_optimizer, garble_seal, plant_pickle], ids=lambda f: f.__name__
+    "damage",
+    [flip_weights, truncate_weights, lose_optimizer, garble_seal, plant_pickle],
+    ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("which", ["last", "both"])
 def test_a_damaged_checkpoint_is_said_and_costs_no_digit(
