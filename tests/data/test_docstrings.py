@@ -1,5 +1,6 @@
 """Docstrings: found by ast, split by file within packages, cached, encoded."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -126,3 +127,11 @@ def test_the_standard_library_of_this_interpreter() -> None:
     assert sum(count.values()) > 5000
     assert 0.05 < count["validation"] / len(records) < 0.25
     assert 0.1 < count["test"] / len(records) < 0.3
+
+
+@pytest.mark.slow
+def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "downstream.md"
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(code, str(page), "exec"), {})
+    assert "as written |" in capsys.readouterr().out
