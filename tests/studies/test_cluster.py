@@ -1,5 +1,6 @@
 """The Ray executor, on a cluster of this machine that the test starts itself."""
 
+import contextlib
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ import pytest
 
 from hessblocks.cli import main
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.studies.store import read
 from tests.studies import toy
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +33,9 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+@contextlib.contextmanager
+def started() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A cluster of this machine: its address and its head."""
     pytest.importorskip("ray")
     port = free_port()
     program = Path(sys.executable).with_name("ray")
@@ -52,9 +55,17 @@ def cluster() -> Iterator[str]:
         line = start.stdout.readline()
         assert line, f"Ray did not start: {seen}"
         seen += line
-    yield f"127.0.0.1:{port}"
-    start.terminate()
-    start.wait(30)
+    try:
+        yield f"127.0.0.1:{port}", start
+    finally:
+        start.terminate()
+        start.wait(30)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    with started() as (address, _):
+        yield address
 
 
 def kill_a_worker(seen: list[int]) -> None:
@@ -122,3 +133,23 @@ def test_what_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
     pytest.importorskip("ray")
     with pytest.raises(ArgumentError, match="ray: expected host:port"):
         toy.run(tmp_path, ray=address)
+
+
+def test_a_cluster_that_goes_away_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    points = [{"number": number, "pause": 0.1 + 10 * (number > 1)} for number in range(6)]
+    with started() as (address, head):
+        stop = threading.Thread(target=stop_when_stored, args=(tmp_path, head))
+        stop.start()
+        with pytest.raises(RunError, match=f"ray: nothing answers at '{address}'"):
+            toy.run(tmp_path, points, ray=address)
+        stop.join()
+    stored = len(lines(tmp_path / "points.jsonl"))
+    assert 1 <= stored < 6
+
+
+def stop_when_stored(folder: Path, head: subprocess.Popen[str]) -> None:
+    """End the cluster as soon as a point is there."""
+    deadline = time.monotonic() + 120
+    while not len(read(folder)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    head.terminate()

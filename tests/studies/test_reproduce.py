@@ -1,13 +1,21 @@
 """`hessblocks reproduce`: names, output, and what is said when something is wrong."""
 
+import dataclasses
 import json
+import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from hessblocks.cli import main
-from hessblocks.studies import names
+from hessblocks.errors import RunError
+from hessblocks.studies import find, names
+from hessblocks.studies.executors import InProcess
 from hessblocks.studies.lock import held
+from hessblocks.studies.store import DAMAGED, POINTS
 
 
 def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,3 +68,118 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["reproduce", "mlp", "--scale", "smoke", "--out", str(tmp_path)]) == 1
     assert "--out: " in (said := capsys.readouterr().err)
     assert "in use by process" in said
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
+    main_program = "import sys; from hessblocks.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", main_program, "reproduce", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one sentence on standard error after the lines of progress."""
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if line.startswith("hessblocks: ")]
+    return line
+
+
+MLP = ["mlp", "--scale", "smoke", "--seeds", "1", "--workers", "1"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
+    assert main(["reproduce", *MLP, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def out(measured: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(measured, tmp_path / "out"))
+
+
+def test_a_store_of_a_newer_version_is_refused_untouched(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = out / "mlp" / POINTS
+    content = points.read_bytes() + b'{"version":2,"checksum":"","record":{}}\n'
+    points.write_bytes(content)
+    assert main(["reproduce", *MLP, "--out", str(out)]) == 1
+    said = complaint(capsys)
+    assert "written by a newer hessblocks (store version 2, this one reads up to 1)" in said
+    assert "upgrade hessblocks or choose another --out" in said
+    assert points.read_bytes() == content
+
+
+def test_a_damaged_line_is_kept_aside_said_and_its_point_redone(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = out / "mlp" / POINTS
+    before, table = points.read_bytes(), (out / "mlp" / "results.csv").read_bytes()
+    lines = before.splitlines(keepends=True)
+    bad = lines[3].replace(b'"value":', b'"value":1', 1)
+    points.write_bytes(b"".join([*lines[:3], bad, *lines[4:]]))
+    capsys.readouterr()
+    assert main(["reproduce", *MLP, "--json", "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "1 damaged line(s) kept aside in points.damaged" in said.err
+    assert json.loads(said.out)["studies"]["mlp"]["measured"] == 1
+    assert (points.parent / DAMAGED).read_bytes() == bad
+    keys = [json.loads(line)["record"]["key"] for line in points.read_bytes().splitlines()]
+    assert len(keys) == len(set(keys)) == len(lines)
+    assert (out / "mlp" / "results.csv").read_bytes() == table
+
+
+def test_of_two_commands_on_one_folder_the_second_is_refused(tmp_path: Path) -> None:
+    first = start("skipless", "--scale", "smoke", "--workers", 1, "--out", tmp_path)
+    try:
+        assert first.stderr is not None
+        assert first.stderr.readline().startswith("skipless: 0 of")  # it holds the folder now
+        second = start("mlp", "--scale", "smoke", "--out", tmp_path)
+        _, said = second.communicate(timeout=120)
+        assert second.returncode == 1
+        assert f"--out: {tmp_path} is in use by process {first.pid}" in said
+        assert not (tmp_path / "mlp").exists()
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_a_cluster_that_does_not_answer_loses_nothing(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    before = (out / "mlp" / POINTS).read_bytes()
+    words = ["reproduce", "mlp", "--scale", "smoke", "--ray", address, "--out", str(out)]
+    assert main(words) == 1
+    assert complaint(capsys).startswith(f"hessblocks: --ray: nothing answers at '{address}'")
+    assert (out / "mlp" / POINTS).read_bytes() == before
+
+
+def test_a_point_that_fails_leaves_a_page_of_the_others(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (out / "report.html").unlink()
+    lines = (out / "mlp" / POINTS).read_bytes().splitlines(keepends=True)
+    (out / "mlp" / POINTS).write_bytes(b"".join(lines[1:]))
+
+    def fail(settings: object) -> list:
+        raise RunError("no such thing.")
+
+    broken = dataclasses.replace(find("mlp"), measure=fail)
+    monkeypatch.setattr("hessblocks.studies.mlp.STUDY", broken)
+    monkeypatch.setattr("hessblocks.studies.run.LocalProcesses", lambda workers: InProcess())
+    assert main(["reproduce", *MLP, "--out", str(out)]) == 1
+    assert "mlp: 1 point(s) failed, the first (layers 1" in complaint(capsys)
+    assert "1 of 150 points are missing" in (out / "report.html").read_text()

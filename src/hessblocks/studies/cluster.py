@@ -29,9 +29,8 @@ class RayCluster(Executor):
             ArgumentError: Ray is not installed, or the address is none.
             RunError: nothing answers there.
         """
-        self._ray = _library()
-        if address != "auto":
-            _check_answer(address)
+        self._ray, self._address = _library(), address
+        self._check_answer()
         try:
             self._ray.init(
                 address=address,
@@ -47,6 +46,7 @@ class RayCluster(Executor):
 
     def outcomes(self, measure: Measure, points: Sequence[Point]) -> Iterator[Outcome]:
         """See `Executor`."""
+        self._check_answer()
         self._check_resources(points)
         running = {self._start(measure, point, 1): (point, 1) for point in points}
         while running:
@@ -55,6 +55,7 @@ class RayCluster(Executor):
             try:
                 outcome = self._ray.get(ready)
             except self._ray.exceptions.RayError:
+                self._check_answer()
                 outcome = after_death(point, attempts)
                 if outcome is None:
                     again = self._start(measure, point, attempts + 1)
@@ -69,6 +70,11 @@ class RayCluster(Executor):
     def _start(self, measure: Measure, point: Point, attempts: int) -> Any:
         placed = self._attempt.options(num_cpus=point.cpus, num_gpus=point.gpus, max_retries=0)
         return placed.remote(measure, point, attempts)
+
+    def _check_answer(self) -> None:
+        """Refuse to wait for a cluster that is not there, or not there any more."""
+        if self._address != "auto":
+            _check_answer(self._address)
 
     def _check_resources(self, points: Sequence[Point]) -> None:
         """Refuse a point that no machine of the cluster could ever take; Ray would wait for ever."""

@@ -119,7 +119,7 @@ def run_studies(
             except RunError as error:
                 failures.append(str(error))
     if failures:
-        raise FailedPointsError(" ".join(failures))
+        raise FailedPointsError(" ".join(dict.fromkeys(failures)))
     return results
 
 
