@@ -67,7 +67,10 @@ def test_settings_arrive(shell: Shell, tmp_path: Path) -> None:
         (["--schedule", "none"], "--schedule: 'none' is unknown"),
         (["--momentum", "1"], "--momentum: expected 0 or more, below 1, got 1.0"),
         (["--accumulate", "3"], "--batch-size: 4 sequences cannot be shared out evenly"),
-        (["--curvature-every", "2", "--curvature-groups", "qury"], "--curvature-groups: 'qury'"),
+        (
+            ["--curvature-every", "2", "--curvature-tokens", "6", "--curvature-groups", "qury"],
+            "--curvature-groups: 'qury' is unknown; did you mean 'query'",
+        ),
         (["--signal-every", "1", "--curvature-tokens", "99"], "--curvature-tokens: 99 are longer"),
     ],
     ids=str,

@@ -57,6 +57,7 @@ def carry_out(
         return
     results = load_results(out)
     rows = comparison_rows(results)
+    lost = all(row.diverged and row.final_loss is None for row in rows)
     seconds = time.perf_counter() - start
     if as_json:
         print(json.dumps(summary(results, seconds=seconds), allow_nan=False))
@@ -64,8 +65,10 @@ def carry_out(
         screen = console(WIDE) if budget_columns(results) else console()
         _show(screen, rows, results)
         screen.print(time_line(progress.seconds, seconds))
-        screen.print(f"\nreport  {out / 'report.html'}\nnext    {hint}", soft_wrap=True)
-    if all(row.diverged and row.final_loss is None for row in rows):
+        screen.print(f"\nreport  {out / 'report.html'}", soft_wrap=True)
+        if not lost:
+            screen.print(f"next    {hint}", soft_wrap=True)
+    if lost:
         raise RunError("every run diverged; the warnings say where. Try a lower --learning-rate.")
 
 
