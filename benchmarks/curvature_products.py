@@ -321,10 +321,19 @@ def draw(found: dict[str, Any]) -> None:
             note = f"{label}, slope {values['slopes'][side]:.2f}"
             axes.loglog(values["sizes"], values[side], marker="o", label=note)
         axes.set_xlabel(name)
+        axes.set_xticks(values["sizes"], [short(size) for size in values["sizes"]])
+        axes.minorticks_off()
         axes.set_ylabel("processor time (s)")
-        axes.legend()
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, 4 * high)  # room for the legend
+        axes.legend(loc="upper left")
     with atomic_path(FIGURE) as path:
         figure.savefig(path, dpi=150)
+
+
+def short(size: float) -> str:
+    """A size as a tick label."""
+    return f"{size / 1e6:.1f}M" if size >= 1e6 / 2 else f"{size:.0f}"
 
 
 if __name__ == "__main__":

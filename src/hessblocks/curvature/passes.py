@@ -19,7 +19,7 @@ from hessblocks.errors import ArgumentError
 if TYPE_CHECKING:
     from hessblocks.curvature.problem import Problem
 
-LARGE = 1 << 30
+LARGE = 1 << 36
 """Multiplications of a forward pass above which a CPU gains nothing from more rows together (measured)."""
 
 SMALL = 1 << 24
