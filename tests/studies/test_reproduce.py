@@ -182,4 +182,4 @@ def test_a_point_that_fails_leaves_a_page_of_the_others(
     monkeypatch.setattr("hessblocks.studies.run.LocalProcesses", lambda workers: InProcess())
     assert main(["reproduce", *MLP, "--out", str(out)]) == 1
     assert "mlp: 1 point(s) failed, the first (layers 1" in complaint(capsys)
-    assert "1 of 150 points are missing" in (out / "report.html").read_text()
+    assert "1 of 100 points are missing" in (out / "report.html").read_text()

@@ -1,0 +1,100 @@
+"""The pages: links lead somewhere, every page is in the index, the quickstart's commands run."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hessblocks.cli import main
+from hessblocks.errors import ArgumentError
+from hessblocks.studies import names, run_studies
+from hessblocks.studies.store import POINTS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def links(page: Path) -> list[str]:
+    return [
+        target
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+        if "://" not in target
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    missing = [
+        target for target in links(page) if not (page.parent / target.partition("#")[0]).exists()
+    ]
+    assert missing == []
+
+
+def test_the_index_names_every_page() -> None:
+    named = {(DOCS / target.partition("#")[0]).resolve() for target in links(DOCS / "index.md")}
+    assert {page for page in PAGES if page.stem != "index"} <= named
+
+
+def quickstart() -> list[list[str]]:
+    """The words of every command of the quickstart."""
+    text = (DOCS / "quickstart.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    return [shlex.split(line) for block in blocks for line in block.splitlines() if line]
+
+
+@pytest.mark.slow
+def test_every_command_of_the_quickstart_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
+    commands = quickstart()
+    assert len(commands) == 8
+    for program, *words in commands:
+        assert program == "hessblocks"
+        assert main(words) == 0, words
+    for name in ("figures", "curvature", "mine"):
+        assert (tmp_path / "runs" / name / "report.html").exists()
+    assert (tmp_path / "runs" / "mine" / "model" / "model.safetensors").exists()
+
+
+@pytest.fixture(scope="module")
+def make_results() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_results", DOCS / "make_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_results_shows_what_is_there_and_lists_what_is_missing(
+    tmp_path: Path, make_results: ModuleType
+) -> None:
+    run_studies(["mlp", "histograms"], out=tmp_path / "runs", scale="smoke", seeds=1)
+    points = tmp_path / "runs" / "mlp" / POINTS
+    points.write_bytes(b"".join(points.read_bytes().splitlines(keepends=True)[:-5]))
+    assert main(["report", str(tmp_path / "runs")]) == 0
+    make_results.main(tmp_path / "runs", tmp_path / "docs")
+    page = (tmp_path / "docs" / "results.md").read_text()
+    for name in names():
+        missing = f"- {name}: " in page
+        assert missing == (name != "histograms")
+    assert "- mlp: 5 of 100 points. `hessblocks reproduce mlp --scale smoke`" in page
+    assert "`hessblocks reproduce speed`" in page
+    for target in re.findall(r"\]\((results/[^)]+)\)", page):
+        assert (tmp_path / "docs" / target).stat().st_size < 1_000_000
+    anchors = re.findall(r"\]\(#([^)]+)\)", page)
+    headings = re.findall(r"^## (.+)$", page, flags=re.MULTILINE)
+    made = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(anchors) <= made
+    assert len(anchors) == 2
+
+
+def test_no_results_without_studies(tmp_path: Path, make_results: ModuleType) -> None:
+    with pytest.raises(ArgumentError, match=r"RUNS: .* holds no study"):
+        make_results.main(tmp_path, tmp_path)

@@ -1,0 +1,62 @@
+"""Every example runs as it stands, offline, and prints what its text promises."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PROMISED = {
+    "attention_in_closed_form": [
+        r"value +block: largest difference \de-1[5-9]",
+        r"value outer +block grows as σ\^2\.0",
+        r"query outer +block grows as σ\^(6\.0|5\.9)",
+        r"query functional +block grows as σ\^(5\.0|4\.9)",
+        r"query +block of identical tokens: norm \d\.\de-[1-9]\d",
+    ],
+    "block_dependence": [r"value, value +outer +2\.00 / 2"],
+    "curvature_of_gpt2": [
+        r"17 groups, 27 with a group a head",
+        r"layers\.1\.attention\.query +2\.\d+e-06 ± \de-0\d",
+        r"eigenvalues of the value block from -0\.0",
+    ],
+    "design_a_block": [
+        r"sas-p +350,896( +-?0\.0\d){3}",
+        r"no skip +412,736.* 1\.00",
+        r"sas without shaping: similarity 1\.00 after layer 8",
+    ],
+    "sas_in_a_trainer": [r"with a cache as without: True", r"parameters, folded 106,712"],
+}
+"""What each must print, as patterns."""
+
+
+def test_every_example_is_known() -> None:
+    assert {path.stem for path in EXAMPLES} == PROMISED.keys()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_prints_what_it_promises(path: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning:__main__", str(path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    lacking = [wanted for wanted in PROMISED[path.stem] if not re.search(wanted, ran.stdout)]
+    assert lacking == [], ran.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_says_first_what_it_is_for(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(('"""', "# %% [markdown]\n# # "))
+    assert f"examples/{path.name}" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
