@@ -110,7 +110,8 @@ def test_the_page_shows_them(tmp_path: Path) -> None:
     assert {f"{name}.png" for name in ALONG | {"loss-flops"}} <= {
         path.name for path in (folder / "figures").iterdir()
     }
-    assert "presets aligned by loss on the fixed batch" in text
+    assert "Curvature along training, by loss" in text
+    assert "training goes from right to left" in text
     assert "the band is ± 1 standard error of that mean" in text
     assert ">Training operations</th>" in text
 

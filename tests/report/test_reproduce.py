@@ -46,3 +46,21 @@ def test_names_are_quoted_for_the_shell(tmp_path) -> None:
     made = Folder(presets=("$(reboot)",))
     text = command_line(load_results(made.write(tmp_path)).settings)
     assert "'$(reboot)'" in text
+
+
+def test_what_was_chosen_beside_the_defaults_is_named(tmp_path) -> None:
+    training = {"steps": 9, "optimiser": "sgd", "momentum": 0.9, "bf16": True, "accumulate": 2}
+    observation = {"gains_every": 0, "signal_every": 5, "curvature_every": 3}
+    observation |= {"curvature_groups": ["query", "*.mlp.*"], "sample": {"probes": 4}}
+    config = {"training": training, "observation": observation, "match": "flops"}
+    program, name, *rest = words(tmp_path, "compare", **config)
+    values = typer.main.get_command(app).commands[name].make_context(program, rest).params
+    assert (values["optimiser"], values["bf16"], values["accumulate"]) == ("sgd", True, 2)
+    assert (values["match"], values["signal_every"], values["curvature_every"]) == ("flops", 5, 3)
+    assert values["curvature_groups"] == "query,*.mlp.*"
+    assert not {"--momentum", "--gains-every", "--schedule"} & set(rest)
+
+
+def test_a_run_without_observations_names_no_sample(tmp_path) -> None:
+    config = {"preset": "sas", "curvature": None, "observation": {"sample": {"probes": 4}}}
+    assert "--curvature-probes" not in words(tmp_path, "train", **config)

@@ -28,7 +28,7 @@ ALIGNMENTS: Mapping[str, tuple[str, Label]] = {
     "steps": ("step", AXES["steps"]),
     "tokens": ("tokens", AXES["tokens"]),
     "seconds": ("training time", AXES["seconds"]),
-    "loss": ("loss on the fixed batch", LOSS),
+    "loss": ("loss", LOSS),
 }
 """What curvature along training is drawn against: words, axis."""
 Rows = Sequence[Observation]
@@ -97,11 +97,13 @@ def curvature_along_drawing(results: FolderResults, against: str) -> Drawing | N
             panels[key] = [row for row in found if (row.role, row.part) == (role, part)]
             titles[key] = Label(math=f"{shown}: {words.math}", html=f"{shown}: {words.html}")
     by, axis = ALIGNMENTS[against]
-    backwards = " Training goes from right to left." if against == "loss" else ""
+    backwards = ""
+    if against == "loss":
+        backwards = " The loss is that on the same batch; training goes from right to left."
     return _drawing(
         results,
         name=f"curvature-along-{against}",
-        title=f"Curvature along training, presets aligned by {by}",
+        title=f"Curvature along training, by {by}",
         panels=panels,
         titles=titles,
         x=axis,
