@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -71,9 +72,14 @@ _SIGMAS = logspace(-2, -1, 5)
 _GROWTH = {"width": 16, "sums": 16}
 SIMPLE = "sas-p"
 """The simplified block that is set against the first of the chain."""
+COMMON = ("attention.query", "mlp.in", "mlp.out")
+"""The matrices that every block of the chain has."""
+COMMON_SPREAD = "spread_of_common_matrices"
+"""The spread over `COMMON` alone: a block may not look even for having fewer matrices."""
 LABELS = {
     HETEROGENEITY: "largest over smallest norm",
     SPREAD: "spread of log10 norm (decades)",
+    COMMON_SPREAD: "spread of log10 norm (decades)",
     DISTANCE: "mean Jensen-Shannon distance of spectra",
 }
 """Indices of unevenness, as axes name them."""
@@ -145,7 +151,27 @@ def indices(rows: Sequence[Row]) -> Values:
             moments = found.setdefault(word(row, "quantity"), {})
             variants = moments.setdefault("before" if row["step"] == 0 else "after", {})
             variants.setdefault(word(row, "variant"), {})[row["seed"]] = number(row, "value")
+    common = {
+        moment: common_spreads(rows, step) for moment, step in (("before", 0.0), ("after", last))
+    }
+    if common["after"]:
+        found[COMMON_SPREAD] = common
     return found
+
+
+def common_spreads(rows: Sequence[Row], step: float) -> dict[str, dict[Scalar, float]]:
+    """Variant → {seed: spread of the norms of H over the matrices that all blocks have}."""
+    norms: dict[str, dict[Scalar, list[float]]] = {}
+    measured = (row for row in rows if row["quantity"] == NORM and row["part"] == "full")
+    for row in measured:
+        value = number(row, "value")
+        if row["step"] == step and word(row, "group").endswith(COMMON) and value > 0:
+            seeds = norms.setdefault(word(row, "variant"), {})
+            seeds.setdefault(row["seed"], []).append(math.log10(value))
+    return {
+        variant: {seed: statistics.stdev(values) for seed, values in seeds.items()}
+        for variant, seeds in norms.items()
+    }
 
 
 def summarise(rows: Sequence[Row]) -> Summary:
@@ -163,7 +189,11 @@ def summarise(rows: Sequence[Row]) -> Summary:
             ),
             panels=(*panels, *_bars(found)),
         ),
-        checks=(*_even_checks(spreads), *_training_checks(spreads, losses)),
+        checks=(
+            *_even_checks(spreads),
+            *_training_checks(spreads, losses, "all weight matrices"),
+            *_training_checks(found.get(COMMON_SPREAD, {}), losses, "queries and MLPs alone"),
+        ),
         tables={
             "losses": loss_table(losses, rows),
             "unevenness": _index_table(found),
@@ -245,7 +275,7 @@ def _even_checks(spreads: Mapping[str, Losses]) -> list[Check]:
     ]
 
 
-def _training_checks(spreads: Mapping[str, Losses], losses: Losses) -> list[Check]:
+def _training_checks(spreads: Mapping[str, Losses], losses: Losses, matrices: str) -> list[Check]:
     """Whether the blocks with the more even curvature are those that train well."""
     checks = []
     for moment, variants in spreads.items():
@@ -258,7 +288,7 @@ def _training_checks(spreads: Mapping[str, Losses], losses: Losses) -> list[Chec
         )
         checks.append(
             Check(
-                fact=f"the more uneven the curvature {moment} training, the higher the final loss",
+                fact=f"the more uneven the curvature of {matrices} {moment} training, the higher the loss",
                 expected="open question: positive rank correlation over the blocks",
                 ours=str(found),
                 holds=found.agrees(),
