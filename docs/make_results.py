@@ -24,9 +24,11 @@ HEAD = """# Results
 
 Every figure and table of both papers that `hessblocks reproduce --list` names, and our own questions,
 as far as they have been measured, beside what was published or expected. Made by
-`python docs/make_results.py RUNS` from the folder that `hessblocks reproduce all --out RUNS` wrote; the
-numbers behind each picture are in that folder's `results.csv`. Intervals are 95 %, ± is one standard
-error. "too little to say" means that the seeds of this scale do not decide the question either way.
+`python docs/make_results.py RUNS` from the folder that `hessblocks reproduce all --out RUNS` wrote. In
+[`results`](results) stand a study's checks and tables (`STUDY.json`) and the points of its figure
+(`STUDY-figure.json`). Intervals are 95 %, ± is one standard error. "too little to say" means that the seeds
+of this scale do not decide the question either way. Times add up the clocks of all points; on a machine
+with other work, as here, they are several times those of an idle one.
 """
 
 
@@ -42,6 +44,11 @@ def main(runs: Path, target: Path = DOCS) -> None:
         raise ArgumentError(f"RUNS: {runs} holds no study; `hessblocks reproduce` makes one.")
     (target / PICTURES).mkdir(parents=True, exist_ok=True)
     for folder, section in sections:
+        for source, name in (
+            ("summary.json", f"{section.name}.json"),
+            ("figure.json", f"{section.name}-figure.json"),
+        ):
+            shutil.copyfile(folder / source, target / PICTURES / name)
         if section.picture:
             picture = folder / "figures" / f"{folder.name}.png"
             shutil.copyfile(picture, target / PICTURES / f"{section.name}.png")

@@ -1,9 +1,10 @@
-"""How far a study is, on standard error: a bar on a terminal, a line a study elsewhere."""
+"""How far a study is, on standard error: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -12,6 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from hessblocks.studies import Progress, Reporter
+
+EVERY = 60.0
+"""Seconds between lines."""
 
 
 class BarReporter:
@@ -35,15 +39,21 @@ class BarReporter:
 
 
 class LineReporter:
-    """A line when a study begins and when it is over."""
+    """A line when a study begins and when it is over, and one a minute in between."""
+
+    def __init__(self) -> None:
+        self._said = 0.0
 
     def show(self, progress: Progress) -> None:
-        """Write where the study stands, at its ends only."""
+        """Write where the study stands, where that is due."""
         over = progress.done + progress.failed == progress.total
-        if over or progress.seconds_left is None:
+        now = time.monotonic()
+        if over or progress.seconds_left is None or now - self._said >= EVERY:
+            self._said = now
             counted = f"{progress.done} of {progress.total} points"
             failed = f", {progress.failed} failed" if progress.failed else ""
-            print(f"{progress.study}: {counted}{failed}", file=sys.stderr, flush=True)
+            left = f", {time_left(progress)}" if progress.seconds_left and not over else ""
+            print(f"{progress.study}: {counted}{failed}{left}", file=sys.stderr, flush=True)
 
 
 def time_left(progress: Progress) -> str:

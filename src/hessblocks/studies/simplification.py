@@ -80,7 +80,7 @@ LABELS = {
     HETEROGENEITY: "largest over smallest norm",
     SPREAD: "spread of log10 norm (decades)",
     COMMON_SPREAD: "spread of log10 norm (decades)",
-    DISTANCE: "mean Jensen-Shannon distance of spectra",
+    DISTANCE: "Jensen-Shannon distance",
 }
 """Indices of unevenness, as axes name them."""
 INDICES = tuple(LABELS)
