@@ -105,7 +105,7 @@ def test_a_matched_comparison_in_two_processes(cache: Path, code: Path, tmp_path
 @pytest.mark.slow
 def test_torchrun_itself(cache: Path, code: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    torchrun += ["--master-port", "0", "-m", "hessblocks"]
+    torchrun += ["--standalone", "-m", "hessblocks"]
     words = ["train", "sas", "--data", str(code), *WORDS, "--out", str(tmp_path / "out")]
     environment = {**os.environ, "HESSBLOCKS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     subprocess.run([*torchrun, *words], env=environment, check=True, timeout=300)
