@@ -12,17 +12,24 @@ import torch
 from hessblocks.data import Corpus, load_corpus
 from hessblocks.models import build
 from hessblocks.studies import adaptivity, find, names, simplification, trained
-from hessblocks.studies.loop import Plan, make_optimiser, train, validation_loss
 from hessblocks.studies.run import run_study
-from hessblocks.studies.trained import LOSS, SMOKE, run, trained_settings
+from hessblocks.studies.trained import SMOKE, run, run_settings, trained_settings
 from hessblocks.studies.trained_summary import close_check, final_losses, slower_check
+from hessblocks.studies.training import LOSS, train
 from hessblocks.studies.variants import VARIANTS, Sizes, make_block
+from hessblocks.training import ModelSettings, RunSettings, TrainingSettings
+from hessblocks.training.order import ShuffledPasses, spread
 from tests.data.helpers import write_code
 
 TRAINED = [name for name in names() if find(name).columns == trained.COLUMNS]
-PLAN = Plan(
-    steps=20, batch_size=4, context=16, learning_rate=3e-3, evaluations=2, evaluation_sequences=8, seed=1,
-)  # fmt: skip
+SETTINGS = RunSettings(
+    preset="sas-p",
+    seed=1,
+    model=ModelSettings(depth=2, width=16, heads=2, mlp_width=32, context=16),
+    training=TrainingSettings(
+        steps=20, batch_size=4, learning_rate=3e-3, evaluate_every=10, evaluation_sequences=7
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +51,15 @@ def model(variant: str = "sas-p"):
 def test_every_variant_learns_and_all_its_parameters_do(corpus: Corpus, variant: str) -> None:
     made = model(variant)
     before = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
-    first, *_, last = train(made, corpus, PLAN)
+    first, *_, last = train(made, SETTINGS, corpus)
     assert last["value"] < 0.97 * first["value"]
     still = [name for name, p in made.named_parameters() if torch.equal(p, before[name])]
     assert still == []
 
 
 def test_a_run_is_that_of_a_loop_by_hand(corpus: Corpus) -> None:
-    from hessblocks.training.order import ShuffledPasses
-
     made, theirs = model(), model()
-    rows = train(made, corpus, PLAN)
+    rows = train(made, SETTINGS, corpus)
     windows = corpus.windows("train", 16)
     order = list(ShuffledPasses(windows, 80, 1))
     decayed = [p for p in theirs.parameters() if p.ndim >= 2]
@@ -63,7 +68,7 @@ def test_a_run_is_that_of_a_loop_by_hand(corpus: Corpus) -> None:
     optimiser = torch.optim.AdamW(groups, lr=3e-3)
     for step in range(20):
         for group in optimiser.param_groups:
-            group["lr"] = 3e-3 * (1.0 if step == 0 else (20 - step) / 19)
+            group["lr"] = 3e-3 * (0.0 if step == 0 else (20 - step) / 19)
         batch = torch.stack([windows[i]["input_ids"] for i in order[4 * step : 4 * step + 4]])
         optimiser.zero_grad()
         theirs(input_ids=batch, labels=batch).loss.backward()
@@ -77,40 +82,36 @@ def test_a_run_is_that_of_a_loop_by_hand(corpus: Corpus) -> None:
     assert [row["tokens"] for row in rows] == [0, 640, 1280]
 
 
-def test_rates_warm_up_and_decay_to_zero() -> None:
-    plan = Plan(**{**vars(PLAN), "steps": 100})
-    assert [plan.rate(step) for step in (0, 4, 5)] == pytest.approx([0.2, 1, 1])
-    assert plan.rate(100) == 0
-    cosine = Plan(**{**vars(plan), "decay": "cosine"})
-    middle = (100 + 5) / 2
-    assert cosine.rate(int(middle)) == pytest.approx(0.5, abs=0.02)
-    assert cosine.rate(90) < plan.rate(90)
-
-
-def test_validation_loss_is_the_mean_over_all_windows(corpus: Corpus) -> None:
+def test_losses_are_the_mean_over_the_held_out_windows(corpus: Corpus) -> None:
     made = model()
-    windows = torch.utils.data.Subset(corpus.windows("validation", 16), list(range(7)))
+    held_out = corpus.windows("validation", 16)
+    windows = [held_out[place] for place in spread(len(held_out), 7)]
     each = [
         float(made(input_ids=w["input_ids"][None], labels=w["labels"][None]).loss.detach())
         for w in windows
     ]
-    assert validation_loss(made, windows, batch_size=3) == pytest.approx(math.fsum(each) / 7)
+    assert train(made, SETTINGS, corpus)[0]["value"] == pytest.approx(math.fsum(each) / 7)
 
 
 def test_a_diverging_run_ends_with_an_empty_loss(corpus: Corpus) -> None:
     made = model("pre-ln")
     with torch.no_grad():
         made.lm_head.weight.fill_(float("inf"))
-    rows = train(made, corpus, PLAN)
+    rows = train(made, SETTINGS, corpus)
     assert rows[-1]["value"] is None
     losses = final_losses([{**row, "variant": "x", "seed": 0} for row in rows])
     assert losses == {"x": {0: math.inf}}
 
 
-def test_sgd_has_momentum_and_no_decay() -> None:
-    optimiser = make_optimiser(model(), Plan(**{**vars(PLAN), "optimiser": "sgd"}))
-    assert isinstance(optimiser, torch.optim.SGD)
-    assert {(g["momentum"], g["weight_decay"]) for g in optimiser.param_groups} == {(0.9, 0.0)}
+def test_a_points_settings_are_those_of_its_run() -> None:
+    (settings,) = trained_settings("x", ["sas"], SMOKE, 1, optimiser="sgd", decay="cosine")
+    found = run_settings(settings)
+    assert found.model == ModelSettings(depth=2, width=32, heads=2, mlp_width=128, context=32)
+    assert found.training == TrainingSettings(
+        steps=40, batch_size=8, learning_rate=3e-3, optimiser="sgd", schedule="cosine",
+        weight_decay=0.0, evaluate_every=10, evaluation_sequences=32,
+    )  # fmt: skip
+    assert (found.preset, found.seed) == ("sas", 0)
 
 
 def test_runs_repeat_to_the_last_digit(corpus: Corpus) -> None:

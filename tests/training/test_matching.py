@@ -27,8 +27,8 @@ def pace(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     seconds = {"pre-ln": 1.0, "sas-p": 0.5, "parallel": 3.0}
 
-    def measured(order: object, corpus: object) -> list[float]:
-        asked.append(order.settings.preset)  # type: ignore[attr-defined]
+    def measured(settings: object, corpus: object) -> list[float]:
+        asked.append(settings.preset)  # type: ignore[attr-defined]
         return [seconds[asked[-1]]] * 5
 
     monkeypatch.setattr("hessblocks.training.matching.step_seconds", measured)

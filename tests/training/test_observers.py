@@ -21,10 +21,12 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.signal import propagate
 from hessblocks.training import (
     CheckpointWarning,
+    ComparisonSettings,
     CurvatureSettings,
     ObservationSettings,
     Progress,
     RunSettings,
+    compare,
     metrics,
     train,
 )
@@ -180,6 +182,23 @@ def test_damaged_lines_of_a_finished_run_are_named(
     path.write_text(path.read_text()[:-9])
     with pytest.raises(RunError, match=r"observations.jsonl: .*is damaged"):
         go(corpus, out, settings())
+
+
+def test_a_block_without_gains_has_none_to_observe(corpus: Corpus, tmp_path: Path) -> None:
+    gains = ObservationSettings(gains_every=5)
+    compared = ComparisonSettings(
+        presets=("pre-ln", "sas-p"),
+        model=MODEL,
+        training=TRAINING,
+        observation=gains,
+        curvature=SAMPLE,
+    )
+    for _ in range(2):
+        compare(compared, corpus, tmp_path, Progress())
+    assert {line["preset"] for line in lines(tmp_path)} == {"sas-p"}
+    (tmp_path / "runs" / "sas-p-seed0" / "observations.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"sas-p-seed0/observations.jsonl: absent or empty"):
+        compare(compared, corpus, tmp_path, Progress())
 
 
 def test_bf16_training_is_observed_in_float32(corpus: Corpus, tmp_path: Path) -> None:

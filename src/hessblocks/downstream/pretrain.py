@@ -115,7 +115,6 @@ def _trainer(
     )
     validation = corpus.windows("validation", settings.context)
     held_out = Subset(validation, spread(len(validation), settings.evaluation_sequences))
-    every = -(-settings.steps // settings.evaluations)
     return PlainTrainer(
         model=model,
         args=arguments(
@@ -132,7 +131,7 @@ def _trainer(
             max_grad_norm=CLIP,
             seed=settings.seed,
             eval_strategy="steps",
-            eval_steps=every,
+            eval_steps=settings.evaluate_every,
             eval_on_start=True,
             prediction_loss_only=True,
         ),

@@ -12,13 +12,14 @@ from hessblocks.data import Corpus
 from hessblocks.data.docstrings import MASK, PADDING
 from hessblocks.data.tokens import END_OF_TEXT
 from hessblocks.models import build
+from hessblocks.training.size import RunSize
 
 MLP_GAIN = 0.2
 """β_FF before depth scaling where it is trained: 0.05 at 16 layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretraining:
+class Pretraining(RunSize):
     """A masked language model and how it is trained: AdamW, linear warm-up and decay.
 
     Source: He & Hofmann (2024), appendix, BERT settings: GEGLU, a quarter of the tokens masked,
@@ -27,28 +28,6 @@ class Pretraining:
 
     preset: str
     """Name of the block."""
-    depth: int
-    """Layers."""
-    width: int
-    """Entries of a token's vector."""
-    heads: int
-    """Attention heads."""
-    mlp_width: int
-    """Hidden width of the gated MLP."""
-    context: int
-    """Tokens of a sequence."""
-    vocab_size: int
-    """Entries of the vocabulary."""
-    steps: int
-    """Optimiser updates."""
-    batch_size: int
-    """Sequences of each update."""
-    learning_rate: float
-    """Peak learning rate."""
-    evaluations: int
-    """Validation losses, evenly spread; one more before the first step."""
-    evaluation_sequences: int
-    """Held-out windows of each."""
     seed: int
     """Of the weights, the order of the data and the masks."""
     mask_share: float = 0.25

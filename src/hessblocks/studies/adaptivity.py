@@ -20,8 +20,9 @@ from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, whole, word
 from hessblocks.studies.statistics import rank_correlation
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
-from hessblocks.studies.trained import LAPTOP, PAPER, SMOKE, TrainedSize, run, trained_settings
+from hessblocks.studies.trained import LAPTOP, PAPER, SMOKE, run, trained_settings
 from hessblocks.studies.trained_summary import Losses, final_losses, loss_table
+from hessblocks.training.size import RunSize
 
 PRESETS = ("pre-ln", "parallel", "skipless", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")
 RATES: dict[str, dict[Scale, tuple[float, ...]]] = {
@@ -37,7 +38,7 @@ RATES: dict[str, dict[Scale, tuple[float, ...]]] = {
     },
 }
 """Learning rates of each optimiser."""
-SIZES: dict[Scale, TrainedSize] = {
+SIZES: dict[Scale, RunSize] = {
     "smoke": replace(SMOKE, steps=12),
     "laptop": replace(LAPTOP, depth=4, steps=400, evaluations=4),
     "paper": PAPER,

@@ -13,11 +13,11 @@ from hessblocks.studies.trained import (
     COLUMNS,
     SEEDS,
     SIZES,
-    TrainedSize,
     run,
     trained_settings,
 )
 from hessblocks.studies.trained_summary import close_check, final_losses, loss_panel, loss_table
+from hessblocks.training.size import RunSize
 
 BLOCKS = ("pre-ln", "sas", "sas-p")
 DEPTHS: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (3, 12), "paper": (18, 72)}
@@ -34,7 +34,7 @@ def settings(scale: Scale, seeds: int | None) -> list[Settings]:
     return points
 
 
-def _shallow(size: TrainedSize, depth: int) -> TrainedSize:
+def _shallow(size: RunSize, depth: int) -> RunSize:
     return replace(size, depth=depth, mlp_width=2 * size.width)
 
 

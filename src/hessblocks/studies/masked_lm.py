@@ -16,8 +16,9 @@ from hessblocks.studies.figure import Figure, Panel, Series, mean_and_error
 from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, whole, word
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
-from hessblocks.studies.trained import LOSS
 from hessblocks.studies.trained_summary import close_check, final_losses, loss_panel, loss_table
+from hessblocks.studies.training import LOSS
+from hessblocks.training.size import RunSize
 
 COLUMNS = (
     "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",
@@ -43,31 +44,9 @@ PUBLISHED_SPEED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedSize:
-    """Sizes of model and pretraining at one scale."""
+class MaskedSize(RunSize):
+    """Sizes of model and pretraining at one scale, and the text; the MLP is gated."""
 
-    depth: int
-    """Layers."""
-    width: int
-    """Entries of a token's vector."""
-    heads: int
-    """Attention heads."""
-    mlp_width: int
-    """Hidden width of the gated MLP; the paper's 3072 counts both halves."""
-    context: int
-    """Tokens of a sequence."""
-    vocab_size: int
-    """Entries of the vocabulary."""
-    steps: int
-    """Optimiser updates."""
-    batch_size: int
-    """Sequences of each update."""
-    learning_rate: float
-    """Peak learning rate."""
-    evaluations: int
-    """Validation losses along the way, besides the first."""
-    evaluation_sequences: int
-    """Held-out windows of each."""
     data: str = "docstrings"
     """docstrings, or hub:NAME."""
 
@@ -87,7 +66,7 @@ SIZES: dict[Scale, MaskedSize] = {
         evaluation_sequences=2048, data="hub:wikipedia",
     ),
 }  # fmt: skip
-"""16 layers, 768, context 128 and the vocabulary are published; the paper trained for 24 hours on one
+"""16 layers, 768, context 128 and the vocabulary are published, and an MLP of 3072 that counts both halves; the paper trained for 24 hours on one
 GPU, not for a number of steps: steps, batch and rate at `paper` are ours."""
 
 

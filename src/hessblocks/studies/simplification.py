@@ -30,7 +30,7 @@ from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, whole, word
 from hessblocks.studies.statistics import rank_correlation
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
-from hessblocks.studies.trained import LAPTOP, PAPER, SMOKE, TrainedSize, run, trained_settings
+from hessblocks.studies.trained import LAPTOP, PAPER, SMOKE, run, trained_settings
 from hessblocks.studies.trained_summary import (
     Losses,
     bars_panel,
@@ -40,6 +40,7 @@ from hessblocks.studies.trained_summary import (
     loss_table,
 )
 from hessblocks.studies.variants import Sizes, make_block
+from hessblocks.training.size import RunSize
 
 CHAIN = (
     "pre-ln",
@@ -53,7 +54,7 @@ CHAIN = (
 )
 """Each block lacks one more part than the one before: attention skip, plain attention (shaped from
 here on), values, projection, sequential order, MLP skip, norms."""
-SIZES: dict[Scale, TrainedSize] = {
+SIZES: dict[Scale, RunSize] = {
     "smoke": replace(SMOKE, steps=20),
     "laptop": replace(LAPTOP, depth=4, steps=600, evaluations=12),
     "paper": PAPER,

@@ -8,35 +8,32 @@ steps times the median time of a step.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-import torch
-
+from hessblocks.studies import trained
 from hessblocks.studies.figure import Figure, Panel, Series, mean_and_error
-from hessblocks.studies.loop import Plan, make_optimiser, update
 from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, whole, word
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
 from hessblocks.studies.trained import (
     COLUMNS,
-    LOSS,
     SEEDS,
     SIZES,
     make_model,
     run,
+    run_settings,
     trained_settings,
 )
 from hessblocks.studies.trained_summary import final_losses, loss_table
+from hessblocks.studies.training import LOSS
+from hessblocks.training.pace import step_seconds
 
 VARIANTS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
 TIMED = "step_time"
 """Seconds of a training step, median over the turns."""
 ROUNDS = 12
-"""Turns of every block."""
-STEPS = 3
-"""Steps of a turn."""
+"""Turns of every block, a few steps each."""
 
 
 def settings(scale: Scale, seeds: int | None) -> list[Settings]:
@@ -53,25 +50,13 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
 
 def step_times(settings: Mapping[str, Scalar]) -> list[Row]:
     """Median time of a training step of each block, all taking turns."""
-    plan = Plan(
-        steps=1, batch_size=1, context=1, learning_rate=1e-4, evaluations=1,
-        evaluation_sequences=1, seed=0,
-    )  # fmt: skip
-    models = {name: make_model({**settings, "variant": name}) for name in VARIANTS}
-    optimisers = {name: make_optimiser(model, plan) for name, model in models.items()}
-    shape = (whole(settings, "batch_size"), whole(settings, "context"))
-    device = next(models["pre-ln"].parameters()).device
-    batch = torch.randint(whole(settings, "vocab_size"), shape, device=device)
+    runs = {name: {**settings, "variant": name} for name in VARIANTS}
+    models = {name: make_model(run) for name, run in runs.items()}
+    text = trained.corpus(whole(settings, "vocab_size"))
     times: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    for turn in range(ROUNDS + 1):
+    for _ in range(ROUNDS):
         for name, model in models.items():
-            start = time.perf_counter()
-            for _ in range(STEPS):
-                update(model, batch, optimisers[name])
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            if turn:  # the first turn warms up
-                times[name].append((time.perf_counter() - start) / STEPS)
+            times[name].append(statistics.mean(step_seconds(run_settings(runs[name]), text, model)))
     return [
         {
             "study": "speed",

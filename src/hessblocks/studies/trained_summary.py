@@ -9,7 +9,7 @@ from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, word
 from hessblocks.studies.statistics import student_quantile
 from hessblocks.studies.study import Check
-from hessblocks.studies.trained import LOSS
+from hessblocks.studies.training import LOSS
 
 Losses = dict[str, dict[Scalar, float]]
 """Variant → {seed: final loss}; diverged runs are infinite."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from typing import Any
 
-import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hessblocks.training import metrics, processes
 from hessblocks.training.checkpoints import prune, seal
+from hessblocks.training.clock import StepClock
 from hessblocks.training.divergence import Divergence
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.memory import peak_memory
@@ -24,7 +23,7 @@ class DivergenceWarning(UserWarning):
     """A loss or a gradient is no longer a number; the run ends there."""
 
 
-class Recorder(TrainerCallback):
+class Recorder(StepClock):
     """Decides when to log, evaluate and save, and writes down what comes of it.
 
     Training time is that of forward, backward and update; evaluation, checkpoints and what is measured
@@ -38,6 +37,7 @@ class Recorder(TrainerCallback):
         self, settings: RunSettings, folder: RunFolder, progress: Progress, done: dict[str, Any]
     ) -> None:
         """Start, or go on from what a checkpoint remembered (`done`)."""
+        super().__init__(settings.device)
         self.settings = settings
         self.folder = folder
         self.progress = progress
@@ -45,21 +45,13 @@ class Recorder(TrainerCallback):
         self.peak: int = done.get("peak_memory", 0)
         self.divergence: Divergence | None = None
         self._logged = (done.get("step", 0), self.seconds)
-        self._started = 0.0
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Start the clock."""
-        self._started = time.perf_counter()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Stop the clock; ask for what is due. A checkpoint always comes with a logged loss."""
-        if self.settings.device == "cuda":
-            torch.cuda.synchronize()
-        self.seconds += time.perf_counter() - self._started
+        super().on_step_end(args, state, control)
+        self.seconds += self.last
         training, step = self.settings.training, state.global_step
         last = step == training.steps
         control.should_save = not last and step % training.checkpoint_every == 0

@@ -12,7 +12,7 @@ from typing import Any
 from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError
 from hessblocks.files import write_text
-from hessblocks.training import metrics, processes
+from hessblocks.training import metrics
 from hessblocks.training.checks import check_choice
 from hessblocks.training.execution import together
 from hessblocks.training.folder import RunFolder, claimed
@@ -105,9 +105,7 @@ def compare(
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
         RunError: `out` cannot be written.
     """
-    settings.check(settings.presets, corpus)
-    settings.training.sequences_each(processes.asked_for())
-    with together(settings.device, corpus) as deciding:
+    with together(settings, settings.presets, corpus) as deciding:
         if deciding:
             _compare(settings, corpus, out, progress, command, finish)
 
@@ -127,27 +125,30 @@ def _compare(
             own = folder.run(run.preset, run.seed)
             own.prepare(run.config(command, corpus))
             Run(run, corpus, own, progress).complete()
-            _gather(folder, runs)
+            _gather(folder, runs, corpus.vocab_size)
         if finish:
             finish(out)
 
 
-def _gather(folder: RunFolder, settings: Sequence[RunSettings]) -> None:
+def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:
     """Put the tables of the runs so far into the folder of the comparison, once all are read."""
-    runs = [folder.run(run.preset, run.seed) for run in settings]
-    rows = [read_rows(run.results) for run in runs]
-    trained = [is_trained(own) for own in rows]
+    runs = [(run, folder.run(run.preset, run.seed)) for run in settings]
+    rows = [read_rows(own.results) for _, own in runs]
+    expected = [
+        run.line_files(vocab_size) if is_trained(found) else ()
+        for (run, _), found in zip(runs, rows, strict=True)
+    ]
     for name in ("metrics", "observations"):
-        paths = [getattr(run, name) for run in runs]
+        paths = [getattr(own, name) for _, own in runs]
         if name == "metrics" or any(path.exists() for path in paths):
-            lines = _lines(paths, trained)
+            lines = _lines(paths, [name in files for files in expected])
             write_text(getattr(folder, name), "".join(json.dumps(line) + "\n" for line in lines))
     write_rows(folder.results, chain.from_iterable(rows))
 
 
-def _lines(paths: Sequence[Path], trained: Sequence[bool]) -> list[dict[str, Any]]:
+def _lines(paths: Sequence[Path], whole: Sequence[bool]) -> list[dict[str, Any]]:
     return [
         line
-        for path, finished in zip(paths, trained, strict=True)
+        for path, finished in zip(paths, whole, strict=True)
         for line in (metrics.read_finished if finished else metrics.read)(path)
     ]

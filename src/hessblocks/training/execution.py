@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,22 +19,29 @@ from hessblocks.training.pace import step_seconds
 from hessblocks.training.processes import Order
 from hessblocks.training.progress import Progress
 from hessblocks.training.quiet import quiet
+from hessblocks.training.settings import SharedSettings
 from hessblocks.training.trainer import make_trainer
 
 
 @contextmanager
-def together(device: str, corpus: Corpus) -> Iterator[bool]:
+def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> Iterator[bool]:
     """Meet the other processes; yields whether this one decides. The others work inside until sent home.
 
     Args:
-        device: cpu or cuda.
+        settings: of all runs, refused here before anything is written.
+        presets: names of the blocks that are trained.
         corpus: the same in every process.
+
+    Raises:
+        ArgumentError: sizes that do not fit, too little data, or updates that cannot be shared out.
     """
-    processes.join(device)
+    settings.check(presets, corpus)
+    settings.training.sequences_each(processes.asked_for())
+    processes.join(settings.device)
     if not processes.is_first():
         while order := processes.hear():
             if order.kind == "pace":
-                step_seconds(order, corpus)
+                step_seconds(order.settings, corpus)
             else:
                 carry_out(order, corpus, Progress())
         yield False

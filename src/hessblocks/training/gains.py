@@ -33,12 +33,21 @@ def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
     Args:
         model: of this library.
     """
+    for layer, quantity, gain in _trained(model):
+        yield {"layer": layer, "quantity": quantity, **_value(gain)}
+
+
+def has_gains(model: nn.Module) -> bool:
+    """Whether any gain of the model is trained."""
+    return any(True for _ in _trained(model))
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
     for layer, block in enumerate(layers_of(model)):
         for path, module in block.named_modules():
-            name = path.rpartition(".")[2]
-            for quantity, gain in _gains(name, module):
+            for quantity, gain in _gains(path.rpartition(".")[2], module):
                 if isinstance(gain, Tensor) and gain.requires_grad:
-                    yield {"layer": layer, "quantity": quantity, **_value(gain)}
+                    yield layer, quantity, gain
 
 
 def _gains(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor | float]]:

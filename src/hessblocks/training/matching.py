@@ -107,7 +107,7 @@ def _costs(
         seconds: dict[str, list[float]] = {run.preset: [] for run in runs}
         for order in orders * ROUNDS:
             processes.give(order)
-            seconds[order.settings.preset] += step_seconds(order, corpus)
+            seconds[order.settings.preset] += step_seconds(order.settings, corpus)
     return {name: statistics.median(found) for name, found in seconds.items()}
 
 

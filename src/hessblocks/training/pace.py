@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
 
 from hessblocks.data import Corpus
-from hessblocks.training.processes import Order
+from hessblocks.training.clock import StepClock
 from hessblocks.training.quiet import quiet
+from hessblocks.training.settings import RunSettings
 from hessblocks.training.trainer import make_trainer
 
 WARM = 2
@@ -22,41 +21,36 @@ COUNTED = 5
 """Steps that are."""
 
 
-class Stopwatch(TrainerCallback):
-    """The seconds of each step: forward, backward, update."""
+class Stopwatch(StepClock):
+    """Keeps the seconds of every step."""
 
     def __init__(self, device: str) -> None:
-        self.device = device
+        super().__init__(device)
         self.seconds: list[float] = []
-        self._started = 0.0
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Start."""
-        self._started = time.perf_counter()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Stop."""
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self._started)
+        """Stop; nothing is logged, evaluated or saved."""
+        super().on_step_end(args, state, control)
+        self.seconds.append(self.last)
         control.should_log = control.should_evaluate = control.should_save = False
 
 
-def step_seconds(order: Order, corpus: Corpus) -> list[float]:
-    """The seconds of `COUNTED` steps, the first ones of a run; its model is thrown away.
+def step_seconds(
+    settings: RunSettings, corpus: Corpus, model: PreTrainedModel | None = None
+) -> list[float]:
+    """The seconds of `COUNTED` steps, the first ones of a run.
 
     Args:
-        order: whose settings say what is trained.
+        settings: what is trained, and how.
         corpus: to train on.
+        model: trained in place; by default that of the settings, which is thrown away.
     """
-    settings = order.settings
     brief = replace(settings, training=replace(settings.training, steps=WARM + COUNTED))
     watch = Stopwatch(settings.device)
-    model = brief.model.build(brief.preset, corpus.vocab_size, brief.seed)
+    if model is None:
+        model = brief.model.build(brief.preset, corpus.vocab_size, brief.seed)
     with tempfile.TemporaryDirectory() as folder, quiet():
         make_trainer(model, brief, corpus, Path(folder), [watch], resumed=True).train()
     return watch.seconds[WARM:]

@@ -97,9 +97,8 @@ class Run:
     def _check(self) -> None:
         """Look over what an earlier process left: files of a trained run, rows of each step."""
         if is_trained(self.rows):
-            metrics.read_finished(self.folder.metrics)
-            if self.settings.observation.any:
-                metrics.read_finished(self.folder.observations)
+            for name in self.settings.line_files(self.corpus.vocab_size):
+                metrics.read_finished(getattr(self.folder, name))
             if not self._diverged and not is_whole(self.folder.model):
                 self._warn(f"{self.folder.model} is damaged; {self._remedy}")
         begun = max((STEPS.index(step_of_row(row)) + 1 for row in self.rows), default=0)

@@ -14,6 +14,7 @@ from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, unknown_name
 from hessblocks.models import build
+from hessblocks.training.gains import has_gains
 from hessblocks.training.observation import CurvatureSettings, ObservationSettings, chooses
 from hessblocks.training.optimisation import TrainingSettings
 
@@ -148,6 +149,14 @@ class RunSettings(SharedSettings):
             "seed": self.seed,
             **self.shared_config(corpus),
         }
+
+    def line_files(self, vocab_size: int) -> tuple[str, ...]:
+        """Which of metrics and observations the run leaves; gains alone may be nothing to observe."""
+        observed = self.observation.needs_batch
+        if self.observation.gains_every and not observed:
+            with torch.device("meta"):
+                observed = has_gains(self.model.build(self.preset, vocab_size, seed=0))
+        return ("metrics", "observations") if observed else ("metrics",)
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:

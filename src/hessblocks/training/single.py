@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hessblocks.data import Corpus
-from hessblocks.training import processes
 from hessblocks.training.execution import together
 from hessblocks.training.folder import claimed
 from hessblocks.training.progress import Progress
@@ -36,9 +35,7 @@ def train(
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
         RunError: `out` cannot be written or is damaged.
     """
-    settings.check([settings.preset], corpus)
-    settings.training.sequences_each(processes.asked_for())
-    with together(settings.device, corpus) as deciding:
+    with together(settings, [settings.preset], corpus) as deciding:
         if deciding:
             with claimed(out, settings.config(command, corpus)) as folder:
                 Run(settings, corpus, folder, progress).complete()
