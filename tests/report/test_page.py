@@ -100,7 +100,12 @@ def test_markup_in_names_and_settings_is_shown_not_obeyed(tmp_path) -> None:
 
 
 def test_dollars_in_names_are_not_mathematics(tmp_path) -> None:
-    write_report(Folder(presets=("$x_$", "$\\frac{$")).write(tmp_path))
+    names = ("$x_$", "$\\frac{$")
+    page = write_report(Folder(presets=names).write(tmp_path))
+    drawings = [path.read_text() for path in (page.parent / "figures").glob("*.svg")]
+    for name in names:
+        assert name in page.read_text()
+        assert any(name in drawing for drawing in drawings)
 
 
 def test_the_same_numbers_give_the_same_bytes(tmp_path) -> None:

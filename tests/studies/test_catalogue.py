@@ -57,6 +57,7 @@ def test_partial_results_are_summarised_too(smoke: Path, name: str) -> None:
         summary = study.summarise(rows[:count])
         json.dumps(summary.to_dict(), allow_nan=False)
         json.dumps(summary.figure.to_dict(), allow_nan=False)
+    assert all(check.holds is None for check in study.summarise([]).checks)
 
 
 @pytest.mark.parametrize("name", QUICK)
