@@ -15,7 +15,7 @@ from pathlib import Path
 from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.files import write_text
 from hessblocks.report.gallery import study_folders
-from hessblocks.report.study_section import AGREES, StudySection, load_section
+from hessblocks.report.study_section import VERDICTS, StudySection, load_section
 from hessblocks.studies import find, names
 
 DOCS = Path(__file__).parent
@@ -26,8 +26,8 @@ Every figure and table of both papers that `hessblocks reproduce --list` names, 
 as far as they have been measured, beside what was published or expected. Made by
 `python docs/make_results.py RUNS` from the folder that `hessblocks reproduce all --out RUNS` wrote. In
 [`results`](results) stand a study's checks and tables (`STUDY.json`) and the points of its figure
-(`STUDY-figure.json`). Intervals are 95 %, ± is one standard error. "too little to say" means that the seeds
-of this scale do not decide the question either way. Times add up the clocks of all points; on a machine
+(`STUDY-figure.json`). Intervals are 95 %, ± is one standard error. "undecided" means that the seeds of
+this scale do not decide the question either way. Times add up the clocks of all points; on a machine
 with other work, as here, they are several times those of an idle one.
 """
 
@@ -71,14 +71,15 @@ def overview(sections: Sequence[StudySection]) -> str:
             f"[{section.name}](#{anchor(section)})",
             section.summary["source"],
             section.config["scale"],
-            *(str([c["holds"] for c in section.summary["checks"]].count(each)) for each in AGREES),
+            *(
+                str([c["holds"] for c in section.summary["checks"]].count(each))
+                for each in VERDICTS
+            ),
             section.time,
         )
         for section in sections
     ]
-    return table(
-        ("study", "of", "scale", *(f"facts: {word}" for word in AGREES.values()), "time"), rows
-    )
+    return table(("study", "of", "scale", *(word for word in VERDICTS.values()), "time"), rows)
 
 
 def missing(sections: Sequence[StudySection]) -> str:

@@ -8,7 +8,7 @@ import pytest
 import hessblocks
 
 ROOT = Path(hessblocks.__file__).parent
-BASE = {"errors", "files", "heatmap", "labels", "_version"}
+BASE = {"errors", "files", "heatmap", "labels", "locks", "_version"}
 LAW = {
     "linalg": set(),
     "blocks": set(),

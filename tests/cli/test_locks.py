@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hessblocks.errors import RunError
-from hessblocks.training import locked
+from hessblocks.locks import held
 from tests.cli.helpers import Shell, sentence
 
 
@@ -17,7 +17,7 @@ def test_the_folder_is_still_claimed_while_the_report_is_written(
 
     def try_to_enter(out: Path) -> None:
         asked.append(out)
-        with pytest.raises(RunError, match="another process is writing"), locked(out):
+        with pytest.raises(RunError, match="is in use by process"), held(out):
             pass
 
     monkeypatch.setattr("hessblocks.cli.work.write_report", try_to_enter)
@@ -29,8 +29,8 @@ def test_no_report_into_a_folder_that_another_command_writes_to(
     shell: Shell, tmp_path: Path
 ) -> None:
     assert shell.train(tmp_path / "out").status == 0
-    with locked(tmp_path / "out"):
+    with held(tmp_path / "out"):
         outcome = shell("report", tmp_path / "out")
     assert outcome.status == 1
-    assert "another process is writing" in sentence(outcome)
+    assert "is in use by process" in sentence(outcome)
     assert not (tmp_path / "out" / "report.html").exists()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hessblocks.cli import main
+from hessblocks.locks import held
 from hessblocks.studies import run_studies
-from hessblocks.studies.lock import held
 from hessblocks.studies.store import POINTS
 
 STUDIES = ("mlp", "histograms", "fig3b")

@@ -12,9 +12,9 @@ import pytest
 
 from hessblocks.cli import main
 from hessblocks.errors import RunError
+from hessblocks.locks import held
 from hessblocks.studies import find, names
 from hessblocks.studies.executors import InProcess
-from hessblocks.studies.lock import held
 from hessblocks.studies.store import DAMAGED, POINTS
 
 

@@ -85,7 +85,7 @@ def test_a_store_of_a_newer_version_is_refused_and_untouched(tmp_path: Path) -> 
 HOLD = """
 import sys, time
 from pathlib import Path
-from hessblocks.studies.lock import held
+from hessblocks.locks import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -102,7 +102,7 @@ def test_a_file_in_the_place_of_the_folder_is_named(corpus: Corpus, tmp_path: Pa
 
 def test_two_processes_never_write_to_the_same_folder(corpus: Corpus, tmp_path: Path) -> None:
     config = COMPARISON.config("compare", corpus)
-    with claimed(tmp_path / "out", config), pytest.raises(RunError, match="another process"):  # noqa: SIM117
+    with claimed(tmp_path / "out", config), pytest.raises(RunError, match="in use by process"):  # noqa: SIM117
         with claimed(tmp_path / "out", config):
             pass
 

@@ -63,11 +63,11 @@ def _holds_studies(folder: Path) -> bool:
 
 
 def _run_page(folder: Path) -> Path:
+    from hessblocks.locks import held
     from hessblocks.report.curvature_page import is_curvature_run, write_curvature_report
     from hessblocks.report.page import write_report
-    from hessblocks.training import locked
 
-    with locked(folder):
+    with held(folder):
         write = write_curvature_report if is_curvature_run(folder) else write_report
         return write(folder)
 

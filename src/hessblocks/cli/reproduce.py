@@ -156,10 +156,10 @@ def _summary(
 
 def _show(results: Sequence[StudyResult], page: Path, seconds: float) -> None:
     from hessblocks.cli.tables import console, plain_table
+    from hessblocks.report.study_section import VERDICTS
 
-    verdicts = {True: "agrees", False: "differs", None: "too little to say"}
     rows = [
-        (result.name, check.fact, check.expected, check.ours, verdicts[check.holds])
+        (result.name, check.fact, check.expected, check.ours, VERDICTS[check.holds])
         for result in results
         for check in result.checks
     ]

@@ -10,8 +10,8 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError
 from hessblocks.files import atomic_path, write_json
+from hessblocks.locks import held
 from hessblocks.report.signal_figure import write_signal_figures
-from hessblocks.training import locked
 from hessblocks.training.environment import environment
 
 
@@ -34,7 +34,7 @@ def recorded(
         RunError: it cannot be written, or another process writes there.
     """
     check_folder(out)
-    with locked(out):
+    with held(out):
         check_folder(out)
         write_json(out / "config.json", config)
         write_json(out / "environment.json", environment())

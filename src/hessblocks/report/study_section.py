@@ -13,7 +13,7 @@ from hessblocks.errors import RunError
 from hessblocks.report.difference import Difference, differences
 from hessblocks.report.study_figure import write_study_figure
 
-AGREES = {True: "agrees", False: "differs", None: "too little to say"}
+VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 """What is written of a check."""
 FEW = 4
 """Values of a setting that are written out."""
@@ -46,14 +46,14 @@ class StudySection:
     @property
     def checks(self) -> list[dict[str, str]]:
         """Rows of the table of facts."""
-        return [{**check, "verdict": AGREES[check["holds"]]} for check in self.summary["checks"]]
+        return [{**check, "verdict": VERDICTS[check["holds"]]} for check in self.summary["checks"]]
 
     @property
     def tally(self) -> str:
-        """How many facts agree, in words."""
+        """How many facts hold, in words."""
         verdicts = [check["verdict"] for check in self.checks]
-        counts = [(verdicts.count(word), word) for word in AGREES.values()]
-        return ", ".join(f"{count} {word}" for count, word in counts if count) or "no facts yet"
+        counts = [(verdicts.count(word), word) for word in VERDICTS.values()]
+        return ", ".join(f"{word}: {count}" for count, word in counts if count) or "no facts yet"
 
     @property
     def settings(self) -> str:

@@ -8,13 +8,13 @@ from hessblocks.studies.figure import Figure, mean_and_error
 from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import word
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
-from hessblocks.studies.trained import COLUMNS, SEEDS, SIZES, run, trained_settings
+from hessblocks.studies.trained import COLUMNS, REVISION, SEEDS, SIZES, run, trained_settings
 from hessblocks.studies.trained_summary import (
     Losses,
-    bars_panel,
     close_check,
     final_losses,
     loss_table,
+    places_panel,
     slower_check,
 )
 from hessblocks.studies.variants import MLP_GAINS
@@ -55,7 +55,8 @@ def summarise(rows: Sequence[Row]) -> Summary:
         for name, runs in losses.items()
         if max(runs.values()) < float("inf")
     }
-    panel = bars_panel({"final loss": finite}, "final validation loss (nats per token)")
+    label = "final validation loss (nats per token)"
+    panel = places_panel({"final loss": finite}, label, bars=False)
     return Summary(
         figure=Figure(
             title="What the details are worth",
@@ -115,4 +116,5 @@ STUDY = Study(
     measure=measure,
     summarise=summarise,
     columns=COLUMNS,
+    revision=REVISION,
 )

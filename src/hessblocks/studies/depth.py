@@ -11,6 +11,7 @@ from hessblocks.studies.settings import word
 from hessblocks.studies.study import Scale, Settings, Study, Summary
 from hessblocks.studies.trained import (
     COLUMNS,
+    REVISION,
     SEEDS,
     SIZES,
     run,
@@ -81,4 +82,5 @@ STUDY = Study(
     measure=measure,
     summarise=summarise,
     columns=COLUMNS,
+    revision=REVISION,
 )

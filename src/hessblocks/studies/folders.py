@@ -10,8 +10,8 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.files import write_json
+from hessblocks.locks import held
 from hessblocks.studies.catalogue import find, names
-from hessblocks.studies.lock import held
 from hessblocks.studies.outputs import write_outputs
 from hessblocks.studies.store import Store, opened
 

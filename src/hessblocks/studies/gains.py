@@ -11,7 +11,7 @@ from hessblocks.studies.figure import Figure, Panel, Series, mean_and_error
 from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, whole, word
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
-from hessblocks.studies.trained import COLUMNS, SEEDS, SIZES, run, trained_settings
+from hessblocks.studies.trained import COLUMNS, REVISION, SEEDS, SIZES, run, trained_settings
 from hessblocks.studies.variants import GAINED
 
 GROUPS = ("value", "projection")
@@ -135,4 +135,5 @@ STUDY = Study(
     measure=measure,
     summarise=summarise,
     columns=COLUMNS,
+    revision=REVISION,
 )

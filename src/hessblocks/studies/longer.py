@@ -8,7 +8,7 @@ from dataclasses import replace
 from hessblocks.studies.figure import Figure
 from hessblocks.studies.point import Row
 from hessblocks.studies.study import Scale, Settings, Study, Summary
-from hessblocks.studies.trained import COLUMNS, SEEDS, SIZES, measure, trained_settings
+from hessblocks.studies.trained import COLUMNS, REVISION, SEEDS, SIZES, measure, trained_settings
 from hessblocks.studies.trained_summary import close_check, final_losses, loss_panel, loss_table
 
 VARIANTS = ("pre-ln", "sas", "sas-p")
@@ -52,4 +52,5 @@ STUDY = Study(
     measure=measure,
     summarise=summarise,
     columns=COLUMNS,
+    revision=REVISION,
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hessblocks.studies.figure import Figure, Panel, Series, mean_and_error
 from hessblocks.studies.point import Row
 from hessblocks.studies.study import Scale, Settings, Study, Summary
-from hessblocks.studies.trained import COLUMNS, SEEDS, SIZES, measure, trained_settings
+from hessblocks.studies.trained import COLUMNS, REVISION, SEEDS, SIZES, measure, trained_settings
 from hessblocks.studies.trained_summary import (
     Losses,
     close_check,
@@ -112,4 +112,5 @@ STUDY = Study(
     measure=measure,
     summarise=summarise,
     columns=COLUMNS,
+    revision=REVISION,
 )

@@ -10,11 +10,11 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.files import write_json
+from hessblocks.locks import held
 from hessblocks.studies.catalogue import find
 from hessblocks.studies.cluster import RayCluster
 from hessblocks.studies.executors import Executor, InProcess
 from hessblocks.studies.folders import remember
-from hessblocks.studies.lock import held
 from hessblocks.studies.outputs import write_outputs
 from hessblocks.studies.point import Outcome, Point, Row
 from hessblocks.studies.processes import LocalProcesses

@@ -33,11 +33,11 @@ from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
 from hessblocks.studies.trained import LAPTOP, PAPER, SMOKE, run, trained_settings
 from hessblocks.studies.trained_summary import (
     Losses,
-    bars_panel,
     final_losses,
     less_check,
     loss_panel,
     loss_table,
+    places_panel,
 )
 from hessblocks.studies.variants import Sizes, make_block
 from hessblocks.training.size import RunSize
@@ -213,7 +213,7 @@ def _bars(found: Values) -> list[Panel]:
                 for moment, each in found[quantity].items()
             }
             scale: Scaling = "log" if quantity == HETEROGENEITY else "linear"
-            panel = bars_panel(means, label)
+            panel = places_panel(means, label, bars=scale == "linear")
             panels.append(replace(panel, y_scale=scale, title=quantity.replace("_", " ")))
     return panels
 
@@ -307,4 +307,5 @@ STUDY = Study(
     measure=measure,
     summarise=summarise,
     columns=trained.COLUMNS,
+    revision=trained.REVISION,
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hessblocks.studies.figure import Figure
 from hessblocks.studies.point import Row
 from hessblocks.studies.study import Scale, Settings, Study, Summary
-from hessblocks.studies.trained import COLUMNS, SEEDS, SIZES, measure, trained_settings
+from hessblocks.studies.trained import COLUMNS, REVISION, SEEDS, SIZES, measure, trained_settings
 from hessblocks.studies.trained_summary import final_losses, loss_panel, loss_table, slower_check
 
 VARIANTS = ("pre-ln", "v-skipinit", "skipless")
@@ -44,4 +44,5 @@ STUDY = Study(
     measure=measure,
     summarise=summarise,
     columns=COLUMNS,
+    revision=REVISION,
 )

@@ -18,6 +18,7 @@ from hessblocks.studies.settings import number, whole, word
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
 from hessblocks.studies.trained import (
     COLUMNS,
+    REVISION,
     SEEDS,
     SIZES,
     make_model,
@@ -167,4 +168,5 @@ STUDY = Study(
     measure=measure,
     summarise=summarise,
     columns=COLUMNS,
+    revision=REVISION,
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hessblocks.errors import RunError
 from hessblocks.files import atomic_path
-from hessblocks.studies.lock import held
+from hessblocks.locks import held
 from hessblocks.studies.point import Outcome, Point, Row, canonical
 
 VERSION = 1

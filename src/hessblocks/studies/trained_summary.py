@@ -145,14 +145,22 @@ def _curve(rows: Sequence[Row], variant: str) -> Series | None:
     )
 
 
-def bars_panel(values: Mapping[str, Mapping[str, tuple[float, float]]], y_label: str) -> Panel:
-    """Bars side by side: name of the series → {place: (value, standard error)}."""
+def places_panel(
+    values: Mapping[str, Mapping[str, tuple[float, float]]], y_label: str, *, bars: bool
+) -> Panel:
+    """Named places side by side: name of the series → {place: (value, standard error)}.
+
+    Args:
+        values: of each series.
+        y_label: of the values.
+        bars: bars from 0, for what has a meaningful 0; points on an axis of their own otherwise.
+    """
     places = list(dict.fromkeys(place for each in values.values() for place in each))
     return Panel(
         title="",
         x_label="",
         y_label=y_label,
-        kind="bars",
+        kind="bars" if bars else "lines",
         ticks=tuple(places),
         series=tuple(
             Series(
@@ -160,6 +168,7 @@ def bars_panel(values: Mapping[str, Mapping[str, tuple[float, float]]], y_label:
                 x=tuple(float(places.index(place)) for place in each),
                 y=tuple(value for value, _ in each.values()),
                 error=tuple(error for _, error in each.values()),
+                line=False,
             )
             for name, each in values.items()
         ),

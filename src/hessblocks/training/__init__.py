@@ -4,7 +4,7 @@ from hessblocks.training.callbacks import DivergenceWarning
 from hessblocks.training.checkpoints import CheckpointWarning
 from hessblocks.training.checks import resolve_device
 from hessblocks.training.compare import ComparisonSettings, compare
-from hessblocks.training.folder import EnvironmentWarning, RunFolder, claimed, locked
+from hessblocks.training.folder import EnvironmentWarning, RunFolder, claimed
 from hessblocks.training.observation import CurvatureSettings, ObservationSettings
 from hessblocks.training.optimisation import TrainingSettings
 from hessblocks.training.progress import Progress
@@ -28,7 +28,6 @@ __all__ = [
     "TrainingSettings",
     "claimed",
     "compare",
-    "locked",
     "resolve_device",
     "train",
 ]

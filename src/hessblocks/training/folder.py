@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.files import remove_partials, write_json
+from hessblocks.locks import held
 from hessblocks.training.checks import differences
 from hessblocks.training.environment import environment
 from hessblocks.training.settings import with_defaults
@@ -134,7 +133,7 @@ class RunFolder:
 def claimed(
     path: Path, config: Mapping[str, Any], growing: Collection[str] = ()
 ) -> Iterator[RunFolder]:
-    """The run folder, locked for this process and prepared; the lock goes with the process.
+    """The run folder, held for this process and prepared; the lock goes with the process.
 
     Args:
         path: of the folder.
@@ -145,35 +144,10 @@ def claimed(
         ArgumentError: it holds something else.
         RunError: it cannot be written, or another process writes there.
     """
-    with locked(path):
+    with held(path):
         folder = RunFolder(path)
         folder.prepare(config, growing)
         yield folder
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """The folder for this process alone, made where it is missing; the lock goes with the process.
-
-    Raises:
-        RunError: it cannot be written, or another process writes there.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path / ".hessblocks.lock", timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise RunError(
-            f"--out: another process is writing to {path}; wait for it or choose another folder."
-        ) from error
-    except OSError as error:
-        raise RunError(
-            f"--out: {path} cannot be written ({error.strerror or error}); choose another folder."
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _entries(path: Path) -> list[Path]:

@@ -1,0 +1,65 @@
+"""A folder is written by one command at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from hessblocks.errors import RunError
+from hessblocks.files import write_json
+
+LOCK = ".hessblocks.lock"
+HOLDER = ".hessblocks.holder"
+"""Says who has the lock, for the message to those who do not get it."""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold `folder` for this process, however it ends.
+
+    Args:
+        folder: made when missing.
+
+    Raises:
+        RunError: another live process holds it (the message says which), or it cannot be written.
+    """
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise RunError(
+            f"--out: {folder} is in use by {_holder(folder)}; wait for it or choose another folder."
+        ) from error
+    except OSError as error:
+        raise RunError(
+            f"--out: {folder} cannot be written ({error.strerror or error}); choose another folder."
+        ) from error
+    try:
+        write_json(folder / HOLDER, _me())
+        yield
+    finally:
+        lock.release()
+
+
+def _me() -> dict[str, str | int]:
+    return {
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _holder(folder: Path) -> str:
+    try:
+        holder = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+        return f"process {holder['process']} on {holder['host']} since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
