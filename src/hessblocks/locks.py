@@ -13,7 +13,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from hessblocks.errors import RunError
-from hessblocks.files import write_json
 
 LOCK = ".hessblocks.lock"
 HOLDER = ".hessblocks.holder"
@@ -32,8 +31,17 @@ def held(folder: Path) -> Iterator[None]:
     """
     lock = FileLock(folder / LOCK, timeout=0)
     try:
+        _take(lock, folder)
+        yield
+    finally:
+        lock.release()
+
+
+def _take(lock: FileLock, folder: Path) -> None:
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
+        (folder / HOLDER).write_text(json.dumps(_me()), encoding="utf-8")
     except Timeout as error:
         raise RunError(
             f"--out: {folder} is in use by {_holder(folder)}; wait for it or choose another folder."
@@ -42,11 +50,6 @@ def held(folder: Path) -> Iterator[None]:
         raise RunError(
             f"--out: {folder} cannot be written ({error.strerror or error}); choose another folder."
         ) from error
-    try:
-        write_json(folder / HOLDER, _me())
-        yield
-    finally:
-        lock.release()
 
 
 def _me() -> dict[str, str | int]:
