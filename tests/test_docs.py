@@ -12,6 +12,7 @@ from hessblocks.cli import main
 from hessblocks.errors import ArgumentError
 from hessblocks.studies import names, run_studies
 from hessblocks.studies.store import POINTS
+from tests.report.folders import Folder
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -62,14 +63,19 @@ def test_every_command_of_the_quickstart_runs(
     assert (tmp_path / "runs" / "mine" / "model" / "model.safetensors").exists()
 
 
-@pytest.fixture(scope="module")
-def make_results() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_results", DOCS / "make_results.py")
+def script(name: str) -> ModuleType:
+    """A script of the docs as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def make_results() -> ModuleType:
+    return script("make_results")
 
 
 def test_the_page_of_results_shows_what_is_there_and_lists_what_is_missing(
@@ -98,3 +104,28 @@ def test_the_page_of_results_shows_what_is_there_and_lists_what_is_missing(
 def test_no_results_without_studies(tmp_path: Path, make_results: ModuleType) -> None:
     with pytest.raises(ArgumentError, match=r"RUNS: .* holds no study"):
         make_results.main(tmp_path, tmp_path)
+
+
+def test_the_page_of_the_comparison_gets_its_curves_and_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Folder(presets=("pre-ln", "sas"), seeds=(0, 1), layers=1)
+    mine = script("make_comparison")
+    runs = [line for line in made.metrics if line["split"] == "validation"]
+    theirs = [line["loss"] for line in runs if line["preset"] == "pre-ln" and line["step"] == 200]
+    last = sum(theirs) / 2
+    for line in runs:
+        if line["preset"] == "sas":
+            line["loss"] = last + (1.0 if line["step"] < 160 else -1.0)
+    (tmp_path / "out").mkdir()
+    mine.main(made.write(tmp_path / "run"), tmp_path / "out")
+    curves = (tmp_path / "out" / "comparison.csv").read_text().splitlines()
+    assert curves[0] == "preset,seed,step,tokens,seconds,validation_loss"
+    assert len(curves) == 1 + len(runs)
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == [
+        f"comparison-{name}.png" for name in ("heterogeneity", "loss-seconds", "loss-steps")
+    ]
+    seconds = 140 * (0.12 - 0.008)  # half way between steps 120 and 160
+    first, second = capsys.readouterr().out.splitlines()[2:4]
+    assert first.split(" | ")[4] == f"{200 * 0.12:.0f}"
+    assert second.split(" | ")[3:5] == ["18250 ± 50", f"{seconds:.0f}"]
