@@ -17,7 +17,7 @@ from hessblocks.studies.masked_lm import STEP_TIME
 from hessblocks.studies.point import Row
 from hessblocks.studies.run import run_study
 from hessblocks.studies.study import Check
-from hessblocks.studies.trained import LOSS
+from hessblocks.studies.training import LOSS
 from tests.data.library import write_library
 
 NAMES = ("masked-lm", "downstream")

@@ -54,19 +54,24 @@ def settings(scale: Scale, seeds: int | None) -> list[Settings]:
         for rate in rates[scale]:
             size = replace(SIZES[scale], learning_rate=rate)
             points += trained_settings(
-                "adaptivity", PRESETS, size, seeds or _SEEDS[scale], optimiser=optimiser
+                "adaptivity",
+                PRESETS,
+                size,
+                seeds or _SEEDS[scale],
+                optimiser=optimiser,
+                curvature=(optimiser, rate) == ("adamw", rates[scale][0]),
             )
     return points
 
 
 def measure(settings: Mapping[str, Scalar]) -> list[Row]:
-    """Train one model, named with its optimiser and rate; AdamW's first rate also maps curvature."""
+    """Train one model, named with its optimiser and rate; one of a block and seed also maps curvature."""
     optimiser, rate = word(settings, "optimiser"), number(settings, "learning_rate")
     corpus = trained.corpus(whole(settings, "vocab_size"))
     probe = replace(_PROBE, tokens=min(_PROBE.tokens, whole(settings, "context")))
 
     def observe(model: nn.Module, step: int) -> list[Row]:
-        if step or optimiser != "adamw":
+        if step or not settings["curvature"]:
             return []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AttentionBackendWarning)

@@ -57,7 +57,7 @@ here on), values, projection, sequential order, MLP skip, norms."""
 SIZES: dict[Scale, RunSize] = {
     "smoke": replace(SMOKE, steps=20),
     "laptop": replace(LAPTOP, depth=4, steps=600, evaluations=12),
-    "paper": PAPER,
+    "paper": replace(PAPER, evaluations=40),
 }
 _PROBES: dict[Scale, Probe] = {
     "smoke": Probe(sequences=2, tokens=8, probes=4, spectrum_steps=4, spectrum_probes=1),

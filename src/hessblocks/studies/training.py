@@ -38,7 +38,7 @@ def train(
         model: a causal language model.
         settings: how it is trained; the model is not built from them.
         corpus: training and held-out tokens.
-        observer: looks at the model whenever a validation loss is taken, before the first step too.
+        observer: looks at the model whenever a validation loss is taken and finite, before the first step too.
 
     Returns:
         Rows with step, tokens, quantity and value; a run whose loss is no longer a number ends there,
@@ -78,7 +78,7 @@ class _Watch(TrainerCallback):
     ) -> None:
         loss, step = given["metrics"]["eval_loss"], state.global_step
         self.rows.append(self._loss(step, loss if math.isfinite(loss) else None))
-        if self.observer:
+        if self.observer and math.isfinite(loss):
             seen = self.observer(given["model"], step)
             self.rows += [{**self._place(step), **row} for row in seen]
 

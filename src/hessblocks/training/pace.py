@@ -19,6 +19,8 @@ WARM = 2
 """Steps that are not counted."""
 COUNTED = 5
 """Steps that are."""
+RATE = 1e-6
+"""Learning rate: without its warm-up a model might diverge at that of its run."""
 
 
 class Stopwatch(StepClock):
@@ -47,7 +49,8 @@ def step_seconds(
         corpus: to train on.
         model: trained in place; by default that of the settings, which is thrown away.
     """
-    brief = replace(settings, training=replace(settings.training, steps=WARM + COUNTED))
+    training = replace(settings.training, steps=WARM + COUNTED, learning_rate=RATE)
+    brief = replace(settings, training=training)
     watch = Stopwatch(settings.device)
     if model is None:
         model = brief.model.build(brief.preset, corpus.vocab_size, brief.seed)
