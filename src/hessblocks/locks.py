@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,6 +34,9 @@ def held(folder: Path) -> Iterator[None]:
         _take(lock, folder)
         yield
     finally:
+        if lock.is_locked:
+            with suppress(OSError):
+                (folder / HOLDER).unlink(missing_ok=True)
         lock.release()
 
 

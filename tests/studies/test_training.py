@@ -12,9 +12,12 @@ import torch
 from hessblocks.data import Corpus, load_corpus
 from hessblocks.models import build
 from hessblocks.studies import adaptivity, find, names, simplification, trained
+from hessblocks.studies.point import Row
 from hessblocks.studies.run import run_study
+from hessblocks.studies.step_times import STEP_TIME
+from hessblocks.studies.study import SCALES, Scale
 from hessblocks.studies.trained import SMOKE, run, run_settings, trained_settings
-from hessblocks.studies.trained_summary import close_check, final_losses, slower_check
+from hessblocks.studies.trained_summary import close_check, final_losses, mean_curve, slower_check
 from hessblocks.studies.training import LOSS, train
 from hessblocks.studies.variants import VARIANTS, Sizes, make_block
 from hessblocks.training import ModelSettings, RunSettings, TrainingSettings
@@ -101,6 +104,78 @@ def test_a_diverging_run_ends_with_an_empty_loss(corpus: Corpus) -> None:
     assert rows[-1]["value"] is None
     losses = final_losses([{**row, "variant": "x", "seed": 0} for row in rows])
     assert losses == {"x": {0: math.inf}}
+
+
+def test_a_lost_model_is_not_observed(corpus: Corpus) -> None:
+    made = model("pre-ln")
+    with torch.no_grad():
+        made.lm_head.weight.fill_(float("inf"))
+    seen: list[int] = []
+    rows = train(made, SETTINGS, corpus, lambda _, step: seen.append(step) or [])
+    assert rows[-1]["value"] is None
+    assert seen == []
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_curvature_is_measured_at_every_stage(scale: Scale) -> None:
+    size = simplification.SIZES[scale]
+    stages = [size.steps * stage // simplification.STAGES for stage in (1, 2, 3, 4)]
+    assert [stage % size.evaluate_every for stage in stages] == [0, 0, 0, 0]
+
+
+def test_each_block_and_seed_is_mapped_once_by_adaptivity() -> None:
+    points = adaptivity.settings("laptop", 2)
+    mapped = [(p["variant"], p["seed"]) for p in points if p["curvature"]]
+    assert len(mapped) == len(set(mapped)) == 2 * len(adaptivity.PRESETS)
+
+
+def curve(variant: str, seed: int, losses: list[float | None]) -> list[Row]:
+    return [
+        {
+            "quantity": LOSS,
+            "variant": variant,
+            "seed": seed,
+            "step": 10 * place,
+            "value": loss,
+        }
+        for place, loss in enumerate(losses)
+    ]
+
+
+def timed(variant: str, seconds: float) -> Row:
+    return {
+        "quantity": STEP_TIME,
+        "variant": variant,
+        "seed": 0,
+        "value": seconds,
+        "standard_error": 0.01,
+    }
+
+
+def speed_verdicts(rows: list[Row]) -> dict[str, bool | None]:
+    checks = find("speed").summarise(rows).checks
+    return {check.fact.partition(" than")[0]: check.holds for check in checks}
+
+
+def test_a_mean_curve_ends_where_a_seed_diverged() -> None:
+    rows = curve("sas", 0, [4.0, 3.0, 2.0]) + curve("sas", 1, [4.0, 3.2, None])
+    assert mean_curve(rows, "sas") == [(0, 4.0, 0.0), (10, 3.1, pytest.approx(0.1))]
+
+
+def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
+    slow = [row for seed in (0, 1) for row in curve("pre-ln", seed, [4.0, 3.0 + seed, 2.0 + seed])]
+    fast = [row for seed in (0, 1) for row in curve("sas-p", seed, [4.0, 1.0 + seed, 0.5 + seed])]
+    times = [timed("pre-ln", 1.0), timed("sas-p", 0.9)]
+    time = "sas-p needs less time"
+    assert speed_verdicts(slow + fast + times)[time] is True
+    assert speed_verdicts(slow + curve("sas-p", 0, [4.0, 1.0, 0.5]) + times)[time] is None
+    never = [row for seed in (0, 1) for row in curve("sas-p", seed, [4.0, 3.9, 3.8])]
+    assert speed_verdicts(slow + never + times)[time] is False
+    lost = curve("sas-p", 0, [4.0, 1.0, 0.5]) + curve("sas-p", 1, [4.0, None])
+    assert speed_verdicts(slow + lost + times)[time] is None
+    step = "a training step of sas-p takes less time"
+    assert speed_verdicts(slow + times)[step] is True
+    assert speed_verdicts([*slow, timed("pre-ln", 1.0), timed("sas-p", 0.99)])[step] is None
 
 
 def test_a_points_settings_are_those_of_its_run() -> None:

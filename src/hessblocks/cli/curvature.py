@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hessblocks.cli import options
-from hessblocks.errors import ArgumentError, RunError, unknown_name
+from hessblocks.cli.interruption import interruptible
+from hessblocks.errors import ArgumentError, unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,7 +103,7 @@ def curvature(
         parts=wanted, probes=probes, map=whole_map, spectrum=spectrum, level=level, seed=seed
     )
     start = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr), _interruptible():
+    with contextlib.redirect_stdout(sys.stderr), interruptible():
         limit = None if memory_limit is None else int(memory_limit * 1e9)
         page = _carry_out(
             source, sample, sizes, groups, settings, resolve_device(device), limit, out
@@ -194,14 +195,6 @@ def _subject_and_batch(
     corpus = sample.corpus(sizes["vocab_size"])
     subject = models.fresh_model(preset, {**sizes, "vocab_size": corpus.vocab_size}, seed)
     return subject, feed.corpus_batch(corpus, sample)
-
-
-@contextlib.contextmanager
-def _interruptible() -> Any:
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise RunError("interrupted; the same command goes on where it stopped.") from None
 
 
 def _show(page: Path, seconds: float, *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hessblocks.cli import options
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError, HessblocksError, RunError
 
 if TYPE_CHECKING:
     from hessblocks.studies import StudyResult
@@ -56,7 +56,10 @@ def reproduce(
     out: options.Out = Path("runs/reproduce"),
     seed: Annotated[int, typer.Option(help="Without effect: repetitions are 0, 1, ….")] = 0,
     device: Annotated[
-        str, typer.Option(help="Without effect: points are measured on cores.")
+        str,
+        typer.Option(
+            help="Without effect: studies that train take CUDA where there is one, all others cores."
+        ),
     ] = "cpu",
     as_json: options.Json = False,
     traceback: options.Traceback = False,
@@ -84,7 +87,8 @@ def reproduce(
                 reporter=reporter,
             )
         except studies.FailedPointsError:
-            write_gallery(out, studies.names())
+            with contextlib.suppress(HessblocksError):  # nothing to show is not what went wrong
+                write_gallery(out, studies.names())
             raise
         except KeyboardInterrupt:
             raise RunError(

@@ -6,11 +6,12 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
+from hessblocks.cli.interruption import interruptible
 from hessblocks.cli.progress import make_progress
 from hessblocks.cli.tables import WIDE, comparison_table, console, time_line, zero_group_lines
 from hessblocks.data import Corpus, load_corpus
@@ -49,7 +50,7 @@ def carry_out(
         with progress.stage("report"):
             write_report(folder)
 
-    with contextlib.redirect_stdout(sys.stderr), _interruptible():
+    with contextlib.redirect_stdout(sys.stderr), interruptible():
         with progress.stage("data"):
             corpus = load_corpus(data, vocab_size)
         work(corpus, progress, report)
@@ -70,14 +71,6 @@ def carry_out(
             screen.print(f"next    {hint}", soft_wrap=True)
     if lost:
         raise RunError("every run diverged; the warnings say where. Try a lower --learning-rate.")
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise RunError("interrupted; the same command goes on where it stopped.") from None
 
 
 def _show(screen: Console, rows: tuple[ComparisonRow, ...], results: FolderResults) -> None:

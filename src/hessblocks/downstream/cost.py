@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hessblocks.downstream.pretrain import CLIP
 from hessblocks.downstream.settings import Pretraining
 
 ROUNDS = 12
@@ -83,12 +85,13 @@ def costs(settings: Pretraining, presets: Sequence[str], rounds: int = ROUNDS) -
 
 
 class _Work:
-    """A model with its optimiser and a batch."""
+    """A model with its optimiser and a batch; bf16 on CUDA, as pretraining has it."""
 
     def __init__(self, settings: Pretraining) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model: Any = settings.model()
         self.model = model.to(device)
+        self.precision = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         shape = (settings.batch_size, settings.context)
         self.tokens = torch.randint(settings.vocab_size, shape, device=device)
@@ -98,7 +101,10 @@ class _Work:
     def step(self) -> None:
         """A training step; the gradients go at its end."""
         self.model.train()
-        self.model(input_ids=self.tokens, labels=self.labels).loss.backward()
+        with self.precision:
+            loss = self.model(input_ids=self.tokens, labels=self.labels).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         self.optimiser.step()
         self.optimiser.zero_grad()
 
@@ -106,7 +112,8 @@ class _Work:
     def answer(self) -> None:
         """A forward pass."""
         self.model.eval()
-        self.model(input_ids=self.tokens)
+        with self.precision:
+            self.model(input_ids=self.tokens)
 
     def held(self) -> list[torch.Tensor]:
         """What is there before a step: weights, buffers, the optimiser's averages."""

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainingArguments, default_data_collator
+from transformers import TrainingArguments, default_data_collator
+
+from hessblocks.training.base import QuietTrainer, one_device
 
 
-class PlainTrainer(Trainer):
-    """A Trainer that decays matrices and embeddings alone.
+class PlainTrainer(QuietTrainer):
+    """A Trainer with a collator of its own for evaluation.
 
     Args:
         evaluation_collator: puts evaluation examples together, where they need no masking.
@@ -25,7 +26,6 @@ class PlainTrainer(Trainer):
     ) -> None:
         super().__init__(**given)
         self._evaluation_collator = evaluation_collator
-        self.remove_callback(PrinterCallback)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Batches of the evaluation examples, in order."""
@@ -35,10 +35,6 @@ class PlainTrainer(Trainer):
             batch_size=self.args.per_device_eval_batch_size,
             collate_fn=self._evaluation_collator,
         )
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Matrices and embeddings; gains, norms and biases have fewer than two dimensions."""
-        return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
 
 
 def arguments(folder: Path | str, **given: Any) -> TrainingArguments:
@@ -63,5 +59,4 @@ def arguments(folder: Path | str, **given: Any) -> TrainingArguments:
         report_to="none",
         **given,
     )
-    made._n_gpu = min(made.n_gpu, 1)  # several GPUs would multiply the batch
-    return made
+    return one_device(made)

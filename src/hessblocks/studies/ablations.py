@@ -117,4 +117,5 @@ STUDY = Study(
     summarise=summarise,
     columns=COLUMNS,
     revision=REVISION,
+    gpus=1,
 )

@@ -198,4 +198,5 @@ STUDY = Study(
     summarise=summarise,
     columns=trained.COLUMNS,
     revision=trained.REVISION,
+    gpus=1,
 )

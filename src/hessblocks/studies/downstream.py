@@ -14,11 +14,12 @@ from hessblocks.data.docstrings import load_docstrings
 from hessblocks.data.tasks import TASKS, Task, make_task
 from hessblocks.downstream import Finetuning, Pretraining, Score, finetune, pretrained
 from hessblocks.studies import masked_lm
+from hessblocks.studies.differences import Values, difference, exceeds, shown
 from hessblocks.studies.figure import Figure, Panel, Series, mean_and_error
 from hessblocks.studies.masked_lm import ALL, COLUMNS, PRESETS, SEEDS, SIZES
 from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, whole, word
-from hessblocks.studies.statistics import student_quantile
+from hessblocks.studies.step_times import PUBLISHED_SPEED, speed_check, speeds, values
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
 
 ACCURACY = "accuracy"
@@ -169,9 +170,9 @@ def summarise(rows: Sequence[Row]) -> Summary:
         figure=Figure(
             title="Downstream scores, training speed and parameters",
             caption=(
-                "Three stand-ins with labels true by construction (not GLUE), split by file: mean "
-                "accuracy over seeds, bars are standard errors. The published scores are GLUE at "
-                "16 layers, width 768: compare differences between blocks, not levels."
+                f"{_about(found)}: mean accuracy over seeds, bars are standard errors; beside the speeds, "
+                "of the difference. The published scores are GLUE at 16 layers, width 768: compare "
+                "differences between blocks, not levels."
             ),
             panels=_panels(rows, found),
         ),
@@ -180,12 +181,24 @@ def summarise(rows: Sequence[Row]) -> Summary:
     )
 
 
+def task_names(found: Scores) -> list[str]:
+    """The tasks, each once."""
+    every = (task for runs in found.values() for each in runs.values() for task in each)
+    return list(dict.fromkeys(every))
+
+
+def _about(found: Scores) -> str:
+    if set(task_names(found)) <= set(TASKS):
+        return "Stand-ins with labels true by construction (not GLUE), split by file"
+    return "Tasks of GLUE"
+
+
 def table(rows: Sequence[Row], found: Scores) -> list[dict[str, object]]:
     """One block a row: scores, parameters, speed and memory."""
     average = means(found)
-    training, answering = masked_lm.speeds(rows), masked_lm.speeds(rows, "answer_time")
+    training, answering = speeds(rows), speeds(rows, "answer_time")
     costs = {
-        quantity: masked_lm.values(rows, quantity)
+        quantity: values(rows, quantity)
         for quantity in ("parameters", "step_memory", "answer_memory")
     }
     lines: list[dict[str, object]] = []
@@ -204,7 +217,7 @@ def table(rows: Sequence[Row], found: Scores) -> list[dict[str, object]]:
         line |= {
             "training_speed": training.get(block, (None,))[0],
             "inference_speed": answering.get(block, (None,))[0],
-            "published_speed": masked_lm.PUBLISHED_SPEED.get(block),
+            "published_speed": PUBLISHED_SPEED.get(block),
         }
         lines.append(line)
     return lines
@@ -213,9 +226,7 @@ def table(rows: Sequence[Row], found: Scores) -> list[dict[str, object]]:
 def _panels(rows: Sequence[Row], found: Scores) -> tuple[Panel, ...]:
     if not found:
         return ()
-    names = list(
-        dict.fromkeys(t for runs in found.values() for each in runs.values() for t in each)
-    )
+    names = task_names(found)
     bars = []
     for block, runs in found.items():
         per_task = [
@@ -233,7 +244,7 @@ def _panels(rows: Sequence[Row], found: Scores) -> tuple[Panel, ...]:
         )
     panels = [
         Panel(
-            title="accuracy on the stand-ins", x_label="", y_label="accuracy (%)", kind="bars",
+            title="accuracy", x_label="", y_label="accuracy (%)", kind="bars",
             ticks=(*(_with_chance(rows, task) for task in names), "mean"), series=tuple(bars),
         )
     ]  # fmt: skip
@@ -250,25 +261,20 @@ def _with_chance(rows: Sequence[Row], task: str) -> str:
 
 def _speed_panel(rows: Sequence[Row], found: Scores) -> list[Panel]:
     """Score above pre-ln's against training speed, ours beside the published ones."""
-    average = {name: mean_and_error(list(v.values())) for name, v in means(found).items() if v}
-    speeds = masked_lm.speeds(rows)
-    ours = [name for name in speeds if name in average and "pre-ln" in average]
+    average = means(found)
+    times = speeds(rows)
+    gaps = {name: difference(average, name, "pre-ln") for name in times}
+    ours = {name: gap for name, gap in gaps.items() if gap is not None}
     if not ours:
         return []
     series = [
-        Series(
-            name=name,
-            x=(speeds[name][0],),
-            y=(average[name][0] - average["pre-ln"][0],),
-            error=(average[name][1],),
-            line=False,
-        )
-        for name in ours
+        Series(name=name, x=(times[name][0],), y=(gap.mean,), error=(gap.error,), line=False)
+        for name, gap in ours.items()
     ]
     series += [
         Series(
             name=name,
-            x=(masked_lm.PUBLISHED_SPEED[name],),
+            x=(PUBLISHED_SPEED[name],),
             y=(PUBLISHED_SCORES[name][0] - PUBLISHED_SCORES["pre-ln"][0],),
             error=(PUBLISHED_SCORES[name][1],),
             published=True,
@@ -286,11 +292,11 @@ def _speed_panel(rows: Sequence[Row], found: Scores) -> list[Panel]:
     ]
 
 
-def _checks(rows: Sequence[Row], average: Mapping[str, Mapping[Scalar, float]]) -> list[Check]:
+def _checks(rows: Sequence[Row], average: Values) -> list[Check]:
     checks = [_score_check(average, block) for block in ("sas", "sas-p") if block in average]
     if "pre-ln" in average and FRESH in average:
         checks.append(_pretraining_check(average))
-    at_size = masked_lm.values(rows, "parameters_at_16x768")
+    at_size = values(rows, "parameters_at_16x768")
     for block, millions in PUBLISHED_MILLIONS.items():
         if block in at_size:
             count = at_size[block][0] / 1e6
@@ -302,43 +308,27 @@ def _checks(rows: Sequence[Row], average: Mapping[str, Mapping[Scalar, float]]) 
                     holds=abs(count - millions) < 1,
                 )
             )
-    return [*checks, *masked_lm.speed_check(rows)]
+    return [*checks, *speed_check(rows)]
 
 
-def _gap(
-    average: Mapping[str, Mapping[Scalar, float]], first: str, second: str
-) -> tuple[float, float, int]:
-    """Mean of score(first) − score(second) over common seeds, its error, and the seeds."""
-    common = [seed for seed in average[first] if seed in average[second]]
-    gaps = [average[first][seed] - average[second][seed] for seed in common]
-    return (*mean_and_error(gaps), len(gaps)) if gaps else (0.0, 0.0, 0)
-
-
-def _decided(mean: float, error: float, seeds: int, limit: float) -> bool | None:
-    """Whether a mean is above a limit; None where seeds are too few or disagree."""
-    if seeds < 2 or abs(mean - limit) < student_quantile(0.975, seeds - 1) * error:
-        return None
-    return mean > limit
-
-
-def _score_check(average: Mapping[str, Mapping[Scalar, float]], block: str) -> Check:
+def _score_check(average: Values, block: str) -> Check:
     theirs = PUBLISHED_SCORES[block][0] - PUBLISHED_SCORES["pre-ln"][0]
-    mean, error, seeds = _gap(average, block, "pre-ln") if "pre-ln" in average else (0.0, 0.0, 0)
+    found = difference(average, block, "pre-ln")
     return Check(
         fact=f"{block} scores within {CLOSE:g} points of pre-ln, or above",
         expected=f"{theirs:+.1f} points (GLUE)",
-        ours=f"{mean:+.1f} ± {error:.1f} points ({seeds} seeds)" if seeds else "not finished",
-        holds=_decided(mean, error, seeds, -CLOSE),
+        ours=shown(found, "points", digits=1),
+        holds=exceeds(found, -CLOSE),
     )
 
 
-def _pretraining_check(average: Mapping[str, Mapping[Scalar, float]]) -> Check:
-    mean, error, seeds = _gap(average, "pre-ln", FRESH)
+def _pretraining_check(average: Values) -> Check:
+    found = difference(average, "pre-ln", FRESH)
     return Check(
         fact="pretraining helps: pre-ln scores above the same model from random weights",
         expected="above 0 points (ours; without it the scores say nothing about pretraining)",
-        ours=f"{mean:+.1f} ± {error:.1f} points ({seeds} seeds)" if seeds else "not finished",
-        holds=_decided(mean, error, seeds, 0.0),
+        ours=shown(found, "points", digits=1),
+        holds=exceeds(found, 0.0),
     )
 
 
@@ -351,4 +341,5 @@ STUDY = Study(
     measure=measure,
     summarise=summarise,
     columns=COLUMNS,
+    gpus=1,
 )

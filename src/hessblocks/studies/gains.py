@@ -136,4 +136,5 @@ STUDY = Study(
     summarise=summarise,
     columns=COLUMNS,
     revision=REVISION,
+    gpus=1,
 )

@@ -30,6 +30,7 @@ def write_outputs(study: Study, points: Sequence[Point], store: Store) -> tuple[
     done = sum(point in store for point in points)
     about = {
         "study": study.name,
+        "revision": study.revision,
         "title": study.title,
         "source": study.source,
         "published": study.published,

@@ -113,4 +113,5 @@ STUDY = Study(
     summarise=summarise,
     columns=COLUMNS,
     revision=REVISION,
+    gpus=1,
 )

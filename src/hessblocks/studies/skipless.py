@@ -45,4 +45,5 @@ STUDY = Study(
     summarise=summarise,
     columns=COLUMNS,
     revision=REVISION,
+    gpus=1,
 )

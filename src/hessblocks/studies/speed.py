@@ -7,14 +7,18 @@ steps times the median time of a step.
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from hessblocks.studies import trained
+from hessblocks.studies.differences import Difference, difference, exceeds, shown
 from hessblocks.studies.figure import Figure, Panel, Series, mean_and_error
 from hessblocks.studies.point import Row, Scalar
-from hessblocks.studies.settings import number, whole, word
+from hessblocks.studies.settings import whole
+from hessblocks.studies.step_times import STEP_TIME, median_error, speed_check, values
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
 from hessblocks.studies.trained import (
     COLUMNS,
@@ -26,13 +30,16 @@ from hessblocks.studies.trained import (
     run_settings,
     trained_settings,
 )
-from hessblocks.studies.trained_summary import final_losses, loss_table
-from hessblocks.studies.training import LOSS
+from hessblocks.studies.trained_summary import (
+    final_losses,
+    loss_table,
+    mean_curve,
+    run_curve,
+    run_seeds,
+)
 from hessblocks.training.pace import step_seconds
 
 VARIANTS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
-TIMED = "step_time"
-"""Seconds of a training step, median over the turns."""
 ROUNDS = 12
 """Turns of every block, a few steps each."""
 
@@ -63,43 +70,50 @@ def step_times(settings: Mapping[str, Scalar]) -> list[Row]:
             "study": "speed",
             "variant": name,
             "seed": 0,
-            "quantity": TIMED,
+            "quantity": STEP_TIME,
             "value": statistics.median(seconds),
-            "standard_error": 1.25 * mean_and_error(seconds)[1],
+            "standard_error": median_error(seconds),
             "method": "measured",
         }
         for name, seconds in times.items()
     ]
 
 
-def time_to(rows: Sequence[Row], variant: str, loss: float, step_time: float) -> float | None:
-    """Seconds until the mean validation loss is at most `loss`; None where it never is."""
-    for step, mean in mean_curve(rows, variant):
-        if mean <= loss:
-            return step * step_time
-    return None
+def steps_to(rows: Sequence[Row], variant: str, seed: Scalar, loss: float) -> float:
+    """Steps until a run's validation loss is `loss`, on a line between evaluations; infinite if never."""
+    for (step, before), (later, after) in itertools.pairwise(run_curve(rows, variant, seed)):
+        if after <= loss <= before:
+            return step + (later - step) * (before - loss) / ((before - after) or 1.0)
+    return math.inf
 
 
-def mean_curve(rows: Sequence[Row], variant: str) -> list[tuple[float, float]]:
-    """(step, validation loss averaged over seeds)."""
-    at: dict[float, list[float]] = {}
-    for row in rows:
-        if row["quantity"] == LOSS and row["variant"] == variant and row["value"] is not None:
-            at.setdefault(number(row, "step"), []).append(number(row, "value"))
-    return [(step, mean_and_error(at[step])[0]) for step in sorted(at)]
+def time_shares(
+    rows: Sequence[Row], step_time: Mapping[str, float]
+) -> dict[str, dict[Scalar, float]]:
+    """Block → {seed: its time to the last loss of pre-ln, as a share of pre-ln's}; infinite if never."""
+    found: dict[str, dict[Scalar, float]] = {}
+    for seed, target in final_losses(rows).get("pre-ln", {}).items():
+        if math.isinf(target):
+            continue
+        last = run_curve(rows, "pre-ln", seed)[-1][0]
+        for name, seconds in step_time.items():
+            if seed in run_seeds(rows, name):
+                steps = last if name == "pre-ln" else steps_to(rows, name, seed, target)
+                share = steps * seconds / (last * step_time["pre-ln"])
+                found.setdefault(name, {})[seed] = share
+    return found
 
 
 def summarise(rows: Sequence[Row]) -> Summary:
     """Loss against time, and the time to the loss that pre-ln ends with."""
-    step_time = {
-        word(row, "variant"): number(row, "value") for row in rows if row["quantity"] == TIMED
-    }
-    target = mean_curve(rows, "pre-ln")[-1][1] if mean_curve(rows, "pre-ln") else None
-    needed: dict[str, float | None] = {}
-    if target is not None:
-        needed = {name: time_to(rows, name, target, step_time[name]) for name in step_time}
+    step_time = {name: seconds for name, (seconds, _) in values(rows, STEP_TIME).items()}
+    shares = time_shares(rows, step_time) if "pre-ln" in step_time else {}
     table = [
-        {"variant": name, "step_time": seconds, "time_to_the_loss_of_pre_ln": needed.get(name)}
+        {
+            "variant": name,
+            "step_time": seconds,
+            "share_of_the_time_to_the_loss_of_pre_ln": _mean(shares.get(name, {})),
+        }
         for name, seconds in step_time.items()
     ]
     return Summary(
@@ -111,7 +125,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
             ),
             panels=(_panel(rows, step_time),) if step_time else (),
         ),
-        checks=tuple(_checks(step_time, needed)),
+        checks=(*speed_check(rows), *_time_checks(shares)),
         tables={"times": table, "losses": loss_table(final_losses(rows), rows)},
     )
 
@@ -125,8 +139,9 @@ def _panel(rows: Sequence[Row], step_time: Mapping[str, float]) -> Panel:
         series=tuple(
             Series(
                 name=name,
-                x=tuple(step * step_time[name] for step, _ in curve),
-                y=tuple(loss for _, loss in curve),
+                x=tuple(step * step_time[name] for step, _, _ in curve),
+                y=tuple(loss for _, loss, _ in curve),
+                error=tuple(error for _, _, error in curve),
             )
             for name, curve in found.items()
             if curve
@@ -134,29 +149,37 @@ def _panel(rows: Sequence[Row], step_time: Mapping[str, float]) -> Panel:
     )
 
 
-def _checks(step_time: Mapping[str, float], needed: Mapping[str, float | None]) -> list[Check]:
-    if not {"pre-ln", "sas-p"} <= set(step_time):
+def _mean(shares: Mapping[Scalar, float]) -> float | None:
+    """The mean over seeds; None where a seed never gets there."""
+    if not shares or not all(map(math.isfinite, shares.values())):
+        return None
+    return mean_and_error(list(shares.values()))[0]
+
+
+def _time_checks(shares: Mapping[str, Mapping[Scalar, float]]) -> list[Check]:
+    """Whether sas-p needs less time to pre-ln's last loss; no where it never gets there."""
+    if not {"pre-ln", "sas-p"} <= set(shares):
         return []
-    faster = step_time["pre-ln"] / step_time["sas-p"]
-    checks = [
+    found = difference(shares, "sas-p", "pre-ln")
+    never = [seed for seed, share in shares["sas-p"].items() if math.isinf(share)]
+    more = exceeds(found, 0.0)
+    holds = None if more is None else not more
+    if never and len(never) == len(shares["sas-p"]) > 1:
+        holds = False
+    return [
         Check(
-            fact="a step of sas-p takes less time than one of pre-ln",
-            expected="1.16 times as fast (16 layers, width 768, one GPU)",
-            ours=f"{faster:.2f} times",
-            holds=faster > 1,
+            fact="sas-p needs less time than pre-ln to the loss that pre-ln ends with",
+            expected="below 0 % more time",
+            ours=f"not reached by {len(never)} of {len(shares['sas-p'])} seeds"
+            if never
+            else shown(_percent(found), "% more time", digits=0),
+            holds=holds,
         )
     ]
-    theirs, ours = needed.get("pre-ln"), needed.get("sas-p")
-    if theirs is not None:
-        checks.append(
-            Check(
-                fact="sas-p needs less time than pre-ln to the loss that pre-ln ends with",
-                expected="less time",
-                ours="never gets there" if ours is None else f"{ours / theirs:.2f} of the time",
-                holds=ours is not None and ours < theirs,
-            )
-        )
-    return checks
+
+
+def _percent(found: Difference | None) -> Difference | None:
+    return found and replace(found, mean=100 * found.mean, error=100 * found.error)
 
 
 STUDY = Study(
@@ -169,4 +192,5 @@ STUDY = Study(
     summarise=summarise,
     columns=COLUMNS,
     revision=REVISION,
+    gpus=1,
 )

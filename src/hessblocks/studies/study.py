@@ -73,7 +73,7 @@ class Study:
     revision: int = 1
     """Raised when equal settings give other numbers than before."""
     gpus: float = 0
-    """Accelerators a point takes on a cluster."""
+    """Accelerators that a point of the paper's scale takes on a cluster."""
 
     def points(self, scale: str, seeds: int | None = None) -> list[Point]:
         """The points of a scale.
@@ -88,7 +88,8 @@ class Study:
         found: Scale | None = next((known for known in SCALES if known == scale), None)
         if found is None:
             raise unknown_name("scale", scale, SCALES)
+        gpus = self.gpus if found == "paper" else 0
         return [
-            Point(study=self.name, settings=settings, revision=self.revision, gpus=self.gpus)
+            Point(study=self.name, settings=settings, revision=self.revision, gpus=gpus)
             for settings in self.settings(found, seeds)
         ]

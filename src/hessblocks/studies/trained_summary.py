@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hessblocks.studies.differences import difference, exceeds, shown
 from hessblocks.studies.figure import Panel, Series, mean_and_error
 from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, word
-from hessblocks.studies.statistics import student_quantile
 from hessblocks.studies.study import Check
 from hessblocks.studies.training import LOSS
 
@@ -51,15 +51,6 @@ def loss_table(losses: Losses, rows: Sequence[Row]) -> list[dict[str, object]]:
     return table
 
 
-def difference(losses: Losses, first: str, second: str) -> tuple[float, float, int] | None:
-    """Mean over common seeds of loss(first) − loss(second), its standard error, and the seeds."""
-    common = sorted(set(losses.get(first, {})) & set(losses.get(second, {})), key=str)
-    gaps = [losses[first][seed] - losses[second][seed] for seed in common]
-    if not gaps or any(gap != gap or abs(gap) == float("inf") for gap in gaps):
-        return None
-    return *mean_and_error(gaps), len(gaps)
-
-
 def slower_check(losses: Losses, slow: str, fast: str, fact: str) -> Check:
     """Whether `slow` ends with the higher loss at equal tokens."""
     expected = f"final loss of {slow} above that of {fast}"
@@ -79,11 +70,11 @@ def less_check(
     """Whether `less` has the smaller value over common seeds; shown as less − more, or `turned`."""
     first, second = (more, less) if turned else (less, more)
     found = difference(values, first, second)
-    above = _above(found, 0.0)
+    above = exceeds(found, 0.0)
     return Check(
         fact=fact,
         expected=expected,
-        ours=_text(found, unit),
+        ours=shown(found, unit),
         holds=None if above is None else above == turned,
     )
 
@@ -91,33 +82,17 @@ def less_check(
 def close_check(losses: Losses, one: str, other: str, within: float, fact: str) -> Check:
     """Whether `one` ends no more than `within` nats above `other`."""
     found = difference(losses, one, other)
-    above = _above(found, within)
+    above = exceeds(found, within)
     return Check(
         fact=fact,
         expected=f"final loss of {one} at most {within:g} above that of {other}",
-        ours=_text(found),
+        ours=shown(found, "nats"),
         holds=None if above is None else not above,
     )
 
 
-def _above(found: tuple[float, float, int] | None, limit: float) -> bool | None:
-    """Whether the difference is above the limit; None where seeds are too few or disagree."""
-    if found is None or found[2] < 2:
-        return None
-    mean, error, seeds = found
-    reach = student_quantile(0.975, seeds - 1) * error
-    return None if abs(mean - limit) < reach else mean > limit
-
-
-def _text(found: tuple[float, float, int] | None, unit: str = "nats") -> str:
-    if found is None:
-        return "not finished, or diverged"
-    mean, error, seeds = found
-    return f"{mean:+.3f} ± {error:.3f} {unit} ({seeds} seeds)"
-
-
 def loss_panel(rows: Sequence[Row], variants: Sequence[str], title: str) -> Panel:
-    """Validation loss against steps, mean over seeds."""
+    """Validation loss against steps, mean over seeds; a curve ends where one of its seeds diverged."""
     return Panel(
         title=title,
         x_label="training step",
@@ -128,21 +103,41 @@ def loss_panel(rows: Sequence[Row], variants: Sequence[str], title: str) -> Pane
     )
 
 
-def _curve(rows: Sequence[Row], variant: str) -> Series | None:
+def mean_curve(rows: Sequence[Row], variant: str) -> list[tuple[float, float, float]]:
+    """(step, validation loss averaged over seeds, its standard error), as far as no seed diverged."""
     at: dict[float, list[float]] = {}
-    for row in rows:
-        if row["quantity"] == LOSS and row["variant"] == variant and row["value"] is not None:
-            at.setdefault(number(row, "step"), []).append(number(row, "value"))
-    if not at:
-        return None
-    steps = sorted(at)
-    means = [mean_and_error(at[step]) for step in steps]
-    return Series(
-        name=variant,
-        x=tuple(steps),
-        y=tuple(mean for mean, _ in means),
-        error=tuple(error for _, error in means),
+    for seed in run_seeds(rows, variant):
+        for step, loss in run_curve(rows, variant, seed):
+            at.setdefault(step, []).append(loss)
+    runs = len(run_seeds(rows, variant))
+    return [(step, *mean_and_error(at[step])) for step in sorted(at) if len(at[step]) == runs]
+
+
+def run_curve(rows: Sequence[Row], variant: str, seed: Scalar) -> list[tuple[float, float]]:
+    """(step, validation loss) of one run; a loss that is not a number is left out."""
+    return [
+        (number(row, "step"), number(row, "value"))
+        for row in rows
+        if (row["quantity"], row["variant"], row["seed"]) == (LOSS, variant, seed)
+        and row["value"] is not None
+    ]
+
+
+def run_seeds(rows: Sequence[Row], variant: str) -> list[Scalar]:
+    """The seeds of a variant, diverged ones too."""
+    return list(
+        dict.fromkeys(
+            row["seed"] for row in rows if (row["quantity"], row["variant"]) == (LOSS, variant)
+        )
     )
+
+
+def _curve(rows: Sequence[Row], variant: str) -> Series | None:
+    found = mean_curve(rows, variant)
+    if not found:
+        return None
+    steps, means, errors = zip(*found, strict=True)
+    return Series(name=variant, x=steps, y=means, error=errors)
 
 
 def places_panel(

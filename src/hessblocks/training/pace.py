@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
 
 from hessblocks.data import Corpus
+from hessblocks.errors import RunError
 from hessblocks.training.clock import StepClock
 from hessblocks.training.quiet import quiet
 from hessblocks.training.settings import RunSettings
@@ -48,6 +49,9 @@ def step_seconds(
         settings: what is trained, and how.
         corpus: to train on.
         model: trained in place; by default that of the settings, which is thrown away.
+
+    Raises:
+        RunError: the loss or a gradient is not finite.
     """
     training = replace(settings.training, steps=WARM + COUNTED, learning_rate=RATE)
     brief = replace(settings, training=training)
@@ -55,5 +59,11 @@ def step_seconds(
     if model is None:
         model = brief.model.build(brief.preset, corpus.vocab_size, brief.seed)
     with tempfile.TemporaryDirectory() as folder, quiet():
-        make_trainer(model, brief, corpus, Path(folder), [watch], resumed=True).train()
+        trainer = make_trainer(model, brief, corpus, Path(folder), [watch], resumed=True)
+        trainer.train()
+    if trainer.divergence:
+        raise RunError(
+            f"{settings.preset}: its pace cannot be measured, since the {trainer.divergence.words} "
+            f"{trainer.divergence.verb} not finite."
+        )
     return watch.seconds[WARM:]

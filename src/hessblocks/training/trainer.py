@@ -10,24 +10,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, Subset
-from transformers import (
-    PreTrainedModel,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from hessblocks.data import Corpus, Windows
 from hessblocks.training import processes
+from hessblocks.training.base import QuietTrainer, one_device
 from hessblocks.training.checkpoints import writing
 from hessblocks.training.divergence import Batch, Divergence, locate
 from hessblocks.training.order import ShuffledPasses, spread
 from hessblocks.training.settings import RunSettings
 
 
-class RunTrainer(Trainer):
-    """A Trainer whose order of data depends on seed and step alone, gains and norms undecayed.
+class RunTrainer(QuietTrainer):
+    """A Trainer whose order of data depends on seed and step alone.
 
     An update whose loss or gradient is not finite is not made; `divergence` then says where.
     """
@@ -49,10 +44,6 @@ class RunTrainer(Trainer):
         folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
         with writing(folder):
             super()._save_checkpoint(model, trial)
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Matrices and embeddings; gains, norms and biases have fewer than two dimensions."""
-        return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
@@ -121,7 +112,6 @@ def make_trainer(
         callbacks=list(callbacks),
     )
     trainer.model_accepts_loss_kwargs = False  # mean over the batch's own predictions
-    trainer.remove_callback(PrinterCallback)
     model.config.use_cache = True  # the Trainer turns it off, also in the model that is saved
     return trainer
 
@@ -153,8 +143,7 @@ def _arguments(
         log_level="error",
         report_to="none",
     )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # several GPUs would multiply the batch
-    return arguments
+    return one_device(arguments)
 
 
 def _evaluation_batch(held_out: int, most: int) -> int:
