@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from hessblocks.studies.speed import TIMED
+from hessblocks.studies.step_times import STEP_TIME
 
 MAIN = "import sys; from hessblocks.cli import main; sys.exit(main())"
 CLOCKED = {"value", "standard_error"}
@@ -79,7 +79,7 @@ def differences(undisturbed: Path, disturbed: Path) -> list[str]:
 def unclocked(rows: list[dict]) -> list[dict]:
     """Rows without measured seconds."""
     return [
-        {name: row[name] for name in row if row.get("quantity") != TIMED or name not in CLOCKED}
+        {name: row[name] for name in row if row.get("quantity") != STEP_TIME or name not in CLOCKED}
         for row in rows
     ]
 
