@@ -15,14 +15,14 @@ from pathlib import Path
 
 from hessblocks.errors import HessblocksError
 from hessblocks.files import atomic_path
-from hessblocks.report.averages import Average
+from hessblocks.report.cells import COLUMNS, comparison_cells
 from hessblocks.report.loading import load_results
 from hessblocks.report.page import write_report
 from hessblocks.report.results import FolderResults
 from hessblocks.report.table import comparison_rows
 
 TARGET = Path(__file__).parent / "results"
-PICTURES = ("loss-steps", "loss-seconds", "heterogeneity")
+PICTURES = ("loss-steps", "loss-seconds")
 
 
 def main(run: Path, target: Path = TARGET) -> None:
@@ -51,35 +51,13 @@ def write_curves(results: FolderResults, path: Path) -> None:
 
 
 def losses(results: FolderResults) -> str:
-    """A row a block: size, loss, speed, time to the first block's loss, unevenness."""
+    """A row a block: that of the report, and the time to the first block's final loss."""
     rows = comparison_rows(results)
     first = rows[0].preset
     target = mean_curve(results, first)[-1][1]
-    cells = [
-        (
-            row.preset,
-            f"{(row.parameters or 0) / 1e6:.2f}M",
-            shown(row.final_loss, ".3f"),
-            shown(row.tokens_per_second, ".0f"),
-            reached(results, row.preset, target),
-            shown(row.before.ratio if row.before else None, ",.0f"),
-            shown(row.after.ratio if row.after else None, ",.0f"),
-        )
-        for row in rows
-    ]
-    head = (
-        "block", "parameters", "final loss (nats per token)", "tokens per second",
-        f"time to the final loss of {first} (s)", "heterogeneity before", "after",
-    )  # fmt: skip
+    head = (*COLUMNS, f"Time to the final loss of {first} (s)")
+    cells = [(*comparison_cells(row), reached(results, row.preset, target)) for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells))
-
-
-def shown(average: Average | None, digits: str) -> str:
-    """A mean and its standard error."""
-    if average is None:
-        return ""
-    error = average.standard_error
-    return f"{average.value:{digits}}" + (f" ± {error:{digits}}" if error is not None else "")
 
 
 def reached(results: FolderResults, preset: str, loss: float) -> str:

@@ -92,7 +92,7 @@ def missing(sections: Sequence[StudySection]) -> str:
     ]
     lines += [
         f"- {section.name}: {section.missing} of {section.summary['points']['total']} points. "
-        f"`hessblocks reproduce {section.name} --scale {section.config['scale']}`"
+        f"`{command(section)}`"
         for section in sections
         if section.missing
     ]
@@ -117,10 +117,16 @@ def described(section: StudySection) -> str:
         *([difference_table(section)] if section.differences else []),
         *([f"Settings: {section.settings}.", ""] if section.settings else []),
         f"Scale {section.config['scale']}, {done} point{'s' if done != 1 else ''}, {section.time} of computing on "
-        f"{section.hardware}: `hessblocks reproduce {section.name} --scale {section.config['scale']}`.",
+        f"{section.hardware}: `{command(section)}`.",
         "",
     ]
     return "\n".join(lines)
+
+
+def command(section: StudySection) -> str:
+    """What measures the section again."""
+    seeds = f" --seeds {section.config['seeds']}" if section.config.get("seeds") else ""
+    return f"hessblocks reproduce {section.name} --scale {section.config['scale']}{seeds}"
 
 
 def difference_table(section: StudySection) -> str:

@@ -14,7 +14,9 @@ import hessblocks as hb
 torch.manual_seed(0)
 sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 128, "n_positions": 24}
 model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
-model.set_attn_implementation("eager")  # fused attention has no second derivative
+model.set_attn_implementation(
+    "eager"
+)  # else it is replaced while derivatives are taken, with a warning
 batches = [{"input_ids": torch.randint(0, 128, (4, 24))} for _ in range(2)]
 
 # %% [markdown]

@@ -11,6 +11,8 @@ from hessblocks.report.averages import Average
 from hessblocks.report.drawings import Label
 from hessblocks.report.results import FolderResults
 
+LARGE = 1e7
+"""From here on numbers have powers of ten."""
 NEGLIGIBLE = 1e-6
 """A standard error below this share of its value is rounding and not shown."""
 
@@ -92,7 +94,7 @@ def _ranges(numbers: list[int]) -> str:
 
 def number(value: float) -> str:
     """Three significant digits, with commas from a thousand on: 0.0123, 12.3, 12,300."""
-    if value == 0 or abs(value) < 1e-3 or abs(value) >= 1e7:
+    if value == 0 or abs(value) < 1e-3 or abs(value) >= LARGE:
         return f"{value:.3g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{float(f'{value:.3g}'):,.{digits}f}"
@@ -102,6 +104,8 @@ def with_error(mean: Average) -> str:
     """A mean with its standard error: 5.07 ± 0.02, 631 ± 71, 10,000 ± 1,100."""
     if not mean.standard_error or mean.standard_error < NEGLIGIBLE * abs(mean.value):
         return number(mean.value)
+    if mean.standard_error >= LARGE:
+        return f"{mean.value:.2g} ± {mean.standard_error:.1g}"
     exponent = math.floor(math.log10(mean.standard_error))
     places = -max(0, exponent - 1) if exponent >= 0 else -exponent
     value, error = round(mean.value, places), round(mean.standard_error, places)
