@@ -70,6 +70,14 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "in use by process" in said
 
 
+def test_a_study_that_cannot_be_written_is_what_the_error_is_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mlp").write_text("a file where the study's folder should be")
+    assert main(["reproduce", "mlp", "--scale", "smoke", "--out", str(tmp_path)]) == 1
+    assert f"{tmp_path / 'mlp'} cannot be written" in capsys.readouterr().err
+
+
 def start(*words: object) -> subprocess.Popen[str]:
     """The command in a process of its own."""
     main_program = "import sys; from hessblocks.cli import main; sys.exit(main())"
