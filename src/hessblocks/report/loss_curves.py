@@ -86,14 +86,15 @@ def _curve(results: FolderResults, preset: str, split: str, against: str) -> tup
     cost = average_rows(results.select("flops", preset=preset))
     each = cost.value if cost else math.nan
     steps: dict[int, list[Metric]] = defaultdict(list)
+    end = _end(results, preset)
     for row in results.metrics:
-        if row.preset == preset and row.split == split and math.isfinite(row.loss):
+        if row.preset == preset and row.split == split and row.step < end:
             steps[row.step].append(row)
     points = []
     for step in sorted(steps):
         rows = steps[step]
         loss = average([row.loss for row in rows])
-        assert loss is not None, "only finite losses were collected"
+        assert loss is not None, "the curve ends before the first loss that is not finite"
         points.append(
             Point(
                 x=math.fsum(_place(row, against, each) for row in rows) / len(rows),
@@ -150,10 +151,16 @@ def _entry(results: FolderResults, preset: str) -> str:
     seeds = diverged(results, preset)
     if not seeds:
         return preset
+    end = _end(results, preset)
+    return f"{preset} (diverged{f' at step {end:,}' if math.isfinite(end) else ''})"
+
+
+def _end(results: FolderResults, preset: str) -> float:
+    """The first step at which a seed has no finite loss: a mean over the others would be another curve."""
     ends = [
         row.step for row in results.metrics if row.preset == preset and not math.isfinite(row.loss)
     ]
-    return f"{preset} (diverged{f' at step {min(ends):,}' if ends else ''})"
+    return min(ends, default=math.inf)
 
 
 def _caption(results: FolderResults, window: int, top: float) -> str:
@@ -167,7 +174,7 @@ def _caption(results: FolderResults, window: int, top: float) -> str:
     for preset in results.presets:
         if seeds := diverged(results, preset):
             names = ", ".join(_where(results, preset, seed) for seed in seeds)
-            text += f" {preset} diverged (seed {names}): what is not a finite loss is left out."
+            text += f" {preset} diverged (seed {names}); its curve ends there."
     return text
 
 
