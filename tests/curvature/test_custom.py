@@ -11,6 +11,12 @@ from tests.curvature.oracle import dense
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 
 
+def test_a_wrapped_model_has_the_groups_of_the_model_itself() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    wrapped = torch.compile(model)
+    assert custom_groups(wrapped, {"all": "*"}) == custom_groups(model, {"all": "*"})
+
+
 def test_patterns_select_groups_in_their_order() -> None:
     groups = parameter_groups(CASES["sas"]().model)
     chosen = select_groups(groups, ["layers.*.attention.query", "embedding.*"])

@@ -149,9 +149,13 @@ def test_only_what_is_trained_has_a_block(name: str, groups: int) -> None:
     assert len(exact_attention_curvature(case.model, case.batches[0]).groups) == groups
 
 
-def test_the_model_is_left_as_it_was() -> None:
-    case, _ = solved("sas")
+@pytest.mark.parametrize("name", ["sas", "gpt2"])
+def test_the_model_is_left_as_it_was(name: str) -> None:
+    case, _ = solved(name)
     case.model.train()
+    for module in case.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.1
     before = {name: p.clone() for name, p in case.model.named_parameters()}
     exact_attention_curvature(case.model, case.batches[0])
     assert case.model.training

@@ -172,6 +172,27 @@ def test_a_loss_that_is_not_finite_names_its_batch() -> None:
         Hessian(problem, parameter_groups(model)["first.bias"]).dense()
 
 
+def test_a_callable_that_returns_a_mean_is_refused() -> None:
+    model, batch = (
+        stir(Classifier(outputs=2)),
+        (torch.ones(3, 3).double(), torch.ones(3, 2).double()),
+    )
+    with pytest.raises(ArgumentError, match=r"loss: expected one loss .*reduction='none'"):
+        Problem(model, [batch], loss=lambda outputs, given: F.mse_loss(outputs, given[1])).value()
+
+
+def test_small_shares_of_many_passes_are_not_lost_in_bfloat16() -> None:
+    model = stir(Classifier(outputs=2)).bfloat16()
+    rows = [(torch.ones(1, 3).bfloat16(), torch.ones(1, 2).bfloat16()) for _ in range(600)]
+    group = parameter_groups(model)[next(iter(parameter_groups(model)))]
+    vector = torch.ones(group.size, dtype=torch.bfloat16)
+    many, one = (
+        Hessian(Problem(model, batches, loss="regression"), group) @ vector
+        for batches in (rows, rows[:1])
+    )
+    assert torch.allclose(many.float(), one.float(), rtol=0.03)
+
+
 def test_a_callable_sees_the_outputs_and_the_batch() -> None:
     case = CASES["gpt2"]()
 

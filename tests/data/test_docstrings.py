@@ -111,6 +111,19 @@ def test_every_document_of_a_split_is_in_its_tokens_and_in_no_other(library: Pat
             assert (record.text in text) == (record.split == split), record
 
 
+def test_a_docstring_that_a_held_out_file_has_too_is_not_trained_on(library: Path) -> None:
+    shared = "Pause the stream, as every subclass of it does."
+    for package in ("net", "text", "math"):
+        for path in (library / package).iterdir():
+            path.write_text(path.read_text() + f'def pause():\n    """{shared}"""\n')
+    assert {record.split for record in load_docstrings() if record.text == shared} == set(SPLITS)
+    corpus = load_docstring_corpus(400)
+    found = {
+        split: shared in corpus.tokenizer.decode(corpus.splits[split].tolist()) for split in SPLITS
+    }
+    assert found == {"train": False, "validation": True, "test": True}
+
+
 def test_prose_is_training_text(library: Path) -> None:
     assert {record.split for record in load_docstrings() if record.kind == "prose"} <= {"train"}
 

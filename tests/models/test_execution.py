@@ -44,10 +44,12 @@ def test_flex_attention_agrees(name: str) -> None:
         assert torch.allclose(flex[PADDED.bool()], fused[PADDED.bool()], atol=1e-4)
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["sas", "sas-p", "skipless", "pre-ln"])
-def test_a_mask_of_the_users_own_reaches_the_centre_too(name: str) -> None:
+def test_a_mask_of_the_users_own_reaches_the_centre_too(name: str, implementation: str) -> None:
     """Two sequences packed into one row, kept apart by a mask: as if each stood alone."""
     model, first, second = perturbed(name), ids(1, 5), ids(1, 4)
+    model.set_attn_implementation(implementation)
     apart = torch.zeros(1, 1, 9, 9, dtype=torch.bool)
     apart[..., :5, :5], apart[..., 5:, 5:] = torch.ones(5, 5).tril(), torch.ones(4, 4).tril()
     packed = torch.cat([first, second], dim=1)
@@ -57,6 +59,15 @@ def test_a_mask_of_the_users_own_reaches_the_centre_too(name: str) -> None:
     by_places = model(packed, position_ids=places).logits
     assert torch.allclose(by_mask, expected, atol=1e-5)
     assert torch.allclose(by_places, expected, atol=1e-5)
+
+
+def test_layers_that_are_computed_twice_refuse_what_a_cache_holds() -> None:
+    model, tokens = perturbed("sas"), ids(2, 6)
+    cache = model(tokens, use_cache=True).past_key_values
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with pytest.raises(hb.ArgumentError, match="past_key_values: layers that are computed twice"):
+        model(tokens, past_key_values=cache)
 
 
 @presets

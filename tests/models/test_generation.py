@@ -94,6 +94,26 @@ def test_caches_change_no_token_of_other_slots(
     assert torch.equal(generate(model, prompt, do_sample=False, **cache), expected)
 
 
-def test_generation_stops_at_the_context_with_a_sentence() -> None:
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("fields", SLOTS.values(), ids=SLOTS)
+def test_one_token_behind_a_cache_sees_all_of_it_without_a_mask(
+    fields: dict[str, Any], implementation: str
+) -> None:
+    model, tokens = perturbed("pre-ln", **fields), ids(2, 9)
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        whole = model(tokens).logits
+        cache = model(tokens[:, :8], use_cache=True).past_key_values
+        last = model(tokens[:, 8:], past_key_values=cache).logits
+    assert torch.allclose(last, whole[:, 8:], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [{}, {"cache_implementation": "static", "disable_compile": True}],
+    ids=["dynamic", "static"],
+)
+def test_generation_stops_at_the_context_with_a_sentence(cache: dict[str, Any]) -> None:
+    model, asked = perturbed("sas"), {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     with pytest.raises(hb.ArgumentError, match="longer than the model's context of 24"):
-        perturbed("sas").generate(ids(1, 20), max_new_tokens=8, do_sample=False, pad_token_id=0)
+        model.generate(ids(1, 20), **asked, **cache)

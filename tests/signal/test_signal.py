@@ -1,5 +1,6 @@
 """Signal propagation: every quantity against its definition, and rank collapse where there is one."""
 
+import copy
 import itertools
 import math
 from typing import Any
@@ -206,6 +207,39 @@ def test_models_of_other_libraries_are_measured_where_they_can_be_looked_into() 
     assert [layer.attention_entropy for layer in found.layers] == [None] * 3
     assert all(layer.jacobian is not None for layer in found.layers)
     assert "attn.c_attn" in found.layers[0].gradient_norms
+
+
+def test_the_jacobian_of_another_librarys_layer_is_that_of_the_whole_layer() -> None:
+    """A layer that fills a cache must be seen without it: keys and values depend on its input too."""
+    sizes = {"n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 29, "n_positions": 16}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.weight.mul_(30)
+    tokens = batch(model, 1, 5)
+    double = copy.deepcopy(model).double()
+    double.set_attn_implementation("eager")
+    embedded = double.transformer.wte(tokens["input_ids"]) + double.transformer.wpe.weight[:5]
+    below = torch.ones(5, 5).tril().bool()
+    mask = torch.zeros(5, 5).double().masked_fill(~below, -1e300)[None, None]
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        output = double.transformer.h[0](x, attention_mask=mask)
+        return output[0] if isinstance(output, tuple) else output
+
+    jacobian = torch.autograd.functional.jacobian(layer, embedded.detach()).reshape(40, 40)
+    (found,) = propagate(model, tokens).layers
+    assert found.jacobian is not None
+    assert found.jacobian.condition == pytest.approx(float(torch.linalg.cond(jacobian)), rel=1e-4)
+
+
+def test_frozen_layers_have_no_gradients_and_modes_come_back() -> None:
+    model = built("sas").train()
+    model.model.eval()
+    model.model.requires_grad_(requires_grad=False)
+    found = propagate(model, batch(model, 2, 6))
+    assert [layer.gradient_norms for layer in found.layers] == [{}] * len(found.layers)
+    assert model.training
+    assert not any(module.training for module in model.model.modules())
 
 
 @pytest.mark.parametrize("name", hb.PRESETS)

@@ -97,3 +97,29 @@ def test_bad_input_is_refused() -> None:
         fit_growth([1.0], [1.0, 2.0], [None])
     with pytest.raises(ArgumentError, match="positive sigma"):
         fit_growth([0.0], [1.0], [None])
+
+
+def test_an_effect_common_to_all_seeds_at_one_sigma_widens_the_interval() -> None:
+    """Repeats say nothing about it; the misfit of the means does, with its own degrees of freedom."""
+    generator, covered = np.random.default_rng(0), 0
+    for _ in range(300):
+        sigma = np.repeat([0.1, 0.2, 0.4, 0.8], 10)
+        common = np.repeat(generator.normal(scale=0.1, size=4), 10)
+        noise = generator.normal(scale=0.01, size=40)
+        found = fit_growth(
+            list(sigma), list(np.exp(2 * np.log(sigma) + common + noise)), [None] * 40
+        )
+        assert found is not None
+        covered += found.low <= 2 <= found.high
+    assert 0.91 * 300 <= covered <= 0.985 * 300
+
+
+def test_three_values_without_errors_cannot_show_a_bend() -> None:
+    def flag(errors: list[float | None]) -> str:
+        found = fit_growth([1, 2, 4], [1, 2.4, 4], errors)
+        assert found is not None
+        return found.flag
+
+    assert flag([None, None, None]) == ""
+    assert flag([0.3, 0.7, 1.2]) == ""
+    assert "changes" in flag([0.003, 0.007, 0.012])

@@ -149,9 +149,10 @@ class SelfAttention(nn.Module):
         if self.one_matrix:  # every head sees the whole input; split into heads it fits any cache
             key = key.transpose(1, 2).flatten(2)[:, None].expand(-1, self.heads, -1, -1)
         kernel: Kernel = linear_kernel if self.linear else context.kernel
-        return kernel(
-            self, query, key, value, context.mask, scale=self.scale, causal=context.causal
-        )
+        causal = (
+            context.causal and query.shape[2] > 1
+        )  # behind a cache one query attends to all keys
+        return kernel(self, query, key, value, context.mask, scale=self.scale, causal=causal)
 
     def _centre(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
         """C V: a running mean or, behind a cache or a mask of its own kind, attention at zero scores."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.grouping import merge
 from hessblocks.curvature.groups import ParameterGroup, ParameterView, check_disjoint, whole
+from hessblocks.curvature.processes import plain_model
 from hessblocks.errors import ArgumentError
 
 
@@ -45,7 +46,8 @@ def custom_groups(
         ArgumentError: a pattern matches no trainable parameter, a slice does not fit, or two groups
             share an entry.
     """
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    named = plain_model(model).named_parameters()
+    parameters = {name: p for name, p in named if p.requires_grad}
     groups = {}
     for name, given in specifications.items():
         texts = [given] if isinstance(given, str) else given

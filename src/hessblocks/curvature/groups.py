@@ -116,7 +116,7 @@ class ParameterGroup:
             parameter = like[view.parameter]
             shape = (vectors.shape[0], *parameter.shape)
             if view == whole(view.parameter, parameter):
-                tensors[view.parameter] = piece.reshape(shape).to(parameter.dtype)
+                tensors[view.parameter] = piece.reshape(shape).to(parameter)
                 continue
             if view.parameter not in tensors:
                 tensors[view.parameter] = parameter.new_zeros(shape)

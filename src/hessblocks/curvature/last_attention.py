@@ -126,6 +126,11 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
             "model: the closed form expects GPT-2's usual score scale; set scale_attn_weights=True and "
             "scale_attn_by_inverse_layer_idx=False in its configuration"
         )
+    if "encoder_hidden_states" in batch.keywords:
+        raise ArgumentError(
+            "batch: the closed form does not cover cross-attention; leave encoder_hidden_states out or use "
+            "hessblocks.Hessian"
+        )
     x, inputs, attended = _inputs_and_output(model, batch, block, attention)
 
     def network(a: Tensor, skip: Tensor) -> Tensor:
@@ -148,7 +153,11 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
         scale=attention.head_dim**-0.5,
         softmax=True,
         gains={},
-        parameters=("query", "key", "value", "projection"),
+        parameters=tuple(
+            name
+            for name in ("query", "key", "value", "projection")
+            if (attention.c_proj if name == "projection" else attention.c_attn).weight.requires_grad
+        ),
         projection_bias=True,
     )
     return LastAttention(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hessblocks.curvature.backend import evaluation_mode
 from hessblocks.curvature.batches import Batch, unpack
 from hessblocks.curvature.downstream import TokenDerivatives, token_derivatives
 from hessblocks.curvature.last_attention import LastAttention, last_attention
@@ -81,7 +82,7 @@ def exact_attention_curvature(
             "batch: the model attends to other tokens than the closed form supposes (packed sequences, a "
             "mask of its own?); use hessblocks.Hessian for this batch"
         )
-    with _frozen(model):
+    with evaluation_mode(model), _frozen(model):
         derivatives = _derivatives(found, targets, valid, memory_limit)
     gradient = _everywhere(derivatives.gradient, valid)
     functional = None

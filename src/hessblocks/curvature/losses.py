@@ -176,7 +176,13 @@ class CallableLoss(BatchLoss):
         )
 
     def _losses(self, logits: Tensor) -> Tensor:
-        return self._function(self._replace(logits), self._raw)
+        losses = self._function(self._replace(logits), self._raw)
+        if losses.ndim == 0:
+            raise ArgumentError(
+                "loss: expected one loss for each valid token or row, got their mean or sum; "
+                "leave it out (reduction='none')"
+            )
+        return losses
 
 
 def _row_chunks(rows: Tensor) -> Iterator[slice]:

@@ -36,7 +36,7 @@ def group_norms(
         problem: model, batches and loss.
         groups: by name, as `parameter_groups` gives them.
         probes: random vectors a group, at least 4.
-        seed: of the probes; each group draws its own from it.
+        seed: of the probes; groups of equal size draw the same from it.
         parts: which parts.
 
     Returns:

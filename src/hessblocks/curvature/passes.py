@@ -74,10 +74,12 @@ def make_plan(problem: Problem) -> Plan:
     parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
     cost = _row_cost(problem)
     rest = limit - VECTORS * parameters
+    rest = problem.processes.least(rest, problem.device)
     if rest < cost.peak:
         raise ArgumentError(
-            f"memory_limit: one row of a batch needs about {(limit - rest + cost.peak) / 1e6:.0f} MB, "
-            f"the limit is {limit / 1e6:.0f} MB; raise the limit or shorten the sequences"
+            "memory_limit: one row of a batch needs about "
+            f"{(VECTORS * parameters + cost.peak) / 1e6:.0f} MB, the limit is "
+            f"{(VECTORS * parameters + rest) / 1e6:.0f} MB; raise the limit or shorten the sequences"
         )
     rows = rest // cost.peak
     if problem.device.type == "cpu":
@@ -87,11 +89,11 @@ def make_plan(problem: Problem) -> Plan:
     else:
         shared = problem.processes.rows_each
         pieces = [p for b in problem.batches for p in b.split(min(rows, shared(b.rows)))]
-    passes = problem.processes.own_passes(pieces)
+    shares = problem.processes.shares(pieces)
     most = max(piece.rows for piece in pieces)
-    held = sum(piece.rows for piece in passes) * cost.graph
+    held = max(sum(piece.rows for piece in share) for share in shares) * cost.graph
     return Plan(
-        passes=passes,
+        passes=problem.processes.own_passes(pieces),
         hold=held + most * (cost.peak - cost.graph) <= rest,
         together=_together(rest, parameters, most, cost),
     )

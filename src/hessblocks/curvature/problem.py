@@ -92,7 +92,7 @@ class Problem:
 
     @property
     def state(self) -> tuple[tuple[int, int], ...]:
-        """Changes when a parameter or a buffer of the model does."""
+        """Changes when a parameter or a buffer of the model does, but for changes through `.data`."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -34,7 +35,21 @@ class Processes:
 
     def own_passes(self, passes: Sequence[Item]) -> list[Item]:
         """The passes that fall to this process."""
-        return list(passes[self.rank :: self.count] if self.shard == "batches" else passes)
+        return self.shares(passes)[self.rank if self.shard == "batches" else 0]
+
+    def shares(self, passes: Sequence[Item]) -> list[list[Item]]:
+        """The passes of every process, of which `own_passes` is this one's."""
+        if self.shard != "batches":
+            return [list(passes)]
+        return [list(passes[rank :: self.count]) for rank in range(self.count)]
+
+    def least(self, amount: int, device: torch.device) -> int:
+        """The smallest of what the processes have, so that all plan alike."""
+        if self.shard is None:
+            return amount
+        least = torch.tensor(amount, device=device)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        return int(least)
 
     def rows_each(self, rows: int) -> int:
         """Most rows a pass may have for every process to get some."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from hessblocks.curvature.full_memory import said_when_full
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.problem import Problem
 from hessblocks.curvature.products import BatchGraph, Part
-from hessblocks.errors import RunError
+from hessblocks.linalg.inner import working_dtype
 
 
 def total_products(
@@ -43,7 +44,7 @@ def total_products(
     try:
         with said_when_full():
             return _add_up(problem, vectors, rows, columns, parts, later)
-    except RunError:
+    except Exception:
         problem.held = None
         raise
 
@@ -60,7 +61,12 @@ def _add_up(
     involved = tuple(dict.fromkeys(names))
     own = problem.processes.own_vectors(vectors.shape[0])
     mine = vectors[own].contiguous()
-    total = vectors.new_empty(len(parts), vectors.shape[0], rows.size)
+    shape = (
+        len(parts),
+        vectors.shape[0],
+        rows.size,
+    )  # bfloat16 would lose the small shares of many passes
+    total = torch.empty(shape, dtype=working_dtype(vectors.dtype), device=vectors.device)
     if own != slice(0, vectors.shape[0]) or not problem.plan.passes:
         total.zero_()
     try:
@@ -68,10 +74,11 @@ def _add_up(
             with said_when_full():
                 for number, graph in enumerate(_graphs(problem, involved, parts)):
                     _collect(total[:, own], graph, mine, rows, columns, parts, add=number > 0)
-    except RunError:
+    except Exception:
         problem.processes.fail(total)
         raise
-    return dict(zip(parts, problem.processes.total(total), strict=True))
+    found = problem.processes.total(total).to(vectors.dtype)
+    return dict(zip(parts, found, strict=True))
 
 
 def _graphs(

@@ -25,7 +25,7 @@ from hessblocks.data.corpus import Corpus, open_corpus
 from hessblocks.data.sources import Source, read_text, standard_library
 from hessblocks.data.tokens import END_OF_TEXT, check_vocabulary, learn_encoding, write_tokens
 
-DOCSTRINGS_VERSION = 1
+DOCSTRINGS_VERSION = 2
 """Raised whenever the same files would give other records or splits."""
 MASK, PADDING = "<|mask|>", "<|padding|>"
 SPECIAL = (END_OF_TEXT, MASK, PADDING)
@@ -218,7 +218,9 @@ def _prose() -> list[Docstring]:
 
 def _encode(vocabulary: int, folder: Path) -> Mapping[str, Any]:
     records = load_docstrings()
+    held = {record.text for record in records if record.split != "train"}
     texts = {s: [record.text for record in records if record.split == s] for s in SPLITS}
+    texts["train"] = [text for text in texts["train"] if text not in held]  # inherited docstrings
     encoding = learn_encoding(texts["train"], vocabulary, SPECIAL)
     encoding.save(str(folder / "tokenizer.json"), pretty=False)
     return {

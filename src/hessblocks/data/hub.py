@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ def load_hub_corpus(
 
     def build(folder: Path) -> Mapping[str, Any]:
         rows = _dataset(path, configuration, "train", streaming=True)
-        return _encode(list(_texts(rows, column, name, characters)), vocabulary, folder, name)
+        with _loading(path):
+            texts = list(_texts(rows, column, name, characters))
+        return _encode(texts, vocabulary, folder, name)
 
     return open_corpus(name, cached(f"hub-{short}-{digest}-v{vocabulary}", key, build))
 
@@ -123,15 +126,24 @@ def _dataset(path: str, configuration: str | None, split: str, **options: Any) -
         raise RunError(
             "hub: datasets is not installed; run pip install 'hessblocks[hub]'."
         ) from error
-    try:
+    with _loading(path):
         found: Iterable[Any] = datasets.load_dataset(path, configuration, split=split, **options)
+    return found
+
+
+@contextmanager
+def _loading(path: str) -> Iterator[None]:
+    """Inside, what the network or the files of a dataset do is said in a sentence."""
+    try:
+        yield
+    except ArgumentError:
+        raise
     except (OSError, ValueError, ConnectionError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")[:200]
         raise RunError(
             f"hub: {path} cannot be loaded ({reason}); check the name, go where there is a network, or "
             "give a local folder."
         ) from error
-    return found
 
 
 def _texts(rows: Iterable[Any], column: str, name: str, characters: int) -> Iterator[str]:

@@ -166,8 +166,9 @@ def _held_out(paths: Sequence[str]) -> tuple[str, ...]:
 
 def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
     validation = _held_out(paths)
+    held = set(validation)
     return {
-        "train": tuple(path for path in paths if path not in set(validation)),
+        "train": tuple(path for path in paths if path not in held),
         "validation": validation,
     }
 

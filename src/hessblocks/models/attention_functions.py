@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -27,6 +28,7 @@ def attention_kernel(implementation: str) -> Kernel:
         scale: float,
         causal: bool,
     ) -> Tensor:
+        key, value = key.to(query.dtype), value.to(query.dtype)  # identity values miss autocast
         attended: Tensor = function(
             module, query, key, value, mask, scaling=scale, is_causal=causal
         )[0]
@@ -51,7 +53,9 @@ def eager_attention(
     """
     groups = query.shape[1] // key.shape[1]
     scores = scaling * query @ key.repeat_interleave(groups, dim=1).transpose(-1, -2)
-    if mask is not None:
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    elif mask is not None:
         scores = scores + mask
     attention = scores.softmax(dim=-1)
     mixed = attention @ value.repeat_interleave(groups, dim=1)

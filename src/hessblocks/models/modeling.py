@@ -71,16 +71,13 @@ class HessblocksModel(HessblocksPreTrainedModel):
         check_keywords({"output_attentions": self.config.output_attentions} | others)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        if use_cache and self.training and any(x.gradient_checkpointing for x in self.layers):
-            warnings.warn(
-                "use_cache is ignored: layers that are computed twice must not be cached",
-                stacklevel=2,
-            )
-            use_cache, past_key_values = False, None
+        if self.training and any(x.gradient_checkpointing for x in self.layers):
+            use_cache, past_key_values = _uncached(use_cache, past_key_values)
         x = self._embed(input_ids, inputs_embeds)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        self._refuse_packing(attention_mask, position_ids, past_key_values)
         places = self._places(x, attention_mask, position_ids, past)
         if self.position_embedding is not None:
             x = x + self.position_embedding(places).to(x.dtype)
@@ -103,6 +100,20 @@ class HessblocksModel(HessblocksPreTrainedModel):
             past_key_values=past_key_values,
             hidden_states=(*states[:-1], last) if output_hidden_states else None,
         )
+
+    def _refuse_packing(
+        self, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
+    ) -> None:
+        """Flash attention is not told where a packed sequence ends."""
+        if (
+            "flash" in str(self.config._attn_implementation)
+            and cache is None
+            and _has_own_mask(attention_mask, position_ids)
+        ):
+            raise ArgumentError(
+                "position_ids: flash attention would mix sequences packed into one row; use "
+                "attn_implementation='sdpa', or leave position_ids out"
+            )
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -128,9 +139,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
         """Positions (sequences, tokens), by default counted over the unpadded tokens."""
         tokens = x.shape[1]
         limited = isinstance(self.position_embedding, nn.Embedding)
-        if limited and isinstance(past, int) and past + tokens > self.config.context:
+        if limited and not torch.compiler.is_compiling() and past + tokens > self.config.context:
             raise ArgumentError(
-                f"input_ids: {past + tokens} tokens are longer than the model's context of {self.config.context}; "
+                f"input_ids: {int(past) + tokens} tokens are longer than the model's context of {self.config.context}; "
                 "shorten the input or build the model with a larger context"
             )
         if position_ids is not None:
@@ -155,6 +166,20 @@ class HessblocksModel(HessblocksPreTrainedModel):
         else:
             mask = create_bidirectional_mask(self.config, x, attention_mask)
         return cast(Tensor | None, mask)
+
+
+def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:
+    """No cache, for layers that are computed twice; what it holds cannot be left out."""
+    if cache is not None and int(cache.get_seq_length()) > 0:
+        raise ArgumentError(
+            "past_key_values: layers that are computed twice cannot use them; turn gradient checkpointing "
+            "off or leave them out"
+        )
+    if use_cache:
+        warnings.warn(
+            "use_cache is ignored: layers that are computed twice must not be cached", stacklevel=3
+        )
+    return False, None
 
 
 def _padding(attention_mask: Tensor | None) -> Tensor | None:

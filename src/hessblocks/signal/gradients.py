@@ -37,6 +37,8 @@ def gradient_norms(layers: list[nn.Module], loss: Tensor) -> list[dict[str, floa
         if parameter.requires_grad
     ]
     parameters = [parameter for _, _, parameter in named]
+    if not parameters:
+        return [{} for _ in layers]
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     squares: list[dict[str, float]] = [defaultdict(float) for _ in layers]
     for (index, name, _), gradient in zip(named, gradients, strict=True):

@@ -85,12 +85,13 @@ def calls(model: nn.Module, modules: list[nn.Module], batch: Batch) -> tuple[lis
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
     """Dropout and recomputation off, as they were afterwards."""
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in modes.items():
+            module.training = training
 
 
 def real_tokens(batch: Batch) -> Tensor:

@@ -136,7 +136,9 @@ def _jacobians(
 ) -> list[Conditioning | None]:
     if not steps:
         return [None] * len(layers_of(model))
-    double = copy.deepcopy(model).double()
+    double: Any = copy.deepcopy(model).double()
+    if hasattr(double, "config"):
+        double.config.use_cache = False  # a layer that is called again must not find its first keys
     kept = {"input_ids", "token_type_ids", "position_ids"} & inputs.keys()
     first = {name: inputs[name][:1, real[0]] for name in kept}
     with torch.no_grad():

@@ -33,6 +33,8 @@ class Difference:
 
     def text(self, unit: str, digits: int = 3) -> str:
         """Mean, error and seeds in words."""
+        if self.seeds < 2:
+            return f"{self.mean:+.{digits}f} {unit} (1 seed)"
         return f"{self.mean:+.{digits}f} ± {self.error:.{digits}f} {unit} ({self.seeds} seeds)"
 
 

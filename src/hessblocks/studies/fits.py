@@ -107,9 +107,15 @@ class _Curve:
 def _fit(x: Vector, y: Vector, own: Vector) -> Growth:
     means = _averaged(x, y, own)
     line, curve = _polynomial(means, degree=1), _polynomial(means, degree=2)
-    reach = student_quantile((1 + CONFIDENCE) / 2, means.freedom or line.spare) * line.error
+    scattered = (
+        line.misfit > 1 or not means.freedom
+    )  # then the misfit sets the error, not the repeats
+    freedom = line.spare if scattered else means.freedom
+    reach = student_quantile((1 + CONFIDENCE) / 2, freedom) * line.error
     span = float(x.max() - x.min())
     bend, bend_error = 2 * curve.leading * span, 2 * curve.error * span
+    if not (curve.spare or means.freedom) and bool((own <= ROUNDING**2).all()):
+        bend_error = math.inf  # three values without errors: nothing tells a bend from noise
     return Growth(
         slope=line.leading,
         standard_error=line.error,
@@ -146,7 +152,7 @@ def _polynomial(means: _Means, degree: int) -> _Curve:
     coefficients = covariance @ (design.T @ scaled)
     spare = len(means.x) - degree - 1
     misfit = float(((scaled - design @ coefficients) ** 2).sum()) / max(spare, 1)
-    scale = max(misfit, 1.0) if means.freedom else misfit
+    scale = misfit if spare and not means.freedom else max(misfit, 1.0)
     return _Curve(
         leading=float(coefficients[0]),
         error=math.sqrt(float(covariance[0, 0]) * scale),

@@ -163,17 +163,3 @@ GROWTH: Mapping[str, tuple[Growth, ...]] = {
     "linear": LINEAR,
 }
 """All tables by kind of attention."""
-
-
-def outer_power_of_linear_attention(layers: int) -> int:
-    """Power of X in every outer block of that many linear attention layers without residual: 2·3^D."""
-    return int(2 * 3**layers)
-
-
-def functional_power_of_linear_attention(layers: int) -> int:
-    """Power of small X in the functional blocks of all but the last layer, squared loss: 3^D."""
-    return int(3**layers)
-
-
-OUTER_POWER_OF_LINEAR_MLP = 2
-"""Power of X in every outer block of a linear MLP, at every depth."""
