@@ -28,12 +28,12 @@ PRESETS = ("pre-ln", "parallel", "skipless", "v-skipinit", "sas", "sas-p", "sas-
 RATES: dict[str, dict[Scale, tuple[float, ...]]] = {
     "adamw": {
         "smoke": (3e-3,),
-        "laptop": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+        "laptop": (1e-3, 3e-3, 1e-2, 3e-2),
         "paper": (3e-4, 1e-3, 3e-3, 1e-2),
     },
     "sgd": {
         "smoke": (0.3,),
-        "laptop": (0.03, 0.1, 0.3, 1.0, 3.0),
+        "laptop": (0.1, 0.3, 1.0, 3.0),
         "paper": (0.03, 0.1, 0.3, 1.0, 3.0),
     },
 }

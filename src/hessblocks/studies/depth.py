@@ -51,7 +51,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
     depths = sorted({int(name.split(", ")[1].split()[0]) for name in losses})
     return Summary(
         figure=Figure(
-            title="Simplified blocks keep up when the model is four times as deep",
+            title="Simplified blocks at two depths, one four times the other",
             caption="MLP of two widths. Python standard library; mean over seeds.",
             panels=tuple(
                 loss_panel(rows, [f"{name}, {depth} layers" for name in BLOCKS], f"{depth} layers")

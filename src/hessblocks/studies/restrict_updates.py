@@ -37,7 +37,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
     losses = final_losses(rows)
     return Summary(
         figure=Figure(
-            title="The less values and projections move, the better skipless blocks train",
+            title="Final loss against the gain of trainable values and projections",
             caption=(
                 "W = W_init + β ΔW for values and projections of the skipless block, β = 0: W_init alone. "
                 "Python standard library; mean over seeds, bars are its standard errors."

@@ -23,7 +23,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
     losses = final_losses(rows)
     return Summary(
         figure=Figure(
-            title="Without the attention skip training slows down",
+            title="Blocks without an attention skip against pre-ln",
             caption="Python standard library; mean over seeds, bars are its standard errors.",
             panels=(loss_panel(rows, VARIANTS, "loss at equal steps"),),
         ),
