@@ -180,7 +180,7 @@ def _draw_series(axis: Axes, series: Mapping[str, Any], look: Mark) -> None:
         label=_label(series),
         color=look.colour,
         marker="" if len(series["x"]) > MANY else look.marker,
-        markersize=7 if published else 3.5,
+        markersize=7 if published else 3.5 if series["line"] else 6,
         markerfacecolor="none" if published else look.colour,
         linestyle=((0, look.dashes) if look.dashes else "solid") if joined else "none",
         linewidth=1.2,
@@ -194,14 +194,16 @@ def _draw_bars(
     width = 0.8 / together
     look = MARKS[ALONE] if together == 1 else look
     places = [x + (order - (together - 1) / 2) * width for x in series["x"]]
+    hatched = together == 2 and order == 0  # tells a pair apart without colours
     axis.bar(
         places,
         series["y"],
         width=width,
         yerr=series["error"] or None,
         label=_label(series),
-        facecolor="none" if series["published"] else look.colour,
+        facecolor="none" if series["published"] or hatched else look.colour,
         edgecolor=look.colour,
+        hatch="////" if hatched else None,
         capsize=2,
     )
 
