@@ -27,8 +27,8 @@ NARROWEST = 6.5
 """Smallest width of a figure, in inches."""
 MOST_COLUMNS = 2
 """More make the letters too small for a page."""
-LABEL_LETTERS = 40
-"""Letters of a label beside an axis on a line."""
+LABEL_LETTERS = 32
+"""Letters of a label beside the ordinate on a line; below the abscissa there is room for more."""
 LINE = 0.2
 """Height of a line of the caption, in inches."""
 LETTERS = 13
@@ -145,7 +145,7 @@ def _draw(figure: Figure, axis: Axes, panel: Mapping[str, Any], looks: Mapping[s
     if "values" in panel:
         _draw_map(figure, axis, panel)
         return
-    axis.set_xlabel(textwrap.fill(panel["x_label"], LABEL_LETTERS + 10))
+    axis.set_xlabel(textwrap.fill(panel["x_label"], LABEL_LETTERS + 18))
     axis.set_ylabel(textwrap.fill(panel["y_label"], LABEL_LETTERS))
     for order, series in enumerate(panel["series"]):
         if panel["kind"] == "bars":
