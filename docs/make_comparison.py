@@ -83,9 +83,9 @@ def mean_curve(results: FolderResults, preset: str) -> list[tuple[float, float]]
 
 
 if __name__ == "__main__":
-    try:
-        main(*map(Path, sys.argv[1:]))
-    except TypeError:
+    if len(sys.argv) != 2:
         sys.exit(__doc__)
+    try:
+        main(Path(sys.argv[1]))
     except HessblocksError as error:
         sys.exit(str(error))

@@ -159,9 +159,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main(*map(Path, sys.argv[1:]))
-    except TypeError:
+    if len(sys.argv) != 2:
         sys.exit(__doc__)
+    try:
+        main(Path(sys.argv[1]))
     except HessblocksError as error:
         sys.exit(str(error))

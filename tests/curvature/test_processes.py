@@ -7,13 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from hessblocks.curvature import Problem
+import hessblocks as hb
+from hessblocks.curvature import Hessian, Problem, parameter_groups
+from hessblocks.curvature.processes import Processes
 from hessblocks.errors import ArgumentError
-from tests.curvature.cases import CASES
+from tests.curvature.cases import CASES, stir
 from tests.curvature.two_processes import found
 
 ROOT = Path(__file__).parents[2]
@@ -70,3 +73,27 @@ def test_a_share_needs_processes() -> None:
         Problem(case.model, case.batches, case.loss, shard="batches")
     with pytest.raises(ArgumentError, match="did you mean 'batches'"):
         Problem(case.model, case.batches, case.loss, shard="batch")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_shares_of_the_processes_are_all_passes_once(count: int) -> None:
+    passes = list(range(7))
+    shares = [Processes(shard="batches", rank=rank, count=count) for rank in range(count)]
+    assert sorted(p for each in shares for p in each.own_passes(passes)) == passes
+    assert [each.own_passes(passes) for each in shares] == shares[0].shares(passes)
+    assert Processes(shard="vectors", rank=0, count=count).own_passes(passes) == passes
+
+
+def test_whatever_goes_wrong_the_other_processes_are_told() -> None:
+    model = stir(hb.build("pre-ln", depth=1, width=4, heads=2, vocab_size=7, context=6))
+    group = next(iter(parameter_groups(model).values()))
+    problem = Problem(model, {"input_ids": torch.ones(2, 5, dtype=torch.long)})
+    problem.processes = Processes(shard="batches", rank=0, count=1)
+    with patch("torch.distributed.all_reduce") as reduce:
+        operator = Hessian(problem, group)
+        assert problem.plan
+        problem.plan.passes[0].keywords["input_ids"][0, 3] = 99  # no such token
+        with pytest.raises(ArgumentError, match="outside the model's vocabulary"):
+            _ = operator @ torch.ones(group.size, 1, dtype=torch.float64)
+    (told,) = reduce.call_args.args
+    assert bool(told.isnan().all())

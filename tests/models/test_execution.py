@@ -61,6 +61,13 @@ def test_a_mask_of_the_users_own_reaches_the_centre_too(name: str, implementatio
     assert torch.allclose(by_places, expected, atol=1e-5)
 
 
+def test_flash_attention_refuses_packed_sequences() -> None:
+    model, places = perturbed("sas"), torch.tensor([[0, 1, 2, 0, 1]])
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(hb.ArgumentError, match="position_ids: flash attention would mix"):
+        model(ids(1, 5), position_ids=places)
+
+
 def test_layers_that_are_computed_twice_refuse_what_a_cache_holds() -> None:
     model, tokens = perturbed("sas"), ids(2, 6)
     cache = model(tokens, use_cache=True).past_key_values

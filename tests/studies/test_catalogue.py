@@ -59,10 +59,13 @@ def test_nothing_measured_decides_nothing() -> None:
 def test_partial_results_are_summarised_too(smoke: Path, name: str) -> None:
     study = find(name)
     rows = run_study(name, out=smoke, scale="smoke").rows
+    whole = study.summarise(rows)
     for count in (0, 1, len(rows) // 2):
         summary = study.summarise(rows[:count])
-        json.dumps(summary.to_dict(), allow_nan=False)
-        json.dumps(summary.figure.to_dict(), allow_nan=False)
+        assert json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
+        assert summary.figure.title == whole.figure.title
+        assert len(summary.figure.panels) <= len(whole.figure.panels)
+        assert len(summary.checks) <= len(whole.checks)
 
 
 @pytest.mark.parametrize("name", QUICK)
