@@ -181,7 +181,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
         figure=Figure(
             title="Masked-LM pretraining",
             caption=(
-                "A quarter of the tokens masked; held-out files; mean over seeds, are its standard errors. Time "
+                "A quarter of the tokens masked; held-out files; mean over seeds, bars are its standard errors. Time "
                 "is steps times the median time of a step, blocks timed in turns."
             ),
             panels=tuple(panels),
