@@ -210,3 +210,29 @@ def test_a_callable_sees_the_outputs_and_the_batch() -> None:
     for operator in (Hessian, OuterProduct):
         difference = operator(ours, group).dense() - operator(case.problem, group).dense()
         assert difference.abs().max() < 1e-14
+
+
+class WithPenalty(Classifier):
+    """A model that returns a penalty beside its logits."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        logits = super().forward(x)
+        return logits, logits.square().sum(-1)
+
+
+@pytest.mark.parametrize("operator", [Hessian, OuterProduct])
+def test_a_callable_whose_derivative_would_be_lost_in_part_is_refused(operator: Any) -> None:
+    model = stir(WithPenalty(outputs=2))
+    batch = (torch.ones(3, 3).double(), torch.ones(3, 2).double())
+    group = parameter_groups(model)["first.bias"]
+
+    def of(penalty: Any) -> torch.Tensor:
+        def loss(outputs: Any, given: Any) -> torch.Tensor:
+            return (outputs[0] - given[1]).pow(2).sum(-1) + penalty(outputs)
+
+        return operator(Problem(model, [batch], loss), group).dense()
+
+    for penalty in (lambda outputs: outputs[1], lambda outputs: model.first.weight.sum()):
+        with pytest.raises(ArgumentError, match="loss: .* derivative by something else"):
+            of(penalty)
+    assert torch.equal(of(lambda outputs: outputs[1].detach()), of(lambda outputs: 0.0))

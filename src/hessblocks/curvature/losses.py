@@ -135,7 +135,7 @@ class SquaredError(BatchLoss):
 
 
 class CallableLoss(BatchLoss):
-    """A user's function of the outputs, differentiated twice by autodiff."""
+    """A user's function of the outputs, differentiated twice by autodiff, by the logits alone."""
 
     def __init__(
         self,
@@ -160,8 +160,18 @@ class CallableLoss(BatchLoss):
         return float(self._losses(logits).sum())
 
     def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
-        """See `BatchLoss`."""
+        """See `BatchLoss`.
+
+        Raises:
+            ArgumentError: the function depends on the parameters by another way than the logits.
+        """
         with torch.enable_grad():
+            if self._losses(logits.detach()).requires_grad:
+                raise ArgumentError(
+                    "loss: expected a function of the logits and the batch; it has a derivative by something "
+                    "else (another output of the model, or a parameter), which would be left out: "
+                    "leave that term out, or detach it"
+                )
             leaf = logits.detach().requires_grad_()
             total = self._losses(leaf).sum() * share
             (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
