@@ -79,6 +79,13 @@ def test_tokens_outside_the_vocabulary_are_refused(task: str) -> None:
         model(ids(2, 5) + 29)
 
 
+def test_positions_outside_the_context_are_refused() -> None:
+    model = hb.build("pre-ln", **SIZES)
+    context = model.config.context
+    with pytest.raises(hb.ArgumentError, match=f"position_ids: .* context of {context}"):
+        model(ids(2, 5), position_ids=torch.arange(5)[None] + context - 4)
+
+
 def test_a_model_in_half_precision_is_saved_and_loaded_as_such(tmp_path: Path) -> None:
     model = perturbed("sas-p").bfloat16()
     model.save_pretrained(tmp_path)

@@ -80,7 +80,12 @@ class HessblocksModel(HessblocksPreTrainedModel):
         self._refuse_packing(attention_mask, position_ids, past_key_values)
         places = self._places(x, attention_mask, position_ids, past)
         if self.position_embedding is not None:
-            x = x + self.position_embedding(places).to(x.dtype)
+            embedded = _looked_up(
+                self.position_embedding,
+                places,
+                f"position_ids: there are positions outside the model's context of {self.config.context}",
+            )
+            x = x + embedded.to(x.dtype)
         context = Context(
             causal=self.config.causal,
             mask=self._mask(x, attention_mask, position_ids, past_key_values),
@@ -120,14 +125,12 @@ class HessblocksModel(HessblocksPreTrainedModel):
             raise ArgumentError("input_ids: give either input_ids or inputs_embeds")
         if inputs_embeds is not None:
             return inputs_embeds
-        try:
-            embedded: Tensor = self.token_embedding(input_ids)
-        except IndexError as error:
-            raise ArgumentError(
-                f"input_ids: there are tokens outside the model's vocabulary of {self.config.vocab_size}; "
-                "use the tokenizer that the model was trained with"
-            ) from error
-        return embedded
+        return _looked_up(
+            self.token_embedding,
+            input_ids,
+            f"input_ids: there are tokens outside the model's vocabulary of {self.config.vocab_size}; "
+            "use the tokenizer that the model was trained with",
+        )
 
     def _places(
         self,
@@ -187,6 +190,15 @@ def _padding(attention_mask: Tensor | None) -> Tensor | None:
     if attention_mask is None or attention_mask.ndim != 2:
         return None
     return attention_mask.bool()
+
+
+def _looked_up(embedding: nn.Module, indices: Tensor | None, outside: str) -> Tensor:
+    """Rows of an embedding; a CPU says which argument went outside it, a GPU aborts."""
+    try:
+        found: Tensor = embedding(indices)
+    except IndexError as error:
+        raise ArgumentError(outside) from error
+    return found
 
 
 def _has_own_mask(attention_mask: Tensor | None, position_ids: Tensor | None) -> bool:
