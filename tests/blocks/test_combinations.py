@@ -50,6 +50,8 @@ SLOTS: dict[str, list[Choice]] = {
         for shaping in (
             Shaping(),
             Shaping(trainable=False),
+            Shaping(alpha=0.0),
+            Shaping(alpha=0.0, beta=0.0, gamma=0.0),
             Shaping(beta=0.0, centred=False),
         )
     ],
@@ -87,11 +89,16 @@ SLOTS: dict[str, list[Choice]] = {
         for branch in (
             Branch(skip=0.0),
             Branch(skip=0.0, trainable_skip=True, gain=0.5, trainable=True),
+            Branch(gain=0.0, trainable=True),
         )
     ],
     "mlp_branch": [
         ("mlp_branch", {"mlp_branch": branch})
-        for branch in (Branch(skip=0.0, gain=0.1), Branch(over_sqrt_depth=True, trainable=True))
+        for branch in (
+            Branch(skip=0.0, gain=0.1),
+            Branch(skip=0.0, gain=0.0, trainable=True),
+            Branch(over_sqrt_depth=True, trainable=True),
+        )
     ],
     "activation": [
         ("mlp", {"mlp.activation": "gelu", "mlp.gated": True}),

@@ -73,6 +73,32 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"position": RotaryPosition(), "attention": Attention(query_key="one-matrix")},
         ["position", "one-matrix"],
     ),
+    "silent branch": (
+        {"mlp_branch": Branch(skip=0.0, gain=0.0, trainable=True)},
+        ["mlp_branch", "no skip", "gain=0"],
+    ),
+    "two silent branches in parallel": (
+        {
+            "layout": "parallel",
+            "attention_branch": Branch(skip=0.0, gain=0.0, trainable=True),
+            "mlp_branch": Branch(skip=0.0, gain=0.0, trainable=True),
+        },
+        ["attention_branch", "mlp_branch", "gain=0"],
+    ),
+    "shaping at its centre": (
+        {
+            "attention": Attention(query=Dense(init="zeros"), shaping=Shaping(alpha=0.0)),
+            "attention_branch": Branch(skip=0.0),
+        },
+        ["attention_branch", "no skip", "shaping", "zero query"],
+    ),
+    "no gain of nothing": (
+        {
+            "mlp": MLP(output=Dense(init="zeros")),
+            "mlp_branch": Branch(gain=0.0, trainable=True),
+        },
+        ["mlp_branch", "zero output", "gain=0"],
+    ),
     "odd rotary": (
         {"width": 12, "heads": 4, "position": RotaryPosition()},
         ["position", "even", "3"],

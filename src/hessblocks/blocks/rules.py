@@ -118,38 +118,67 @@ def _zero_source(name: str, weight: Weight, norm: Norm) -> str | None:
 
 
 def _zero_pairs(block: BlockConfig) -> str | None:
-    attention, mlp = block.attention, block.mlp
-    values = [n for n in ("value", "first_value") if _is_zero(getattr(attention, n))]
-    if values and _is_zero(attention.projection):
-        return f"attention: a zero {values[0]} and a zero projection exclude each other: neither would ever get a gradient"
-    if not _is_zero(mlp.input):
-        return None
-    partners = {
-        "a zero output": _is_zero(mlp.output),
-        "gated=True": mlp.gated,
-        "activation='relu'": mlp.activation == "relu",
-    }
-    partner = next((words for words, found in partners.items() if found), None)
-    if partner is None:
-        return None
-    return f"mlp: a zero input and {partner} exclude each other: there would never be a gradient"
+    """What a sub-block returns is a product: with two factors at zero, none ever gets a gradient."""
+    mlp = block.mlp
+    for name, zeros in (
+        ("attention_branch", _attention_zeros(block)),
+        ("mlp_branch", _mlp_zeros(block)),
+    ):
+        if len(zeros) > 1:
+            return f"{name}: {zeros[0]} and {zeros[1]} exclude each other: neither would ever get a gradient"
+    if _is_zero(mlp.input) and (mlp.gated or mlp.activation == "relu"):
+        partner = "gated=True" if mlp.gated else "activation='relu'"
+        return (
+            f"mlp: a zero input and {partner} exclude each other: there would never be a gradient"
+        )
+    return None
 
 
 def _silent_without_skip(block: BlockConfig) -> str | None:
-    """Without a skip, a sub-block whose output starts at zero stops the signal."""
-    attention, mlp = block.attention, block.mlp
-    mixing = [n for n in ("value", "first_value", "projection") if _is_zero(getattr(attention, n))]
-    hidden = [n for n in ("input", "output") if _is_zero(getattr(mlp, n))]
+    """Without a skip, a sub-block whose output starts at zero stops the signal; in parallel, two of them."""
+    attention, mlp = _attention_zeros(block), _mlp_zeros(block)
     if block.layout == "parallel":
-        stopped = {"attention_branch": mixing and hidden and [f"{mixing[0]} and {hidden[0]}"]}
+        both = f"mlp_branch's {mlp[0]}" if mlp and attention else None
+        stopped = {"attention_branch": [f"{attention[0]}, {both}"] if both else []}
     else:
-        stopped = {"attention_branch": mixing, "mlp_branch": hidden}
+        stopped = {"attention_branch": attention, "mlp_branch": mlp}
     for branch, zeros in stopped.items():
         if zeros and getattr(block, branch).skip == 0:
-            return (
-                f"{branch}: no skip and a zero {zeros[0]} exclude each other: no signal would pass"
-            )
+            return f"{branch}: no skip and {zeros[0]} exclude each other: no signal would pass"
     return None
+
+
+def _attention_zeros(block: BlockConfig) -> list[str]:
+    """Factors of what attention adds that are zero at initialisation."""
+    attention = block.attention
+    values = [n for n in ("value", "first_value") if _is_zero(getattr(attention, n))]
+    projections = ["projection"] if _is_zero(attention.projection) else []
+    found = [f"a zero {name}" for name in values[:1] + projections]
+    if (shaping := _zero_shaping(block)) is not None:
+        found.append(shaping)
+    return found + (["gain=0"] if block.attention_branch.gain == 0 else [])
+
+
+def _mlp_zeros(block: BlockConfig) -> list[str]:
+    """Factors of what the MLP adds that are zero at initialisation."""
+    names = [n for n in ("input", "output") if _is_zero(getattr(block.mlp, n))]
+    return [f"a zero {name}" for name in names] + (["gain=0"] if block.mlp_branch.gain == 0 else [])
+
+
+def _zero_shaping(block: BlockConfig) -> str | None:
+    """Words for αI + βA − γC = 0: without gains, or with α = 0, β = γ where A is its own centre C."""
+    attention, shaping = block.attention, block.attention.shaping
+    if shaping is None or shaping.alpha != 0:
+        return None
+    gamma = shaping.gamma if shaping.centred else 0.0
+    if shaping.beta == gamma == 0:
+        return "shaping without gains"
+    zero = _zero_source("query", attention.query, attention.resolved_query_norm) or _zero_source(
+        "key", attention.key, attention.query_key_norm
+    )
+    return (
+        f"shaping with alpha=0, beta=gamma and {zero}" if zero and shaping.beta == gamma else None
+    )
 
 
 def _linear(block: BlockConfig) -> str | None:
