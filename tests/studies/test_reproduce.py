@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from hessblocks import studies
 from hessblocks.cli import main
 from hessblocks.errors import RunError
 from hessblocks.locks import held
 from hessblocks.studies import find, names
 from hessblocks.studies.executors import InProcess
 from hessblocks.studies.store import DAMAGED, POINTS
+from hessblocks.training import EnvironmentWarning
 
 
 def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +70,46 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["reproduce", "mlp", "--scale", "smoke", "--out", str(tmp_path)]) == 1
     assert "--out: " in (said := capsys.readouterr().err)
     assert "in use by process" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"command": "train", "preset": "sas"}, "holds what another command wrote"),
+        ({"command": "reproduce", "study": "mlp"}, "is the folder of the study mlp alone"),
+        ([], "holds what another command wrote"),
+    ],
+)
+def test_the_folder_of_something_else_keeps_its_config(
+    config: object, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert main(["reproduce", "sigma-linear", "--scale", "smoke", "--out", str(tmp_path)]) == 2
+    assert sentence in capsys.readouterr().err
+    assert json.loads(path.read_text()) == config
+
+
+def test_a_damaged_config_of_a_folder_of_studies_is_written_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(tmp_path)]
+    (tmp_path / "config.json").write_text('{"studies": {"ml')
+    assert main(command) == 0
+    assert "config.json is damaged and written anew" in capsys.readouterr().err
+    assert list(json.loads((tmp_path / "config.json").read_text())["studies"]) == ["mlp"]
+
+
+def test_what_the_points_were_begun_with_stays_written(tmp_path: Path) -> None:
+    command = ["reproduce", "mlp", "--scale", "smoke", "--out", str(tmp_path), "--seeds"]
+    assert main([*command, "1"]) == 0
+    path = tmp_path / "mlp" / "environment.json"
+    elsewhere = {**json.loads(path.read_text()), "processor": "another"}
+    path.write_text(json.dumps(elsewhere))
+    assert main([*command, "1"]) == 0  # nothing is missing, nothing is said
+    with pytest.warns(EnvironmentWarning, match="mlp was begun elsewhere .*'another'"):
+        studies.run_study("mlp", out=tmp_path, scale="smoke", seeds=2)
+    assert json.loads(path.read_text()) == elsewhere
 
 
 def test_a_study_that_cannot_be_written_is_what_the_error_is_about(

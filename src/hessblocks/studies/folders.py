@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,34 @@ def remember(out: Path, studies: Iterable[str], scale: str, seeds: int | None) -
     """Write into `out`/config.json that `studies` were asked for, besides those of before.
 
     Raises:
-        RunError: the file is damaged or cannot be written.
+        ArgumentError: the folder is that of another command, or of one study.
+        RunError: the file cannot be written.
     """
-    before = _read(out / CONFIG).get("studies", {}) if (out / CONFIG).exists() else {}
+    before = _asked_before(out)
     now = {name: {"scale": scale, "seeds": seeds} for name in studies}
     write_json(out / CONFIG, {"command": "reproduce", "studies": {**before, **now}})
+
+
+def _asked_before(out: Path) -> dict[str, Any]:
+    """The studies of config.json; none where it is damaged, since each study has its own."""
+    try:
+        config = _read(out / CONFIG) if (out / CONFIG).exists() else {"studies": {}}
+    except RunError:
+        warnings.warn(
+            f"{out / CONFIG} is damaged and written anew; studies without points are forgotten",
+            stacklevel=4,
+        )
+        return {}
+    if "study" in config:
+        raise ArgumentError(
+            f"--out: {out} is the folder of the study {config['study']} alone; give the one that holds it."
+        )
+    if not isinstance(config.get("studies"), dict):
+        raise ArgumentError(
+            f"--out: {out} holds what another command wrote; choose another folder."
+        )
+    found: dict[str, Any] = config["studies"]
+    return found
 
 
 def is_study_folder(folder: Path) -> bool:

@@ -145,12 +145,13 @@ def measure_study(
     Raises:
         RunError: another process holds the folder, a newer version wrote it, or a point failed.
     """
-    from hessblocks.training.environment import environment  # loads the Trainer: not in workers
+    from hessblocks.training.environment import keep_environment  # loads torch: not in workers
 
     with opened(folder) as store:
         missing = [point for point in points if point not in store]
         write_json(folder / "config.json", {**config, "points": len(points)})
-        write_json(folder / "environment.json", environment())
+        if missing or not (folder / "environment.json").exists():
+            keep_environment(folder / "environment.json")
         checks = write_outputs(study, points, store)
         failures = _measure(study, points, missing, store, where, reporter)
         if missing:

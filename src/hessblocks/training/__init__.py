@@ -4,7 +4,8 @@ from hessblocks.training.callbacks import DivergenceWarning
 from hessblocks.training.checkpoints import CheckpointWarning
 from hessblocks.training.checks import resolve_device
 from hessblocks.training.compare import ComparisonSettings, compare
-from hessblocks.training.folder import EnvironmentWarning, RunFolder, claimed
+from hessblocks.training.environment import EnvironmentWarning
+from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.observation import CurvatureSettings, ObservationSettings
 from hessblocks.training.optimisation import TrainingSettings
 from hessblocks.training.progress import Progress

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import subprocess
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,40 @@ from typing import Any
 import torch
 
 from hessblocks._version import __version__
+from hessblocks.files import write_json
+from hessblocks.training.checks import differences
 
 PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy")
+
+
+class EnvironmentWarning(UserWarning):
+    """Numbers go on with other versions or on other hardware than they began with."""
+
+
+def keep_environment(path: Path) -> None:
+    """Write what a folder's numbers are computed with, or warn where they were begun with something else.
+
+    What they were begun with stays written; a damaged file is written anew.
+
+    Args:
+        path: environment.json of the folder.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    now = environment()
+    try:
+        found = differences(json.loads(path.read_text(encoding="utf-8")), now)
+    except (OSError, ValueError, AttributeError):
+        write_json(path, now)
+        return
+    if found:
+        warnings.warn(
+            f"--out: {path.parent.name} was begun elsewhere ({'; '.join(found)}); its numbers may differ "
+            "from those of an undisturbed run",
+            EnvironmentWarning,
+            stacklevel=4,
+        )
 
 
 def environment() -> dict[str, Any]:

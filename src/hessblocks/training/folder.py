@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +13,8 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.files import remove_partials, write_json
 from hessblocks.locks import held
 from hessblocks.training.checks import differences
-from hessblocks.training.environment import environment
+from hessblocks.training.environment import keep_environment
 from hessblocks.training.settings import with_defaults
-
-
-class EnvironmentWarning(UserWarning):
-    """A run goes on with other versions or on other hardware than it began with."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +88,7 @@ class RunFolder:
             )
         if not self.config.exists():
             write_json(self.config, config)
-        if not self.environment.exists():
-            write_json(self.environment, environment())
+        keep_environment(self.environment)
 
     def _compare(self, config: Mapping[str, Any], growing: Collection[str]) -> None:
         new = json.loads(json.dumps(config))
@@ -111,22 +105,6 @@ class RunFolder:
             )
         if more:
             write_json(self.config, config)
-        self._warn_of_another_environment()
-
-    def _warn_of_another_environment(self) -> None:
-        try:
-            old = json.loads(self.environment.read_text(encoding="utf-8"))
-            found = differences(old, environment())
-        except (OSError, ValueError, AttributeError):
-            self.environment.unlink(missing_ok=True)
-            return
-        if found:
-            warnings.warn(
-                f"--out: {self.path.name} was begun elsewhere ({'; '.join(found)}); its numbers may "
-                "differ in the last digits from those of an undisturbed run",
-                EnvironmentWarning,
-                stacklevel=4,
-            )
 
 
 @contextmanager
