@@ -159,9 +159,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     try:
-        main(Path(sys.argv[1]))
+        main(*map(Path, sys.argv[1:]))
     except HessblocksError as error:
         sys.exit(str(error))

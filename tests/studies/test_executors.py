@@ -1,15 +1,18 @@
 """Executors agree with each other, and neither death nor failure of a point loses another."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.studies.point import Point
+from hessblocks.studies.point import Point, Row, Scalar
+from hessblocks.studies.processes import LocalProcesses
 from hessblocks.studies.store import POINTS, read
 from tests.studies import toy
 
@@ -54,6 +57,37 @@ def test_an_error_in_a_point_is_told_with_its_settings(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"\(number 7.*no such thing"):
         toy.run(tmp_path, points)
     assert len(read(tmp_path)) == 1
+
+
+def test_what_is_dropped_is_not_taken_for_what_comes_next() -> None:
+    first, second = ([toy.point({"number": n, "pause": 0.2}) for n in r] for r in ((0, 1), (2, 3)))
+    crew = LocalProcesses(2)
+    try:
+        dropped = crew.outcomes(toy.measure, first)
+        next(dropped)
+        dropped.close()
+        found = [outcome.point for outcome in crew.outcomes(toy.measure, second)]
+    finally:
+        crew.close()
+    assert sorted(found, key=lambda point: point.key) == sorted(second, key=lambda point: point.key)
+
+
+def seen_device(settings: Mapping[str, Scalar]) -> list[Row]:
+    """The accelerator that a worker sees, and the worker."""
+    time.sleep(0.2)
+    return [{"device": os.environ["CUDA_VISIBLE_DEVICES"], "process": os.getpid()}]
+
+
+def test_points_that_need_an_accelerator_have_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hessblocks.studies.processes.accelerators", lambda: ["4", "6"])
+    points = [toy.point({"number": number}, gpus=1) for number in range(6)]
+    crew = LocalProcesses(3)
+    try:
+        rows = [outcome.rows[0] for outcome in crew.outcomes(seen_device, points)]
+    finally:
+        crew.close()
+    assert {row["device"] for row in rows} == {"4", "6"}
+    assert len({row["process"] for row in rows}) == 2
 
 
 def test_no_workers_at_all_is_refused(tmp_path: Path) -> None:

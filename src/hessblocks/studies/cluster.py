@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,24 +44,40 @@ class RayCluster(Executor):
             raise RunError(f"ray: no Ray cluster at {address!r} ({first}).") from error
         self._attempt = self._ray.remote(attempt)  # once: each such call sends the function anew
 
-    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Iterator[Outcome]:
+    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Generator[Outcome]:
         """See `Executor`."""
         self._check_answer()
         self._check_resources(points)
         running = {self._start(measure, point, 1): (point, 1) for point in points}
-        while running:
-            (ready, *_), _ = self._ray.wait(list(running), num_returns=1)
-            point, attempts = running.pop(ready)
-            try:
-                outcome = self._ray.get(ready)
-            except self._ray.exceptions.RayError:
-                self._check_answer()
-                outcome = after_death(point, attempts)
+        try:
+            while running:
+                (ready, *_), _ = self._ray.wait(list(running), num_returns=1)
+                point, attempts = running.pop(ready)
+                outcome = self._outcome(ready, point, attempts)
                 if outcome is None:
                     again = self._start(measure, point, attempts + 1)
                     running[again] = (point, attempts + 1)
-                    continue
-            yield outcome
+                else:
+                    yield outcome
+        finally:
+            for task in running:
+                self._ray.cancel(task, force=True)
+
+    def _outcome(self, ready: Any, point: Point, attempts: int) -> Outcome | None:
+        """What became of a point; None where its worker died and it is to be started again."""
+        try:
+            outcome: Outcome = self._ray.get(ready)
+        except self._ray.exceptions.RayTaskError as error:  # `attempt` raises nothing itself
+            reason = str(error.cause or error).strip().splitlines()[-1]
+            return Outcome(
+                point=point,
+                attempts=attempts,
+                error=f"no worker of the cluster can run it: {reason}.",
+            )
+        except self._ray.exceptions.RayError:
+            self._check_answer()
+            return after_death(point, attempts)
+        return outcome
 
     def close(self) -> None:
         """Leave the cluster; it runs on."""

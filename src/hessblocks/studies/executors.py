@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 
@@ -20,8 +20,8 @@ class Executor(abc.ABC):
     """Measures points, in any order."""
 
     @abc.abstractmethod
-    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Iterator[Outcome]:
-        """Yield an outcome for each of `points`, as they finish.
+    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Generator[Outcome]:
+        """Yield an outcome for each of `points`, as they finish; closed earlier, it drops the others.
 
         Args:
             measure: from settings to rows.
@@ -38,7 +38,7 @@ class Executor(abc.ABC):
 class InProcess(Executor):
     """One after the other, here."""
 
-    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Iterator[Outcome]:
+    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Generator[Outcome]:
         """See `Executor`."""
         for point in points:
             yield attempt(measure, point, attempts=1)

@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from multiprocessing.connection import Connection, wait
+
+import torch
 
 from hessblocks.errors import ArgumentError
 from hessblocks.studies.executors import Executor, after_death, attempt
@@ -20,7 +22,10 @@ Task = tuple[Measure, Point, int]
 
 
 class LocalProcesses(Executor):
-    """Some processes, one thread each; what a dead one had in hand is started again."""
+    """Some processes, one thread each; what a dead one had in hand is started again.
+
+    Where there are accelerators each process sees one, and points that need one have a process each.
+    """
 
     def __init__(self, workers: int) -> None:
         """Fix the number of processes; they start with the first point and stay until `close`.
@@ -36,25 +41,35 @@ class LocalProcesses(Executor):
         self.workers = workers
         self._crew: list[_Worker] = []
 
-    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Iterator[Outcome]:
+    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Generator[Outcome]:
         """See `Executor`."""
         waiting: deque[Task] = deque((measure, point, 1) for point in points)
-        while len(self._crew) < min(self.workers, len(points)):
-            self._crew.append(_Worker())
-        for worker in self._crew[: len(points)]:
+        devices = accelerators()
+        workers = min(self.workers, len(points))
+        if devices and any(point.gpus for point in points):
+            workers = min(workers, len(devices))
+        while len(self._crew) < workers:
+            self._crew.append(_Worker(_turn(devices, len(self._crew))))
+        for worker in self._crew[:workers]:
             worker.take(waiting.popleft())
-        while busy := {worker.connection: worker for worker in self._crew if worker.task}:
-            for ready in wait(list(busy)):
-                worker = busy[ready]  # type: ignore[index]  # wait returns what it was given
-                outcome, again = worker.collect()
-                if again is not None:
-                    waiting.appendleft(again)
-                if worker.stopped:
-                    self._crew[self._crew.index(worker)] = worker = _Worker()
-                if waiting:
-                    worker.take(waiting.popleft())
-                if outcome is not None:
-                    yield outcome
+        try:
+            while busy := {worker.connection: worker for worker in self._crew if worker.task}:
+                for ready in wait(list(busy)):
+                    worker = busy[ready]  # type: ignore[index]  # wait returns what it was given
+                    outcome, again = worker.collect()
+                    if again is not None:
+                        waiting.appendleft(again)
+                    if worker.stopped:
+                        place = self._crew.index(worker)
+                        self._crew[place] = worker = _Worker(_turn(devices, place))
+                    if waiting:
+                        worker.take(waiting.popleft())
+                    if outcome is not None:
+                        yield outcome
+        finally:
+            for worker in [worker for worker in self._crew if worker.task]:
+                worker.stop()
+                self._crew.remove(worker)
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -66,10 +81,10 @@ class LocalProcesses(Executor):
 class _Worker:
     """A process that measures one point at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str | None) -> None:
         self.connection, theirs = _SPAWN.Pipe()
         self.task: Task | None = None
-        self._process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process = _SPAWN.Process(target=_serve, args=(theirs, device), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -102,8 +117,23 @@ class _Worker:
         self._process.join()
 
 
-def _serve(connection: Connection) -> None:
+def accelerators() -> list[str]:
+    """Names of the accelerators that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
+    if not torch.cuda.is_available():
+        return []
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(n) for n in range(torch.cuda.device_count())]
+
+
+def _turn(devices: Sequence[str], place: int) -> str | None:
+    """The accelerator of the worker at a place of the crew."""
+    return devices[place % len(devices)] if devices else None
+
+
+def _serve(connection: Connection, device: str | None) -> None:
     """The life of a worker: measure what comes, until nobody asks any more."""
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

@@ -203,12 +203,13 @@ def _measure(
     pace = Pace(study.name, done=len(points) - len(missing), total=len(points))
     reporter.show(pace.now())
     failures = []
-    for outcome in where.outcomes(study.measure, missing):
-        if outcome.error is None:
-            store.add(outcome)
-        else:
-            failures.append(outcome)
-        reporter.show(pace.now(outcome))
+    with contextlib.closing(where.outcomes(study.measure, missing)) as outcomes:
+        for outcome in outcomes:
+            if outcome.error is None:
+                store.add(outcome)
+            else:
+                failures.append(outcome)
+            reporter.show(pace.now(outcome))
     return failures
 
 
