@@ -27,7 +27,8 @@ as far as they have been measured, beside what was published or expected. Made b
 `python docs/make_results.py RUNS` from the folder that `hessblocks reproduce all --out RUNS` wrote. In
 [`results`](results) stand a study's checks and tables (`STUDY.json`) and the points of its figure
 (`STUDY-figure.json`). Intervals are 95 %, ± is one standard error. "undecided" means that the seeds of
-this scale do not decide the question either way. Times add up the clocks of all points; on a machine
+this scale do not decide the question either way. A slope holds where its estimate lies within the
+tolerance; its interval, and "no power law" where a straight line does not fit, say how far to trust it. Times add up the clocks of all points; on a machine
 with other work, as here, they are several times those of an idle one.
 """
 
@@ -92,7 +93,7 @@ def missing(sections: Sequence[StudySection]) -> str:
     ]
     lines += [
         f"- {section.name}: {section.missing} of {section.summary['points']['total']} points. "
-        f"`{command(section)}`"
+        f"`{section.command}`"
         for section in sections
         if section.missing
     ]
@@ -117,16 +118,10 @@ def described(section: StudySection) -> str:
         *([difference_table(section)] if section.differences else []),
         *([f"Settings: {section.settings}.", ""] if section.settings else []),
         f"Scale {section.config['scale']}, {done} point{'s' if done != 1 else ''}, {section.time} of computing on "
-        f"{section.hardware}: `{command(section)}`.",
+        f"{section.hardware}: `{section.command}`.",
         "",
     ]
     return "\n".join(lines)
-
-
-def command(section: StudySection) -> str:
-    """What measures the section again."""
-    seeds = f" --seeds {section.config['seeds']}" if section.config.get("seeds") else ""
-    return f"hessblocks reproduce {section.name} --scale {section.config['scale']}{seeds}"
 
 
 def difference_table(section: StudySection) -> str:

@@ -27,7 +27,7 @@ class Difference:
     largest: float
     """Largest of them."""
     near: int | None
-    """Points within three joint standard errors; None where neither curve has error bars."""
+    """Points within three joint standard errors; None where ours has no error bars."""
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
@@ -66,7 +66,7 @@ def _difference(
     if not pairs:
         return None
     relative = [abs(own[1] - other[1]) / abs(other[1]) for own, other in pairs]
-    bars = bool(ours["error"] or published["error"])
+    bars = bool(ours["error"])
     near = [abs(a[1] - b[1]) <= NEAR * math.hypot(a[2], b[2]) for a, b in pairs]
     return Difference(
         name=f"{ours['name']} ({title})" if title else str(ours["name"]),

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hessblocks.errors import ArgumentError
 from hessblocks.files import write_text
-from hessblocks.report.study_section import load_section, read_json
+from hessblocks.report.study_section import command, load_section, read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,8 @@ class NotBegun:
 
     name: str
     """Of the study."""
-    scale: str
-    """It was asked for at."""
+    command: str
+    """That measures it as it was asked for."""
 
 
 def not_begun(folder: Path) -> list[NotBegun]:
@@ -33,7 +33,7 @@ def not_begun(folder: Path) -> list[NotBegun]:
     asked = read_json(path).get("studies", {}) if path.is_file() else {}
     there = {path.name for path in study_folders(folder)}
     return [
-        NotBegun(name=name, scale=str(request["scale"]))
+        NotBegun(name=name, command=command(name, str(request["scale"]), request.get("seeds")))
         for name, request in asked.items()
         if name not in there
     ]

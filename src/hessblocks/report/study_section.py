@@ -44,6 +44,11 @@ class StudySection:
         return int(self.summary["points"]["missing"])
 
     @property
+    def command(self) -> str:
+        """What measures its missing points, in the folder that it is in."""
+        return command(self.name, self.config["scale"], self.config.get("seeds"))
+
+    @property
     def checks(self) -> list[dict[str, str]]:
         """Rows of the table of facts."""
         return [{**check, "verdict": VERDICTS[check["holds"]]} for check in self.summary["checks"]]
@@ -72,6 +77,11 @@ class StudySection:
         """Time of all points together."""
         seconds = float(self.summary["seconds"])
         return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def command(name: str, scale: str, seeds: int | None) -> str:
+    """The `hessblocks reproduce` that measures a study as it was asked for."""
+    return f"hessblocks reproduce {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
 
 
 def _words(name: str) -> str:

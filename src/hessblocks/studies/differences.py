@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from hessblocks.studies.figure import mean_and_error
 from hessblocks.studies.point import Scalar
 from hessblocks.studies.statistics import student_quantile
 
+NORMAL = 1.96
+"""Half the 95 % interval of a normal, in standard errors."""
 Values = Mapping[str, Mapping[Scalar, float]]
 """Block or variant → {seed: value}."""
 
@@ -23,19 +26,34 @@ class Difference:
     """Its standard error."""
     seeds: int
     """How many."""
+    common: float = 0.0
+    """Standard error of what all seeds have in common, such as a clock."""
+    diverged: int = 0
+    """Seeds of which one run diverged; the mean is then infinite."""
+    who: str = ""
+    """Whose runs diverged."""
 
     def above(self, limit: float) -> bool | None:
-        """Whether it is above a limit; None where seeds are too few or disagree (95 %, Student's t)."""
-        if self.seeds < 2:
+        """Whether it is above a limit; None where seeds are too few or disagree (95 %, Student's t).
+
+        Runs that diverge decide where they do so for every seed.
+        """
+        if self.seeds < 2 or 0 < self.diverged < self.seeds:
             return None
-        reach = student_quantile(0.975, self.seeds - 1) * self.error
+        if self.diverged:
+            return self.mean > limit
+        own = student_quantile(0.975, self.seeds - 1) * self.error
+        reach = math.hypot(own, NORMAL * self.common)
         return None if abs(self.mean - limit) < reach else self.mean > limit
 
     def text(self, unit: str, digits: int = 3) -> str:
         """Mean, error and seeds in words."""
+        if self.diverged:
+            return f"{self.who} diverged in {self.diverged} of {self.seeds} seeds"
         if self.seeds < 2:
             return f"{self.mean:+.{digits}f} {unit} (1 seed)"
-        return f"{self.mean:+.{digits}f} ± {self.error:.{digits}f} {unit} ({self.seeds} seeds)"
+        error = math.hypot(self.error, self.common)
+        return f"{self.mean:+.{digits}f} ± {error:.{digits}f} {unit} ({self.seeds} seeds)"
 
 
 def difference(values: Values, first: str, second: str) -> Difference | None:
@@ -47,14 +65,19 @@ def difference(values: Values, first: str, second: str) -> Difference | None:
         second: name of another.
 
     Returns:
-        The difference; None where there is no common seed, or one of them diverged.
+        The difference; None where there is no common seed, or runs of both diverged.
     """
     common = sorted(set(values.get(first, {})) & set(values.get(second, {})), key=str)
     gaps = [values[first][seed] - values[second][seed] for seed in common]
-    if not gaps or any(gap != gap or abs(gap) == float("inf") for gap in gaps):
+    lost = {gap for gap in gaps if not math.isfinite(gap)}
+    if not gaps or len(lost) > 1 or any(map(math.isnan, lost)):
         return None
     mean, error = mean_and_error(gaps)
-    return Difference(mean=mean, error=error, seeds=len(gaps))
+    diverged = [seed for seed, gap in zip(common, gaps, strict=True) if gap in lost]
+    who = first if any(math.isinf(values[first][seed]) for seed in diverged) else second
+    return Difference(
+        mean=mean, error=error, seeds=len(gaps), diverged=len(diverged), who=who if diverged else ""
+    )
 
 
 def exceeds(found: Difference | None, limit: float) -> bool | None:

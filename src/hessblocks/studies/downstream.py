@@ -5,6 +5,7 @@ At smoke and laptop scale the tasks are stand-ins with labels true by constructi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -152,15 +153,19 @@ def scores(rows: Sequence[Row]) -> Scores:
 
 
 def means(found: Scores) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: mean over its tasks}; diverged seeds are out."""
+    """Block → {seed: mean over its tasks}; that of a diverged seed is −∞."""
     return {
         block: {
-            seed: sum(v for v in each.values() if v is not None) / len(each)
+            seed: sum(-math.inf if v is None else v for v in each.values()) / len(each)
             for seed, each in runs.items()
-            if None not in each.values()
         }
         for block, runs in found.items()
     }
+
+
+def finished(runs: Mapping[Scalar, float]) -> list[float]:
+    """The means of the seeds that did not diverge."""
+    return [value for value in runs.values() if math.isfinite(value)]
 
 
 def summarise(rows: Sequence[Row]) -> Summary:
@@ -203,14 +208,14 @@ def table(rows: Sequence[Row], found: Scores) -> list[dict[str, object]]:
     }
     lines: list[dict[str, object]] = []
     for block in dict.fromkeys((*found, *training)):
-        finished = list(average.get(block, {}).values())
-        score, error = mean_and_error(finished) if finished else (None, None)
+        kept = finished(average.get(block, {}))
+        score, error = mean_and_error(kept) if kept else (None, None)
         line: dict[str, object] = {
             "block": block,
             "score": score,
-            "standard_error": error if len(finished) > 1 else None,
-            "seeds": len(finished),
-            "diverged": len(found.get(block, {})) - len(finished),
+            "standard_error": error,
+            "seeds": len(kept),
+            "diverged": len(found.get(block, {})) - len(kept),
             "published_glue": PUBLISHED_SCORES.get(block, (None, None))[0],
         }
         line |= {name: each.get(block, (None,))[0] for name, each in costs.items()}
@@ -232,14 +237,14 @@ def _panels(rows: Sequence[Row], found: Scores) -> tuple[Panel, ...]:
         per_task = [
             [v for each in runs.values() if (v := each.get(task)) is not None] for task in names
         ]
-        places = [*per_task, list(means(found)[block].values())]
-        finished = [(x, mean_and_error(v)) for x, v in enumerate(places) if v]
+        places = [*per_task, finished(means(found)[block])]
+        kept = [(x, mean_and_error(v)) for x, v in enumerate(places) if v]
         bars.append(
             Series(
                 name=block,
-                x=tuple(float(x) for x, _ in finished),
-                y=tuple(mean for _, (mean, _) in finished),
-                error=tuple(error for _, (_, error) in finished),
+                x=tuple(float(x) for x, _ in kept),
+                y=tuple(mean for _, (mean, _) in kept),
+                error=tuple(error for _, (_, error) in kept),
             )
         )
     panels = [
@@ -264,7 +269,7 @@ def _speed_panel(rows: Sequence[Row], found: Scores) -> list[Panel]:
     average = means(found)
     times = speeds(rows)
     gaps = {name: difference(average, name, "pre-ln") for name in times}
-    ours = {name: gap for name, gap in gaps.items() if gap is not None}
+    ours = {name: gap for name, gap in gaps.items() if gap and not gap.diverged}
     if not ours:
         return []
     series = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -20,11 +21,16 @@ class Series:
     y: tuple[float, ...]
     """Ordinates."""
     error: tuple[float, ...] = ()
-    """Half length of each error bar; empty for none."""
+    """Half length of each error bar; empty for none, and where one is not known."""
     published: bool = False
     """Whether these are the paper's numbers, drawn hollow."""
     line: bool = True
     """Whether the points are joined."""
+
+    def __post_init__(self) -> None:
+        """Leave out error bars of which one is not a number: it is of a single seed."""
+        if any(map(math.isnan, self.error)):
+            object.__setattr__(self, "error", ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +88,12 @@ class Figure:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error; the error of a single value is 0."""
+    """Mean and its standard error; the error of a single value is not a number."""
     count = len(values)
     mean = sum(values) / count
     if count < 2:
-        return mean, 0.0
+        return mean, math.nan
+    if not math.isfinite(mean):
+        return mean, math.nan
     variance = sum((value - mean) ** 2 for value in values) / (count - 1)
     return mean, (variance / count) ** 0.5

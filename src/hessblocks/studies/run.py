@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +150,7 @@ def measure_study(
 
     with opened(folder) as store:
         missing = [point for point in points if point not in store]
+        _warn_of_a_narrower_request(study.name, folder, len(points), store)
         write_json(folder / "config.json", {**config, "points": len(points)})
         if missing or not (folder / "environment.json").exists():
             keep_environment(folder / "environment.json")
@@ -168,6 +170,16 @@ def measure_study(
         retried=store.retried(points),
         seconds=store.seconds(points),
     )
+
+
+def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: Store) -> None:
+    """Say that results.csv and figure will show less than what is stored."""
+    if len(store) > points:
+        warnings.warn(
+            f"{name}: {folder} holds {len(store)} points and {points} are asked for; files and page show these, "
+            "the others stay stored",
+            stacklevel=4,
+        )
 
 
 @contextlib.contextmanager

@@ -280,18 +280,20 @@ def _training_checks(spreads: Mapping[str, Losses], losses: Losses, matrices: st
     """Whether the blocks with the more even curvature are those that train well."""
     checks = []
     for moment, variants in spreads.items():
-        common = [v for v in variants if math.isfinite(sum(losses.get(v, {}).values()))]
+        common = [v for v in variants if v in losses]
         if len(common) < 4:
             continue
         found = rank_correlation(
             [mean_and_error(list(variants[v].values()))[0] for v in common],
             [mean_and_error(list(losses[v].values()))[0] for v in common],
         )
+        lost = [v for v in common if not math.isfinite(sum(losses[v].values()))]
+        last = f"; diverged, so ranked last: {', '.join(lost)}" if lost else ""
         checks.append(
             Check(
                 fact=f"the more uneven the curvature of {matrices} {moment} training, the higher the loss",
                 expected="open question: positive rank correlation over the blocks",
-                ours=str(found),
+                ours=f"{found}{last}",
                 holds=found.agrees(),
             )
         )

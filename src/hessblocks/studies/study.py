@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -43,8 +44,16 @@ class Summary:
         """Checks and tables as plain data; the figure has its own file."""
         return {
             "checks": [asdict(check) for check in self.checks],
-            "tables": {name: [dict(row) for row in rows] for name, rows in self.tables.items()},
+            "tables": {name: [_known(row) for row in rows] for name, rows in self.tables.items()},
         }
+
+
+def _known(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a table; an error that is not known is None."""
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in row.items()
+    }
 
 
 Settings = Mapping[str, Scalar]
