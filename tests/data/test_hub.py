@@ -46,6 +46,14 @@ def test_a_folder_of_text_is_a_corpus(text: Path) -> None:
     assert load_hub_corpus(str(text), 300).fingerprint == corpus.fingerprint
 
 
+def test_a_short_name_knows_its_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"text": "no", "content": f"def f{i}(): return {i}"} for i in range(450)]
+    write_lines(tmp_path / "code" / "train.jsonl", rows)
+    monkeypatch.setattr(hub, "TEXTS", {"short": (str(tmp_path / "code"), None, "content")})
+    corpus = load_hub_corpus("short", 300)
+    assert "def f" in corpus.tokenizer.decode(corpus.splits["validation"].tolist())
+
+
 def test_so_many_characters_are_taken_and_no_more(text: Path) -> None:
     corpus = load_hub_corpus(str(text), 300, characters=1000)
     taken = sum(each["characters"] for each in corpus.description["splits"].values())

@@ -24,11 +24,12 @@ from hessblocks.errors import ArgumentError, RunError, unknown_name
 
 HUB_VERSION = 1
 """Raised whenever the same texts would give other tokens."""
-TEXTS: Mapping[str, tuple[str, str | None]] = {
-    "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
-}
-"""Short name → dataset and configuration."""
 COLUMN = "text"
+TEXTS: Mapping[str, tuple[str, str | None, str]] = {
+    "wikipedia": ("wikimedia/wikipedia", "20231101.en", COLUMN),
+    "codeparrot": ("codeparrot/codeparrot-clean", None, "content"),
+}
+"""Short name → dataset, configuration and the column of its text."""
 CHARACTERS = 2_000_000_000
 """So much text is taken at most."""
 HELD_OUT = 200
@@ -48,14 +49,14 @@ VALIDATION = {"mnli": "validation_matched"}
 
 
 def load_hub_corpus(
-    name: str, vocabulary: int, *, column: str = COLUMN, characters: int = CHARACTERS
+    name: str, vocabulary: int, *, column: str | None = None, characters: int = CHARACTERS
 ) -> Corpus:
     """A text dataset as tokens, each document ended by the end of text; built once, then cached.
 
     Args:
         name: one of `TEXTS`, a dataset's name, or a local folder of json, csv or parquet files.
         vocabulary: entries of the encoding, learnt from the training split.
-        column: that holds the text.
+        column: that holds the text; by default `COLUMN`, or what `TEXTS` says.
         characters: most characters that are taken.
 
     Returns:
@@ -69,7 +70,8 @@ def load_hub_corpus(
         Memory for all of the text while it is encoded, once.
     """
     check_vocabulary(vocabulary)
-    path, configuration = TEXTS.get(name, (name, None))
+    path, configuration, own_column = TEXTS.get(name, (name, None, COLUMN))
+    column = column or own_column
     key = {
         "hub version": HUB_VERSION,
         "dataset": f"{path}, {configuration}" if configuration else path,

@@ -62,7 +62,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
             title="What the details are worth",
             caption=(
                 "The rows of values are skipless blocks with freely trainable values and projections from "
-                "that initial value. Python standard library; mean over seeds, bars are its standard errors."
+                "that initial value. Python source; mean over seeds, bars are its standard errors."
             ),
             panels=(panel,) if finite else (),
         ),

@@ -20,6 +20,7 @@ from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, whole, word
 from hessblocks.studies.statistics import rank_correlation
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
+from hessblocks.studies.texts import text_of
 from hessblocks.studies.trained import LAPTOP, PAPER, SMOKE, run, trained_settings
 from hessblocks.studies.trained_summary import Losses, final_losses, loss_table
 from hessblocks.training.size import RunSize
@@ -67,7 +68,7 @@ def settings(scale: Scale, seeds: int | None) -> list[Settings]:
 def measure(settings: Mapping[str, Scalar]) -> list[Row]:
     """Train one model, named with its optimiser and rate; one of a block and seed also maps curvature."""
     optimiser, rate = word(settings, "optimiser"), number(settings, "learning_rate")
-    corpus = trained.corpus(whole(settings, "vocab_size"))
+    corpus = text_of(settings)
     probe = replace(_PROBE, tokens=min(_PROBE.tokens, whole(settings, "context")))
 
     def observe(model: nn.Module, step: int) -> list[Row]:

@@ -52,7 +52,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
     return Summary(
         figure=Figure(
             title="Simplified blocks at two depths, one four times the other",
-            caption="MLP of two widths. Python standard library; mean over seeds.",
+            caption="MLP of two widths. Python source; mean over seeds.",
             panels=tuple(
                 loss_panel(rows, [f"{name}, {depth} layers" for name in BLOCKS], f"{depth} layers")
                 for depth in depths

@@ -22,6 +22,7 @@ from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, whole, word
 from hessblocks.studies.step_times import PUBLISHED_SPEED, speed_check, speeds, values
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
+from hessblocks.studies.texts import text_of
 
 ACCURACY = "accuracy"
 """Share of right answers on the test split; empty where training diverged."""
@@ -82,7 +83,7 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
         return masked_lm.timed(settings) + _published_sizes()
     fresh = settings["variant"] == FRESH
     made = masked_lm.pretraining(settings, "pre-ln" if fresh else None)
-    corpus = masked_lm.corpus(settings)
+    corpus = text_of(settings)
     model = None if fresh else pretrained(made, corpus)
     tuning = Finetuning(
         epochs=whole(settings, "epochs"),

@@ -6,11 +6,9 @@ The models stay in the cache, where the study `downstream` finds them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from hessblocks.data import Corpus
-from hessblocks.data.docstrings import load_docstring_corpus
 from hessblocks.downstream import Cost, Pretraining, costs, pretrained
 from hessblocks.studies.figure import Figure, Panel, Series
 from hessblocks.studies.point import Row, Scalar
@@ -24,9 +22,9 @@ from hessblocks.studies.step_times import (
     values,
 )
 from hessblocks.studies.study import Scale, Settings, Study, Summary
+from hessblocks.studies.texts import TextSize, text_of
 from hessblocks.studies.trained_summary import close_check, final_losses, loss_panel, loss_table
 from hessblocks.studies.training import LOSS
-from hessblocks.training.size import RunSize
 
 COLUMNS = (
     "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",
@@ -44,31 +42,26 @@ CLOSE = 0.05
 """Nats per masked token that still count as keeping up."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskedSize(RunSize):
-    """Sizes of model and pretraining at one scale, and the text; the MLP is gated."""
-
-    data: str = "docstrings"
-    """docstrings, or hub:NAME."""
-
-
-SIZES: dict[Scale, MaskedSize] = {
-    "smoke": MaskedSize(
+SIZES: dict[Scale, TextSize] = {
+    "smoke": TextSize(
         depth=2, width=32, heads=2, mlp_width=64, context=32, vocab_size=1024, steps=40,
         batch_size=16, learning_rate=3e-3, evaluations=4, evaluation_sequences=64,
+        data="docstrings",
     ),
-    "laptop": MaskedSize(
+    "laptop": TextSize(
         depth=4, width=64, heads=4, mlp_width=128, context=64, vocab_size=2048, steps=800,
         batch_size=32, learning_rate=3e-3, evaluations=10, evaluation_sequences=256,
+        data="docstrings",
     ),
-    "paper": MaskedSize(
+    "paper": TextSize(
         depth=16, width=768, heads=12, mlp_width=1536, context=128, vocab_size=32_768,
         steps=50_000, batch_size=512, learning_rate=1e-3, evaluations=50,
         evaluation_sequences=2048, data="hub:wikipedia",
     ),
 }  # fmt: skip
-"""16 layers, 768, context 128 and the vocabulary are published, and an MLP of 3072 that counts both halves; the paper trained for 24 hours on one
-GPU, not for a number of steps: steps, batch and rate at `paper` are ours."""
+"""The MLP is gated. 16 layers, 768, context 128 and the vocabulary are published, and an MLP of 3072 that counts
+both halves; the paper trained for 24 hours on one GPU, not for a number of steps: steps, batch and rate at `paper`
+are ours."""
 
 
 def settings(scale: Scale, seeds: int | None) -> list[Settings]:
@@ -79,7 +72,7 @@ def settings(scale: Scale, seeds: int | None) -> list[Settings]:
 
 
 def masked_settings(
-    study: str, presets: Sequence[str], size: MaskedSize, seeds: int, **extra: Scalar
+    study: str, presets: Sequence[str], size: TextSize, seeds: int, **extra: Scalar
 ) -> list[Settings]:
     """One point for each block and seed."""
     return [
@@ -89,7 +82,7 @@ def masked_settings(
     ]
 
 
-def timing_settings(study: str, presets: Sequence[str], size: MaskedSize) -> Settings:
+def timing_settings(study: str, presets: Sequence[str], size: TextSize) -> Settings:
     """The point in which all blocks take turns."""
     return {
         "study": study, "variant": ALL, "seed": 0, "presets": ",".join(presets), **asdict(size),
@@ -101,7 +94,7 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
     if settings["variant"] == ALL:
         return timed(settings)
     made = pretraining(settings)
-    found = pretrained(made, corpus(settings))
+    found = pretrained(made, text_of(settings))
     shared = {name: settings[name] for name in ("study", "variant", "seed")}
     tokens = made.batch_size * made.context
     return [
@@ -119,21 +112,11 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
 
 def pretraining(settings: Mapping[str, Scalar], preset: str | None = None) -> Pretraining:
     """The pretraining that a point's settings describe, of its own block by default."""
-    names = {field.name for field in fields(MaskedSize)}
+    names = {field.name for field in fields(TextSize)}
     sizes: dict[str, Any] = {name: settings[name] for name in names}
     return Pretraining(
         preset=preset or word(settings, "variant"), seed=whole(settings, "seed"), **sizes
     )
-
-
-def corpus(settings: Mapping[str, Scalar]) -> Corpus:
-    """The text that a point's settings name."""
-    data, vocabulary = word(settings, "data"), whole(settings, "vocab_size")
-    if data == "docstrings":
-        return load_docstring_corpus(vocabulary)
-    from hessblocks.data.hub import load_hub_corpus
-
-    return load_hub_corpus(data.removeprefix("hub:"), vocabulary)
 
 
 def timed(settings: Mapping[str, Scalar]) -> list[Row]:

@@ -40,7 +40,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
             title="Final loss against the gain of trainable values and projections",
             caption=(
                 "W = W_init + β ΔW for values and projections of the skipless block, β = 0: W_init alone. "
-                "Python standard library; mean over seeds, bars are its standard errors."
+                "Python source; mean over seeds, bars are its standard errors."
             ),
             panels=(_panel(losses),) if losses else (),
         ),

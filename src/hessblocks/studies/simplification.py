@@ -30,6 +30,7 @@ from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import number, whole, word
 from hessblocks.studies.statistics import rank_correlation
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
+from hessblocks.studies.texts import text_of
 from hessblocks.studies.trained import LAPTOP, PAPER, SMOKE, run, trained_settings
 from hessblocks.studies.trained_summary import (
     Losses,
@@ -99,7 +100,7 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
     names = ("sequences", "tokens", "probes", "spectrum_steps", "spectrum_probes")
     probe = Probe(**{name: whole(settings, name) for name in names})
     steps = whole(settings, "steps")
-    corpus = trained.corpus(whole(settings, "vocab_size"))
+    corpus = text_of(settings)
 
     def observe(model: nn.Module, step: int) -> list[Row]:
         if step not in {steps * stage // STAGES for stage in range(STAGES + 1)}:
@@ -186,7 +187,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
             title="From pre-ln to sas-p without norm, one removal at a time",
             caption=(
                 "Blocks of H of the weight matrices of all layers, on a fixed held-out batch. Python "
-                "standard library; mean over seeds, bars are standard errors."
+                "source; mean over seeds, bars are standard errors."
             ),
             panels=(*panels, *_bars(found)),
         ),

@@ -24,7 +24,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
     return Summary(
         figure=Figure(
             title="Blocks without an attention skip against pre-ln",
-            caption="Python standard library; mean over seeds, bars are its standard errors.",
+            caption="Python source; mean over seeds, bars are its standard errors.",
             panels=(loss_panel(rows, VARIANTS, "loss at equal steps"),),
         ),
         checks=tuple(

@@ -13,13 +13,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from hessblocks.studies import trained
 from hessblocks.studies.differences import Difference, difference, exceeds, shown
 from hessblocks.studies.figure import Figure, Panel, Series, mean_and_error
 from hessblocks.studies.point import Row, Scalar
-from hessblocks.studies.settings import whole
 from hessblocks.studies.step_times import STEP_TIME, median_error, speed_check, values
 from hessblocks.studies.study import Check, Scale, Settings, Study, Summary
+from hessblocks.studies.texts import text_of
 from hessblocks.studies.trained import (
     COLUMNS,
     REVISION,
@@ -60,7 +59,7 @@ def step_times(settings: Mapping[str, Scalar]) -> list[Row]:
     """Median time of a training step of each block, all taking turns."""
     runs = {name: {**settings, "variant": name} for name in VARIANTS}
     models = {name: make_model(run) for name, run in runs.items()}
-    text = trained.corpus(whole(settings, "vocab_size"))
+    text = text_of(settings)
     times: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for _ in range(ROUNDS):
         for name, model in models.items():
@@ -121,8 +120,8 @@ def summarise(rows: Sequence[Row]) -> Summary:
         figure=Figure(
             title="Loss against training time",
             caption=(
-                "Time is steps times the median time of a step, blocks timed in turns. Python standard "
-                "library; mean over seeds."
+                "Time is steps times the median time of a step, blocks timed in turns. Python "
+                "source; mean over seeds."
             ),
             panels=(_panel(rows, step_time),) if step_time else (),
         ),

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from functools import cache
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from hessblocks.data import Corpus, load_corpus
 from hessblocks.models import build
 from hessblocks.studies.point import Row, Scalar
 from hessblocks.studies.settings import whole, word
 from hessblocks.studies.study import Scale, Settings
+from hessblocks.studies.texts import TextSize, text_of
 from hessblocks.studies.training import Observer, train
 from hessblocks.studies.variants import Sizes, make_block
 from hessblocks.training import ModelSettings, RunSettings, TrainingSettings
@@ -34,9 +33,10 @@ LAPTOP = RunSize(
     depth=6, width=64, heads=4, mlp_width=256, context=64, vocab_size=1024, steps=800, batch_size=16,
     learning_rate=3e-3, evaluations=16, evaluation_sequences=256,
 )  # fmt: skip
-PAPER = RunSize(
+PAPER = TextSize(
     depth=18, width=768, heads=12, mlp_width=3072, context=128, vocab_size=50_000, steps=43_000,
     batch_size=128, learning_rate=1e-3, evaluations=43, evaluation_sequences=1024,
+    data="hub:codeparrot",
 )  # fmt: skip
 SIZES: dict[Scale, RunSize] = {"smoke": SMOKE, "laptop": LAPTOP, "paper": PAPER}
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
@@ -84,8 +84,7 @@ def run(settings: Mapping[str, Scalar], observer: Observer | None = None) -> lis
     shared = {name: settings[name] for name in ("study", "variant", "seed")}
     count = sum(parameter.numel() for parameter in model.parameters())
     rows: list[Row] = [{"quantity": "parameters", "value": count, "method": "exact"}]
-    text = corpus(whole(settings, "vocab_size"))
-    rows += train(model, run_settings(settings), text, observer)
+    rows += train(model, run_settings(settings), text_of(settings), observer)
     return [{**shared, **row} for row in rows]
 
 
@@ -131,9 +130,3 @@ def make_model(settings: Mapping[str, Scalar]) -> PreTrainedModel:
         vocab_size=size.vocab_size,
         context=size.context,
     )
-
-
-@cache
-def corpus(vocab_size: int) -> Corpus:
-    """The standard library's source as tokens."""
-    return load_corpus(None, vocab_size)

@@ -1,0 +1,51 @@
+"""Differences over seeds: what diverges, what all seeds share, and what one seed can say."""
+
+import math
+
+import pytest
+
+from hessblocks.studies.differences import Difference, difference, exceeds, shown
+from hessblocks.studies.figure import Series, mean_and_error
+from hessblocks.studies.study import Summary
+from tests.studies import toy
+
+LOST = math.inf
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "above", "words"),
+    [
+        ([3.0, 3.2, 3.1], [1.0, 1.2, 1.1], True, "+2.000 ± 0.000 nats (3 seeds)"),
+        ([3.0, 1.0, 2.0], [2.0, 2.0, 2.0], None, "+0.000 ± 0.577 nats (3 seeds)"),
+        ([LOST, LOST], [1.0, 1.0], True, "first diverged in 2 of 2 seeds"),
+        ([1.0, 1.0], [LOST, LOST], False, "second diverged in 2 of 2 seeds"),
+        ([LOST, 1.0], [1.0, 1.0], None, "first diverged in 1 of 2 seeds"),
+        ([LOST, LOST], [LOST, LOST], None, "not finished, or diverged"),
+        ([LOST, 1.0], [1.0, LOST], None, "not finished, or diverged"),
+        ([3.0], [1.0], None, "+2.000 nats (1 seed)"),
+        ([LOST], [1.0], None, "first diverged in 1 of 1 seeds"),
+    ],
+)
+def test_runs_that_diverge_decide_where_all_of_one_block_do(
+    first: list[float], second: list[float], above: bool | None, words: str
+) -> None:
+    values = {"first": dict(enumerate(first)), "second": dict(enumerate(second))}
+    found = difference(values, "first", "second")
+    assert exceeds(found, 0.5) is above
+    assert shown(found, "nats") == words
+
+
+def test_what_all_seeds_share_counts_beside_their_spread() -> None:
+    sure = Difference(mean=-0.07, error=0.014, seeds=3)
+    assert sure.above(0.0) is False
+    unsure = Difference(mean=-0.07, error=0.014, seeds=3, common=0.12)
+    assert unsure.above(0.0) is None
+    assert unsure.text("times", digits=2) == "-0.07 ± 0.12 times (3 seeds)"
+
+
+def test_one_seed_has_no_error() -> None:
+    mean, error = mean_and_error([2.0])
+    assert (mean, math.isnan(error)) == (2.0, True)
+    assert Series(name="one", x=(1.0,), y=(mean,), error=(error,)).error == ()
+    summary = Summary(figure=toy.summarise([]).figure, checks=(), tables={"t": [{"error": error}]})
+    assert summary.to_dict()["tables"] == {"t": [{"error": None}]}
