@@ -52,10 +52,9 @@ def summarise(rows: Sequence[Row]) -> Summary:
     return Summary(
         figure=Figure(
             title="Simplified blocks at two depths, one four times the other",
-            caption="MLP of two widths. Python source; mean over seeds.",
+            caption="MLP of two widths. Python source; mean over seeds, bars are its standard errors.",
             panels=tuple(
-                loss_panel(rows, [f"{name}, {depth} layers" for name in BLOCKS], f"{depth} layers")
-                for depth in depths
+                loss_panel(_at(rows, depth), BLOCKS, f"{depth} layers") for depth in depths
             ),
         ),
         checks=tuple(
@@ -71,6 +70,16 @@ def summarise(rows: Sequence[Row]) -> Summary:
         ),
         tables={"losses": loss_table(losses, rows)},
     )
+
+
+def _at(rows: Sequence[Row], depth: int) -> list[Row]:
+    """The rows of one depth, named by their block alone: a block has one colour at every depth."""
+    end = f", {depth} layers"
+    return [
+        {**row, "variant": word(row, "variant").removesuffix(end)}
+        for row in rows
+        if word(row, "variant").endswith(end)
+    ]
 
 
 STUDY = Study(
