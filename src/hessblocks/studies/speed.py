@@ -121,7 +121,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
             title="Loss against training time",
             caption=(
                 "Time is steps times the median time of a step, blocks timed in turns. Python "
-                "source; mean over seeds."
+                "source; mean over seeds, bars are its standard errors."
             ),
             panels=(_panel(rows, step_time),) if step_time else (),
         ),
