@@ -33,11 +33,19 @@ def test_options_have_the_names_and_defaults_of_the_settings(group: str) -> None
     defaults = {prefix + f.name: f.default for f in fields(settings)}
     for name, (_, default) in table.items():
         expected = defaults[name]
-        if name == "learning_rate":
+        if name in ("learning_rate", "momentum", "weight_decay"):
             expected = None
         if name == "curvature_groups":
             expected = ",".join(expected)
         assert default == expected, name
+
+
+def test_each_optimiser_has_its_own_defaults() -> None:
+    assert TrainingSettings.chosen() == TrainingSettings()
+    sgd = TrainingSettings.chosen(optimiser="sgd")
+    assert (sgd.learning_rate, sgd.momentum, sgd.weight_decay) == (0.3, 0.9, 0.0)
+    given = TrainingSettings.chosen(optimiser="sgd", learning_rate=0.1, momentum=0, weight_decay=1)
+    assert (given.learning_rate, given.momentum, given.weight_decay) == (0.1, 0, 1)
 
 
 def test_train_and_compare_have_the_same_options() -> None:
@@ -65,7 +73,11 @@ def test_settings_arrive(shell: Shell, tmp_path: Path) -> None:
     [
         (["--optimiser", "adma"], "--optimiser: 'adma' is unknown; did you mean 'adamw'"),
         (["--schedule", "none"], "--schedule: 'none' is unknown"),
-        (["--momentum", "1"], "--momentum: expected 0 or more, below 1, got 1.0"),
+        (["--momentum", "0.5"], "--momentum: adamw has none"),
+        (
+            ["--optimiser", "sgd", "--momentum", "1"],
+            "--momentum: expected 0 or more, below 1, got 1.0",
+        ),
         (["--accumulate", "3"], "--batch-size: 4 sequences cannot be shared out evenly"),
         (
             ["--curvature-every", "2", "--curvature-tokens", "6", "--curvature-groups", "qury"],

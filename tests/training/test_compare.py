@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,13 +110,19 @@ def test_two_processes_never_write_to_the_same_folder(corpus: Corpus, tmp_path: 
 
 def test_other_versions_are_said(corpus: Corpus, tmp_path: Path) -> None:
     config = COMPARISON.config("compare", corpus)
+    run = COMPARISON.runs()[0]
     with claimed(tmp_path / "out", config) as folder:
-        values = json.loads(folder.environment.read_text())
+        own = folder.run(run.preset, run.seed)
+        own.prepare(run.config("compare", corpus))
+        values = json.loads(own.environment.read_text())
     values["packages"]["torch"] = "1.0"
-    folder.environment.write_text(json.dumps(values))
-    with pytest.warns(EnvironmentWarning, match=r"packages.torch is .* was '1.0'"):  # noqa: SIM117
-        with claimed(tmp_path / "out", config):
-            pass
+    own.environment.write_text(json.dumps(values))
+    with pytest.warns(EnvironmentWarning, match=r"packages.torch is .* was '1.0'"):
+        compare(COMPARISON, corpus, tmp_path / "out", Progress())
+    with warnings.catch_warnings():  # of a finished run there is nothing to say
+        warnings.simplefilter("error", EnvironmentWarning)
+        compare(COMPARISON, corpus, tmp_path / "out", Progress())
+    assert json.loads(own.environment.read_text()) == values
 
 
 def test_a_damaged_table_is_named(corpus: Corpus, tmp_path: Path) -> None:

@@ -89,6 +89,50 @@ def test_the_first_module_with_infinite_gradients_is_named(
     assert divergence.layer == 1
 
 
+class _Large(_Exploding):
+    @staticmethod
+    def backward(context: object, gradient: Tensor) -> Tensor:
+        return gradient * 1e24
+
+
+def test_a_norm_that_overflows_is_that_of_the_largest_gradient(
+    model: nn.Module, batch: dict[str, Tensor]
+) -> None:
+    inner = model.get_submodule(NAME)
+    inner.register_forward_pre_hook(lambda _, given: (_Large.apply(given[0]),))
+    divergence = found(model, batch)
+    assert divergence is not None
+    assert (divergence.quantity, divergence.verb) == ("gradient norm", "is")
+    model(**batch).loss.backward()
+    norms = {name: float(p.grad.double().norm()) for name, p in model.named_parameters()}
+    assert all(math.isfinite(norm) for norm in norms.values())
+    assert divergence.place == max(norms, key=norms.__getitem__)
+
+
+def test_a_last_update_that_spoils_the_weights_ends_as_a_diverged_run(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = torch.optim.AdamW.step
+
+    def spoil(self: torch.optim.AdamW, *given: object, **named: object) -> object:
+        done = step(self, *given, **named)
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].fill_(math.nan)
+        return done
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spoil)
+    calm = replace(COMPARISON, presets=("pre-ln",), training=replace(TRAINING, steps=1))
+    with pytest.warns(DivergenceWarning, match=r"diverged at step 1: the parameters of model"):
+        compare(calm, corpus, tmp_path / "out", Progress())
+    run = tmp_path / "out" / "runs" / "pre-ln-seed0"
+    assert "parameters of model" in metrics.read(run / "metrics.jsonl")[-1]["diverged"]
+    assert not (run / "model").exists()
+    finals = {
+        row.stage: row.value for row in read_rows(run / "results.csv") if row.quantity == "loss"
+    }
+    assert math.isnan(finals["final"])
+
+
 def test_a_loss_that_is_no_number_is_named(model: nn.Module, batch: dict[str, Tensor]) -> None:
     divergence = locate(model, [batch], lambda b: model(**b).loss * math.nan, step=2)
     assert divergence == Divergence(step=2, quantity="loss", place="")

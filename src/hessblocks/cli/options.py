@@ -55,7 +55,16 @@ LearningRate = Annotated[
     ),
 ]
 Optimiser = Annotated[str, typer.Option(help="adamw, or sgd with momentum.")]
-Momentum = Annotated[float, typer.Option(help="Momentum of sgd.")]
+Momentum = Annotated[
+    float | None, typer.Option(help="Momentum of sgd. [default: 0.9]", show_default=False)
+]
+WeightDecay = Annotated[
+    float | None,
+    typer.Option(
+        help="Weight decay of matrices and embeddings. [default: 0.1 for adamw, 0 for sgd]",
+        show_default=False,
+    ),
+]
 Schedule = Annotated[
     str, typer.Option(help="Decay of the learning rate to 0 after the warm-up: linear or cosine.")
 ]
@@ -102,7 +111,8 @@ TRAINING: Group = {
     "batch_size": (BatchSize, 8),
     "learning_rate": (LearningRate, None),
     "optimiser": (Optimiser, "adamw"),
-    "momentum": (Momentum, 0.9),
+    "momentum": (Momentum, None),
+    "weight_decay": (WeightDecay, None),
     "schedule": (Schedule, "linear"),
     "bf16": (Bf16, False),
     "accumulate": (Accumulate, 1),

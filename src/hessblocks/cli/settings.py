@@ -24,14 +24,10 @@ def shared_settings(
         ArgumentError: a value outside its range.
     """
     from hessblocks import training as runs
-    from hessblocks.training.optimisation import RATES
 
-    rate = training["learning_rate"]
-    if rate is None:
-        rate = RATES.get(training["optimiser"], RATES["adamw"])
     return {
         "model": runs.ModelSettings(**model),
-        "training": runs.TrainingSettings(**{**training, "learning_rate": rate}),
+        "training": runs.TrainingSettings.chosen(**training),
         "observation": runs.ObservationSettings(
             **{**observation, "curvature_groups": names(observation["curvature_groups"])},
             sample=sample_settings(sample),

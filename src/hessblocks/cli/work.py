@@ -70,7 +70,12 @@ def carry_out(
         if not lost:
             screen.print(f"next    {hint}", soft_wrap=True)
     if lost:
-        raise RunError("every run diverged; the warnings say where. Try a lower --learning-rate.")
+        where = dict.fromkeys(
+            f"{line.preset}, seed {line.seed}: {line.diverged}"
+            for line in results.metrics
+            if line.diverged
+        )
+        raise RunError(f"every run diverged ({'; '.join(where)}). Try a lower --learning-rate.")
 
 
 def _show(screen: Console, rows: tuple[ComparisonRow, ...], results: FolderResults) -> None:

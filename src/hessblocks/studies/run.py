@@ -146,14 +146,16 @@ def measure_study(
     Raises:
         RunError: another process holds the folder, a newer version wrote it, or a point failed.
     """
-    from hessblocks.training.environment import keep_environment  # loads torch: not in workers
+    # loads the Trainer: not in workers
+    from hessblocks.training.environment import keep_environment, warn_of_another_environment
 
     with opened(folder) as store:
         missing = [point for point in points if point not in store]
         _warn_of_a_narrower_request(study.name, folder, len(points), store)
         write_json(folder / "config.json", {**config, "points": len(points)})
-        if missing or not (folder / "environment.json").exists():
-            keep_environment(folder / "environment.json")
+        keep_environment(folder / "environment.json")
+        if missing:
+            warn_of_another_environment(folder / "environment.json")
         checks = write_outputs(study, points, store)
         failures = _measure(study, points, missing, store, where, reporter)
         if missing:

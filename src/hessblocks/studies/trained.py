@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -89,10 +89,10 @@ def run(settings: Mapping[str, Scalar], observer: Observer | None = None) -> lis
 
 
 def run_settings(settings: Mapping[str, Scalar]) -> RunSettings:
-    """How the model of a point is trained; SGD has no weight decay."""
+    """How the model of a point is trained."""
     size = run_size(settings)
     optimiser = str(settings.get("optimiser", "adamw"))
-    training = TrainingSettings(
+    training = TrainingSettings.chosen(
         **_common(TrainingSettings, size),
         optimiser=optimiser,
         schedule=str(settings.get("decay", "linear")),
@@ -101,7 +101,7 @@ def run_settings(settings: Mapping[str, Scalar]) -> RunSettings:
         preset=word(settings, "variant"),
         seed=whole(settings, "seed"),
         model=ModelSettings(**_common(ModelSettings, size)),
-        training=replace(training, weight_decay=0.0) if optimiser == "sgd" else training,
+        training=training,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )
 

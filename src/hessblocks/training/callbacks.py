@@ -57,7 +57,7 @@ class Recorder(StepClock):
         control.should_save = not last and step % training.checkpoint_every == 0
         control.should_log = last or control.should_save or step % training.log_every == 0
         control.should_evaluate = last or step % training.evaluate_every == 0
-        self.divergence = self.trainer.divergence
+        self.divergence = self.divergence or self.trainer.divergence
         if self.divergence:
             control.should_log = control.should_training_stop = True
             control.should_save = control.should_evaluate = False
@@ -97,8 +97,19 @@ class Recorder(StepClock):
         control: TrainerControl,
         **given: Any,
     ) -> None:
-        """Write the validation loss down."""
-        self._append(state.global_step, split="validation", loss=given["metrics"]["eval_loss"])
+        """Write the validation loss down; one that is no number ends the run as a training loss does."""
+        loss, step = given["metrics"]["eval_loss"], state.global_step
+        if math.isfinite(loss) or self.divergence:
+            self._append(step, split="validation", loss=loss)
+            return
+        parameters = given["model"].named_parameters()
+        place = next((name for name, p in parameters if not p.isfinite().all()), "")
+        quantity = "parameters" if place else "validation loss"
+        self.divergence = Divergence(step=step, quantity=quantity, place=place)
+        self._append(step, split="validation", loss=loss, diverged=self.divergence.words)
+        control.should_training_stop, control.should_save = True, False
+        if processes.is_first():
+            self._warn(self.divergence)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -7,6 +7,7 @@ looked at before, so an undisturbed run pays nothing.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,7 +28,7 @@ class Divergence:
     step: int
     """The update that could not be made, counted from 1."""
     quantity: str
-    """data, parameters, activations, loss, gradients or gradient norm."""
+    """data, parameters, activations, loss, gradients, gradient norm or validation loss."""
     place: str
     """Name of the input, parameter or module; empty for the loss as a whole."""
 
@@ -47,7 +48,7 @@ class Divergence:
     @property
     def verb(self) -> str:
         """What the quantity does."""
-        return "is" if self.quantity in ("loss", "gradient norm") else "are"
+        return "is" if self.quantity in ("loss", "gradient norm", "validation loss") else "are"
 
     def to_json(self) -> str:
         """As text, for other processes."""
@@ -115,6 +116,13 @@ def _passes(
     for (name, _), gradient in reversed(list(zip(named, gradients, strict=True))):
         if not _finite(gradient):
             yield "gradients", name
+    norms = {
+        name: float(gradient.double().norm())
+        for (name, _), gradient in zip(named, gradients, strict=True)
+        if gradient is not None
+    }
+    if math.hypot(*norms.values()) > torch.finfo(loss.dtype).max ** 0.5:
+        yield "gradient norm", max(norms, key=norms.__getitem__)  # finite, its square is not
 
 
 def _watch(name: str, forward: list[str], backward: list[str]) -> Callable[..., None]:

@@ -26,9 +26,7 @@ class EnvironmentWarning(UserWarning):
 
 
 def keep_environment(path: Path) -> None:
-    """Write what a folder's numbers are computed with, or warn where they were begun with something else.
-
-    What they were begun with stays written; a damaged file is written anew.
+    """Write what a folder's numbers are computed with, where that is not written yet, or damaged.
 
     Args:
         path: environment.json of the folder.
@@ -36,12 +34,13 @@ def keep_environment(path: Path) -> None:
     Raises:
         RunError: it cannot be written.
     """
-    now = environment()
-    try:
-        found = differences(json.loads(path.read_text(encoding="utf-8")), now)
-    except (OSError, ValueError, AttributeError):
-        write_json(path, now)
-        return
+    if _written(path) is None:
+        write_json(path, environment())
+
+
+def warn_of_another_environment(path: Path) -> None:
+    """Say that numbers go on with something else than they were begun with; that stays written."""
+    found = differences(_written(path) or {}, environment())
     if found:
         warnings.warn(
             f"--out: {path.parent.name} was begun elsewhere ({'; '.join(found)}); its numbers may differ "
@@ -49,6 +48,14 @@ def keep_environment(path: Path) -> None:
             EnvironmentWarning,
             stacklevel=4,
         )
+
+
+def _written(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def environment() -> dict[str, Any]:

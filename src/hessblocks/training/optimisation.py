@@ -13,6 +13,10 @@ OPTIMISERS = ("adamw", "sgd")
 SCHEDULES = ("linear", "cosine")
 RATES = {"adamw": 1e-3, "sgd": 0.3}
 """Peak learning rate of each optimiser where none is given."""
+DECAYS = {"adamw": 0.1, "sgd": 0.0}
+"""Weight decay of each; that of SGD is added to the gradient, where 0.1 would outweigh a clipped one."""
+MOMENTUM = 0.9
+"""Of SGD."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +34,13 @@ class TrainingSettings:
     """Peak learning rate."""
     optimiser: str = "adamw"
     """adamw, or sgd with momentum."""
-    momentum: float = 0.9
+    momentum: float = MOMENTUM
     """Momentum of sgd; adamw does not use it."""
     schedule: str = "linear"
     """Decay of the learning rate to 0 after the warm-up: linear or cosine."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate grows from 0."""
-    weight_decay: float = 0.1
+    weight_decay: float = DECAYS["adamw"]
     """Weight decay of matrices and embeddings, decoupled in adamw; gains and norms have none."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's averages of the gradient and of its square."""
@@ -79,6 +83,32 @@ class TrainingSettings:
             raise ArgumentError(f"momentum: expected 0 or more, below 1, got {self.momentum!r}.")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise ArgumentError(f"weight_decay: expected 0 or more, got {self.weight_decay!r}.")
+
+    @classmethod
+    def chosen(
+        cls,
+        *,
+        optimiser: str = "adamw",
+        learning_rate: float | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+        **others: Any,
+    ) -> TrainingSettings:
+        """The settings with the optimiser's own defaults where None is given.
+
+        Raises:
+            ArgumentError: a value outside its range, or momentum for an optimiser without.
+        """
+        check_choice("optimiser", optimiser, OPTIMISERS)
+        if momentum is not None and optimiser != "sgd":
+            raise ArgumentError(f"--momentum: {optimiser} has none; leave it out or use sgd.")
+        return cls(
+            optimiser=optimiser,
+            learning_rate=RATES[optimiser] if learning_rate is None else learning_rate,
+            momentum=MOMENTUM if momentum is None else momentum,
+            weight_decay=DECAYS[optimiser] if weight_decay is None else weight_decay,
+            **others,
+        )
 
     def sequences_each(self, processes: int) -> int:
         """Sequences of one pass on one device.

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 
 from hessblocks.training.settings import RunSettings
@@ -82,9 +83,9 @@ def any_of(flag: bool) -> bool:
     """Whether the flag is set in any process."""
     if count() == 1:
         return flag
-    flags: list[bool] = [False] * count()
-    dist.all_gather_object(flags, flag)
-    return any(flags)
+    found = torch.tensor(float(flag), device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return bool(found)
 
 
 def first_of(value: str | None) -> str | None:

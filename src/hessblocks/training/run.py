@@ -27,6 +27,7 @@ from hessblocks.training.checkpoints import (
     step_of,
 )
 from hessblocks.training.curvature import curvature_rows
+from hessblocks.training.environment import warn_of_another_environment
 from hessblocks.training.execution import carry_out
 from hessblocks.training.flops import update_flops
 from hessblocks.training.folder import RunFolder
@@ -81,6 +82,9 @@ class Run:
         """
         curvature = self.settings.curvature
         self._check()
+        wanted = STEPS if curvature else ("begun", "trained")
+        if not self._done.issuperset(wanted) and not self._diverged:
+            warn_of_another_environment(self.folder.environment)
         if "begun" not in self._done:
             self._record(self._begun())
         if curvature and "mapped-initial" not in self._done:
