@@ -65,7 +65,13 @@ SLOTS: dict[str, list[Choice]] = {
             for w in weights
         ]
         for name, weights in {
-            "query": [Dense(init="zeros"), Dense(bias=True), Identity(), Reparametrised()],
+            "query": [
+                Dense(init="zeros"),
+                Dense(bias=True),
+                Identity(),
+                Reparametrised(),
+                Reparametrised(initial_gain=0.0),
+            ],
             "key": [Dense(init="zeros"), Identity(), Reparametrised(init="identity")],
             "value": [
                 Dense(init="orthogonal"),
@@ -74,6 +80,7 @@ SLOTS: dict[str, list[Choice]] = {
                 Reparametrised(init="normal"),
                 Reparametrised(init="identity", trainable_gains=True),
                 Reparametrised(initial_gain=0.5, update_gain=0.2),
+                Reparametrised(initial_gain=0.0, trainable_gains=True),
             ],
             "first_value": [Identity(), Dense(init="orthogonal")],
             "projection": [
@@ -81,6 +88,7 @@ SLOTS: dict[str, list[Choice]] = {
                 Dense(init="zeros"),
                 Identity(),
                 Reparametrised(init="tied-orthogonal"),
+                Reparametrised(initial_gain=0.0),
             ],
         }.items()
     },
@@ -106,7 +114,10 @@ SLOTS: dict[str, list[Choice]] = {
         ("mlp", {"mlp.activation": "silu"}),
         ("mlp", {"mlp.activation": "gelu", "mlp.input": Dense(init="zeros")}),
     ],
-    "mlp.input": [("input", {"mlp.input": w}) for w in (Dense(init="zeros"), Identity())],
+    "mlp.input": [
+        ("input", {"mlp.input": w})
+        for w in (Dense(init="zeros"), Identity(), Reparametrised(initial_gain=0.0))
+    ],
     "mlp.output": [("output", {"mlp.output": w}) for w in (Dense(init="zeros"), Reparametrised())],
 }
 

@@ -92,6 +92,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         },
         ["attention_branch", "no skip", "shaping", "zero query"],
     ),
+    "zero input under a flat leaky relu": (
+        {"mlp": MLP(activation="leaky-relu", negative_slope=0.0, input=Dense(init="zeros"))},
+        ["mlp", "zero input", "leaky-relu"],
+    ),
     "no gain of nothing": (
         {
             "mlp": MLP(output=Dense(init="zeros")),
@@ -174,3 +178,12 @@ def test_a_slot_takes_parts_of_its_kind_only(make: Callable[[], object]) -> None
 def test_a_block_is_a_name_or_a_configuration(block: object) -> None:
     with pytest.raises(hb.ArgumentError, match=r"block: expected a preset's name or a BlockConfig"):
         hb.build(block)  # type: ignore[arg-type]
+
+
+def test_a_reparametrised_normal_has_entries_of_one_over_the_root_of_the_inputs() -> None:
+    torch.manual_seed(0)
+    assert float(Reparametrised(init="normal").build(256, 64).initial.std()) == pytest.approx(
+        1 / 16, rel=0.03
+    )
+    given = Reparametrised(init="normal", std=0.5).build(256, 64)
+    assert float(given.initial.std()) == pytest.approx(0.5, rel=0.03)

@@ -86,6 +86,17 @@ def test_positions_outside_the_context_are_refused() -> None:
         model(ids(2, 5), position_ids=torch.arange(5)[None] + context - 4)
 
 
+def test_what_is_no_choice_between_classes_is_refused() -> None:
+    with pytest.raises(hb.ArgumentError, match="classes: expected at least 2, got 1"):
+        hb.build("sas", task="classification", classes=1, **SIZES)
+    model = hb.build("sas", task="classification", classes=3, **SIZES)
+    config = type(model.config).from_dict(model.config.to_dict() | {"problem_type": "regression"})
+    with pytest.raises(hb.ArgumentError, match="problem_type: expected single_label"):
+        type(model)(config)
+    with pytest.raises(hb.ArgumentError, match=r"attention_mask: expected .sequences, tokens"):
+        model(ids(1, 5), attention_mask=torch.ones(1, 1, 5, 5))
+
+
 def test_a_model_in_half_precision_is_saved_and_loaded_as_such(tmp_path: Path) -> None:
     model = perturbed("sas-p").bfloat16()
     model.save_pretrained(tmp_path)

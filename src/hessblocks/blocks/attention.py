@@ -94,7 +94,7 @@ class SelfAttention(nn.Module):
         self.query_norm = part.resolved_query_norm.build(query_width)
         self.key_norm = part.query_key_norm.build(query_width)
         self.gains = part.shaping.build(heads) if part.shaping is not None else None
-        if isinstance(self.projection, Tied) and part.projection.initial == TIED:
+        if isinstance(self.projection, Tied) and getattr(part.projection, "init", None) == TIED:
             self.projection.tie_to(self.value)
 
     def forward(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from hessblocks.errors import ArgumentError, unknown_name
@@ -54,7 +55,9 @@ class Part:
         if kind not in Part._by_kind:
             raise unknown_name("kind of part", kind, Part._by_kind)
         fields = {name: _part(value) for name, value in values.items() if name != "kind"}
-        return Part._by_kind[kind]().replace(**fields)
+        made = Part._by_kind[kind]
+        _check_fields(made, fields)
+        return made(**fields)
 
     def replace(self: Self, **fields: Any) -> Self:
         """A copy with some fields changed.
@@ -62,11 +65,15 @@ class Part:
         Raises:
             ArgumentError: a field that this part does not have; the known ones are listed.
         """
-        known = [field.name for field in dataclasses.fields(self)]
-        for name in fields:
-            if name not in known:
-                raise unknown_name(f"field of {self.kind}", name, known)
+        _check_fields(type(self), fields)
         return dataclasses.replace(self, **fields)
+
+
+def _check_fields(part: type[Part], names: Iterable[str]) -> None:
+    known = [field.name for field in dataclasses.fields(part)]
+    for name in names:
+        if name not in known:
+            raise unknown_name(f"field of {part.kind}", name, known)
 
 
 def check_parts(part: Part) -> None:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hessblocks.blocks.parts import Part, check_finite
+from hessblocks.blocks.parts import Part, check_above_zero, check_finite
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -66,7 +66,7 @@ class RotaryPosition(Position, kind="rotary-position"):
 
     def __post_init__(self) -> None:
         """Check the base."""
-        check_finite(self, "base")
+        check_above_zero(self, "base")
 
     def rotation(
         self, positions: Int[Tensor, "B T"], head_width: int, dtype: torch.dtype

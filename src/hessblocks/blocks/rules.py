@@ -117,6 +117,19 @@ def _zero_source(name: str, weight: Weight, norm: Norm) -> str | None:
     return f"a {name} norm with gain=0" if getattr(norm, "gain", 1.0) == 0 else None
 
 
+def _zero_norms(block: BlockConfig) -> str | None:
+    """A norm whose output starts at zero leaves a sub-block, or the model, without a signal."""
+    for name in ("norm", "first_norm", "final_norm"):
+        norm = getattr(block, name)
+        for field in ("gain", "scale"):
+            if getattr(norm, field, 1.0) == 0:
+                return (
+                    f"{name}: {norm.kind} and {field}=0 exclude each other: no signal would pass; give "
+                    f"{field} another value"
+                )
+    return None
+
+
 def _zero_pairs(block: BlockConfig) -> str | None:
     """What a sub-block returns is a product: with two factors at zero, none ever gets a gradient."""
     mlp = block.mlp
@@ -126,8 +139,9 @@ def _zero_pairs(block: BlockConfig) -> str | None:
     ):
         if len(zeros) > 1:
             return f"{name}: {zeros[0]} and {zeros[1]} exclude each other: neither would ever get a gradient"
-    if _is_zero(mlp.input) and (mlp.gated or mlp.activation == "relu"):
-        partner = "gated=True" if mlp.gated else "activation='relu'"
+    flat = mlp.activation == "relu" or (mlp.activation == "leaky-relu" and mlp.negative_slope == 0)
+    if _is_zero(mlp.input) and (mlp.gated or flat):
+        partner = "gated=True" if mlp.gated else f"activation={mlp.activation!r}"
         return (
             f"mlp: a zero input and {partner} exclude each other: there would never be a gradient"
         )
@@ -204,9 +218,9 @@ def _linear(block: BlockConfig) -> str | None:
 def _tied(block: BlockConfig) -> str | None:
     attention = block.attention
     for name, weight in _weights(block):
-        if weight.initial == TIED and name != "projection":
+        if getattr(weight, "init", None) == TIED and name != "projection":
             return f"{name}: initial value {TIED!r} is for attention's projection, which takes that of the values"
-    if attention.projection.initial != TIED:
+    if getattr(attention.projection, "init", None) != TIED:
         return None
     if block.resolved_key_value_heads != block.heads:
         return (
@@ -288,6 +302,7 @@ RULES: tuple[Rule, ...] = (
     _rotary,
     _zero_under_norm,
     _zero_scores,
+    _zero_norms,
     _zero_pairs,
     _linear,
     _silent_without_skip,

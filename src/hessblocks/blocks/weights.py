@@ -19,6 +19,8 @@ from hessblocks.errors import ArgumentError
 TIED = "tied-orthogonal"
 """The initial value of a projection that undoes the values: W_P = W_Vᵀ, W_V orthogonal."""
 
+SQUARE = ("identity", TIED)
+"""Initial values with as many outputs as inputs."""
 INITIALISATIONS = ("normal", "zeros", "identity", "orthogonal", TIED)
 
 
@@ -34,7 +36,7 @@ class Weight(Part, abc.ABC):
     @property
     def square(self) -> bool:
         """Whether there must be as many outputs as inputs."""
-        return self.initial in ("identity", TIED)
+        return self.initial in SQUARE
 
     @abc.abstractmethod
     def build(self, inputs: int, outputs: int) -> nn.Module:
@@ -96,8 +98,8 @@ class Reparametrised(Weight, kind="reparametrised"):
 
     init: str = "orthogonal"
     """W_init: normal, identity, orthogonal or (projections only) tied-orthogonal."""
-    std: float = 0.02
-    """Standard deviation of the entries of a normal W_init."""
+    std: float | None = None
+    """Standard deviation of the entries of a normal W_init; 1 / sqrt(inputs) by default."""
     initial_gain: float = 1.0
     """α, the gain of W_init."""
     update_gain: float = 1.0
@@ -108,7 +110,8 @@ class Reparametrised(Weight, kind="reparametrised"):
     def __post_init__(self) -> None:
         """Check the fields."""
         check_choice(self, "init", ("normal", "identity", "orthogonal", TIED))
-        check_above_zero(self, "std")
+        if self.std is not None:
+            check_above_zero(self, "std")
         check_finite(self, "initial_gain", "update_gain")
         if self.update_gain == 0:
             raise ArgumentError(
@@ -118,8 +121,13 @@ class Reparametrised(Weight, kind="reparametrised"):
 
     @property
     def initial(self) -> str:
-        """Name of W_init."""
-        return self.init
+        """Name of the initial value α W_init: zeros where α is 0, else that of W_init."""
+        return self.init if self.initial_gain else "zeros"
+
+    @property
+    def square(self) -> bool:
+        """Whether W_init is square."""
+        return self.init in SQUARE
 
     def build(self, inputs: int, outputs: int) -> ReparametrisedLinear:
         """A `ReparametrisedLinear`."""
@@ -193,7 +201,8 @@ class ReparametrisedLinear(nn.Module, Tied):
         """Draw W_init, set ΔW to zero and the gains to their configured values."""
         nn.init.zeros_(self.update)
         if self.initial is not None:
-            initialise(self.initial, self._part.init, self._part.std)
+            std = self._part.std or self.initial.shape[1] ** -0.5
+            initialise(self.initial, self._part.init, std)
             self._take_initial(self.initial)
         if isinstance(self.initial_gain, Tensor) and isinstance(self.update_gain, Tensor):
             nn.init.constant_(self.initial_gain, self._part.initial_gain)

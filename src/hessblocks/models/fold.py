@@ -12,13 +12,24 @@ import copy
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
-from hessblocks.blocks import BlockConfig, Branch, Dense, Identity, ReparametrisedLinear, Weight
+from hessblocks.blocks import (
+    BlockConfig,
+    Branch,
+    Dense,
+    Identity,
+    Reparametrised,
+    ReparametrisedLinear,
+    Weight,
+)
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models.merge import State, merge_layer, merged_block
 from hessblocks.models.modeling import HessblocksModel
+
+MATRICES = (Dense, Reparametrised)
+"""Weights that are one matrix, or become one."""
 
 
 def fold(
@@ -51,7 +62,7 @@ def fold(
     block = _folded_block(model.config.block_config)
     state: State = dict(model.state_dict())
     for index, layer in enumerate(model.model.layers):
-        _fold_layer(state, f"model.layers.{index}.", layer)
+        _fold_layer(state, f"model.layers.{index}.", layer, model.config.block_config)
     if merge:
         wide = block
         block = merged_block(wide)
@@ -65,22 +76,30 @@ def fold(
 def _folded_block(block: BlockConfig) -> BlockConfig:
     attention, mlp = block.attention, block.mlp
     names = ("query", "key", "value", "first_value", "projection")
-    takes_gain = not isinstance(attention.projection, Identity) or attention.shaping is not None
     return block.replace(
         attention=attention.replace(**{name: _dense(getattr(attention, name)) for name in names}),
         mlp=mlp.replace(input=_dense(mlp.input), output=_dense(mlp.output)),
         attention_branch=_without_gain(block.attention_branch)
-        if takes_gain
+        if _gain_targets(block)
         else block.attention_branch,
-        mlp_branch=block.mlp_branch
-        if isinstance(mlp.output, Identity)
-        else _without_gain(block.mlp_branch),
+        mlp_branch=_without_gain(block.mlp_branch)
+        if isinstance(mlp.output, MATRICES)
+        else block.mlp_branch,
     )
 
 
+def _gain_targets(block: BlockConfig) -> tuple[str, ...]:
+    """What takes the gain of the attention branch; nothing where the projection is the user's own."""
+    if isinstance(block.attention.projection, MATRICES):
+        return ("attention.projection.weight", "attention.projection.bias")
+    if isinstance(block.attention.projection, Identity) and block.attention.shaping is not None:
+        return ("attention.gains.alpha", "attention.gains.beta", "attention.gains.gamma")
+    return ()
+
+
 def _dense(weight: Weight | None) -> Weight | None:
-    """One plain matrix; how it was drawn no longer matters."""
-    if weight is None or isinstance(weight, Identity):
+    """One plain matrix, however it was drawn; the user's own weights stay what they are."""
+    if not isinstance(weight, MATRICES):
         return weight
     return Dense(bias=getattr(weight, "bias", False))
 
@@ -89,17 +108,17 @@ def _without_gain(branch: Branch) -> Branch:
     return branch.replace(gain=1.0, trainable=False, over_sqrt_depth=False)
 
 
-def _fold_layer(state: State, prefix: str, layer: Any) -> None:
+def _fold_layer(state: State, prefix: str, layer: Any, block: BlockConfig) -> None:
     for name, module in layer.named_modules():
         if isinstance(module, ReparametrisedLinear):
             for key in module.state_dict():
                 del state[f"{prefix}{name}.{key}"]
             state[f"{prefix}{name}.weight"] = module.effective_weight().detach()
-    projection = ("attention.projection.weight", "attention.projection.bias")
-    gains = ("attention.gains.alpha", "attention.gains.beta", "attention.gains.gamma")
-    inside = projection if prefix + projection[0] in state else gains
-    _fold_gain(state, prefix, "attention_branch.gain", layer.attention_branch.gain, inside)
-    output = ("mlp.output.weight", "mlp.output.bias")
+    targets = _gain_targets(block)
+    _fold_gain(state, prefix, "attention_branch.gain", layer.attention_branch.gain, targets)
+    output = (
+        ("mlp.output.weight", "mlp.output.bias") if isinstance(block.mlp.output, MATRICES) else ()
+    )
     _fold_gain(state, prefix, "mlp_branch.gain", layer.mlp_branch.gain, output)
 
 
@@ -139,5 +158,8 @@ def _check_same(model: PreTrainedModel, folded: PreTrainedModel, tolerance: floa
         )
 
 
-def _double(model: nn.Module) -> Any:
-    return copy.deepcopy(model).double().eval()
+def _double(model: PreTrainedModel) -> Any:
+    """A copy in double precision, by a kernel that has it."""
+    found: Any = copy.deepcopy(model).double().eval()
+    found.set_attn_implementation("sdpa")
+    return found

@@ -145,6 +145,7 @@ class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
     def __init__(self, config: HessblocksConfig) -> None:
         """Build the model; weights are drawn from torch's global random state."""
         super().__init__(config)
+        _check_classes(config)
         self.model = HessblocksModel(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels or 2, bias=False)
         self.post_init()
@@ -174,6 +175,10 @@ class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
         Raises:
             ArgumentError: as in `HessblocksForCausalLM`.
         """
+        if attention_mask is not None and attention_mask.ndim != 2:
+            raise ArgumentError(
+                f"attention_mask: expected (sequences, tokens) to average over, got {tuple(attention_mask.shape)}"
+            )
         outputs = _outputs(
             self.model, input_ids, attention_mask, position_ids, inputs_embeds, others
         )
@@ -181,6 +186,20 @@ class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states
+        )
+
+
+def _check_classes(config: HessblocksConfig) -> None:
+    """Refuse what is no choice between classes.
+
+    Raises:
+        ArgumentError: one label, or another problem than one label a sequence.
+    """
+    if config.num_labels == 1:
+        raise ArgumentError("classes: expected at least 2, got 1; regression is not offered")
+    if config.problem_type not in (None, "single_label_classification"):
+        raise ArgumentError(
+            f"problem_type: expected single_label_classification, got {config.problem_type!r}"
         )
 
 

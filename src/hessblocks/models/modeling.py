@@ -15,12 +15,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from hessblocks.blocks import Block, Context
+from hessblocks.blocks import Block, Context, LearnedPosition
 from hessblocks.errors import ArgumentError
 from hessblocks.models.attention_functions import attention_kernel
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.keywords import check_keywords
-from hessblocks.models.pretrained import HessblocksPreTrainedModel
+from hessblocks.models.pretrained import HessblocksPreTrainedModel, keep_values
 
 
 class Layer(GradientCheckpointingLayer, Block):
@@ -41,6 +41,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
             Layer(block, layer, config.depth) for layer in range(config.depth)
         )
         self.final_norm = block.final_norm.build(block.width)
+        own = [] if isinstance(block.position, LearnedPosition) else [self.position_embedding]
+        for part in (self.layers, self.final_norm, *filter(None, own)):
+            keep_values(part)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -109,7 +112,17 @@ class HessblocksModel(HessblocksPreTrainedModel):
     def _refuse_packing(
         self, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
     ) -> None:
-        """Flash attention is not told where a packed sequence ends."""
+        """Flash attention, a 2-D mask, a cache and models without a causal mask cannot tell sequences apart."""
+        if (
+            position_ids is not None
+            and (not self.config.causal or attention_mask is not None or cache is not None)
+            and not torch.compiler.is_compiling()
+            and _starts_again(position_ids, attention_mask)
+        ):
+            raise ArgumentError(
+                "position_ids: sequences packed into one row are told apart by causal models alone, without "
+                "attention_mask and cache; give a mask of your own, (sequences, 1, tokens, tokens)"
+            )
         if (
             "flash" in str(self.config._attn_implementation)
             and cache is None
@@ -141,16 +154,19 @@ class HessblocksModel(HessblocksPreTrainedModel):
     ) -> Tensor:
         """Positions (sequences, tokens), by default counted over the unpadded tokens."""
         tokens = x.shape[1]
+        padding = _padding(attention_mask)
         limited = isinstance(self.position_embedding, nn.Embedding)
         if limited and not torch.compiler.is_compiling() and past + tokens > self.config.context:
-            raise ArgumentError(
-                f"input_ids: {int(past) + tokens} tokens are longer than the model's context of {self.config.context}; "
-                "shorten the input or build the model with a larger context"
-            )
+            given = position_ids is not None and isinstance(past, int) and past == 0
+            real = int(past) + tokens if padding is None else int(padding.sum(dim=-1).max())
+            if real > self.config.context and not given:
+                raise ArgumentError(
+                    f"input_ids: {real} tokens are longer than the model's context of {self.config.context}; "
+                    "shorten the input or build the model with a larger context"
+                )
         if position_ids is not None:
             return position_ids
         new = past + torch.arange(tokens, device=x.device)
-        padding = _padding(attention_mask)
         if padding is None:
             return new[None]
         return (padding.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
@@ -173,7 +189,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
 
 def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:
     """No cache, for layers that are computed twice; what it holds cannot be left out."""
-    if cache is not None and int(cache.get_seq_length()) > 0:
+    if cache is not None:
         raise ArgumentError(
             "past_key_values: layers that are computed twice cannot use them; turn gradient checkpointing "
             "off or leave them out"
@@ -209,6 +225,18 @@ def _has_own_mask(attention_mask: Tensor | None, position_ids: Tensor | None) ->
     if attention_mask is None:
         return position_ids is not None
     return attention_mask.ndim != 2
+
+
+def _starts_again(position_ids: Tensor, attention_mask: Tensor | None) -> bool:
+    """Whether positions of neighbouring unpadded tokens do not grow; not asked with a 4-D mask."""
+    if attention_mask is not None and attention_mask.ndim != 2:
+        return False
+    found = position_ids.diff(dim=-1) < 1
+    real = _padding(attention_mask)
+    if real is not None:
+        real = real[:, -position_ids.shape[1] :]
+        found = found & real[:, 1:] & real[:, :-1]
+    return bool(found.any())
 
 
 def _layer_cache(

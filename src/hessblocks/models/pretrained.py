@@ -11,6 +11,16 @@ from hessblocks.blocks import Resettable
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.loading import check_complete, clear_errors
 
+KEPT = "_keeps_its_values"
+"""Marks modules of the user's own parts: their initial values are those that `build` gave them."""
+
+
+def keep_values(part: nn.Module) -> None:
+    """Keep the plain torch modules inside, which only the user's own parts have, as they were built."""
+    for module in part.modules():
+        if isinstance(module, nn.Linear | nn.Embedding) and not hasattr(module, "_part"):
+            setattr(module, KEPT, True)
+
 
 class HessblocksPreTrainedModel(PreTrainedModel):
     """Base of the models; see `HessblocksModel` for the trunk."""
@@ -60,6 +70,8 @@ class HessblocksPreTrainedModel(PreTrainedModel):
         return (model, found) if report else model
 
     def _init_weights(self, module: nn.Module) -> None:
+        if getattr(module, KEPT, False):
+            return
         if isinstance(module, nn.Embedding) or (
             isinstance(module, nn.Linear) and not hasattr(module, "_part")
         ):
