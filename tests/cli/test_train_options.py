@@ -126,3 +126,10 @@ def test_a_run_that_diverges_ends_with_its_numbers_and_status_1(
     again = shell.train(tmp_path / "out", *words)
     assert again.status == 1
     assert "diverged at step" not in again.errors
+
+
+def test_options_that_differ_from_their_defaults_are_said_again() -> None:
+    values = {"steps": 8, "bf16": True, "optimiser": "sgd", "learning_rate": None, "momentum": 0.5}
+    words = options.said_again(options.TRAINING, values)
+    assert words == ["--steps", "8", "--optimiser", "sgd", "--momentum", "0.5", "--bf16"]
+    assert options.said_again(options.MODEL, {}) == []

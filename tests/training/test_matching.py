@@ -6,6 +6,7 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.training import ComparisonSettings, EnvironmentWarning, Progress, compare, metrics
+from hessblocks.training import (
+    ComparisonSettings,
+    EnvironmentWarning,
+    Progress,
+    compare,
+    matching,
+    metrics,
+)
 from hessblocks.training.flops import update_flops
 from hessblocks.training.results import read_rows
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
@@ -116,15 +124,22 @@ def test_a_resumed_comparison_uses_the_recorded_pace(
     assert steps(out) == {"pre-ln": 12, "sas-p": 24}
 
 
-def test_a_further_preset_is_measured_and_trained_alone(
-    corpus: Corpus, tmp_path: Path, pace: list[str]
+def test_a_further_preset_is_measured_beside_the_first_and_trained_alone(
+    corpus: Corpus, tmp_path: Path, pace: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     complete(corpus, out, MATCHED)
     before = {name: (out / name).read_bytes() for name in files(out) if name.startswith("runs/")}
     pace.clear()
+    fast = matching.step_seconds
+
+    def halved(settings: Any, corpus: Any) -> list[float]:
+        """A machine that has become half as fast."""
+        return [2 * seconds for seconds in fast(settings, corpus)]
+
+    monkeypatch.setattr("hessblocks.training.matching.step_seconds", halved)
     complete(corpus, out, replace(MATCHED, presets=("pre-ln", "parallel", "sas-p")))
-    assert pace == ["parallel"] * 3
+    assert pace == ["pre-ln", "parallel"] * 3
     assert steps(out) == {"pre-ln": 12, "parallel": 4, "sas-p": 24}
     assert {name: (out / name).read_bytes() for name in before} == before
     with pytest.raises(ArgumentError, match=r"the budget of .* is that of pre-ln; name it first"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ def compare(
         ),
     ] = "steps",
     data: options.Data = None,
-    vocab_size: options.VocabSize = 4096,
+    vocab_size: options.VocabSize = options.VOCABULARY,
     model: dict[str, Any],
     training: dict[str, Any],
     observation: dict[str, Any],
@@ -69,8 +70,18 @@ def compare(
         vocab_size=vocab_size,
         out=out,
         as_json=as_json,
-        hint=f"hessblocks train {chosen[-1]} --steps {4 * settings.training.steps} "
-        f"--out runs/{chosen[-1]}",
+        hint=" ".join(
+            [
+                f"hessblocks train {chosen[-1]}",
+                *(["--data", shlex.quote(str(data))] if data else []),
+                *([f"--vocab-size {vocab_size}"] if vocab_size != options.VOCABULARY else []),
+                *options.said_again(options.MODEL, model),
+                *options.said_again(
+                    options.TRAINING, {**training, "steps": 4 * settings.training.steps}
+                ),
+                f"--out runs/{chosen[-1]}",
+            ]
+        ),
     )
 
 

@@ -66,7 +66,7 @@ def curvature(
     depth: options.Depth = 4,
     width: options.Width = 128,
     heads: options.Heads = 4,
-    vocab_size: options.VocabSize = 4096,
+    vocab_size: options.VocabSize = options.VOCABULARY,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -7,6 +7,7 @@ where the command has a parameter named for the group, and hands their values ov
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +35,7 @@ Data = Annotated[
         show_default=False,
     ),
 ]
+VOCABULARY = 4096
 VocabSize = Annotated[int, typer.Option(help="Entries of the vocabulary learnt from the data.")]
 Depth = Annotated[int, typer.Option(min=1, help="Layers.")]
 Width = Annotated[int, typer.Option(min=1, help="Entries of a token's vector.")]
@@ -160,6 +162,22 @@ def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., Non
         return spelt_out
 
     return spell_out
+
+
+def said_again(group: Group, values: Mapping[str, Any]) -> list[str]:
+    """The words that give a group's options their values, where those are not the defaults.
+
+    Args:
+        group: of options.
+        values: by the names of the group; a name that is left out is not said.
+    """
+    words = []
+    for name, (_, default) in group.items():
+        value = values.get(name, default)
+        if value != default:
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, shlex.quote(str(value))]
+    return words
 
 
 def _spelt(group: Group) -> list[inspect.Parameter]:

@@ -53,7 +53,7 @@ def signal(
     width: options.Width = 128,
     heads: options.Heads = 4,
     mlp_width: options.MlpWidth = None,
-    vocab_size: options.VocabSize = 4096,
+    vocab_size: options.VocabSize = options.VOCABULARY,
     out: options.Out = Path("runs/signal"),
     seed: Annotated[
         int, typer.Option(min=0, help="Random seed of a preset's weights and the windows.")

@@ -22,7 +22,7 @@ def train(
     ],
     *,
     data: options.Data = None,
-    vocab_size: options.VocabSize = 4096,
+    vocab_size: options.VocabSize = options.VOCABULARY,
     model: dict[str, Any],
     training: dict[str, Any],
     observation: dict[str, Any],

@@ -64,7 +64,8 @@ def steps_of(
         RunError: budget.json is damaged.
 
     Cost:
-        Where time is matched, a few steps of each preset that was not measured before.
+        Where time is matched, a few steps of each preset that was not measured before, and of the first
+        beside them.
     """
     if settings.match == "steps":
         return dict.fromkeys(settings.presets, settings.training.steps)
@@ -79,7 +80,12 @@ def steps_of(
     new = [
         run for run in settings.runs() if run.preset not in cost and run.seed == settings.seeds[0]
     ]
-    cost |= _costs(settings.match, new, corpus, folder.path, progress)
+    if known and new:  # beside the reference: the machine may be slower or faster than it was
+        again = [run for run in settings.runs() if run.preset == reference][:1]
+        now = _costs(settings.match, again + new, corpus, folder.path, progress)
+        cost |= {run.preset: now[run.preset] * cost[reference] / now[reference] for run in new}
+    else:
+        cost |= _costs(settings.match, new, corpus, folder.path, progress)
     total = settings.training.steps * cost[reference]
     steps = {name: max(1, math.floor(total / own * (1 + 1e-12))) for name, own in cost.items()}
     budget = Budget(
