@@ -190,6 +190,28 @@ def test_costs_are_of_every_block_and_fewer_matrices_need_less() -> None:
     assert found["sas"].parameters < found["pre-ln"].parameters
 
 
+def test_an_update_that_cannot_be_made_ends_pretraining_at_once(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    step = torch.optim.AdamW.step
+
+    def spoil(self: torch.optim.AdamW, *given: object, **named: object) -> object:
+        done = step(self, *given, **named)
+        seen.append(1)
+        if len(seen) == 3:
+            first = self.param_groups[0]["params"][0]
+            first.register_hook(lambda gradient: gradient * math.inf)
+        return done
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spoil)
+    found = pretrained(replace(SETTINGS, seed=77), corpus)
+    assert found.diverged
+    assert [step for step, _ in found.losses] == [0, 4]
+    kept = AutoModelForMaskedLM.from_pretrained(found.folder)
+    assert all(bool(p.isfinite().all()) for p in kept.parameters())
+
+
 MB = 1_000_000
 
 

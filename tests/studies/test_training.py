@@ -11,7 +11,7 @@ import torch
 
 from hessblocks.data import Corpus, load_corpus
 from hessblocks.models import build
-from hessblocks.studies import adaptivity, find, names, simplification, trained
+from hessblocks.studies import adaptivity, find, names, simplification, texts, trained
 from hessblocks.studies.point import Row
 from hessblocks.studies.run import run_study
 from hessblocks.studies.step_times import STEP_TIME
@@ -40,7 +40,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HESSBLOCKS_CACHE", str(tmp_path_factory.mktemp("cache")))
         found = load_corpus(write_code(tmp_path_factory.mktemp("code")), 260)
-        patch.setattr(trained, "corpus", lambda vocab_size: found)
+        patch.setattr(texts, "_text", lambda data, vocabulary: found)
         yield found
 
 

@@ -137,7 +137,7 @@ def _score(trainer: PlainTrainer, test: list[dict[str, Any]], collator: Any) -> 
     labels = np.array([example["labels"] for example in test])
     right = float((np.array(answers) == labels).mean())
     return Score(
-        accuracy=right if finite else None,
+        accuracy=right if finite and trainer.divergence is None else None,
         examples=len(labels),
         chance=float(np.bincount(labels).max() / len(labels)),
     )

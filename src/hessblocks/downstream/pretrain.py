@@ -85,6 +85,9 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
 class _Losses(TrainerCallback):
     """Keeps validation losses; ends a run that diverged."""
 
+    trainer: PlainTrainer
+    """Whose callback this is; set before training."""
+
     def __init__(self) -> None:
         self.found: list[tuple[int, float | None]] = []
 
@@ -96,13 +99,21 @@ class _Losses(TrainerCallback):
         self.found.append((state.global_step, loss if finite else None))
         control.should_training_stop = control.should_training_stop or not finite
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """An update that could not be made counts as a loss that is no number."""
+        if self.trainer.divergence:
+            self.found.append((self.trainer.divergence.step, None))
+
 
 def _pretrain(settings: Pretraining, corpus: Corpus, folder: Path) -> Mapping[str, Any]:
     """Train and save; returns what the cache remembers."""
     losses = _Losses()
     with quiet(), tempfile.TemporaryDirectory() as unused:
         model = settings.model()
-        _trainer(model, settings, corpus, unused, losses).train()
+        losses.trainer = _trainer(model, settings, corpus, unused, losses)
+        losses.trainer.train()
         model.save_pretrained(folder)
     return {"losses": losses.found}
 

@@ -10,10 +10,11 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments, default_data_collator
 
-from hessblocks.training.base import QuietTrainer, one_device
+from hessblocks.training.base import one_device
+from hessblocks.training.guarded import GuardedTrainer
 
 
-class PlainTrainer(QuietTrainer):
+class PlainTrainer(GuardedTrainer):
     """A Trainer with a collator of its own for evaluation.
 
     Args:
