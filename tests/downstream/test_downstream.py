@@ -15,11 +15,11 @@ from hessblocks.data import Corpus
 from hessblocks.data.cache import CacheWarning
 from hessblocks.data.tasks import Task
 from hessblocks.downstream import Finetuning, Pretraining, costs, finetune, pretrain, pretrained
-from hessblocks.downstream.cost import peak_bytes
 from hessblocks.downstream.finetune import classifier, encoded
 from hessblocks.downstream.pretrain import masked_once
 from hessblocks.downstream.settings import tokenizer_of
 from hessblocks.downstream.trainer import PlainTrainer, arguments
+from hessblocks.training.memory import peak_bytes
 
 SETTINGS = Pretraining(
     preset="sas-p", depth=2, width=16, heads=2, mlp_width=32, context=16, vocab_size=400, steps=30,

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import statistics
 import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hessblocks.downstream.pretrain import CLIP
 from hessblocks.downstream.settings import Pretraining
+from hessblocks.training.memory import peak_bytes
 
 ROUNDS = 12
 """Turns of every block, after one that warms up."""
@@ -129,59 +127,3 @@ def _seconds(run: Callable[[], None]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def peak_bytes(run: Callable[[], None], held: Sequence[torch.Tensor]) -> int:
-    """Most bytes of tensors alive at once while `run` runs, those held before included.
-
-    Args:
-        run: the work; what a kernel takes inside itself is not seen.
-        held: what is alive before.
-    """
-    before = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held
-    }
-    alive = _Alive()
-    with alive:
-        run()
-    return sum(before.values()) + alive.peak
-
-
-class _Alive(TorchDispatchMode):
-    """Adds up the storages that operations make, until each is gone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: dict[int, int] = {}
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given = {_key(x) for x in tree_leaves((args, kwargs or {})) if isinstance(x, torch.Tensor)}
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor) and _key(tensor) not in given:
-                self._add(tensor.untyped_storage())
-        return made
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = int(storage._cdata), storage.nbytes()
-        if key in self._known:
-            return
-        self._known[key] = size
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._drop, key)
-
-    def _drop(self, key: int) -> None:
-        self.now -= self._known.pop(key, 0)
-
-
-def _key(tensor: torch.Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key

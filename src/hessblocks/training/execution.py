@@ -13,7 +13,7 @@ from hessblocks.training import processes
 from hessblocks.training.callbacks import Recorder
 from hessblocks.training.checkpoints import progress_of
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.memory import reset_peak
+from hessblocks.training.memory import begin
 from hessblocks.training.observers import Observer
 from hessblocks.training.pace import step_seconds
 from hessblocks.training.processes import Order
@@ -72,7 +72,8 @@ def carry_out(order: Order, corpus: Corpus, progress: Progress) -> tuple[PreTrai
         callbacks,
         resumed=order.checkpoint is not None,
     )
-    reset_peak(settings.device)
+    sequences = settings.training.sequences_each(processes.count())
+    recorder.peak = max(recorder.peak, begin(model, settings, sequences))
     with quiet():
         trainer.train(resume_from_checkpoint=str(order.checkpoint) if order.checkpoint else None)
     return model, recorder

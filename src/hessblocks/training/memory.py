@@ -1,38 +1,109 @@
-"""The most memory in use, in bytes: of the accelerator, or of this process."""
+"""The most memory that training needs, in bytes: counted on a cpu, as the accelerator tells it elsewhere.
+
+The memory of a process would not do on a cpu: libraries and what earlier runs left are most of it.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from pathlib import Path
+import gc
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
 
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
+from hessblocks.training.settings import RunSettings
 
-
-def reset_peak(device: str) -> None:
-    """Count from now on; where the system cannot, the peak is that of the whole process."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        return
-    with contextlib.suppress(OSError):
-        _CLEAR.write_text("5", encoding="ascii")
+AVERAGES = {"adamw": 2, "sgd": 1}
+"""What an optimiser keeps of each parameter."""
 
 
-def peak_memory(device: str) -> int:
-    """Bytes at most in use since `reset_peak`.
+def begin(model: PreTrainedModel, settings: RunSettings, sequences: int) -> int:
+    """Bytes of one update on a cpu; on cuda 0, and counting begins.
 
-    On a cpu it is the resident memory of the process, libraries included.
+    Args:
+        model: to be trained; its gradients go.
+        settings: of the run.
+        sequences: of one pass on this device.
     """
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = _STATUS.read_text(encoding="ascii").splitlines()
-        line = next(line for line in lines if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    import resource
+    if settings.device == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return 0
+    tokens = torch.zeros(sequences, settings.model.context, dtype=torch.long)
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.training.bf16):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+
+    found = peak_bytes(step, [*model.parameters(), *model.buffers()])
+    model.zero_grad(set_to_none=True)
+    kept = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return found + AVERAGES[settings.training.optimiser] * kept
+
+
+def peak(device: str) -> int:
+    """Bytes at most in use since `begin` on cuda; 0 on a cpu, where `begin` has counted."""
+    return torch.cuda.max_memory_allocated() if device == "cuda" else 0
+
+
+def peak_bytes(run: Callable[[], None], held: Sequence[Tensor]) -> int:
+    """Most bytes of tensors alive at once while `run` runs, those held before included.
+
+    Args:
+        run: the work; what a kernel takes inside itself is not seen.
+        held: what is alive before.
+    """
+    before = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held
+    }
+    alive = _Alive()
+    with alive:
+        run()
+    return sum(before.values()) + alive.peak
+
+
+class _Alive(TorchDispatchMode):
+    """Adds up the storages that operations make, until each is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = {_key(x) for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and _key(tensor) not in given:
+                self._add(tensor.untyped_storage())
+        return made
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = int(storage._cdata), storage.nbytes()
+        if key in self._known:
+            return
+        self._known[key] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._drop, key)
+
+    def _drop(self, key: int) -> None:
+        self.now -= self._known.pop(key, 0)
+
+
+def _key(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key

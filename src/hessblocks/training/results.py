@@ -24,7 +24,7 @@ class Row:
     stage: str = ""
     """initial, final, or empty where neither applies."""
     quantity: str
-    """parameters, flops (of one update), tokens_per_second, peak_memory (bytes), training_time (s), loss or frobenius_norm."""
+    """parameters, flops (of one update), tokens_per_second, peak_memory (bytes of an update), training_time (s), loss or frobenius_norm."""
     layer: int | None = None
     """Layer from 0; None outside the layers."""
     group: str = ""
