@@ -57,7 +57,9 @@ def test_train_and_compare_have_the_same_options() -> None:
 
 def test_settings_arrive(shell: Shell, tmp_path: Path) -> None:
     words = ["--optimiser", "sgd", "--momentum", 0.8, "--schedule", "cosine", "--bf16"]
-    words += ["--accumulate", 2, "--gains-every", 6, "--curvature-groups", "query, *.mlp.*"]
+    words += ["--accumulate", 2, "--gains-every", 6, "--curvature-every", 12]
+    words += ["--curvature-tokens", 6, "--curvature-sequences", 2, "--curvature-probes", 4]
+    words += ["--curvature-groups", "query, *.mlp.*"]
     assert shell.train(tmp_path / "out", *words).status == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     chosen = {name: config["training"][name] for name in ("optimiser", "momentum", "schedule")}
@@ -77,6 +79,10 @@ def test_settings_arrive(shell: Shell, tmp_path: Path) -> None:
         (
             ["--optimiser", "sgd", "--momentum", "1"],
             "--momentum: expected 0 or more, below 1, got 1.0",
+        ),
+        (
+            ["--curvature-groups", "value"],
+            "--curvature-groups: nothing is measured of them without",
         ),
         (["--accumulate", "3"], "--batch-size: 4 sequences cannot be shared out evenly"),
         (

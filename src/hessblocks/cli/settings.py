@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hessblocks.cli.options import OBSERVATION
+from hessblocks.errors import ArgumentError
+
 Values = Mapping[str, Any]
 
 
@@ -25,6 +28,11 @@ def shared_settings(
     """
     from hessblocks import training as runs
 
+    default = OBSERVATION["curvature_groups"][1]
+    if observation["curvature_groups"] != default and not observation["curvature_every"]:
+        raise ArgumentError(
+            "--curvature-groups: nothing is measured of them without --curvature-every; give both or none."
+        )
     return {
         "model": runs.ModelSettings(**model),
         "training": runs.TrainingSettings.chosen(**training),

@@ -13,7 +13,8 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
     """Operations of the matrix products of one update, forward and backward; an addition counts too.
 
     Attention counts in full: tokens × tokens scores, though a fused kernel may skip the masked half.
-    Norms, activations, running sums' additions and the optimiser are left out.
+    Norms, activations and the optimiser are left out; the running means of shaped attention are products with a small
+    triangle and count, with less than 1 % of a layer.
 
     Args:
         settings: of the run.
