@@ -28,8 +28,9 @@ as far as they have been measured, beside what was published or expected. Made b
 [`results`](results) stand a study's checks and tables (`STUDY.json`) and the points of its figure
 (`STUDY-figure.json`). Intervals are 95 %, ± is one standard error. "undecided" means that the seeds of
 this scale do not decide the question either way. A slope holds where its estimate lies within the
-tolerance; its interval, and "no power law" where a straight line does not fit, say how far to trust it. Times add up the clocks of all points; on a machine
-with other work, as here, they are several times those of an idle one.
+tolerance; its interval, and "no power law" where a straight line does not fit, say how far to trust it.
+Times add up the clocks of all points; on a machine with other work, as here, they are several times those
+of an idle one.
 """
 
 
