@@ -19,6 +19,8 @@ from hessblocks.studies.step_times import STEP_TIME
 MAIN = "import sys; from hessblocks.cli import main; sys.exit(main())"
 CLOCKED = {"value", "standard_error"}
 """Columns that may differ in rows of measured seconds."""
+SECONDS = (STEP_TIME, "answer_time")
+"""Quantities of those rows."""
 
 
 def reproduce(studies: str, scale: str, out: Path) -> list[str]:
@@ -79,7 +81,11 @@ def differences(undisturbed: Path, disturbed: Path) -> list[str]:
 def unclocked(rows: list[dict]) -> list[dict]:
     """Rows without measured seconds."""
     return [
-        {name: row[name] for name in row if row.get("quantity") != STEP_TIME or name not in CLOCKED}
+        {
+            name: row[name]
+            for name in row
+            if row.get("quantity") not in SECONDS or name not in CLOCKED
+        }
         for row in rows
     ]
 
