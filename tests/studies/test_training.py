@@ -169,6 +169,8 @@ def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
     time = "sas-p needs less time"
     assert speed_verdicts(slow + fast + times)[time] is True
     assert speed_verdicts(slow + curve("sas-p", 0, [4.0, 1.0, 0.5]) + times)[time] is None
+    unsure = [{**row, "standard_error": 2.0} for row in times]
+    assert speed_verdicts(slow + fast + unsure)[time] is None  # the clocks do not tell
     never = [row for seed in (0, 1) for row in curve("sas-p", seed, [4.0, 3.9, 3.8])]
     assert speed_verdicts(slow + never + times)[time] is False
     lost = curve("sas-p", 0, [4.0, 1.0, 0.5]) + curve("sas-p", 1, [4.0, None])
@@ -176,6 +178,44 @@ def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
     step = "a training step of sas-p takes less time"
     assert speed_verdicts(slow + times)[step] is True
     assert speed_verdicts([*slow, timed("pre-ln", 1.0), timed("sas-p", 0.99)])[step] is None
+
+
+def test_a_block_has_one_name_at_both_depths() -> None:
+    rows = [
+        row
+        for depth in (3, 12)
+        for name in ("pre-ln", "sas", "sas-p")
+        for row in curve(f"{name}, {depth} layers", 0, [4.0, 3.0])
+    ]
+    panels = find("depth").summarise(rows).figure.panels
+    assert [[series.name for series in panel.series] for panel in panels] == [
+        ["pre-ln", "sas", "sas-p"]
+    ] * 2
+
+
+def test_paper_scale_has_the_published_text_and_steps() -> None:
+    for name in TRAINED:
+        (points, *_) = find(name).settings("paper", 1)
+        assert points["data"] == "hub:codeparrot", name
+    assert find("longer").settings("paper", 1)[0]["steps"] == 120_000
+    assert find("skipless").settings("paper", 1)[0]["steps"] == 43_000
+
+
+def test_a_preset_that_an_optimiser_cannot_train_is_named() -> None:
+    def run(preset: str, loss: float | None) -> list[Row]:
+        spread = {
+            "quantity": simplification.SPREAD,
+            "variant": preset,
+            "seed": 0,
+            "value": float(len(preset)),
+        }
+        sgd = curve(f"{preset}, sgd 0.1", 0, [4.0, loss])
+        return [*curve(f"{preset}, adamw 0.001", 0, [4.0, 2.0]), *sgd, spread]
+
+    losses = {"pre-ln": 2.1, "parallel": 2.2, "sas": 2.3, "sas-p": 2.4, "skipless": None}
+    rows = [row for preset, loss in losses.items() for row in run(preset, loss)]
+    (check,) = find("adaptivity").summarise(rows).checks
+    assert check.ours.endswith("4 pairs; without a finite loss of both optimisers: skipless")
 
 
 def test_a_points_settings_are_those_of_its_run() -> None:
