@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hessblocks.training import RunSettings
-from hessblocks.training.memory import begin
+from hessblocks.training.memory import start_counting
 from tests.training.helpers import MODEL, TRAINING
 
 
@@ -16,8 +16,8 @@ def test_weights_gradients_and_averages_are_counted(optimiser: str, kept: int) -
     settings = RunSettings(preset="pre-ln", model=MODEL, training=training)
     model = MODEL.build("pre-ln", 64, seed=0)
     weights = sum(4 * p.numel() for p in model.parameters())
-    one, four = (begin(model, settings, sequences) for sequences in (1, 4))
-    assert begin(model, settings, 1) == one
+    one, four = (start_counting(model, settings, sequences) for sequences in (1, 4))
+    assert start_counting(model, settings, 1) == one
     logits = 4 * 64 * MODEL.context
     assert one > (2 + kept) * weights + logits
     assert 3 * logits < four - one
@@ -28,5 +28,5 @@ def test_counting_changes_no_random_number() -> None:
     settings = RunSettings(preset="sas", model=MODEL, training=TRAINING)
     model = MODEL.build("sas", 64, seed=0)
     before = torch.get_rng_state()
-    begin(model, settings, 2)
+    start_counting(model, settings, 2)
     assert torch.equal(torch.get_rng_state(), before)

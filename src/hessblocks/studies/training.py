@@ -70,7 +70,7 @@ class _Watch(TrainerCallback):
         control.should_log = control.should_save = False
         control.should_evaluate = last or state.global_step % training.evaluate_every == 0
         if self.trainer.divergence:
-            control.should_evaluate, control.should_training_stop = False, True
+            control.should_evaluate = False
             self.rows.append(self._loss(state.global_step, None))
 
     def on_evaluate(

@@ -13,7 +13,7 @@ from hessblocks.training.checkpoints import prune, seal
 from hessblocks.training.clock import StepClock
 from hessblocks.training.divergence import Divergence
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.memory import peak
+from hessblocks.training.memory import allocated_peak
 from hessblocks.training.progress import Progress
 from hessblocks.training.settings import RunSettings
 from hessblocks.training.trainer import RunTrainer
@@ -59,7 +59,7 @@ class Recorder(StepClock):
         control.should_evaluate = last or step % training.evaluate_every == 0
         self.divergence = self.divergence or self.trainer.divergence
         if self.divergence:
-            control.should_log = control.should_training_stop = True
+            control.should_log = True
             control.should_save = control.should_evaluate = False
 
     def on_log(
@@ -120,7 +120,7 @@ class Recorder(StepClock):
             return
         checkpoint = self.folder.checkpoints / f"checkpoint-{state.global_step}"
         (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody reads
-        self.peak = max(self.peak, peak(self.settings.device))
+        self.peak = max(self.peak, allocated_peak(self.settings.device))
         done = {
             "step": state.global_step,
             "seconds": self.seconds,
@@ -134,7 +134,7 @@ class Recorder(StepClock):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Note the peak of memory."""
-        self.peak = max(self.peak, peak(self.settings.device))
+        self.peak = max(self.peak, allocated_peak(self.settings.device))
 
     def common(self, step: int) -> dict[str, Any]:
         """What every line of a run's files says."""

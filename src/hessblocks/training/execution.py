@@ -13,7 +13,7 @@ from hessblocks.training import processes
 from hessblocks.training.callbacks import Recorder
 from hessblocks.training.checkpoints import progress_of
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.memory import begin
+from hessblocks.training.memory import start_counting
 from hessblocks.training.observers import Observer
 from hessblocks.training.pace import step_seconds
 from hessblocks.training.processes import Order
@@ -73,7 +73,7 @@ def carry_out(order: Order, corpus: Corpus, progress: Progress) -> tuple[PreTrai
         resumed=order.checkpoint is not None,
     )
     sequences = settings.training.sequences_each(processes.count())
-    recorder.peak = max(recorder.peak, begin(model, settings, sequences))
+    recorder.peak = max(recorder.peak, start_counting(model, settings, sequences))
     with quiet():
         trainer.train(resume_from_checkpoint=str(order.checkpoint) if order.checkpoint else None)
     return model, recorder

@@ -22,7 +22,7 @@ AVERAGES = {"adamw": 2, "sgd": 1}
 """What an optimiser keeps of each parameter."""
 
 
-def begin(model: PreTrainedModel, settings: RunSettings, sequences: int) -> int:
+def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int) -> int:
     """Bytes of one update on a cpu; on cuda 0, and counting begins.
 
     Args:
@@ -48,8 +48,8 @@ def begin(model: PreTrainedModel, settings: RunSettings, sequences: int) -> int:
     return found + AVERAGES[settings.training.optimiser] * kept
 
 
-def peak(device: str) -> int:
-    """Bytes at most in use since `begin` on cuda; 0 on a cpu, where `begin` has counted."""
+def allocated_peak(device: str) -> int:
+    """Bytes at most in use since `start_counting` on cuda; 0 on a cpu, where that has counted."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
