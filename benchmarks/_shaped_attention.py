@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._timing import alternated
-from hessblocks.blocks import Attention, Context, Identity, SelfAttention, Shaping
-from hessblocks.blocks.kernels import fused_kernel
+from hessblocks.blocks.attention import Attention, SelfAttention
+from hessblocks.blocks.gains import Shaping
+from hessblocks.blocks.kernels import Context, fused_kernel
+from hessblocks.blocks.weights import Identity
 
 HEAPS = {
     "as glibc does": {},

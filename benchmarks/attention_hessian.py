@@ -23,12 +23,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hessblocks as hb
 from benchmarks._timing import alternated, processed
+from hessblocks.conventions import IGNORED
 from hessblocks.data.addition import addition_batch
-from hessblocks.files import atomic_path
-from hessblocks.labels import IGNORED
-from hessblocks.studies.addition_model import addition_model
-from hessblocks.theory import AttentionHessian
-from hessblocks.theory.reference import attention_output
+from hessblocks.storage.files import atomic_path
+from hessblocks.studies.shared.addition_model import addition_model
+from hessblocks.theory.hessian import AttentionHessian
+from hessblocks.theory.verification.reference import attention_output
 
 THREADS = 2
 PARTS = ("outer", "functional", "full")

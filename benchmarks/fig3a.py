@@ -16,13 +16,12 @@ import torch
 
 from benchmarks.attention_hessian import estimated_norms
 from hessblocks.data.addition import addition_batch
-from hessblocks.studies import run_study
-from hessblocks.studies.addition_model import addition_model
-from hessblocks.studies.fig3a import settings
-from hessblocks.studies.growth import GROUPS
-from hessblocks.studies.point import seed_of
-from hessblocks.studies.settings import number, whole
-from hessblocks.studies.study import Settings
+from hessblocks.studies.engine.point import number, seed_of, whole
+from hessblocks.studies.engine.runner import run_study
+from hessblocks.studies.engine.study import Settings
+from hessblocks.studies.hessian_paper.fig3a import settings
+from hessblocks.studies.shared.addition_model import addition_model
+from hessblocks.studies.shared.growth_points import GROUPS
 
 SCALE = "laptop"
 

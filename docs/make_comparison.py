@@ -14,12 +14,11 @@ import sys
 from pathlib import Path
 
 from hessblocks.errors import HessblocksError
-from hessblocks.files import atomic_path
-from hessblocks.report.cells import COLUMNS, comparison_cells
-from hessblocks.report.loading import load_results
-from hessblocks.report.page import write_report
-from hessblocks.report.results import FolderResults
-from hessblocks.report.table import comparison_rows
+from hessblocks.report.comparison.cells import COLUMNS, comparison_cells
+from hessblocks.report.comparison.page import write_report
+from hessblocks.report.comparison.table import comparison_rows
+from hessblocks.storage.files import atomic_path
+from hessblocks.storage.folder_results import FolderResults, load_results
 
 TARGET = Path(__file__).parent / "results"
 PICTURES = ("loss-steps", "loss-seconds")

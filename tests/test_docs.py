@@ -8,10 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from hessblocks.cli import main
+from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError
-from hessblocks.studies import names, run_studies
-from hessblocks.studies.store import POINTS
+from hessblocks.studies.engine.catalogue import names
+from hessblocks.studies.engine.runner import run_studies
+from hessblocks.studies.engine.store import POINTS
 from tests.report.folders import Folder
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from hessblocks.errors import RunError
-from hessblocks.files import atomic_folder, atomic_path, remove_partials, write_json, write_text
+from hessblocks.storage.files import (
+    atomic_folder,
+    atomic_path,
+    remove_partials,
+    write_json,
+    write_text,
+)
 
 
 def test_a_file_is_replaced_whole_with_the_usual_permissions(tmp_path: Path) -> None:

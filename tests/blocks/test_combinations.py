@@ -9,21 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import hessblocks as hb
-from hessblocks.blocks import (
-    MLP,
-    Block,
-    Branch,
-    Context,
-    Dense,
-    DyT,
-    Identity,
-    LayerNorm,
-    NoNorm,
-    Reparametrised,
-    RMSNorm,
-    RotaryPosition,
-    Shaping,
-)
+from hessblocks.blocks.block import Block
+from hessblocks.blocks.gains import Branch, Shaping
+from hessblocks.blocks.kernels import Context
+from hessblocks.blocks.mlp import MLP
+from hessblocks.blocks.norms import DyT, LayerNorm, NoNorm, RMSNorm
+from hessblocks.blocks.positions import RotaryPosition
+from hessblocks.blocks.weights import Dense, Identity, Reparametrised
 
 WIDTH, TOKENS = 8, 6
 BASES: dict[str, dict[str, Any]] = {

@@ -8,23 +8,13 @@ import pytest
 import torch
 
 import hessblocks as hb
-from hessblocks.blocks import (
-    MLP,
-    Attention,
-    Branch,
-    Dense,
-    DyT,
-    Identity,
-    LayerNorm,
-    NoNorm,
-    NoPosition,
-    Part,
-    Reparametrised,
-    RMSNorm,
-    RotaryPosition,
-    Shaping,
-    SinusoidalPosition,
-)
+from hessblocks.blocks.attention import Attention
+from hessblocks.blocks.gains import Branch, Shaping
+from hessblocks.blocks.mlp import MLP
+from hessblocks.blocks.norms import DyT, LayerNorm, NoNorm, RMSNorm
+from hessblocks.blocks.parts import Part
+from hessblocks.blocks.positions import NoPosition, RotaryPosition, SinusoidalPosition
+from hessblocks.blocks.weights import Dense, Identity, Reparametrised
 
 
 @pytest.mark.parametrize("name", hb.PRESETS)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import hessblocks as hb
-from hessblocks.blocks import NoNorm, ReparametrisedLinear
+from hessblocks.blocks.norms import NoNorm
+from hessblocks.blocks.weights import ReparametrisedLinear
 
 
 def parameters(name: str, **sizes: int) -> int:

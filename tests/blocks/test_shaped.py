@@ -6,17 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessblocks.blocks import (
-    Attention,
-    Context,
-    Dense,
-    Identity,
-    RMSNorm,
-    SelfAttention,
-    Shaping,
-    centre,
-    shape_attention,
-)
+from hessblocks.blocks.attention import Attention, SelfAttention
+from hessblocks.blocks.gains import Shaping
+from hessblocks.blocks.kernels import Context
+from hessblocks.blocks.norms import RMSNorm
+from hessblocks.blocks.shaped import centre, shape_attention
+from hessblocks.blocks.weights import Dense, Identity
 
 TOKENS, WIDTH, HEADS = 7, 12, 3
 PADDING = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]]).bool()

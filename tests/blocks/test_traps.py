@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import hessblocks as hb
-from hessblocks.blocks import Attention, Dense, Identity, Reparametrised, Shaping
+from hessblocks.blocks.attention import Attention
+from hessblocks.blocks.gains import Shaping
+from hessblocks.blocks.weights import Dense, Identity, Reparametrised
 
 SIZES = {"depth": 2, "width": 16, "heads": 4, "vocab_size": 11, "context": 8}
 SHAPED = ["skipless", "v-skipinit", "sas", "sas-p", "sas-p-no-norm"]

@@ -26,5 +26,7 @@ def shell(
 ) -> Shell:
     """The command line, with a cache that the tests share and without drawing figures."""
     monkeypatch.setenv("HESSBLOCKS_CACHE", str(shared_cache))
-    monkeypatch.setattr("hessblocks.cli.work.write_report", lambda out: out / "report.html")
+    monkeypatch.setattr(
+        "hessblocks.cli.terminal.work.write_report", lambda out: out / "report.html"
+    )
     return Shell(capsys, code)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.cli import main
+from hessblocks.cli.app import main
 
 SIZES = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "16", "--vocab-size", "260"]
 TRAINING = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.cli import main
+from hessblocks.cli.app import main
 from tests.cli.helpers import Shell, sentence, use_the_terminal
 from tests.training.helpers import files, in_process_of_its_own, numbers
 
@@ -110,7 +110,9 @@ def test_no_words_at_all_give_the_help(shell: Shell) -> None:
 def test_what_cannot_be_built_is_refused_before_any_data_is_read(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
 ) -> None:
-    monkeypatch.setattr("hessblocks.cli.work.load_corpus", lambda *_: pytest.fail("data read"))
+    monkeypatch.setattr(
+        "hessblocks.cli.terminal.work.load_corpus", lambda *_: pytest.fail("data read")
+    )
     outcome = shell(*words)
     assert outcome.status == 2
     assert expected in sentence(outcome)

@@ -9,9 +9,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import hessblocks.training
-from hessblocks.cli import main
-from hessblocks.cli.demo import PRESETS
-from hessblocks.training import ComparisonSettings
+from hessblocks.cli.app import main
+from hessblocks.cli.commands.demo import PRESETS
+from hessblocks.training.settings.run_settings import ComparisonSettings
 from tests.cli.helpers import Shell, sentence, use_the_terminal
 
 
@@ -114,7 +114,7 @@ def test_the_demo_compares_the_five_blocks(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(hessblocks.training, "compare", remember)
-    monkeypatch.setattr("hessblocks.cli.work.load_corpus", lambda *_: None)
+    monkeypatch.setattr("hessblocks.cli.terminal.work.load_corpus", lambda *_: None)
     outcome = shell("demo", "--out", tmp_path / "out")
     assert outcome.status == 1
     assert "interrupted; the same command goes on" in sentence(outcome)

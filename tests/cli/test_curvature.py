@@ -11,9 +11,11 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 import hessblocks as hb
-from hessblocks.cli import curvature_run
-from hessblocks.curvature import Problem, group_norms, parameter_groups
-from hessblocks.curvature.products import BatchGraph
+from hessblocks.curvature.group_norms import group_norms
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.graph import BatchGraph
+from hessblocks.curvature.products.problem import Problem
+from hessblocks.inspection import curvature_run
 from tests.cli.helpers import Outcome, Shell, sentence
 from tests.training.helpers import files
 
@@ -27,7 +29,7 @@ def _no_figures(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     """Figures take seconds; one test draws them."""
     if "with_figures" not in request.fixturenames:
         monkeypatch.setattr(
-            "hessblocks.report.curvature_page.write_curvature_report",
+            "hessblocks.report.curvature.page.write_curvature_report",
             lambda out: out / "report.html",
         )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.cli import main
+from hessblocks.cli.app import main
 from tests.cli.helpers import use_the_terminal
 from tests.training.helpers import in_process_of_its_own
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hessblocks as hb
 from hessblocks.blocks.shaped import CHUNK
-from hessblocks.cli.sizes import block_sizes
+from hessblocks.cli.terminal.sizes import block_sizes
 from tests.cli.helpers import Shell
 
 SMALL = {"depth": 3, "width": 32, "heads": 4, "mlp_width": None, "vocab_size": 50, "context": 8}

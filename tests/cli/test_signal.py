@@ -11,10 +11,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
-from hessblocks.cli import signal_model
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.inspection import signal_models as signal_model
 from hessblocks.report.signal_figure import write_signal_figures
-from hessblocks.signal import propagate
+from hessblocks.signal.propagation import propagate
 from tests.cli.helpers import Shell, sentence
 
 SMALL = ["--data", "random", "--width", "16", "--heads", "2", "--vocab-size", "64", "--tokens", "8", "--sequences", "2", "--depth", "3"]  # fmt: skip
@@ -69,7 +69,7 @@ SIZES: dict[str, Any] = {
 
 
 def signal_model_sample(seed: int) -> Any:
-    from hessblocks.cli.curvature_data import Sample
+    from hessblocks.inspection.samples import Sample
 
     return Sample(data="random", sequences=2, tokens=8, seed=seed)
 
@@ -160,7 +160,7 @@ def test_infinite_conditions_are_drawn_nowhere_and_null_in_json(tmp_path: Path) 
     lines += [f"m,0,{layer},jacobian_condition,,{v},exact" for layer, v in ((0, "inf"), (1, "3"))]
     (tmp_path / "results.csv").write_text("\n".join(lines) + "\n")
     assert len(write_signal_figures(tmp_path)) == 2
-    from hessblocks.cli.signal_screen import described
+    from hessblocks.cli.terminal.signal_screen import described
 
     values = [
         {"model": "m", "layer": layer, "quantity": q, "role": "", "value": v}

@@ -2,13 +2,13 @@
 
 import pytest
 
-from hessblocks.cli import study_progress
-from hessblocks.cli.study_progress import LineReporter
-from hessblocks.studies import Progress
+from hessblocks.cli.terminal import bars as study_progress
+from hessblocks.cli.terminal.bars import LineReporter
+from hessblocks.studies.engine.reporter import StudyProgress
 
 
-def at(done: int, seconds_left: float | None) -> Progress:
-    return Progress(study="mlp", done=done, failed=0, total=9, seconds_left=seconds_left)
+def at(done: int, seconds_left: float | None) -> StudyProgress:
+    return StudyProgress(study="mlp", done=done, failed=0, total=9, seconds_left=seconds_left)
 
 
 def test_a_line_at_both_ends_and_one_a_minute(

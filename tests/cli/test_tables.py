@@ -2,10 +2,10 @@
 
 import pytest
 
-from hessblocks.cli.tables import significant, zero_group_lines
-from hessblocks.report.averages import Average
-from hessblocks.report.heterogeneity import Heterogeneity
-from hessblocks.report.table import ComparisonRow
+from hessblocks.cli.terminal.console import significant, zero_group_lines
+from hessblocks.report.comparison.averages import Average
+from hessblocks.report.comparison.heterogeneity import Heterogeneity
+from hessblocks.report.comparison.table import ComparisonRow
 
 
 @pytest.mark.parametrize(

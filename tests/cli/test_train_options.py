@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.cli import options
-from hessblocks.cli.compare import compare
-from hessblocks.cli.train import train
-from hessblocks.training import (
-    CurvatureSettings,
-    ModelSettings,
-    ObservationSettings,
-    TrainingSettings,
-)
+from hessblocks.cli.commands.compare import compare
+from hessblocks.cli.commands.train import train
+from hessblocks.cli.terminal import options
+from hessblocks.training.settings.observation import CurvatureSettings, ObservationSettings
+from hessblocks.training.settings.optimisation import TrainingSettings
+from hessblocks.training.settings.run_settings import ModelSettings
 from tests.cli.helpers import Shell, sentence
 
 GROUPS = {

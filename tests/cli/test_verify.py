@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hessblocks.cli import main
-from hessblocks.theory import cases, verify
+from hessblocks.cli.app import main
+from hessblocks.theory.verification import cases
+from hessblocks.theory.verification import sweep as verify
 
 FEW = cases.CASES[:2]
 

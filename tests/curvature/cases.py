@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
-from hessblocks.curvature import Problem
+from hessblocks.curvature.products.problem import Problem
 
 VOCABULARY = 7
 CONTEXT = 6

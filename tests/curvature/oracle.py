@@ -22,7 +22,7 @@ from torch.func import functional_call, grad, jacfwd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.bloom.modeling_bloom import BloomGelu, bloom_gelu_forward
 
-from hessblocks.curvature import ParameterGroup
+from hessblocks.curvature.groups.views import ParameterGroup
 from tests.curvature.cases import Case
 
 _PLAIN_BLOOM = patch.object(BloomGelu, "forward", lambda self, x: bloom_gelu_forward(x))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessblocks.curvature.closed_forms import ClosedForms, closed_modules
+from hessblocks.curvature.closed.swap import ClosedForms, closed_modules
 
 PADDING = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])
 ADDED = torch.tensor([[0.0, -1.0, -torch.inf], [0.5, 0.0, 0.0], [0.0, 0.0, 2.0]])

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from hessblocks.curvature import Hessian, custom_groups, parameter_groups, select_groups
+from hessblocks.curvature.groups.custom import custom_groups, select_groups
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.operators import Hessian
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES
 from tests.curvature.oracle import dense

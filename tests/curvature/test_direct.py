@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessblocks.curvature import Functional, Hessian, OuterProduct, Problem, parameter_groups
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
+from hessblocks.curvature.products.problem import Problem
 
 
 def nearly_fitted(outputs: Tensor, batch: Any) -> Tensor:

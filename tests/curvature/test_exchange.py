@@ -9,13 +9,9 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessblocks.curvature import (
-    Hessian,
-    OuterProduct,
-    ParameterGroup,
-    parameter_groups,
-)
-from hessblocks.curvature.grouping import merge
+from hessblocks.curvature.groups.roles import merge, parameter_groups
+from hessblocks.curvature.groups.views import ParameterGroup
+from hessblocks.curvature.products.operators import Hessian, OuterProduct
 from tests.curvature.cases import CASES, VOCABULARY, Case, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")

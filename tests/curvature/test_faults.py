@@ -26,15 +26,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import hessblocks as hb
-from hessblocks.curvature import (
-    Functional,
-    Hessian,
-    OuterProduct,
-    Problem,
-    parameter_groups,
-)
-from hessblocks.curvature.processes import Processes
-from hessblocks.linalg import DenseOperator, extreme_eigenvalues, frobenius_norm
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
+from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.sharing import Processes
+from hessblocks.linalg.estimators.norm import frobenius_norm
+from hessblocks.linalg.operators.operator import DenseOperator
+from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues
 from tests.curvature.cases import VOCABULARY, Case, stir, tokens
 from tests.curvature.oracle import dense
 

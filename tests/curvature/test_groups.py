@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import hessblocks as hb
-from hessblocks.curvature import parameter_groups
-from hessblocks.curvature.groups import check_partition, whole
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.groups.views import check_partition, whole
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES
 

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 import hessblocks as hb
-from hessblocks.blocks import Attention, Branch, LayerNorm, NoNorm, Reparametrised, Shaping
-from hessblocks.blocks import Dense as DenseWeight
-from hessblocks.curvature import exact_attention_curvature
-from hessblocks.curvature.backend import evaluation_mode
-from hessblocks.curvature.batches import unpack
-from hessblocks.curvature.last_attention import last_attention
+from hessblocks.blocks.attention import Attention
+from hessblocks.blocks.gains import Branch, Shaping
+from hessblocks.blocks.norms import LayerNorm, NoNorm
+from hessblocks.blocks.weights import Dense as DenseWeight
+from hessblocks.blocks.weights import Reparametrised
+from hessblocks.conventions import PARTS
+from hessblocks.curvature.exact.last_attention import last_attention
+from hessblocks.curvature.exact.last_block import exact_attention_curvature
+from hessblocks.curvature.products.backend import evaluation_mode
+from hessblocks.curvature.products.batches import unpack
 from hessblocks.errors import ArgumentError
-from hessblocks.theory import PARTS
 from tests.curvature.cases import CONTEXT, VOCABULARY, Case, gpt2_case, stir, tokens
 from tests.curvature.oracle import Dense, dense
 

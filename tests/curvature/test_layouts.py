@@ -12,8 +12,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import BloomAttention
 from transformers.models.falcon.modeling_falcon import FalconAttention
 
-from hessblocks.curvature import Hessian, parameter_groups
-from hessblocks.curvature.groups import check_partition
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.groups.views import check_partition
+from hessblocks.curvature.products.operators import Hessian
 from tests.curvature.architectures import ARCHITECTURES, FUSED, case_of, model_of
 from tests.curvature.oracle import dense
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from hessblocks.curvature import PARTS, parameter_groups
+from hessblocks.conventions import PARTS
 from hessblocks.curvature.columns import column_squares
+from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.map import CurvatureMap, combine_columns, curvature_map, heterogeneity
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.heatmap import ZERO, draw_heatmap
-from hessblocks.linalg import Estimate
+from hessblocks.figures.heatmap import ZERO, draw_heatmap
+from hessblocks.linalg.estimators.estimates import Estimate
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense
 

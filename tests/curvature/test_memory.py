@@ -8,18 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import hessblocks as hb
-from hessblocks.curvature import (
-    Functional,
-    Hessian,
-    OuterProduct,
-    ParameterGroup,
-    Problem,
-    curvature_map,
-    group_norms,
-    parameter_groups,
-)
-from hessblocks.curvature.losses import CrossEntropy
-from hessblocks.curvature.products import BatchGraph
+from hessblocks.curvature.group_norms import group_norms
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.groups.views import ParameterGroup
+from hessblocks.curvature.map import curvature_map
+from hessblocks.curvature.products.graph import BatchGraph
+from hessblocks.curvature.products.losses import CrossEntropy
+from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
+from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError, RunError
 from tests.curvature.cases import stir
 from tests.curvature.live_bytes import LiveBytes

@@ -3,16 +3,12 @@
 import pytest
 import torch
 
-from hessblocks.curvature import (
-    PARTS,
-    Functional,
-    Hessian,
-    OuterProduct,
-    group_norms,
-    parameter_groups,
-)
+from hessblocks.conventions import PARTS
+from hessblocks.curvature.group_norms import group_norms
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.errors import ArgumentError
-from hessblocks.linalg.norm import frobenius_norm
+from hessblocks.linalg.estimators.norm import frobenius_norm
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import dense
 

@@ -7,13 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hessblocks.curvature import (
-    AttentionBackendWarning,
-    Functional,
-    Hessian,
-    OuterProduct,
-    parameter_groups,
-)
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.backend import AttentionBackendWarning
+from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense

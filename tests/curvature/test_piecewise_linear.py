@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.curvature.piecewise_linear import piecewise_linear
+from hessblocks.curvature.exact.piecewise_linear import piecewise_linear
 
 FIRST, SECOND = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0)).double()
 

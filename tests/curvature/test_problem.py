@@ -8,8 +8,10 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import hessblocks as hb
-from hessblocks.curvature import Hessian, OuterProduct, Problem, parameter_groups
-from hessblocks.curvature.losses import CrossEntropy
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.losses import CrossEntropy
+from hessblocks.curvature.products.operators import Hessian, OuterProduct
+from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError, RunError
 from tests.curvature.cases import CASES, VOCABULARY, Classifier, quartic_loss, stir, tokens
 
@@ -102,7 +104,9 @@ def test_a_single_dict_a_loader_and_a_list_are_the_same() -> None:
 
 
 def test_the_closed_form_of_cross_entropy_is_autodiffs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hessblocks.curvature.losses.CHUNK", 10)  # several chunks of two rows
+    monkeypatch.setattr(
+        "hessblocks.curvature.products.losses.CHUNK", 10
+    )  # several chunks of two rows
     logits = torch.randn(3, 4, 5, dtype=torch.float64)
     targets = torch.randint(0, 5, (3, 4)).masked_fill_(torch.rand(3, 4) < 0.3, -100)
 

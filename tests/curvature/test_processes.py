@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import hessblocks as hb
-from hessblocks.curvature import Hessian, Problem, parameter_groups
-from hessblocks.curvature.processes import Processes
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.operators import Hessian
+from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.sharing import Processes
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES, stir
 from tests.curvature.two_processes import found

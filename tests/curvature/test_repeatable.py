@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
 
-from hessblocks.curvature import Hessian, Problem, RepeatabilityWarning, parameter_groups
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.operators import Hessian
+from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.repeatable import RepeatabilityWarning
 from hessblocks.errors import RunError
 from tests.curvature.cases import stir
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from hessblocks.conventions import IGNORED
 from hessblocks.data.addition import addition_batch, read
 from hessblocks.errors import ArgumentError
-from hessblocks.labels import IGNORED
 
 
 @pytest.mark.parametrize("digits", [1, 3, 5])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hessblocks.data import Corpus, CorpusWarning, load_corpus
+from hessblocks.data.corpus import Corpus
+from hessblocks.data.python_code import CorpusWarning, load_corpus
 from hessblocks.data.tokens import END_OF_TEXT, learn_encoding, pieces_of, token_type
 from hessblocks.errors import ArgumentError
 from tests.data.helpers import write_code

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.data import Corpus, load_corpus
+from hessblocks.data.corpus import Corpus
+from hessblocks.data.python_code import load_corpus
 from hessblocks.data.sources import TEST_FOLDERS, standard_library
 
 

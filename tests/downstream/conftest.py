@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.data import Corpus, docstrings
+from hessblocks.data import docstrings
+from hessblocks.data.corpus import Corpus
 from hessblocks.data.docstrings import load_docstring_corpus, load_docstrings
 from hessblocks.data.tasks import Task, make_task
 from tests.data.library import write_library

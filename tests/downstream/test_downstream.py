@@ -11,15 +11,16 @@ import torch
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
 
 import hessblocks as hb
-from hessblocks.data import Corpus
 from hessblocks.data.cache import CacheWarning
+from hessblocks.data.corpus import Corpus
 from hessblocks.data.tasks import Task
-from hessblocks.downstream import Finetuning, Pretraining, costs, finetune, pretrain, pretrained
-from hessblocks.downstream.finetune import classifier, encoded
-from hessblocks.downstream.pretrain import masked_once
-from hessblocks.downstream.settings import tokenizer_of
-from hessblocks.downstream.trainer import PlainTrainer, arguments
-from hessblocks.training.memory import peak_bytes
+from hessblocks.training.masked import pretrain
+from hessblocks.training.masked.cost import costs
+from hessblocks.training.masked.finetune import Finetuning, classifier, encoded, finetune
+from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
+from hessblocks.training.masked.pretrain import masked_once, pretrained
+from hessblocks.training.trainer.guarded import PlainTrainer, arguments
+from hessblocks.training.trainer.memory import peak_bytes
 
 SETTINGS = Pretraining(
     preset="sas-p", depth=2, width=16, heads=2, mlp_width=32, context=16, vocab_size=400, steps=30,
@@ -116,7 +117,7 @@ def test_labels_that_mean_nothing_give_chance(corpus: Corpus, topic: Task) -> No
 def test_a_score_is_the_share_of_right_answers(corpus: Corpus, topic: Task) -> None:
     from transformers import DataCollatorWithPadding
 
-    from hessblocks.downstream.finetune import _score
+    from hessblocks.training.masked.finetune import _score
 
     tokenizer = tokenizer_of(corpus, 16)
     model = classifier(SETTINGS, None, 3, seed=0)

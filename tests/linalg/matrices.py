@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hessblocks.linalg import DenseOperator
+from hessblocks.linalg.operators.operator import DenseOperator
 
 SIZE = 60
 

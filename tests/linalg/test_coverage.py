@@ -5,16 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hessblocks.linalg import (
-    DenseOperator,
-    Estimate,
-    LinearOperator,
-    Spectrum,
-    diagonal,
-    frobenius_norm,
-    spectral_density,
-    trace,
-)
+from hessblocks.linalg.estimators.diagonal import diagonal
+from hessblocks.linalg.estimators.estimates import Estimate
+from hessblocks.linalg.estimators.norm import frobenius_norm
+from hessblocks.linalg.estimators.trace import trace
+from hessblocks.linalg.operators.operator import DenseOperator, LinearOperator
+from hessblocks.linalg.spectra.quadrature import spectral_density
+from hessblocks.linalg.spectra.spectrum import Spectrum
 from tests.linalg.coverage import LEVELS, ROUNDING, assert_covers
 from tests.linalg.matrices import MATRICES, operator
 

@@ -8,15 +8,11 @@ import torch
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg import (
-    DenseOperator,
-    LinearOperator,
-    Probes,
-    diagonal,
-    frobenius_norm,
-    norm_from_squares,
-    trace,
-)
+from hessblocks.linalg.estimators.diagonal import diagonal
+from hessblocks.linalg.estimators.norm import frobenius_norm, norm_from_squares
+from hessblocks.linalg.estimators.probes import Probes
+from hessblocks.linalg.estimators.trace import trace
+from hessblocks.linalg.operators.operator import DenseOperator, LinearOperator
 from tests.linalg.matrices import MATRICES, operator
 
 METHODS = ["hutchinson", "hutch++", "xtrace"]

@@ -8,8 +8,10 @@ import torch
 from scipy.sparse.linalg import eigsh
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg import DenseOperator, condition_number, extreme_eigenvalues
-from hessblocks.linalg.krylov import KrylovBasis
+from hessblocks.linalg.operators.operator import DenseOperator
+from hessblocks.linalg.spectra.condition import condition_number
+from hessblocks.linalg.spectra.krylov import KrylovBasis
+from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues
 from tests.linalg.matrices import MATRICES, SIZE, operator, small_and_special, with_eigenvalues
 from tests.linalg.test_estimators import NotFinite
 

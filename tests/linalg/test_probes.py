@@ -5,8 +5,11 @@ import warnings
 import pytest
 import torch
 
-from hessblocks.linalg import Estimate, Probes, frobenius_norm, trace
-from hessblocks.linalg.stopping import Stopping
+from hessblocks.linalg.estimators.estimates import Estimate
+from hessblocks.linalg.estimators.norm import frobenius_norm
+from hessblocks.linalg.estimators.probes import Probes
+from hessblocks.linalg.estimators.stopping import Stopping
+from hessblocks.linalg.estimators.trace import trace
 from tests.linalg.matrices import operator
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hessblocks as hb
-from hessblocks.blocks import Reparametrised
+from hessblocks.blocks.weights import Reparametrised
 from tests.models.cases import SIZES, ids, perturbed, presets
 
 

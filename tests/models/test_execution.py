@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 import hessblocks as hb
-from hessblocks.blocks import Attention, Shaping
+from hessblocks.blocks.attention import Attention
+from hessblocks.blocks.gains import Shaping
 from tests.models.cases import ids, perturbed, presets
 
 PADDED = torch.tensor([[1] * 8, [0, 0] + [1] * 6, [1] * 5 + [0] * 3])

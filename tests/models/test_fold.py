@@ -8,19 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import hessblocks as hb
-from hessblocks.blocks import (
-    MLP,
-    Attention,
-    Branch,
-    Dense,
-    Identity,
-    LayerNorm,
-    Reparametrised,
-    ReparametrisedLinear,
-    RMSNorm,
-    Shaping,
-)
-from hessblocks.models import fold
+from hessblocks.blocks.attention import Attention
+from hessblocks.blocks.gains import Branch, Shaping
+from hessblocks.blocks.mlp import MLP
+from hessblocks.blocks.norms import LayerNorm, RMSNorm
+from hessblocks.blocks.weights import Dense, Identity, Reparametrised, ReparametrisedLinear
+from hessblocks.models.fold import fold
 from tests.models.cases import ids, perturbed, presets
 
 SLOTS: dict[str, tuple[str, dict[str, Any]]] = {

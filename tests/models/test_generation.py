@@ -8,7 +8,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, StaticCache
 
 import hessblocks as hb
-from hessblocks.blocks import Attention, LayerNorm, NoPosition, RMSNorm, Shaping, SinusoidalPosition
+from hessblocks.blocks.attention import Attention
+from hessblocks.blocks.gains import Shaping
+from hessblocks.blocks.norms import LayerNorm, RMSNorm
+from hessblocks.blocks.positions import NoPosition, SinusoidalPosition
 from tests.models.cases import ids, perturbed, presets
 
 LEFT_PADDED = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])

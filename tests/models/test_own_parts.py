@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import hessblocks as hb
-from hessblocks.blocks import Norm, Position, RMSNorm, Weight
-from hessblocks.models import fold
+from hessblocks.blocks.norms import Norm, RMSNorm
+from hessblocks.blocks.positions import Position
+from hessblocks.blocks.weights import Weight
+from hessblocks.models.fold import fold
 from tests.models.cases import ids
 
 SIZES = {"depth": 2, "width": 16, "heads": 2, "vocab_size": 29, "context": 12}

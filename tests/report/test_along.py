@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from hessblocks.errors import RunError
-from hessblocks.report.along import ALIGNMENTS
-from hessblocks.report.budget import budget_cells, budget_columns
-from hessblocks.report.interactive import plotly_panels
-from hessblocks.report.loading import load_results
-from hessblocks.report.page import all_drawings, write_report
-from hessblocks.report.results import FolderResults
-from hessblocks.report.style import marks
-from hessblocks.report.table import summary
+from hessblocks.figures.interactive import plotly_panels
+from hessblocks.figures.style import marks
+from hessblocks.report.comparison.along import ALIGNMENTS
+from hessblocks.report.comparison.budget import budget_cells, budget_columns
+from hessblocks.report.comparison.page import all_drawings, write_report
+from hessblocks.report.comparison.table import summary
+from hessblocks.storage.folder_results import FolderResults, load_results
 from tests.report.folders import Folder, row
 
 PRESETS = ("pre-ln", "sas")

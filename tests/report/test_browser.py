@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hessblocks.report.page import write_report
+from hessblocks.report.comparison.page import write_report
 from tests.report.browser import chromium, open_page, screenshot
 from tests.report.folders import Folder
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hessblocks.report.difference import Difference, differences
+from hessblocks.report.studies.against_published import Difference, differences
 
 
 def series(

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.report.loading import load_results
+from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder, write_rows
 
 

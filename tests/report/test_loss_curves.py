@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.report.loading import load_results
-from hessblocks.report.loss_curves import loss_drawing
+from hessblocks.report.comparison.loss_curves import loss_drawing
+from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder, loss
 
 

@@ -8,11 +8,11 @@ import plotly.graph_objects as go
 import pytest
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.report.headline import headline
-from hessblocks.report.interactive import plotly_panels
-from hessblocks.report.loading import load_results
-from hessblocks.report.page import all_drawings, write_report
-from hessblocks.report.style import marks
+from hessblocks.figures.interactive import plotly_panels
+from hessblocks.figures.style import marks
+from hessblocks.report.comparison.headline import headline
+from hessblocks.report.comparison.page import all_drawings, write_report
+from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder
 
 HOSTILE = "<script>alert('x')</script>"

@@ -6,8 +6,8 @@ import pytest
 import typer
 
 from hessblocks.cli.app import app
-from hessblocks.report.loading import load_results
-from hessblocks.report.reproduce import command_line
+from hessblocks.report.command_line import command_line
+from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 
-from hessblocks.blocks import PRESETS
-from hessblocks.report.averages import Average
-from hessblocks.report.captions import number, short_names, with_error
-from hessblocks.report.scale import log_scale
-from hessblocks.report.style import MARKS, marks
+from hessblocks.blocks.presets import PRESETS
+from hessblocks.figures.log_scale import log_scale
+from hessblocks.figures.style import MARKS, marks
+from hessblocks.figures.text import number
+from hessblocks.report.comparison.averages import Average
+from hessblocks.report.comparison.captions import short_names, with_error
 
 
 def luminance(colour: str) -> float:

@@ -6,9 +6,9 @@ import statistics
 
 import pytest
 
-from hessblocks.report.averages import average
-from hessblocks.report.loading import load_results
-from hessblocks.report.table import comparison_rows, summary
+from hessblocks.report.comparison.averages import average
+from hessblocks.report.comparison.table import comparison_rows, summary
+from hessblocks.storage.folder_results import load_results
 from tests.report.folders import PARTS, Folder, groups, loss, norm
 
 

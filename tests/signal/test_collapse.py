@@ -2,7 +2,7 @@
 
 import pytest
 
-from hessblocks.signal import rank_collapse
+from hessblocks.signal.collapse import rank_collapse
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from hessblocks.studies.step_times import STEP_TIME
+from hessblocks.studies.shared.step_times import STEP_TIME
 
 MAIN = "import sys; from hessblocks.cli import main; sys.exit(main())"
 CLOCKED = {"value", "standard_error"}

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from hessblocks.errors import ArgumentError
-from hessblocks.report.gallery import write_gallery
-from hessblocks.report.study_figure import write_study_figure
-from hessblocks.studies import find, names, run_studies, run_study
-from hessblocks.studies.point import canonical
-from hessblocks.studies.study import SCALES
+from hessblocks.figures.study_figure import write_study_figure
+from hessblocks.report.studies.page import write_gallery
+from hessblocks.studies.engine.catalogue import find, names
+from hessblocks.studies.engine.point import canonical
+from hessblocks.studies.engine.runner import run_studies, run_study
+from hessblocks.studies.engine.study import SCALES
 
 QUICK = ("heatmap", "fig3a", "fig3b", "histograms", "deep-softmax", "deep-linear", "mlp", "sigma-linear", "one-matrix")  # fmt: skip
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hessblocks.cli import main
+from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.studies.store import read
+from hessblocks.studies.engine.store import read
 from tests.studies import toy
 
 ROOT = Path(__file__).parents[2]

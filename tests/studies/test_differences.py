@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from hessblocks.studies.differences import Difference, difference, exceeds, shown
-from hessblocks.studies.figure import Series, mean_and_error
-from hessblocks.studies.study import Summary
+from hessblocks.figures.figure import Series, mean_and_error
+from hessblocks.studies.engine.study import Summary
+from hessblocks.studies.shared.differences import Difference, difference, exceeds, shown
 from tests.studies import toy
 
 LOST = math.inf

@@ -10,14 +10,16 @@ import pytest
 
 from hessblocks.data import docstrings
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.report.study_figure import write_study_figure
-from hessblocks.studies import downstream, find, masked_lm
-from hessblocks.studies.downstream import ACCURACY, FRESH, PUBLISHED_SCORES
-from hessblocks.studies.masked_lm import STEP_TIME
-from hessblocks.studies.point import Row
-from hessblocks.studies.run import run_study
-from hessblocks.studies.study import Check
-from hessblocks.studies.training import LOSS
+from hessblocks.figures.study_figure import write_study_figure
+from hessblocks.storage.tables import Row
+from hessblocks.studies.blocks_paper import finetuning as downstream
+from hessblocks.studies.blocks_paper import masked_lm
+from hessblocks.studies.blocks_paper.finetuning import ACCURACY, FRESH, PUBLISHED_SCORES
+from hessblocks.studies.engine.catalogue import find
+from hessblocks.studies.engine.runner import run_study
+from hessblocks.studies.engine.study import Check
+from hessblocks.studies.shared.step_times import STEP_TIME
+from hessblocks.studies.shared.trained_points import LOSS
 from tests.data.library import write_library
 
 NAMES = ("masked-lm", "downstream")
@@ -235,7 +237,7 @@ def test_paper_scale_has_the_published_settings() -> None:
     assert size.mlp_width == 3072 // 2
     made = masked_lm.pretraining(find("masked-lm").points("paper")[-1].settings)
     assert made.mask_share == 0.25
-    from hessblocks.downstream.pretrain import BETAS, CLIP, EPSILON
+    from hessblocks.training.masked.pretrain import BETAS, CLIP, EPSILON
 
     assert (BETAS, EPSILON, CLIP) == ((0.9, 0.98), 1e-12, 0.5)
     assert set(PUBLISHED_SCORES) <= set(masked_lm.PRESETS["paper"])

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.studies.point import Point, Row, Scalar
-from hessblocks.studies.processes import LocalProcesses
-from hessblocks.studies.store import POINTS, read
+from hessblocks.storage.tables import Row, Scalar
+from hessblocks.studies.engine.point import Point
+from hessblocks.studies.engine.store import POINTS, read
+from hessblocks.studies.engine.workers import LocalProcesses
 from tests.studies import toy
 
 
@@ -45,7 +46,7 @@ def test_a_finished_point_is_never_measured_again(tmp_path: Path) -> None:
 def test_a_point_that_kills_every_worker_fails_and_the_others_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hessblocks.studies.executors.MOST_ATTEMPTS", 2)
+    monkeypatch.setattr("hessblocks.studies.engine.executors.MOST_ATTEMPTS", 2)
     points = [{"number": 0, "die_always": True}, {"number": 1}, {"number": 2}]
     with pytest.raises(RunError, match=r"1 point\(s\) failed.*died 2 times"):
         toy.run(tmp_path, points, workers=1)
@@ -79,7 +80,7 @@ def seen_device(settings: Mapping[str, Scalar]) -> list[Row]:
 
 
 def test_points_that_need_an_accelerator_have_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hessblocks.studies.processes.accelerators", lambda: ["4", "6"])
+    monkeypatch.setattr("hessblocks.studies.engine.workers.accelerators", lambda: ["4", "6"])
     points = [toy.point({"number": number}, gpus=1) for number in range(6)]
     crew = LocalProcesses(3)
     try:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.report.gallery import write_gallery
-from hessblocks.studies import names, run_studies
+from hessblocks.report.studies.page import write_gallery
+from hessblocks.studies.engine.catalogue import names
+from hessblocks.studies.engine.runner import run_studies
 from tests.report.browser import chromium, open_page
 
 

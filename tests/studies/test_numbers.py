@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from hessblocks.curvature import exact_attention_curvature
+from hessblocks.curvature.exact.compression import compressed
+from hessblocks.curvature.exact.exact_norms import exact_norms
+from hessblocks.curvature.exact.last_block import exact_attention_curvature
 from hessblocks.data.addition import addition_batch
-from hessblocks.studies import fig3a, mlp, one_matrix
-from hessblocks.studies.addition_model import addition_model
-from hessblocks.studies.compression import compressed
-from hessblocks.studies.exact_norms import exact_norms
-from hessblocks.studies.growth import GROUPS, measure
-from hessblocks.studies.growth_summary import averaged, by_curve
-from hessblocks.studies.heatmap import cell_means
-from hessblocks.studies.losses import one_hot_squares
+from hessblocks.studies.hessian_paper import fig3a, one_matrix
+from hessblocks.studies.hessian_paper import linear_mlp as mlp
+from hessblocks.studies.hessian_paper.heatmap import cell_means
+from hessblocks.studies.shared.addition_model import addition_model, one_hot_squares
+from hessblocks.studies.shared.growth_points import GROUPS, measure_growth
+from hessblocks.studies.shared.growth_summary import averaged, by_curve
 
 BATCH = addition_batch(3, seed=1)
 
@@ -65,7 +65,7 @@ def test_exact_norms_of_the_last_layer_are_those_of_dense_autodiff(
 def test_single_precision_is_double_precision_to_a_thousandth(sigma: float) -> None:
     (point,) = fig3a.settings("laptop", 1)[:1]
     small = {**point, "width": 32, "sums": 8, "sigma": sigma}
-    single, double = (measure({**small, "precision": p}) for p in ("float32", "float64"))
+    single, double = (measure_growth({**small, "precision": p}) for p in ("float32", "float64"))
     for one, other in zip(single, double, strict=True):
         assert one["value"] == pytest.approx(other["value"], rel=1e-3)
         assert (one["value"] != other["value"]) == bool(other["value"])
@@ -89,8 +89,12 @@ def test_estimates_of_earlier_layers_are_within_three_errors_of_dense_autodiff(
     block: str, loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = addition_model(block, layers=2, width=6, sigma=0.5, seed=3)
-    monkeypatch.setattr("hessblocks.studies.growth.addition_model", lambda *_, **__: model)
-    monkeypatch.setattr("hessblocks.studies.growth.addition_batch", lambda *_, **__: BATCH)
+    monkeypatch.setattr(
+        "hessblocks.studies.shared.growth_points.addition_model", lambda *_, **__: model
+    )
+    monkeypatch.setattr(
+        "hessblocks.studies.shared.growth_points.addition_batch", lambda *_, **__: BATCH
+    )
     shared = {
         "study": "x",
         "precision": "float64",
@@ -99,7 +103,7 @@ def test_estimates_of_earlier_layers_are_within_three_errors_of_dense_autodiff(
         "seed": 0,
         "probes": 24,
     }
-    rows = measure({**shared, "block": block, "loss": loss, "layers": 2, "width": 6})
+    rows = measure_growth({**shared, "block": block, "loss": loss, "layers": 2, "width": 6})
     first = {row["group"]: row for row in rows if row["layer"] == 0 and row["part"] == "full"}
     for group in GROUPS:
         truth = float(dense_hessian(model, f"model.layers.0.attention.{group}.weight", loss).norm())
@@ -178,7 +182,7 @@ def test_cells_are_means_of_logarithms() -> None:
 @pytest.mark.slow
 def test_the_paper_scale_of_figure_3a_agrees_with_the_authors_data() -> None:
     """At least 90 % of the means within 3 joint standard errors (released results of the paper)."""
-    rows = [row for settings in fig3a.settings("paper", None) for row in measure(settings)]
+    rows = [row for settings in fig3a.settings("paper", None) for row in measure_growth(settings)]
     theirs = by_curve(fig3a.published())
     agree = []
     for curve, members in by_curve(rows).items():

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.cli import main
-from hessblocks.locks import held
-from hessblocks.studies import run_studies
-from hessblocks.studies.store import POINTS
+from hessblocks.cli.app import main
+from hessblocks.storage.locks import held
+from hessblocks.studies.engine.runner import run_studies
+from hessblocks.studies.engine.store import POINTS
 
 STUDIES = ("mlp", "histograms", "fig3b")
 

@@ -4,8 +4,13 @@ import math
 
 import pytest
 
-from hessblocks.studies.point import Row
-from hessblocks.studies.simplification import CHAIN, COMMON_SPREAD, STUDY, common_spreads
+from hessblocks.storage.tables import Row
+from hessblocks.studies.our_questions.simplification import (
+    CHAIN,
+    COMMON_SPREAD,
+    STUDY,
+    common_spreads,
+)
 
 
 def norm(variant: str, group: str, value: float, step: int = 0, part: str = "full") -> Row:

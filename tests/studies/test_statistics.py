@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hessblocks.studies.statistics import rank_correlation
+from hessblocks.studies.shared.statistics import rank_correlation
 
 
 @pytest.mark.parametrize(

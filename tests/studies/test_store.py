@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hessblocks.errors import RunError
-from hessblocks.studies.point import Outcome
-from hessblocks.studies.store import DAMAGED, POINTS, opened, read
+from hessblocks.studies.engine.point import Outcome
+from hessblocks.studies.engine.store import DAMAGED, POINTS, opened, read
 from tests.studies import toy
 
 TOY_POINTS = [toy.point({"number": number}) for number in range(4)]
@@ -85,7 +85,7 @@ def test_a_store_of_a_newer_version_is_refused_and_untouched(tmp_path: Path) -> 
 HOLD = """
 import sys, time
 from pathlib import Path
-from hessblocks.locks import held
+from hessblocks.storage.locks import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch) -> 
         raise OSError(28, "No space left on device")
 
     with opened(tmp_path) as store:
-        monkeypatch.setattr("hessblocks.studies.store.os.write", half)
+        monkeypatch.setattr("hessblocks.studies.engine.store.os.write", half)
         with pytest.raises(RunError, match="No space left"):
             store.add(Outcome(point=TOY_POINTS[2], rows=()))
         monkeypatch.undo()

@@ -9,22 +9,38 @@ from pathlib import Path
 import pytest
 import torch
 
-from hessblocks.data import Corpus, load_corpus
-from hessblocks.models import build
-from hessblocks.studies import adaptivity, find, names, simplification, texts, trained
-from hessblocks.studies.point import Row
-from hessblocks.studies.run import run_study
-from hessblocks.studies.step_times import STEP_TIME
-from hessblocks.studies.study import SCALES, Scale
-from hessblocks.studies.trained import SMOKE, run, run_settings, trained_settings
-from hessblocks.studies.trained_summary import close_check, final_losses, mean_curve, slower_check
-from hessblocks.studies.training import LOSS, train
-from hessblocks.studies.variants import VARIANTS, Sizes, make_block
-from hessblocks.training import ModelSettings, RunSettings, TrainingSettings
-from hessblocks.training.order import ShuffledPasses, spread
+from hessblocks.data.corpus import Corpus
+from hessblocks.data.python_code import load_corpus
+from hessblocks.models.build import build
+from hessblocks.storage.tables import Row
+from hessblocks.studies.engine.catalogue import find, names
+from hessblocks.studies.engine.runner import run_study
+from hessblocks.studies.engine.study import SCALES, Scale
+from hessblocks.studies.our_questions import adaptivity, simplification
+from hessblocks.studies.shared import texts
+from hessblocks.studies.shared import trained_points as trained
+from hessblocks.studies.shared.step_times import STEP_TIME
+from hessblocks.studies.shared.trained_points import (
+    LOSS,
+    SMOKE,
+    run_settings,
+    train,
+    train_point,
+    trained_settings,
+)
+from hessblocks.studies.shared.trained_summary import (
+    close_check,
+    final_losses,
+    mean_curve,
+    slower_check,
+)
+from hessblocks.studies.shared.variants import VARIANTS, Sizes, make_block
+from hessblocks.training.settings.optimisation import TrainingSettings
+from hessblocks.training.settings.run_settings import ModelSettings, RunSettings
+from hessblocks.training.trainer.data_order import ShuffledPasses, spread
 from tests.data.helpers import write_code
 
-TRAINED = [name for name in names() if find(name).columns == trained.COLUMNS]
+TRAINED = [name for name in names() if find(name).columns == trained.TRAINED_COLUMNS]
 SETTINGS = RunSettings(
     preset="sas-p",
     seed=1,
@@ -202,7 +218,7 @@ def test_paper_scale_has_the_published_text_and_steps() -> None:
 
 
 def test_a_preset_that_an_optimiser_cannot_train_is_named() -> None:
-    def run(preset: str, loss: float | None) -> list[Row]:
+    def train_point(preset: str, loss: float | None) -> list[Row]:
         spread = {
             "quantity": simplification.SPREAD,
             "variant": preset,
@@ -213,7 +229,7 @@ def test_a_preset_that_an_optimiser_cannot_train_is_named() -> None:
         return [*curve(f"{preset}, adamw 0.001", 0, [4.0, 2.0]), *sgd, spread]
 
     losses = {"pre-ln": 2.1, "parallel": 2.2, "sas": 2.3, "sas-p": 2.4, "skipless": None}
-    rows = [row for preset, loss in losses.items() for row in run(preset, loss)]
+    rows = [row for preset, loss in losses.items() for row in train_point(preset, loss)]
     (check,) = find("adaptivity").summarise(rows).checks
     assert check.ours.endswith("4 pairs; without a finite loss of both optimisers: skipless")
 
@@ -232,8 +248,8 @@ def test_a_points_settings_are_those_of_its_run() -> None:
 def test_runs_repeat_to_the_last_digit(corpus: Corpus) -> None:
     (settings,) = trained_settings("x", ["sas"], SMOKE, 1)
     short = {**settings, "steps": 4}
-    assert run(short) == run(short)
-    assert run(short) != run({**short, "seed": 1})
+    assert train_point(short) == train_point(short)
+    assert train_point(short) != train_point({**short, "seed": 1})
 
 
 LOSSES = {
@@ -283,7 +299,7 @@ def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path,
     result = run_study(name, out=tmp_path, scale="smoke", seeds=1)
     losses = [row for row in result.rows if row["quantity"] == LOSS]
     assert losses
-    assert all(set(row) <= set(trained.COLUMNS) for row in result.rows)
+    assert all(set(row) <= set(trained.TRAINED_COLUMNS) for row in result.rows)
     study = find(name)
     for count in (0, 1, len(result.rows) // 2, len(result.rows)):
         summary = study.summarise(result.rows[:count])

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hessblocks.errors import RunError
-from hessblocks.studies.figure import Figure
-from hessblocks.studies.point import Point, Row, Scalar
-from hessblocks.studies.progress import Silent
-from hessblocks.studies.run import StudyResult, executor, measure_study
-from hessblocks.studies.study import Settings, Study, Summary
+from hessblocks.figures.figure import Figure
+from hessblocks.storage.tables import Row, Scalar
+from hessblocks.studies.engine.point import Point
+from hessblocks.studies.engine.reporter import Silent
+from hessblocks.studies.engine.runner import StudyResult, executor, measure_study
+from hessblocks.studies.engine.study import Settings, Study, Summary
 
 
 def settings(scale: str, seeds: int | None) -> list[Settings]:

@@ -8,11 +8,13 @@ import torch
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from hessblocks.linalg import extreme_eigenvalues
-from hessblocks.theory import PARTS, AttentionHessian, attention_hessian
-from hessblocks.theory.cases import CASES, Case, arguments
-from hessblocks.theory.reference import reference_hessian
-from hessblocks.theory.verify import BOUNDS, compare
+from hessblocks.conventions import PARTS
+from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues
+from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.hessian import AttentionHessian
+from hessblocks.theory.verification.cases import CASES, Case, arguments
+from hessblocks.theory.verification.reference import reference_hessian
+from hessblocks.theory.verification.sweep import BOUNDS, compare
 
 MORE = (
     Case(name="values wider than input", width=2, value=5, loss="factor"),

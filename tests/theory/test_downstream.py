@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.theory import PARTS, AttentionHessian, TokenCurvature, attention_hessian
-from hessblocks.theory.cases import Case, arguments
-from hessblocks.theory.reference import attention_output
+from hessblocks.conventions import PARTS
+from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.hessian import AttentionHessian
+from hessblocks.theory.token_curvature import TokenCurvature
+from hessblocks.theory.verification.cases import Case, arguments
+from hessblocks.theory.verification.reference import attention_output
 
 CASE = Case(
     name="two heads, causal, shaped",

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessblocks.theory import AttentionHessian, attention_hessian
-from hessblocks.theory.cases import Case, arguments
-from hessblocks.theory.reference import attention_output
+from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.hessian import AttentionHessian
+from hessblocks.theory.verification.cases import Case, arguments
+from hessblocks.theory.verification.reference import attention_output
 
 
 def hessian(**fields: Any) -> tuple[AttentionHessian, dict[str, Any]]:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from hessblocks.theory.growth import GROWTH, Growth
-from hessblocks.theory.growth_measured import measured_power
+from hessblocks.theory.growth import GROWTH, Growth, measured_power
 
 WEIGHTS = {
     "softmax": ("query", "key", "value", "projection"),

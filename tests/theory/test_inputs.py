@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hessblocks.errors import ArgumentError
-from hessblocks.theory import attention_hessian
-from hessblocks.theory.cases import Case, arguments
+from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.verification.cases import Case, arguments
 
 NAN = float("nan")
 

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.data import Corpus, load_corpus
+from hessblocks.data.corpus import Corpus
+from hessblocks.data.python_code import load_corpus
 from tests.data.helpers import write_code
 from tests.training.helpers import complete
 

@@ -10,16 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hessblocks.data import Corpus
-from hessblocks.training import (
-    ComparisonSettings,
-    CurvatureSettings,
-    ModelSettings,
-    Progress,
-    TrainingSettings,
-    compare,
-)
-from hessblocks.training.results import read_rows
+from hessblocks.data.corpus import Corpus
+from hessblocks.progress import Progress
+from hessblocks.storage.rows import read_results
+from hessblocks.training.comparison import compare
+from hessblocks.training.settings.observation import CurvatureSettings
+from hessblocks.training.settings.optimisation import TrainingSettings
+from hessblocks.training.settings.run_settings import ComparisonSettings, ModelSettings
 
 TIMINGS = {"tokens_per_second", "peak_memory", "training_time"}
 MODEL = ModelSettings(depth=2, width=16, heads=2, context=16)
@@ -44,7 +41,7 @@ def numbers(folder: Path) -> tuple[list[Any], list[Any]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timed = {"seconds", "tokens_per_second"}
     losses = [{name: line[name] for name in line if name not in timed} for line in lines]
-    rows = [row for row in read_rows(folder / "results.csv") if row.quantity not in TIMINGS]
+    rows = [row for row in read_results(folder / "results.csv") if row.quantity not in TIMINGS]
     return losses, rows
 
 

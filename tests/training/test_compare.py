@@ -10,22 +10,20 @@ import pytest
 import torch
 
 import hessblocks as hb
-from hessblocks.curvature import Hessian, Problem, parameter_groups
-from hessblocks.data import Corpus
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.operators import Hessian
+from hessblocks.curvature.products.problem import Problem
+from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.training import (
-    ComparisonSettings,
-    CurvatureSettings,
-    EnvironmentWarning,
-    ModelSettings,
-    Progress,
-    RunSettings,
-    TrainingSettings,
-    compare,
-    resolve_device,
-)
-from hessblocks.training.folder import claimed
-from hessblocks.training.results import read_rows
+from hessblocks.progress import Progress
+from hessblocks.storage.environment import EnvironmentWarning
+from hessblocks.storage.rows import read_results
+from hessblocks.training.comparison import compare
+from hessblocks.training.folder.run_folder import claimed
+from hessblocks.training.settings.checks import resolve_device
+from hessblocks.training.settings.observation import CurvatureSettings
+from hessblocks.training.settings.optimisation import TrainingSettings
+from hessblocks.training.settings.run_settings import ComparisonSettings, ModelSettings, RunSettings
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
 
 
@@ -50,7 +48,7 @@ def test_the_initial_norms_are_those_of_the_dense_hessian(
     dense = Hessian(Problem(model, batch), group).dense().norm().item()
     (row,) = (
         row
-        for row in read_rows(undisturbed / "results.csv")
+        for row in read_results(undisturbed / "results.csv")
         if (row.preset, row.stage, row.group, row.part)
         == ("sas-p", "initial", "layers.1.mlp.out", "full")
     )
@@ -59,7 +57,7 @@ def test_the_initial_norms_are_those_of_the_dense_hessian(
 
 
 def test_curvature_differs_before_and_after_training(undisturbed: Path) -> None:
-    rows = read_rows(undisturbed / "results.csv")
+    rows = read_results(undisturbed / "results.csv")
     norms = {
         stage: [
             row.value for row in rows if row.quantity == "frobenius_norm" and row.stage == stage
@@ -72,7 +70,7 @@ def test_curvature_differs_before_and_after_training(undisturbed: Path) -> None:
 
 
 def test_seeds_and_presets_see_the_same_held_out_loss_split(undisturbed: Path) -> None:
-    rows = read_rows(undisturbed / "results.csv")
+    rows = read_results(undisturbed / "results.csv")
     assert {row.preset for row in rows} == {"pre-ln", "sas-p"}
     assert {row.seed for row in rows} == {0}
 

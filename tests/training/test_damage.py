@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hessblocks.data import Corpus
+from hessblocks.data.corpus import Corpus
 from hessblocks.errors import RunError
-from hessblocks.training import DamageWarning, Progress, compare
-from hessblocks.training.checkpoints import writing
-from hessblocks.training.run import save_model
+from hessblocks.progress import Progress
+from hessblocks.training.comparison import compare
+from hessblocks.training.folder.checkpoints import save_model, writing
+from hessblocks.training.run import DamageWarning
 from tests.training.helpers import COMPARISON, MODEL, complete, files, numbers
 
 

@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hessblocks.data import Corpus
-from hessblocks.training import DivergenceWarning, Progress, compare, metrics
-from hessblocks.training.divergence import Divergence, locate
-from hessblocks.training.results import read_rows
+from hessblocks.data.corpus import Corpus
+from hessblocks.progress import Progress
+from hessblocks.storage.lines import read_lines
+from hessblocks.storage.rows import read_results
+from hessblocks.training.comparison import compare
+from hessblocks.training.trainer.divergence import Divergence, locate
+from hessblocks.training.trainer.recorder import DivergenceWarning
 from tests.training.helpers import COMPARISON, MODEL, TRAINING
 
 NAME = "model.layers.1.mlp.output"
@@ -125,10 +128,10 @@ def test_a_last_update_that_spoils_the_weights_ends_as_a_diverged_run(
     with pytest.warns(DivergenceWarning, match=r"diverged at step 1: the parameters of model"):
         compare(calm, corpus, tmp_path / "out", Progress())
     run = tmp_path / "out" / "runs" / "pre-ln-seed0"
-    assert "parameters of model" in metrics.read(run / "metrics.jsonl")[-1]["diverged"]
+    assert "parameters of model" in read_lines(run / "metrics.jsonl")[-1]["diverged"]
     assert not (run / "model").exists()
     finals = {
-        row.stage: row.value for row in read_rows(run / "results.csv") if row.quantity == "loss"
+        row.stage: row.value for row in read_results(run / "results.csv") if row.quantity == "loss"
     }
     assert math.isnan(finals["final"])
 
@@ -153,8 +156,8 @@ def test_a_diverging_run_ends_in_order_and_says_where(corpus: Corpus, tmp_path: 
     with pytest.warns(DivergenceWarning, match=expected):
         compare(WILD, corpus, tmp_path / "out", Progress())
     run = tmp_path / "out" / "runs" / "pre-ln-seed0"
-    lines = metrics.read(run / "metrics.jsonl")
-    rows = {(row.quantity, row.stage): row.value for row in read_rows(run / "results.csv")}
+    lines = read_lines(run / "metrics.jsonl")
+    rows = {(row.quantity, row.stage): row.value for row in read_results(run / "results.csv")}
     assert (lines[-1]["step"], lines[-1]["loss"]) == (3, None)
     assert "layer" in lines[-1]["diverged"]
     assert lines[0]["loss"] == rows["loss", "initial"]
@@ -164,7 +167,7 @@ def test_a_diverging_run_ends_in_order_and_says_where(corpus: Corpus, tmp_path: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compare(WILD, corpus, tmp_path / "out", Progress())
-    assert metrics.read(run / "metrics.jsonl") == lines
+    assert read_lines(run / "metrics.jsonl") == lines
 
 
 def test_the_update_of_a_diverged_step_is_not_made(
@@ -207,7 +210,7 @@ def test_the_other_presets_go_on(
         compare(settings, corpus, tmp_path / "out", Progress())
     finals = {
         row.preset: row.value
-        for row in read_rows(tmp_path / "out" / "results.csv")
+        for row in read_results(tmp_path / "out" / "results.csv")
         if (row.quantity, row.stage) == ("loss", "final")
     }
     assert math.isnan(finals["pre-ln"])

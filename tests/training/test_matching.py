@@ -12,18 +12,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hessblocks.data import Corpus
+from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.training import (
-    ComparisonSettings,
-    EnvironmentWarning,
-    Progress,
-    compare,
-    matching,
-    metrics,
-)
-from hessblocks.training.flops import update_flops
-from hessblocks.training.results import read_rows
+from hessblocks.progress import Progress
+from hessblocks.storage.environment import EnvironmentWarning
+from hessblocks.storage.lines import read_lines
+from hessblocks.storage.rows import read_results
+from hessblocks.training import matching
+from hessblocks.training.comparison import compare
+from hessblocks.training.settings.run_settings import ComparisonSettings
+from hessblocks.training.trainer.flops import update_flops
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
 
 MATCHED = replace(COMPARISON, match="time", presets=("pre-ln", "sas-p"))
@@ -44,12 +42,12 @@ def pace(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def steps(out: Path) -> dict[str, int]:
-    lines = metrics.read(out / "metrics.jsonl")
+    lines = read_lines(out / "metrics.jsonl")
     return {line["preset"]: line["step"] for line in lines}
 
 
 def rates(out: Path, preset: str) -> list[float]:
-    lines = metrics.read(out / "runs" / f"{preset}-seed0" / "metrics.jsonl")
+    lines = read_lines(out / "runs" / f"{preset}-seed0" / "metrics.jsonl")
     return [line["learning_rate"] for line in lines if line["split"] == "train"]
 
 
@@ -86,7 +84,9 @@ def test_equal_operations_give_each_preset_its_own_steps(corpus: Corpus, tmp_pat
     longer = replace(TRAINING, steps=40, evaluate_every=40, checkpoint_every=40)
     complete(corpus, out, replace(COMPARISON, match="flops", training=longer))
     cost = {
-        row.preset: row.value for row in read_rows(out / "results.csv") if row.quantity == "flops"
+        row.preset: row.value
+        for row in read_results(out / "results.csv")
+        if row.quantity == "flops"
     }
     found = steps(out)
     assert found["pre-ln"] == 40
@@ -114,7 +114,7 @@ def test_a_resumed_comparison_uses_the_recorded_pace(
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(
-            sys.modules["hessblocks.training.compare"], "Run", None
+            sys.modules["hessblocks.training.comparison"], "Run", None
         )  # killed when the budget is known
         with pytest.raises(TypeError):
             complete(corpus, out, MATCHED)
@@ -176,7 +176,7 @@ def test_a_finished_comparison_takes_more_presets_and_seeds(
     assert (out / "runs" / "sas-p-seed0" / "results.csv").read_bytes() == before
     complete(corpus, out, replace(COMPARISON, seeds=(0, 1)))
     assert json.loads((out / "config.json").read_text())["seeds"] == [0, 1]
-    assert {(row.preset, row.seed) for row in read_rows(out / "results.csv")} == {
+    assert {(row.preset, row.seed) for row in read_results(out / "results.csv")} == {
         (preset, seed) for preset in COMPARISON.presets for seed in (0, 1)
     }
 

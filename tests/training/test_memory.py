@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hessblocks.training import RunSettings
-from hessblocks.training.memory import start_counting
+from hessblocks.training.settings.run_settings import RunSettings
+from hessblocks.training.trainer.memory import start_counting
 from tests.training.helpers import MODEL, TRAINING
 
 

@@ -15,22 +15,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import hessblocks as hb
-from hessblocks.curvature import Hessian, Problem, parameter_groups
-from hessblocks.data import Corpus
+from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.operators import Hessian
+from hessblocks.curvature.products.problem import Problem
+from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.signal import propagate
-from hessblocks.training import (
-    CheckpointWarning,
-    ComparisonSettings,
-    CurvatureSettings,
-    ObservationSettings,
-    Progress,
-    RunSettings,
-    compare,
-    metrics,
-    train,
-)
-from hessblocks.training.gains import gain_values
+from hessblocks.progress import Progress
+from hessblocks.signal.propagation import propagate
+from hessblocks.storage.lines import read_lines
+from hessblocks.training.comparison import compare, train
+from hessblocks.training.folder.checkpoints import CheckpointWarning
+from hessblocks.training.settings.observation import CurvatureSettings, ObservationSettings
+from hessblocks.training.settings.run_settings import ComparisonSettings, RunSettings
+from hessblocks.training.trained_gains import gain_values
 from tests.training.helpers import MODEL, TRAINING, killed_at_write
 
 SAMPLE = CurvatureSettings(sequences=2, tokens=6, probes=4)
@@ -64,7 +61,7 @@ def untimed(out: Path) -> list[dict[str, Any]]:
 
 
 def losses(out: Path) -> list[tuple[int, float]]:
-    return [(line["step"], line["loss"]) for line in metrics.read(out / "metrics.jsonl")]
+    return [(line["step"], line["loss"]) for line in read_lines(out / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")

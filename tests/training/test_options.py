@@ -11,9 +11,14 @@ import pytest
 import torch
 
 import hessblocks as hb
-from hessblocks.data import Corpus
+from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError
-from hessblocks.training import Progress, RunFolder, RunSettings, TrainingSettings, metrics, train
+from hessblocks.progress import Progress
+from hessblocks.storage.lines import read_lines
+from hessblocks.training.comparison import train
+from hessblocks.training.folder.run_folder import RunFolder
+from hessblocks.training.settings.optimisation import TrainingSettings
+from hessblocks.training.settings.run_settings import RunSettings
 from tests.training.helpers import MODEL, TRAINING, killed_at_write
 from tests.training.test_run import batches, loss_of
 
@@ -30,7 +35,7 @@ def go(corpus: Corpus, out: Path, chosen: RunSettings) -> None:
 
 
 def losses(out: Path) -> list[float]:
-    return [m["loss"] for m in metrics.read(RunFolder(out).metrics) if m["split"] == "train"]
+    return [m["loss"] for m in read_lines(RunFolder(out).metrics) if m["split"] == "train"]
 
 
 def by_hand(corpus: Corpus, chosen: RunSettings) -> list[float]:

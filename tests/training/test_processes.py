@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.training import metrics
-from hessblocks.training.checkpoints import is_whole
-from hessblocks.training.results import read_rows
+from hessblocks.storage.lines import read_lines
+from hessblocks.storage.rows import read_results
+from hessblocks.training.folder.checkpoints import is_whole
 from tests.cli.helpers import CURVATURE, SIZES
 from tests.data.helpers import write_code
 
@@ -56,7 +56,7 @@ def hessblocks(
 
 
 def losses(out: Path) -> list[tuple[str, int, float]]:
-    return [(m["split"], m["step"], m["loss"]) for m in metrics.read(out / "metrics.jsonl")]
+    return [(m["split"], m["step"], m["loss"]) for m in read_lines(out / "metrics.jsonl")]
 
 
 def test_two_processes_train_like_one_and_the_first_alone_writes(
@@ -72,10 +72,10 @@ def test_two_processes_train_like_one_and_the_first_alone_writes(
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [line[:2] for line in one] == [line[:2] for line in two]
     assert [line[2] for line in two] == pytest.approx([line[2] for line in one], abs=1e-5)
-    seen = [metrics.read(tmp_path / name / "observations.jsonl") for name in ("one", "two")]
+    seen = [read_lines(tmp_path / name / "observations.jsonl") for name in ("one", "two")]
     assert [line["step"] for line in seen[0]] == [line["step"] for line in seen[1]]
     assert is_whole(tmp_path / "two" / "model")
-    assert len(read_rows(tmp_path / "two" / "results.csv")) == 7
+    assert len(read_results(tmp_path / "two" / "results.csv")) == 7
 
 
 def test_an_update_that_two_cannot_share_is_one_sentence(
@@ -95,7 +95,7 @@ def test_a_matched_comparison_in_two_processes(cache: Path, code: Path, tmp_path
     words = ("compare", "--presets", "pre-ln,sas-p", "--match", "time", "--data", code, *WORDS)
     statuses, _, errors = hessblocks(cache, *words, "--out", tmp_path / "out", processes=2)
     assert statuses == [0, 0], errors
-    assert {row.preset for row in read_rows(tmp_path / "out" / "results.csv")} == {
+    assert {row.preset for row in read_results(tmp_path / "out" / "results.csv")} == {
         "pre-ln",
         "sas-p",
     }

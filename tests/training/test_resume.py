@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.data import Corpus
-from hessblocks.training import CheckpointWarning, Progress, compare, metrics
-from hessblocks.training.checkpoints import is_whole
-from hessblocks.training.results import read_rows
+from hessblocks.data.corpus import Corpus
+from hessblocks.progress import Progress
+from hessblocks.storage.lines import read_lines
+from hessblocks.storage.rows import read_results
+from hessblocks.training.comparison import compare
+from hessblocks.training.folder.checkpoints import CheckpointWarning, is_whole
 from tests.training.helpers import (
     COMPARISON,
     complete,
@@ -62,11 +64,13 @@ def test_losses_and_training_time_go_on_from_the_checkpoint(
     out = tmp_path / "out"
     shutil.copytree(interrupted_once, out)
     run = out / "runs" / "pre-ln-seed0"
-    kept = [line for line in metrics.read(run / "metrics.jsonl") if line["step"] <= 8]
+    kept = [line for line in read_lines(run / "metrics.jsonl") if line["step"] <= 8]
     complete(corpus, out)
-    lines = metrics.read(run / "metrics.jsonl")
+    lines = read_lines(run / "metrics.jsonl")
     seconds = [line["seconds"] for line in lines]
-    total = [row.value for row in read_rows(run / "results.csv") if row.quantity == "training_time"]
+    total = [
+        row.value for row in read_results(run / "results.csv") if row.quantity == "training_time"
+    ]
     assert lines[: len(kept)] == kept
     assert seconds == sorted(seconds)
     assert total == [seconds[-1]]

@@ -10,10 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hessblocks as hb
-from hessblocks.data import Corpus
-from hessblocks.training import Progress, Run, RunFolder, RunSettings, metrics
-from hessblocks.training.order import ShuffledPasses, spread
-from hessblocks.training.results import Row, read_rows
+from hessblocks.data.corpus import Corpus
+from hessblocks.progress import Progress
+from hessblocks.storage.lines import read_lines
+from hessblocks.storage.rows import ResultRow, read_results
+from hessblocks.training.folder.run_folder import RunFolder
+from hessblocks.training.run import Run
+from hessblocks.training.settings.run_settings import RunSettings
+from hessblocks.training.trainer.data_order import ShuffledPasses, spread
 from tests.training.helpers import MODEL, TRAINING
 
 
@@ -26,7 +30,7 @@ def settings(preset: str = "sas", **training: object) -> RunSettings:
     )
 
 
-def run(corpus: Corpus, out: Path, chosen: RunSettings) -> tuple[RunFolder, list[Row]]:
+def run(corpus: Corpus, out: Path, chosen: RunSettings) -> tuple[RunFolder, list[ResultRow]]:
     folder = RunFolder(out)
     folder.prepare(chosen.config("train", corpus))
     return folder, list(Run(chosen, corpus, folder, Progress()).complete())
@@ -77,7 +81,7 @@ def test_training_is_the_published_loop(corpus: Corpus, tmp_path: Path, preset: 
     chosen = settings(preset, steps=40, log_every=4, evaluate_every=40, checkpoint_every=40)
     folder, _ = run(corpus, tmp_path / "out", chosen)
     model, losses = by_hand(corpus, chosen)
-    written = [line["loss"] for line in metrics.read(folder.metrics) if line["split"] == "train"]
+    written = [line["loss"] for line in read_lines(folder.metrics) if line["split"] == "train"]
     assert np.allclose(written, np.reshape(losses, (-1, 4)).mean(1), rtol=1e-5)
     saved = AutoModelForCausalLM.from_pretrained(folder.model).state_dict()
     for name, value in model.state_dict().items():
@@ -107,7 +111,7 @@ def test_a_finished_run_has_its_files_and_no_others(corpus: Corpus, tmp_path: Pa
         "model",
         "results.csv",
     ]
-    assert read_rows(folder.results) == rows
+    assert read_results(folder.results) == rows
     assert {(row.quantity, row.stage) for row in rows} == {
         ("parameters", ""),
         ("flops", ""),
@@ -117,8 +121,8 @@ def test_a_finished_run_has_its_files_and_no_others(corpus: Corpus, tmp_path: Pa
         ("peak_memory", ""),
         ("training_time", ""),
     }
-    validation = [m["step"] for m in metrics.read(folder.metrics) if m["split"] == "validation"]
-    train = [m for m in metrics.read(folder.metrics) if m["split"] == "train"]
+    validation = [m["step"] for m in read_lines(folder.metrics) if m["split"] == "validation"]
+    train = [m for m in read_lines(folder.metrics) if m["split"] == "train"]
     assert validation == [0, 5, 10, 12]
     assert [line["step"] for line in train] == [3, 4, 6, 8, 9, 12]
     assert train[-1]["tokens"] == 12 * 4 * 16

@@ -1,11 +1,8 @@
 """Transformer blocks assembled from parts, and the presets of the papers."""
 
-from hessblocks.blocks.attention import (
-    Attention,
-    SelfAttention,
-)
+from hessblocks.blocks.attention import Attention, SelfAttention
 from hessblocks.blocks.block import Block
-from hessblocks.blocks.config import BlockConfig, check_positive
+from hessblocks.blocks.block_config import BlockConfig, check_positive
 from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping
 from hessblocks.blocks.kernels import Context, Kernel, fused_kernel, linear_kernel
 from hessblocks.blocks.mlp import MLP, FeedForward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from hessblocks.blocks.attention import Cache
-from hessblocks.blocks.config import BlockConfig
+from hessblocks.blocks.block_config import BlockConfig
 from hessblocks.blocks.kernels import Context
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessblocks.blocks.attention import Attention
-from hessblocks.blocks.config import BlockConfig
+from hessblocks.blocks.block_config import BlockConfig
 from hessblocks.blocks.gains import Branch, Shaping
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, RMSNorm

@@ -13,7 +13,7 @@ from hessblocks.blocks.positions import RotaryPosition
 from hessblocks.blocks.weights import TIED, Dense, Weight
 
 if TYPE_CHECKING:
-    from hessblocks.blocks.config import BlockConfig
+    from hessblocks.blocks.block_config import BlockConfig
 
 Rule = Callable[["BlockConfig"], str | None]
 

@@ -2,4 +2,6 @@
 
 from hessblocks.cli.app import main
 
-__all__ = ["main"]
+__all__ = [
+    "main",
+]

@@ -12,15 +12,17 @@ from typing import Any
 
 import typer
 
-from hessblocks.cli.compare import compare
-from hessblocks.cli.curvature import curvature
-from hessblocks.cli.demo import demo
-from hessblocks.cli.presets import presets
-from hessblocks.cli.report import report
-from hessblocks.cli.reproduce import reproduce
-from hessblocks.cli.signal import signal
-from hessblocks.cli.train import train
-from hessblocks.cli.verify import verify
+from hessblocks.cli.commands import (
+    compare,
+    curvature,
+    demo,
+    presets,
+    report,
+    reproduce,
+    signal,
+    train,
+    verify,
+)
 from hessblocks.errors import HessblocksError
 
 app = typer.Typer(

@@ -1,16 +1,32 @@
 """Matrix-free curvature of any model: H, its outer-product and functional parts, group by group."""
 
-from hessblocks.curvature.backend import AttentionBackendWarning
-from hessblocks.curvature.custom import custom_groups, select_groups
-from hessblocks.curvature.grouping import parameter_groups
-from hessblocks.curvature.groups import ParameterGroup, ParameterView
-from hessblocks.curvature.last_block import exact_attention_curvature
-from hessblocks.curvature.map import CurvatureMap, Heterogeneity, curvature_map
-from hessblocks.curvature.norms import group_norms
-from hessblocks.curvature.operators import Functional, Hessian, OuterProduct
-from hessblocks.curvature.problem import Problem
-from hessblocks.curvature.products import PARTS, Part
-from hessblocks.curvature.repeatable import RepeatabilityWarning
+from hessblocks.conventions import PARTS, Part
+from hessblocks.curvature.columns import ColumnSquares, column_squares
+from hessblocks.curvature.exact import Norms, exact_attention_curvature, exact_norms
+from hessblocks.curvature.group_norms import group_norms
+from hessblocks.curvature.groups import (
+    ParameterGroup,
+    ParameterView,
+    custom_groups,
+    parameter_groups,
+    select_groups,
+)
+from hessblocks.curvature.map import (
+    CurvatureMap,
+    Heterogeneity,
+    combine_columns,
+    curvature_map,
+    heterogeneity,
+)
+from hessblocks.curvature.products import (
+    AttentionBackendWarning,
+    Functional,
+    Hessian,
+    LossFunction,
+    OuterProduct,
+    Problem,
+    RepeatabilityWarning,
+)
 
 __all__ = [
     "PARTS",

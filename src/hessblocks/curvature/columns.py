@@ -13,16 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessblocks.curvature.grouping import merge
-from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.operators import Hessian
-from hessblocks.curvature.passes import default_limit
-from hessblocks.curvature.problem import Problem
-from hessblocks.curvature.products import PARTS, Part
-from hessblocks.curvature.totals import total_products
+from hessblocks.conventions import PARTS, Part
+from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.products import Hessian, Problem, default_limit, total_products
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg import Estimate, Probes, norm_from_squares
-from hessblocks.linalg.norm import FEWEST_PROBES
+from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.columns import ColumnSquares, column_squares, norm_of
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.problem import Problem
-from hessblocks.curvature.products import PARTS, Part
+from hessblocks.curvature.products import Problem
 from hessblocks.errors import ArgumentError, unknown_name
-from hessblocks.linalg import Estimate
-from hessblocks.linalg.inner import student_factor
+from hessblocks.linalg import Estimate, student_factor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +74,7 @@ class CurvatureMap:
 
     def plot(self) -> Figure:
         """The map as a matplotlib figure: colours on a logarithmic scale, zeros in a colour of their own."""
-        from hessblocks.heatmap import draw_heatmap
+        from hessblocks.figures import draw_heatmap
 
         values = [[self.table[row, column].value for column in self.names] for row in self.names]
         return draw_heatmap(self.names, self.layers, values, part=self.part)

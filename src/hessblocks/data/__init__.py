@@ -1,8 +1,13 @@
 """Corpora and their tokenisers."""
 
-from hessblocks.data.cache import CacheWarning, cache_root
-from hessblocks.data.corpus import Corpus, Windows
+from hessblocks.data.addition import SYMBOLS, addition_batch
+from hessblocks.data.cache import CacheWarning, cache_root, cached, sha256
+from hessblocks.data.corpus import Corpus, Example, Windows
+from hessblocks.data.docstrings import MASK, PADDING, load_docstring_corpus, load_docstrings
+from hessblocks.data.hub import load_glue, load_hub_corpus
 from hessblocks.data.python_code import DEFAULT_VOCABULARY, CorpusWarning, load_corpus
+from hessblocks.data.tasks import TASKS, LabelledText, Task, make_task
+from hessblocks.data.tokens import END_OF_TEXT
 
 __all__ = [
     "DEFAULT_VOCABULARY",

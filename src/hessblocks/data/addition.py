@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hessblocks.conventions import IGNORED
 from hessblocks.errors import ArgumentError
-from hessblocks.labels import IGNORED
 
 SYMBOLS = "0123456789+="
 

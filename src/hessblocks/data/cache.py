@@ -15,7 +15,7 @@ from typing import Any
 from filelock import FileLock
 
 from hessblocks.errors import RunError
-from hessblocks.files import atomic_folder, remove_partials, write_json
+from hessblocks.storage import atomic_folder, remove_partials, write_json
 
 MANIFEST = "manifest.json"
 

@@ -18,7 +18,7 @@ import tokenizers
 from hessblocks.data.cache import cached
 from hessblocks.data.corpus import Corpus, open_corpus
 from hessblocks.data.docstrings import SPECIAL
-from hessblocks.data.tasks import SEPARATOR, Example, Task
+from hessblocks.data.tasks import SEPARATOR, LabelledText, Task
 from hessblocks.data.tokens import check_vocabulary, learn_encoding, thinned, write_tokens
 from hessblocks.errors import ArgumentError, RunError, unknown_name
 
@@ -187,7 +187,7 @@ def _encode(texts: list[str], vocabulary: int, folder: Path, name: str) -> Mappi
 
 def _examples(
     rows: Iterable[Any], columns: tuple[str, ...], classes: int, name: str
-) -> tuple[Example, ...]:
+) -> tuple[LabelledText, ...]:
     found = []
     for row in rows:
         if not {*columns, "label"} <= set(row):
@@ -200,7 +200,7 @@ def _examples(
                 f"hub: {name} has the label {row['label']}; expected 0 to {classes - 1}."
             )
         text = SEPARATOR.join(str(row[column]) for column in columns)
-        found.append(Example(text=text, label=int(row["label"]), file=name, origin=text))
+        found.append(LabelledText(text=text, label=int(row["label"]), file=name, origin=text))
     if not found:
         raise RunError(f"hub: {name} has a split without examples.")
     return tuple(found)

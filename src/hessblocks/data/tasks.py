@@ -33,7 +33,7 @@ SEPARATOR = "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Example:
+class LabelledText:
     """A text and its class."""
 
     text: str
@@ -54,10 +54,10 @@ class Task:
     """Short name."""
     classes: tuple[str, ...]
     """What the labels mean."""
-    splits: Mapping[str, tuple[Example, ...]]
+    splits: Mapping[str, tuple[LabelledText, ...]]
     """train, validation and test; each class equally often in each."""
 
-    def first(self, split: str, count: int | None) -> tuple[Example, ...]:
+    def first(self, split: str, count: int | None) -> tuple[LabelledText, ...]:
         """The first `count` examples of a split, classes in turn; all where `count` is None."""
         return self.splits[split][: None if count is None else count - count % len(self.classes)]
 
@@ -78,7 +78,7 @@ def make_task(name: str, records: Sequence[Docstring], seed: int = 0) -> Task:
         raise unknown_name("task", name, TASKS)
     usable = [record for record in records if record.kind != "prose"]
     classes, make = TASKS[name](usable)
-    splits: dict[str, tuple[Example, ...]] = {}
+    splits: dict[str, tuple[LabelledText, ...]] = {}
     seen: set[str] = set()
     for place, split in enumerate(reversed(SPLITS)):  # what stands in test is left out elsewhere
         draw = np.random.default_rng([seed, list(TASKS).index(name), place])
@@ -94,10 +94,10 @@ def make_task(name: str, records: Sequence[Docstring], seed: int = 0) -> Task:
 
 
 def balanced(
-    examples: Sequence[Example], classes: int, draw: np.random.Generator
-) -> tuple[Example, ...]:
+    examples: Sequence[LabelledText], classes: int, draw: np.random.Generator
+) -> tuple[LabelledText, ...]:
     """As many examples of each class as the rarest has, drawn, the classes taking turns."""
-    by_class: list[list[Example]] = [[] for _ in range(classes)]
+    by_class: list[list[LabelledText]] = [[] for _ in range(classes)]
     for index in draw.permutation(len(examples)):
         by_class[examples[index].label].append(examples[index])
     return tuple(example for turn in zip(*by_class, strict=False) for example in turn)
@@ -125,11 +125,11 @@ def swapped(sentence: str, draw: np.random.Generator) -> str:
     return " ".join(words) + "."
 
 
-Make = Callable[[Sequence[Docstring], np.random.Generator], list[Example]]
+Make = Callable[[Sequence[Docstring], np.random.Generator], list[LabelledText]]
 
 
 def _matching(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
-    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[Example]:
+    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[LabelledText]:
         functions = _distinct([record for record in own if record.kind == "function"])
         order = draw.permutation(len(functions))
         half = len(order) // 2
@@ -138,7 +138,7 @@ def _matching(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
         turned = np.roll(given, 1)
         pairs += [(functions[i], functions[j], 0) for i, j in zip(given, turned, strict=True)]
         return [
-            Example(
+            LabelledText(
                 text=f"{function.signature}{SEPARATOR}{_text(other)}",
                 label=label,
                 file=function.file,
@@ -152,12 +152,12 @@ def _matching(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
 
 
 def _acceptability(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
-    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[Example]:
+    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[LabelledText]:
         found = {sentence: record for record in own for sentence in sentences(record.text)}
         usable = [s for s in found if len({word.lower() for word in s[:-1].split()}) > 1]
         flips = draw.permutation(len(usable)) % 2
         return [
-            Example(
+            LabelledText(
                 text=sentence if flip else swapped(sentence, draw),
                 label=int(flip),
                 file=found[sentence].file,
@@ -176,9 +176,9 @@ def _topic(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
     least = {package: min(counts[package, split] for split in SPLITS) for package in packages}
     chosen = tuple(sorted(sorted(packages, key=lambda p: (-least[p], p))[:CLASSES]))
 
-    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[Example]:
+    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[LabelledText]:
         return [
-            Example(
+            LabelledText(
                 text=_text(record),
                 label=chosen.index(record.package),
                 file=record.file,

@@ -1,23 +1,41 @@
 """Linear operators and randomised estimators with standard errors."""
 
-from hessblocks.linalg.condition import condition_number
-from hessblocks.linalg.diagonal import diagonal
-from hessblocks.linalg.divergence import jensen_shannon_distance
-from hessblocks.linalg.kronecker import MEMORY_LIMIT, ExactOperator, KroneckerSum
-from hessblocks.linalg.kronecker_grid import BlockGrid
-from hessblocks.linalg.lanczos import extreme_eigenvalues
-from hessblocks.linalg.norm import frobenius_norm, norm_from_squares
-from hessblocks.linalg.operator import AdjointOperator, DenseOperator, LinearOperator
-from hessblocks.linalg.probes import Probes
-from hessblocks.linalg.quadrature import spectral_density
-from hessblocks.linalg.results import (
+from hessblocks.linalg.estimators import (
+    FEWEST_PROBES,
     ConditionNumber,
     DiagonalEstimate,
     Eigenvalues,
     Estimate,
+    Probes,
+    diagonal,
+    frobenius_norm,
+    norm_from_squares,
+    trace,
 )
-from hessblocks.linalg.spectrum import Spectrum
-from hessblocks.linalg.trace import trace
+from hessblocks.linalg.kronecker import (
+    MEMORY_LIMIT,
+    BlockGrid,
+    ExactOperator,
+    KroneckerSum,
+    KroneckerTerm,
+    TokenMatrices,
+)
+from hessblocks.linalg.operators import (
+    AdjointOperator,
+    BoundedCache,
+    DenseOperator,
+    LinearOperator,
+    chunks,
+    student_factor,
+    working_dtype,
+)
+from hessblocks.linalg.spectra import (
+    Spectrum,
+    condition_number,
+    extreme_eigenvalues,
+    jensen_shannon_distance,
+    spectral_density,
+)
 
 __all__ = [
     "MEMORY_LIMIT",

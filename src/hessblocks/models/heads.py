@@ -16,10 +16,9 @@ from transformers.utils.generic import can_return_tuple
 
 from hessblocks.errors import ArgumentError
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.keywords import HARMLESS
-from hessblocks.models.losses import cross_entropy, next_token_loss
 from hessblocks.models.modeling import HessblocksModel
-from hessblocks.models.pretrained import HessblocksPreTrainedModel
+from hessblocks.models.pretrained import HARMLESS, HessblocksPreTrainedModel
+from hessblocks.models.token_losses import cross_entropy, next_token_loss
 
 
 class _LanguageModel(HessblocksPreTrainedModel):

@@ -19,8 +19,7 @@ from hessblocks.blocks import Block, Context, LearnedPosition
 from hessblocks.errors import ArgumentError
 from hessblocks.models.attention_functions import attention_kernel
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.keywords import check_keywords
-from hessblocks.models.pretrained import HessblocksPreTrainedModel, keep_values
+from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywords, keep_values
 
 
 class Layer(GradientCheckpointingLayer, Block):

@@ -2,14 +2,79 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from hessblocks.blocks import Resettable
+from hessblocks.errors import ArgumentError, RunError, unknown_name
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.loading import check_complete, clear_errors
+
+HEADS = ("lm_head", "score")
+"""Modules that may be new or left over, as when a classifier is made from a language model."""
+
+
+@contextmanager
+def clear_errors(path: Any) -> Iterator[None]:
+    """Say which file is damaged, and keep transformers' own report of keys quiet meanwhile.
+
+    Raises:
+        RunError: the safetensors file is damaged or cut off.
+    """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    except SafetensorError as error:
+        raise RunError(
+            f"{path}: the weights are damaged or cut off ({error}); copy or save the model again"
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def check_complete(path: Any, found: dict[str, Any]) -> None:
+    """Refuse weights of another size or block; warn where a head is new.
+
+    Args:
+        path: where the weights came from.
+        found: transformers' `output_loading_info`.
+
+    Raises:
+        RunError: names the first weights that do not fit.
+    """
+    for name, stored, expected in sorted(found["mismatched_keys"]):
+        what = "vocabulary" if "token_embedding" in name else "sizes"
+        raise RunError(
+            f"{path}: the weights and the configuration differ in their {what}: {name} is {tuple(stored)} in the file, "
+            f"{tuple(expected)} in the configuration; load with the configuration that was saved with the weights"
+        )
+    missing = sorted(found["missing_keys"])
+    strange = [
+        f"{kind} {name}"
+        for kind, names in (("without", missing), ("with", sorted(found["unexpected_keys"])))
+        for name in names
+        if not _in_head(name)
+    ]
+    if strange:
+        shown = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if strange[3:] else "")
+        raise RunError(
+            f"{path}: the weights are those of another block than the configuration's ({shown}); "
+            "load with the configuration that was saved with the weights"
+        )
+    if missing:
+        warnings.warn(f"{path}: {', '.join(missing)} is new and has to be trained", stacklevel=3)
+
+
+def _in_head(name: str) -> bool:
+    return name.split(".")[0] in HEADS
+
 
 KEPT = "_keeps_its_values"
 """Marks modules of the user's own parts: their initial values are those that `build` gave them."""
@@ -78,3 +143,27 @@ class HessblocksPreTrainedModel(PreTrainedModel):
             nn.init.normal_(module.weight, std=self.config.embedding_std)
         elif isinstance(module, Resettable):
             module.reset_parameters()
+
+
+HARMLESS = ("cache_position", "use_cache")
+"""Arguments that callers of Hugging Face models pass everywhere and that change no output here."""
+
+KNOWN = ("attention_mask", "inputs_embeds", "labels", "output_hidden_states", "position_ids")
+
+
+def check_keywords(given: dict[str, Any]) -> None:
+    """Refuse what would be ignored; an argument of None is none.
+
+    Raises:
+        ArgumentError: an unknown keyword, or attention matrices, which the models do not return.
+    """
+    for name, value in given.items():
+        if value is None or name in HARMLESS:
+            continue
+        if name != "output_attentions":
+            raise unknown_name("argument of the model", name, KNOWN)
+        if value:
+            raise ArgumentError(
+                "output_attentions: the models never hold attention matrices; "
+                "layer.attention.matrix or hessblocks.signal give them for one batch"
+            )

@@ -1,10 +1,21 @@
 """Figures, tables and the HTML page of finished or started runs, from their files alone."""
 
-from hessblocks.report.headline import headline
-from hessblocks.report.heterogeneity import Heterogeneity
-from hessblocks.report.loading import load_results
-from hessblocks.report.results import FolderResults
-from hessblocks.report.table import ComparisonRow, comparison_rows, summary
+from hessblocks.report.comparison import (
+    Average,
+    ComparisonRow,
+    Heterogeneity,
+    budget_cells,
+    budget_columns,
+    comparison_rows,
+    headline,
+    short_names,
+    summary,
+    write_report,
+)
+from hessblocks.report.curvature import write_curvature_report
+from hessblocks.report.signal_figure import write_signal_figures
+from hessblocks.report.studies import VERDICTS, missing_lines, write_gallery
+from hessblocks.storage import FolderResults, load_results
 
 __all__ = [
     "ComparisonRow",

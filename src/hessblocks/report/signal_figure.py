@@ -13,9 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 
 from hessblocks.errors import RunError
-from hessblocks.files import atomic_path
-from hessblocks.report.study_figure import draw_study_figure
-from hessblocks.report.style import MATPLOTLIB, RESOLUTION
+from hessblocks.figures import MATPLOTLIB, RESOLUTION, draw_study_figure
+from hessblocks.storage import atomic_path
 
 Row = dict[str, str]
 QUANTITIES = {

@@ -15,7 +15,7 @@ from hessblocks.signal.gradients import gradient_norms
 from hessblocks.signal.jacobian import Conditioning, conditioning
 from hessblocks.signal.layers import Batch, Call, calls, evaluation, layers_of, real_tokens
 from hessblocks.signal.mixing import attention_entropy, spectral_gap
-from hessblocks.signal.tokens import TokenSignal, token_signal
+from hessblocks.signal.token_similarity import TokenSignal, token_signal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,12 @@
 """Closed-form curvature of self-attention."""
 
-from hessblocks.theory.attention import PARTS, AttentionHessian, Part
-from hessblocks.theory.closed_form import attention_hessian
+from hessblocks.conventions import PARTS, Part
+from hessblocks.theory.arguments import attention_hessian, check_memory_limit
+from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
 from hessblocks.theory.token_curvature import TokenCurvature
+from hessblocks.theory.verification import CASES, Check, verify_closed_forms
 
 __all__ = [
     "PARTS",

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hessblocks.linalg.kronecker_matrices import TokenMatrices
-from hessblocks.linalg.kronecker_terms import KroneckerTerm
+from hessblocks.linalg import KroneckerTerm, TokenMatrices
 from hessblocks.theory.functional import product_gradient
 from hessblocks.theory.layer import AttentionLayer
 
 if TYPE_CHECKING:
-    from hessblocks.theory.attention import AttentionHessian, Part
+    from hessblocks.conventions import Part
+    from hessblocks.theory.hessian import AttentionHessian
 
 
 def pays_off(layer: AttentionLayer) -> bool:

@@ -27,9 +27,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hessblocks.linalg.kronecker_matrices import TokenMatrices
-from hessblocks.linalg.kronecker_terms import KroneckerTerm
-from hessblocks.theory.heads import HeadTokens
+from hessblocks.linalg import KroneckerTerm, TokenMatrices
+from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.outer import gain_feature
 from hessblocks.theory.pieces import GAINS
 

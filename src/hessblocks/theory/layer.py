@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessblocks.linalg import MEMORY_LIMIT
-from hessblocks.theory.heads import HeadTokens
+from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.pieces import GAINS, GROUPS, Piece
 
 

@@ -20,10 +20,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hessblocks.linalg.bounded_cache import BoundedCache
-from hessblocks.linalg.kronecker_matrices import TokenMatrices
-from hessblocks.linalg.kronecker_terms import KroneckerTerm
-from hessblocks.theory.heads import HeadTokens
+from hessblocks.linalg import BoundedCache, KroneckerTerm, TokenMatrices
+from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.pieces import Piece
 from hessblocks.theory.token_curvature import TokenCurvature
 

@@ -1,17 +1,31 @@
 """Training runs and comparisons that stop and go on without changing a digit."""
 
-from hessblocks.training.callbacks import DivergenceWarning
-from hessblocks.training.checkpoints import CheckpointWarning
-from hessblocks.training.checks import resolve_device
-from hessblocks.training.compare import ComparisonSettings, compare
-from hessblocks.training.environment import EnvironmentWarning
-from hessblocks.training.folder import RunFolder, claimed
-from hessblocks.training.observation import CurvatureSettings, ObservationSettings
-from hessblocks.training.optimisation import TrainingSettings
-from hessblocks.training.progress import Progress
+from hessblocks.progress import Progress
+from hessblocks.storage import EnvironmentWarning
+from hessblocks.training.comparison import compare, train
+from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed
+from hessblocks.training.masked import (
+    Cost,
+    Finetuning,
+    Pretraining,
+    Score,
+    costs,
+    finetune,
+    pretrained,
+)
+from hessblocks.training.processes import is_first
 from hessblocks.training.run import DamageWarning, Run
-from hessblocks.training.settings import ModelSettings, RunSettings
-from hessblocks.training.single import train
+from hessblocks.training.settings import (
+    ComparisonSettings,
+    CurvatureSettings,
+    ModelSettings,
+    ObservationSettings,
+    RunSettings,
+    RunSize,
+    TrainingSettings,
+    resolve_device,
+)
+from hessblocks.training.trainer import DivergenceWarning, RunTrainer, make_trainer, step_seconds
 
 __all__ = [
     "CheckpointWarning",

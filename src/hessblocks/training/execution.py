@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
+import torch.distributed as dist
 from transformers import PreTrainedModel, TrainerCallback
 
 from hessblocks.data import Corpus
+from hessblocks.progress import Progress
+from hessblocks.quiet import quiet
 from hessblocks.training import processes
-from hessblocks.training.callbacks import Recorder
-from hessblocks.training.checkpoints import progress_of
-from hessblocks.training.folder import RunFolder
-from hessblocks.training.memory import start_counting
-from hessblocks.training.observers import Observer
-from hessblocks.training.pace import step_seconds
-from hessblocks.training.processes import Order
-from hessblocks.training.progress import Progress
-from hessblocks.training.quiet import quiet
-from hessblocks.training.settings import SharedSettings
-from hessblocks.training.trainer import make_trainer
+from hessblocks.training.folder import RunFolder, progress_of
+from hessblocks.training.settings import RunSettings, SharedSettings
+from hessblocks.training.trainer import (
+    Observer,
+    Recorder,
+    make_trainer,
+    start_counting,
+    step_seconds,
+)
 
 
 @contextmanager
@@ -39,7 +42,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
     settings.training.sequences_each(processes.asked_for())
     processes.join(settings.device)
     if not processes.is_first():
-        while order := processes.hear():
+        while order := hear():
             if order.kind == "pace":
                 step_seconds(order.settings, corpus)
             else:
@@ -47,7 +50,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
         yield False
         return
     yield True
-    processes.give(None)  # not after an error: this process then ends, and torchrun ends the others
+    give(None)  # not after an error: this process then ends, and torchrun ends the others
 
 
 def carry_out(order: Order, corpus: Corpus, progress: Progress) -> tuple[PreTrainedModel, Recorder]:
@@ -77,3 +80,30 @@ def carry_out(order: Order, corpus: Corpus, progress: Progress) -> tuple[PreTrai
     with quiet():
         trainer.train(resume_from_checkpoint=str(order.checkpoint) if order.checkpoint else None)
     return model, recorder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What all processes do together."""
+
+    kind: Literal["train", "pace"]
+    """Train a run, or measure the time of a step."""
+    settings: RunSettings
+    """Of the run."""
+    folder: Path
+    """Run folder."""
+    checkpoint: Path | None = None
+    """Where training goes on from; None means from the start."""
+
+
+def give(order: Order | None) -> None:
+    """Tell the others what to do; None sends them home."""
+    if processes.count() > 1:
+        dist.broadcast_object_list([order], src=0)
+
+
+def hear() -> Order | None:
+    """What the first process wants done; None where there is nothing more."""
+    heard: list[Order | None] = [None]
+    dist.broadcast_object_list(heard, src=0)
+    return heard[0]

@@ -12,19 +12,16 @@ from typing import TYPE_CHECKING
 
 from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.files import write_json
-from hessblocks.training import processes
-from hessblocks.training.flops import update_flops
+from hessblocks.progress import Progress
+from hessblocks.storage import write_json
+from hessblocks.training.execution import Order, give
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.pace import step_seconds
-from hessblocks.training.processes import Order
-from hessblocks.training.progress import Progress
 from hessblocks.training.settings import RunSettings
+from hessblocks.training.trainer import step_seconds, update_flops
 
 if TYPE_CHECKING:
-    from hessblocks.training.compare import ComparisonSettings
+    from hessblocks.training.settings import ComparisonSettings
 
-MATCHES = ("steps", "tokens", "time", "flops")
 UNITS = {"tokens": "tokens", "time": "seconds", "flops": "floating-point operations"}
 ROUNDS = 3
 """How often the pace of each preset is measured, in turns."""
@@ -112,7 +109,7 @@ def _costs(
         orders = [Order(kind="pace", settings=run, folder=folder) for run in runs]
         seconds: dict[str, list[float]] = {run.preset: [] for run in runs}
         for order in orders * ROUNDS:
-            processes.give(order)
+            give(order)
             seconds[order.settings.preset] += step_seconds(order.settings, corpus)
     return {name: statistics.median(found) for name, found in seconds.items()}
 

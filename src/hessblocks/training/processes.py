@@ -7,33 +7,14 @@ looks at the run folder, and all agree on what is trained from which checkpoint.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 
-from hessblocks.training.settings import RunSettings
-
 PATIENCE = timedelta(days=7)
 """How long a process waits for the first, which may be measuring curvature; torchrun ends it sooner
 where the first has failed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What all processes do together."""
-
-    kind: Literal["train", "pace"]
-    """Train a run, or measure the time of a step."""
-    settings: RunSettings
-    """Of the run."""
-    folder: Path
-    """Run folder."""
-    checkpoint: Path | None = None
-    """Where training goes on from; None means from the start."""
 
 
 def asked_for() -> int:
@@ -64,19 +45,6 @@ def wait() -> None:
     """Go on when all processes are here."""
     if count() > 1:
         dist.barrier()
-
-
-def give(order: Order | None) -> None:
-    """Tell the others what to do; None sends them home."""
-    if count() > 1:
-        dist.broadcast_object_list([order], src=0)
-
-
-def hear() -> Order | None:
-    """What the first process wants done; None where there is nothing more."""
-    heard: list[Order | None] = [None]
-    dist.broadcast_object_list(heard, src=0)
-    return heard[0]
 
 
 def any_of(flag: bool) -> bool:

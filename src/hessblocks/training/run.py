@@ -17,35 +17,33 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
 from hessblocks.errors import RunError
-from hessblocks.training import metrics, processes
-from hessblocks.training.callbacks import Recorder
-from hessblocks.training.checkpoints import (
+from hessblocks.progress import Progress
+from hessblocks.quiet import quiet
+from hessblocks.storage import (
+    STEPS,
+    ResultRow,
+    cut_back,
+    is_trained,
+    read_finished_lines,
+    read_lines,
+    read_results,
+    steps_done,
+    warn_of_another_environment,
+    write_results,
+)
+from hessblocks.storage import step_of as step_of_row
+from hessblocks.training.execution import Order, carry_out, give
+from hessblocks.training.folder import (
     CheckpointWarning,
+    RunFolder,
     is_whole,
     newest_whole,
     progress_of,
+    save_model,
     step_of,
 )
-from hessblocks.training.curvature import curvature_rows
-from hessblocks.training.environment import warn_of_another_environment
-from hessblocks.training.execution import carry_out
-from hessblocks.training.flops import update_flops
-from hessblocks.training.folder import RunFolder
-from hessblocks.training.observation import CurvatureSettings
-from hessblocks.training.processes import Order
-from hessblocks.training.progress import Progress
-from hessblocks.training.quiet import quiet
-from hessblocks.training.results import (
-    STEPS,
-    Row,
-    is_trained,
-    read_rows,
-    steps_done,
-    write_rows,
-)
-from hessblocks.training.results import step_of as step_of_row
-from hessblocks.training.saving import save_model
-from hessblocks.training.settings import RunSettings
+from hessblocks.training.settings import CurvatureSettings, RunSettings
+from hessblocks.training.trainer import Recorder, curvature_rows, update_flops
 
 
 class DamageWarning(UserWarning):
@@ -67,10 +65,10 @@ class Run:
         self.corpus = corpus
         self.folder = folder
         self.progress = progress
-        self.rows: list[Row] = read_rows(folder.results)
+        self.rows: list[ResultRow] = read_results(folder.results)
         self.name = f"{settings.preset}, seed {settings.seed}"
 
-    def complete(self) -> Sequence[Row]:
+    def complete(self) -> Sequence[ResultRow]:
         """Do what is left to do.
 
         Returns:
@@ -102,7 +100,7 @@ class Run:
         """Look over what an earlier process left: files of a trained run, rows of each step."""
         if is_trained(self.rows):
             for name in self.settings.line_files(self.corpus.vocab_size):
-                metrics.read_finished(getattr(self.folder, name))
+                read_finished_lines(getattr(self.folder, name))
             if not self._diverged and not is_whole(self.folder.model):
                 self._warn(f"{self.folder.model} is damaged; {self._remedy}")
         begun = max((STEPS.index(step_of_row(row)) + 1 for row in self.rows), default=0)
@@ -135,12 +133,14 @@ class Run:
     def _diverged(self) -> bool:
         return any(row.quantity == "loss" and not math.isfinite(row.value) for row in self.rows)
 
-    def _record(self, rows: Sequence[Row]) -> None:
+    def _record(self, rows: Sequence[ResultRow]) -> None:
         self.rows = sorted([*self.rows, *rows], key=lambda row: STEPS.index(step_of_row(row)))
-        write_rows(self.folder.results, self.rows)
+        write_results(self.folder.results, self.rows)
 
-    def _row(self, quantity: str, value: float, stage: str = "", method: str = "measured") -> Row:
-        return Row(
+    def _row(
+        self, quantity: str, value: float, stage: str = "", method: str = "measured"
+    ) -> ResultRow:
+        return ResultRow(
             preset=self.settings.preset,
             seed=self.settings.seed,
             stage=stage,
@@ -153,7 +153,7 @@ class Run:
         settings = self.settings
         return settings.model.build(settings.preset, self.corpus.vocab_size, settings.seed)
 
-    def _begun(self) -> list[Row]:
+    def _begun(self) -> list[ResultRow]:
         with torch.device("meta"):
             count = sum(parameter.numel() for parameter in self._fresh().parameters())
         flops = update_flops(self.settings, self.corpus.vocab_size)
@@ -162,7 +162,9 @@ class Run:
             self._row("flops", flops, method="exact"),
         ]
 
-    def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> list[Row]:
+    def _map(
+        self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str
+    ) -> list[ResultRow]:
         return curvature_rows(model, self.settings, curvature, self.corpus, stage)
 
     def _trained(self) -> PreTrainedModel:
@@ -173,21 +175,21 @@ class Run:
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.folder.model)
         return model
 
-    def _train(self) -> list[Row]:
+    def _train(self) -> list[ResultRow]:
         """Train from the newest whole checkpoint, or from the start, and save the model."""
         with self.progress.stage("training", self.name, self.settings.training.steps):
             checkpoint = self._checkpoint()
             step = step_of(checkpoint) if checkpoint else None
-            metrics.cut_back(self.folder.metrics, step)
+            cut_back(self.folder.metrics, step)
             if self.settings.observation.any:
-                metrics.cut_back(self.folder.observations, step)
+                cut_back(self.folder.observations, step)
             order = Order(
                 kind="train",
                 settings=self.settings,
                 folder=self.folder.path,
                 checkpoint=checkpoint,
             )
-            processes.give(order)
+            give(order)
             model, recorder = carry_out(order, self.corpus, self.progress)
             if recorder.divergence is None:
                 save_model(model, self.corpus, self.settings.model.context, self.folder.model)
@@ -210,14 +212,14 @@ class Run:
     def _incomplete(self, checkpoint: Path) -> Path | None:
         """The file that lacks lines written before the checkpoint."""
         step = step_of(checkpoint)
-        if not any(line["step"] == step for line in metrics.read(self.folder.metrics)):
+        if not any(line["step"] == step for line in read_lines(self.folder.metrics)):
             return self.folder.metrics
-        lines = [m for m in metrics.read(self.folder.observations) if m["step"] <= step]
+        lines = [m for m in read_lines(self.folder.observations) if m["step"] <= step]
         expected = progress_of(checkpoint).get("observations", 0)
         return self.folder.observations if len(lines) < expected else None
 
-    def _training_rows(self, recorder: Recorder) -> list[Row]:
-        lines = metrics.read(self.folder.metrics)
+    def _training_rows(self, recorder: Recorder) -> list[ResultRow]:
+        lines = read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
         speeds = [line["tokens_per_second"] for line in lines if line["split"] == "train"]
         diverged = recorder.divergence is not None

@@ -1,0 +1,80 @@
+"""`hessblocks report`: the HTML page of runs and studies that are finished, or as far as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hessblocks.cli.terminal import options
+from hessblocks.errors import ArgumentError, RunError
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run folders, studies or folders of studies."),
+    ],
+    as_json: options.Json = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Write figures and report.html into run folders, from their files alone.
+
+    Each page goes into its own folder and nothing is measured: there is no --out, --seed or --device.
+    What a run or study lacks is listed, on the page and here.
+    """
+    studies = {folder: _holds_studies(folder) for folder in folders}
+    pages, lacking = [], []
+    for folder, holds_studies in studies.items():
+        if holds_studies:
+            page, lines = _study_page(folder)
+            lacking += lines
+        else:
+            page = _run_page(folder)
+        pages.append(page)
+    if as_json:
+        found = {"reports": [str(page) for page in pages], "missing": lacking}
+        print(json.dumps({"command": "report", **found}))
+        return
+    for line in lacking:
+        print(f"missing {line}")
+    for page in pages:
+        print(f"report  {page}")
+
+
+def _holds_studies(folder: Path) -> bool:
+    """Whether `folder` is of studies; False means that it is of a run."""
+    from hessblocks.studies import is_study_folder
+
+    try:
+        if is_study_folder(folder):
+            return True
+        if (folder / "config.json").is_file():
+            return False
+    except OSError as error:
+        raise RunError(
+            f"DIR: {folder} cannot be read ({error.strerror}); change its permissions."
+        ) from error
+    raise ArgumentError(
+        f"DIR: {folder} has no config.json; expected a folder that a command wrote with --out"
+    )
+
+
+def _run_page(folder: Path) -> Path:
+    from hessblocks.report import write_curvature_report, write_report
+    from hessblocks.storage import held, is_curvature_run
+
+    with held(folder):
+        write = write_curvature_report if is_curvature_run(folder) else write_report
+        return write(folder)
+
+
+def _study_page(folder: Path) -> tuple[Path, list[str]]:
+    """The page of a folder of studies, and a line for each study that is not whole."""
+    from hessblocks.report import missing_lines, write_gallery
+    from hessblocks.studies import names, refreshed
+
+    with refreshed(folder):
+        return write_gallery(folder, names()), missing_lines(folder)

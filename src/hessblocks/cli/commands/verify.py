@@ -1,0 +1,101 @@
+"""`hessblocks verify`: the closed forms against autodiff, on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hessblocks.cli.terminal import options
+from hessblocks.errors import RunError, unknown_name
+
+if TYPE_CHECKING:
+    import torch
+
+    from hessblocks.theory import Check
+
+
+def verify(
+    dtype: Annotated[
+        str, typer.Option(help="float64 or float32: precision of the closed form.")
+    ] = "float64",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write every error to, as verify.json.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the inputs.")] = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
+    traceback: options.Traceback = False,
+) -> None:
+    """Compare closed-form curvature with autodiff on this machine, every block and part."""
+    from hessblocks.cli.terminal import console, counter
+    from hessblocks.storage import write_json
+    from hessblocks.theory import CASES, verify_closed_forms
+    from hessblocks.training import resolve_device
+
+    chosen = resolve_device(device)
+    with counter(len(CASES)) as step:
+        checks = verify_closed_forms(dtype=_dtype(dtype), device=chosen, seed=seed, progress=step)
+    described = _summary(checks, dtype, chosen)
+    if out is not None:
+        write_json(out / "verify.json", described)
+    if as_json:
+        print(json.dumps(described, allow_nan=False))
+    else:
+        console().print(_table(checks))
+        print(
+            f"{len(checks)} blocks and parts in {dtype} on {chosen}: {_verdict(checks)}; shown are the "
+            "largest relative errors (Frobenius norm) against autodiff"
+        )
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        worst = max(failed, key=lambda check: check.error)
+        raise RunError(
+            f"verify: {len(failed)} of {len(checks)} errors exceed their bound, the largest "
+            f"{worst.error:.1e} > {worst.bound:.0e} in {worst.case}, {worst.block}, {worst.part}."
+        )
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    known = {"float64": torch.float64, "float32": torch.float32}
+    if name not in known:
+        raise unknown_name("dtype", name, known)
+    return known[name]
+
+
+def _summary(checks: Sequence[Check], dtype: str, device: str) -> dict[str, Any]:
+    return {
+        "command": "verify",
+        "dtype": dtype,
+        "device": device,
+        "passed": all(check.passed for check in checks),
+        "checks": [{**asdict(check), "passed": check.passed} for check in checks],
+    }
+
+
+def _table(checks: Sequence[Check]) -> Any:
+    from hessblocks.cli.terminal import plain_table
+    from hessblocks.conventions import PARTS
+
+    rows = []
+    for case, group in groupby(checks, key=lambda check: check.case):
+        own = list(group)
+        errors = [max(check.error for check in own if check.part == part) for part in PARTS]
+        blocks = str(len(own) // len(PARTS))
+        rows.append((case, blocks, *(f"{error:.1e}" for error in errors), _verdict(own)))
+    return plain_table(("case", "blocks", *PARTS, "verdict"), rows)
+
+
+def _verdict(checks: Sequence[Check]) -> str:
+    failed = sum(not check.passed for check in checks)
+    return (
+        f"{failed} above {checks[0].bound:.0e}" if failed else f"all within {checks[0].bound:.0e}"
+    )

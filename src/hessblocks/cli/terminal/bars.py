@@ -1,0 +1,160 @@
+"""What is going on, on standard error: a bar on a terminal, a line for each finished stage elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+
+from hessblocks.progress import Progress
+from hessblocks.studies import Reporter, StudyProgress
+
+
+class BarProgress(Progress):
+    """One bar for the stage under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bars: Bars | None = None
+
+    def begin(self, name: str, detail: str, total: int | None) -> None:
+        """Show a bar, or a pulse where steps are not counted."""
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._bars.start()
+        self._bars.add_task(f"{name} {detail}", total=total, loss="")
+
+    def step(self, done: int, loss: float | None) -> None:
+        """Move the bar."""
+        if self._bars:
+            shown = "" if loss is None else f"loss {loss:.3f}"
+            self._bars.update(self._bars.task_ids[0], completed=done, loss=shown)
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bars:
+            self._bars.stop()
+            self._bars = None
+
+
+class LineProgress(Progress):
+    """A line when a stage is over."""
+
+    def begin(self, name: str, detail: str, total: int | None) -> None:
+        """Remember what began."""
+        self._what = f"{name} {detail}".strip()
+        self._loss = ""
+        self._begun = time.perf_counter()
+
+    def step(self, done: int, loss: float | None) -> None:
+        """Remember the last loss."""
+        self._loss = "" if loss is None else f", training loss {loss:.3f}"
+
+    def end(self) -> None:
+        """Say what is over."""
+        seconds = time.perf_counter() - self._begun
+        print(f"{self._what}: {seconds:.1f} s{self._loss}", file=sys.stderr, flush=True)
+
+
+def make_progress() -> Progress:
+    """A bar where standard error is a terminal, else lines; of several processes the first shows it."""
+    if os.environ.get("RANK", "0") != "0":
+        return Progress()
+    return BarProgress() if sys.stderr.isatty() else LineProgress()
+
+
+@contextlib.contextmanager
+def counter(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar of `total` named steps on a terminal, nothing elsewhere; call it as each step begins."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=total)
+        yield lambda name: bars.update(task, description=name, advance=1)
+
+
+EVERY = 60.0
+"""Seconds between lines."""
+
+
+class BarReporter:
+    """One bar a study."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, progress: StudyProgress) -> None:
+        """Move the study's bar."""
+        if progress.study not in self._tasks:
+            self._tasks[progress.study] = self._bars.add_task(
+                progress.study, total=progress.total, left=""
+            )
+        self._bars.update(
+            self._tasks[progress.study],
+            completed=progress.done + progress.failed,
+            left=time_left(progress),
+        )
+
+
+class LineReporter:
+    """A line when a study begins and when it is over, and one a minute in between."""
+
+    def __init__(self) -> None:
+        self._said = 0.0
+
+    def show(self, progress: StudyProgress) -> None:
+        """Write where the study stands, where that is due."""
+        over = progress.done + progress.failed == progress.total
+        now = time.monotonic()
+        if over or progress.seconds_left is None or now - self._said >= EVERY:
+            self._said = now
+            counted = f"{progress.done} of {progress.total} points"
+            failed = f", {progress.failed} failed" if progress.failed else ""
+            left = f", {time_left(progress)}" if progress.seconds_left and not over else ""
+            print(f"{progress.study}: {counted}{failed}{left}", file=sys.stderr, flush=True)
+
+
+def time_left(progress: StudyProgress) -> str:
+    """Time to go, in hours, minutes and seconds."""
+    if progress.seconds_left is None:
+        return ""
+    return f"{timedelta(seconds=round(progress.seconds_left))} left"
+
+
+@contextlib.contextmanager
+def make_reporter() -> Iterator[Reporter]:
+    """Bars where standard error is a terminal, else lines."""
+    if not sys.stderr.isatty():
+        yield LineReporter()
+        return
+    with Bars(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=Console(stderr=True),
+    ) as bars:
+        yield BarReporter(bars)

@@ -1,0 +1,143 @@
+"""Tables and closing lines on the terminal."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hessblocks.cli.terminal.sizes import BlockSize
+from hessblocks.report import Average, ComparisonRow, Heterogeneity, budget_cells, budget_columns
+from hessblocks.storage import FolderResults
+
+NARROWEST = 110
+"""Characters of a line where the output is not a terminal."""
+WIDE = 140
+"""The same where several seeds or what was matched make the table wider."""
+
+
+def console(width: int = NARROWEST) -> Console:
+    """Standard output, wide enough for the tables where it is a file or a pipe."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=width)
+
+
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+    """A table; all but the first `left` columns are aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def comparison_table(rows: Sequence[ComparisonRow], results: FolderResults) -> Table:
+    """The comparison, one block a row; what was matched last."""
+    columns = (
+        "block",
+        "parameters",
+        "tokens/s",
+        "loss\nat start",
+        "loss\nat end",
+        "heterogeneity\nbefore training",
+        "heterogeneity\nafter training",
+        *(name.replace(" ", "\n", 1) for name in budget_columns(results)),
+    )
+    return plain_table(
+        columns,
+        [
+            (
+                row.preset,
+                "" if row.parameters is None else f"{row.parameters:,}",
+                _number(row.tokens_per_second, ",.0f"),
+                _number(row.initial_loss, ".3f"),
+                "diverged" if row.diverged else _number(row.final_loss, ".3f"),
+                _ratio(row.before),
+                _ratio(row.after),
+                *budget_cells(results, row.preset),
+            )
+            for row in rows
+        ],
+    )
+
+
+def sizes_table(sizes: Sequence[BlockSize]) -> Table:
+    """The presets, one a row."""
+    return plain_table(
+        ("block", "what it is", "parameters", "matmuls", "multiply-adds"),
+        [
+            (
+                s.preset,
+                s.summary,
+                f"{s.parameters:,}",
+                f"{s.matmuls:,}",
+                f"{s.multiply_adds / 1e6:,.1f} M",
+            )
+            for s in sizes
+        ],
+        left=2,
+    )
+
+
+def zero_group_lines(rows: Sequence[ComparisonRow]) -> list[str]:
+    """The groups that are left out of a ratio because their norm is exactly 0."""
+    blocks: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for moment, ratio in (("before", row.before), ("after", row.after)):
+            if ratio and ratio.zero_groups:
+                groups = _condensed(ratio.zero_groups)
+                blocks.setdefault((moment, groups), []).append(row.preset)
+    return [
+        f"zero curvature {moment} training, left out of the ratio: {groups} ({', '.join(presets)})"
+        for (moment, groups), presets in blocks.items()
+    ]
+
+
+def _condensed(groups: Sequence[str]) -> str:
+    """Names of groups, those of several layers together: layers.{0,1}.attention.key."""
+    layers: dict[str, list[str]] = {}
+    for group in groups:
+        found = re.fullmatch(r"layers\.(\d+)\.(.+)", group)
+        name, layer = (found[2], [found[1]]) if found else (group, [])
+        layers.setdefault(name, []).extend(layer)
+    return ", ".join(
+        f"layers.{{{','.join(own)}}}.{name}"
+        if len(own) > 1
+        else f"layers.{own[0]}.{name}"
+        if own
+        else name
+        for name, own in layers.items()
+    )
+
+
+def time_line(seconds: Mapping[str, float], total: float) -> str:
+    """How long it took, and the share of each stage."""
+    shares = ", ".join(f"{name} {100 * own / total:.0f} %" for name, own in seconds.items())
+    return f"{total:.0f} s: {shares}"
+
+
+def _number(average: Average | None, form: str) -> str:
+    if average is None:
+        return ""
+    error = f" ± {average.standard_error:{form}}" if average.seeds > 1 else ""
+    return f"{average.value:{form}}{error}"
+
+
+def _ratio(ratio: Heterogeneity | None) -> str:
+    if ratio is None:
+        return ""
+    error = ratio.ratio.standard_error
+    return significant(ratio.ratio.value, 3) + (f" ± {significant(error, 1)}" if error else "")
+
+
+def significant(value: float, digits: int) -> str:
+    """So many significant digits, written out with thousands separators up to ten million."""
+    if not 1e-3 <= abs(value) < 1e7:
+        return f"{value:.{digits - 1}e}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, decimals):,.{max(decimals, 0)}f}"

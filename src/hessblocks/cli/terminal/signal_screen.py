@@ -1,0 +1,134 @@
+"""What `hessblocks signal` shows on the terminal, and says as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from hessblocks.cli.terminal.console import plain_table, significant
+from hessblocks.signal import COLLAPSED, rank_collapse
+
+SHOWN = 8
+"""Layers of each model in the table; results.csv has them all."""
+QUANTITIES = {
+    "token_similarity": "token\nsimilarity",
+    "stable_rank": "stable\nrank",
+    "norm": "norm",
+    "kurtosis": "kurtosis",
+    "attention_entropy": "attention\nentropy",
+    "spectral_gap": "spectral\ngap",
+    "jacobian_condition": "Jacobian\ncondition",
+}
+"""Columns of the first table."""
+Rows = Sequence[Mapping[str, Any]]
+Layers = dict[Any, dict[str, float]]
+"""Layer ("" for the inputs) → {quantity, or gradient of a role: value}."""
+
+
+def by_model(rows: Rows) -> dict[str, Layers]:
+    """The rows of each model, layer by layer."""
+    found: dict[str, Layers] = {}
+    for row in rows:
+        name = f"gradient {row['role']}" if row["role"] else row["quantity"]
+        found.setdefault(row["model"], {}).setdefault(row["layer"], {})[name] = row["value"]
+    return found
+
+
+def collapse(layers: Layers) -> int | None:
+    """The layer from which on tokens are alike, or None."""
+    return rank_collapse(
+        [values["token_similarity"] for layer, values in layers.items() if layer != ""]
+    )
+
+
+def described(rows: Rows) -> dict[str, Any]:
+    """Every number, by model and layer; an infinite one is null."""
+    return {
+        model: {
+            "rank_collapse_from_layer": collapse(layers),
+            "layers": [
+                {
+                    "layer": None if layer == "" else layer,
+                    **{name: v if math.isfinite(v) else None for name, v in values.items()},
+                }
+                for layer, values in layers.items()
+            ],
+        }
+        for model, layers in by_model(rows).items()
+    }
+
+
+def lines(rows: Rows) -> Iterator[Table | str]:
+    """Tables and what they amount to."""
+    models = by_model(rows)
+    yield _quantities(models)
+    yield _gradients(models)
+    yield (
+        "token similarity: mean cosine between tokens, 1 is rank collapse; stable rank: 1 is rank "
+        "collapse; norm: root mean square; entropy: of the shaped matrix, nats; gradients: Euclidean "
+        "norms; ≥: a lower bound"
+    )
+    for name, layers in models.items():
+        from_layer = collapse(layers)
+        last = list(layers.values())[-1]["token_similarity"]
+        if from_layer is None:
+            yield f"{name}: no rank collapse (token similarity {last:.3f} after the last layer)"
+        else:
+            yield f"{name}: rank collapse, token similarity above {COLLAPSED} from layer {from_layer} on"
+
+
+def _quantities(models: Mapping[str, Layers]) -> Table:
+    rows = [
+        (name, _layer(layer), *(_cell(values, quantity) for quantity in QUANTITIES))
+        for name, layers in models.items()
+        for layer, values in _some(layers)
+    ]
+    return plain_table(("model", "layer", *QUANTITIES.values()), rows)
+
+
+def _gradients(models: Mapping[str, Layers]) -> Table:
+    roles = list(
+        dict.fromkeys(
+            role
+            for layers in models.values()
+            for values in layers.values()
+            for role in values
+            if role.startswith("gradient ")
+        )
+    )
+    rows = [
+        (name, _layer(layer), *(_cell(values, role) for role in roles))
+        for name, layers in models.items()
+        for layer, values in _some(layers)
+        if layer != ""
+    ]
+    columns = ("model", "layer", *(role.removeprefix("gradient ") for role in roles))
+    table = plain_table(columns, rows)
+    table.title, table.title_justify = "gradient norms", "left"
+    return table
+
+
+def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
+    """The inputs, and layers spread evenly, the first and the last among them."""
+    items = list(layers.items())
+    inputs, rest = items[:1], items[1:]
+    count = min(SHOWN, len(rest))
+    places = sorted({round(k * (len(rest) - 1) / max(count - 1, 1)) for k in range(count)})
+    return inputs + [rest[place] for place in places]
+
+
+def _layer(layer: Any) -> str:
+    return "inputs" if layer == "" else str(layer)
+
+
+def _cell(values: Mapping[str, float], quantity: str) -> str:
+    value = values.get(quantity)
+    if value is None:
+        return ""
+    if math.isinf(value):
+        return "∞"
+    bound = "≥ " if quantity == "jacobian_condition" else ""
+    return bound + ("0" if value == 0 else significant(value, 2))

@@ -1,0 +1,12 @@
+"""What models, data, theory and curvature agree on: the label without a loss, the parts of a Hessian."""
+
+from typing import Literal
+
+IGNORED = -100
+"""Label of a token that the loss leaves out, as in torch and transformers."""
+
+Part = Literal["outer", "functional", "full"]
+"""H_o, H_f or H = H_o + H_f."""
+
+PARTS: tuple[Part, ...] = ("outer", "functional", "full")
+"""All parts, in the order in which they are shown."""

@@ -1,0 +1,3 @@
+"""Second derivatives of single operations in closed form, swapped in while products are taken."""
+
+from hessblocks.curvature.closed.swap import ClosedForms, closed_modules

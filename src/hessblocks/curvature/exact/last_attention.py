@@ -1,0 +1,294 @@
+"""The last attention of a model as it stands in one forward pass, taken out of models that are known.
+
+What follows the last attention acts on each token by itself: that is what makes its curvature exact.
+
+Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from hessblocks.curvature.exact.behind_attention import TokenNetwork
+from hessblocks.curvature.products import Batch, evaluation_mode
+from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.theory import AttentionLayer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LastAttention:
+    """The last attention sub-block and the token-wise network behind it."""
+
+    layer: AttentionLayer
+    """Weights, input and mask."""
+    attended: Float[Tensor, "B L D"]
+    """Output of the sub-block."""
+    sides: tuple[Float[Tensor, "B L D"], ...]
+    """What the network behind reads besides."""
+    network: TokenNetwork
+    """From one token's output and sides to its logits."""
+    projection_bias: Float[Tensor, " D"] | None = None
+    """Bias of the output, where it has one."""
+
+    def describes_model(self, valid: Bool[Tensor, "B L"]) -> bool:
+        """Whether the layer, computed anew, gives the outputs that the model gave at the valid tokens."""
+        positions = valid.any(0).nonzero()[:, 0]
+        output = self.layer.output(positions)
+        if self.projection_bias is not None:
+            output = output + self.projection_bias
+        counted = valid[:, positions]
+        seen = self.attended[:, positions][counted]
+        tolerance = 1e4 * torch.finfo(seen.dtype).eps * seen.abs().amax()
+        return bool((output[counted] - seen).abs().amax() <= tolerance)
+
+
+def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
+    """Run the model once and take its last attention out.
+
+    Args:
+        model: a hessblocks model or a Hugging Face GPT-2 with a language-model head.
+        batch: inputs, with an attention mask where there is padding.
+
+    Raises:
+        ArgumentError: a model that is not known, or parts that the closed form does not cover.
+    """
+    kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
+    if kind not in _TAKERS:
+        raise unknown_name("model: closed-form attention curvature of", kind, _TAKERS)
+    if not hasattr(model, "lm_head"):
+        raise ArgumentError(
+            f"model: expected a language model with a head, got {type(model).__name__}; "
+            "use AutoModelForCausalLM, AutoModelForMaskedLM or hessblocks.build"
+        )
+    with torch.no_grad(), evaluation_mode(model):
+        return _TAKERS[kind](model, batch)
+
+
+def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
+    block = model.model.layers[-1]
+    attention = block.attention
+    _check_parts(model)
+    x, inputs, attended = _inputs_and_output(model, batch, block, attention)
+
+    def network(a: Tensor, skip: Tensor, normalised: Tensor) -> Tensor:
+        hidden = block.after_attention(a, skip, normalised)
+        logits: Tensor = model.lm_head(model.model.final_norm(hidden))
+        return logits
+
+    weights = {
+        name: _matrix(getattr(attention, name), inputs.shape[-1])
+        for name in ("query", "value", "projection")
+    }
+    key = None if attention.key is None else _matrix(attention.key, inputs.shape[-1])
+    names = ("query", "key", "value", "projection")
+    trained = [name for name in names if _trainable(getattr(attention, name))]
+    if attention.one_matrix:
+        trained = ["query_key" if name == "query" else name for name in trained]
+    bias = getattr(attention.projection, "bias", None)
+    gains = {} if attention.gains is None else dict(attention.gains.named_parameters())
+    trained += [name for name, gain in gains.items() if gain.requires_grad]
+    layer = _layer(
+        inputs,
+        query=weights["query"],
+        key=key,
+        value=weights["value"],
+        projection=weights["projection"],
+        heads=attention.heads,
+        groups=attention.key_value_heads,
+        permitted=_permitted(inputs, batch.attention_mask, causal=model.config.causal),
+        scale=float(attention.scale),
+        softmax=not attention.linear,
+        gains={name: gain.detach() for name, gain in gains.items()},
+        parameters=tuple(trained),
+        projection_bias=bias is not None,
+    )
+    return LastAttention(
+        layer=layer,
+        attended=attended,
+        sides=(x, inputs),
+        network=network,
+        projection_bias=bias,
+    )
+
+
+def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
+    block = model.transformer.h[-1]
+    attention = block.attn
+    if attention.scale_attn_by_inverse_layer_idx or not attention.scale_attn_weights:
+        raise ArgumentError(
+            "model: the closed form expects GPT-2's usual score scale; set scale_attn_weights=True and "
+            "scale_attn_by_inverse_layer_idx=False in its configuration"
+        )
+    if "encoder_hidden_states" in batch.keywords:
+        raise ArgumentError(
+            "batch: the closed form does not cover cross-attention; leave encoder_hidden_states out or use "
+            "hessblocks.Hessian"
+        )
+    x, inputs, attended = _inputs_and_output(model, batch, block, attention)
+
+    def network(a: Tensor, skip: Tensor) -> Tensor:
+        middle = skip + a
+        hidden = middle + block.mlp(block.ln_2(middle))
+        logits: Tensor = model.lm_head(model.transformer.ln_f(hidden))
+        return logits
+
+    fused = torch.cat([attention.c_attn.weight, attention.c_attn.bias[None]])
+    query, key, value = fused.chunk(3, dim=1)
+    layer = _layer(
+        inputs,
+        query=query,
+        key=key,
+        value=value,
+        projection=attention.c_proj.weight.detach(),
+        heads=attention.num_heads,
+        groups=attention.num_heads,
+        permitted=_permitted(inputs, batch.attention_mask, causal=True),
+        scale=attention.head_dim**-0.5,
+        softmax=True,
+        gains={},
+        parameters=tuple(
+            name
+            for name in ("query", "key", "value", "projection")
+            if (attention.c_proj if name == "projection" else attention.c_attn).weight.requires_grad
+        ),
+        projection_bias=True,
+    )
+    return LastAttention(
+        layer=layer,
+        attended=attended,
+        sides=(x,),
+        network=network,
+        projection_bias=attention.c_proj.bias.detach(),
+    )
+
+
+_TAKERS: dict[str, Callable[[Any, Batch], LastAttention]] = {
+    "hessblocks": _from_hessblocks,
+    "gpt2": _from_gpt2,
+}
+
+
+def _check_parts(model: Any) -> None:
+    attention = model.model.layers[-1].attention
+    if not isinstance(attention.query_norm, nn.Identity):
+        raise ArgumentError(
+            "model: the closed form covers scores that are bilinear in the inputs, not a query-key norm; "
+            "use hessblocks.Hessian for this model"
+        )
+    if model.config.block["position"]["kind"] == "rotary-position":
+        raise ArgumentError(
+            "model: the closed form covers scores without rotary positions; "
+            "use hessblocks.Hessian for this model"
+        )
+    weights = (attention.query, attention.key, attention.value, attention.projection)
+    for gain in (getattr(module, "update_gain", 1.0) for module in weights):
+        if isinstance(gain, nn.Parameter) or gain != 1.0:
+            raise ArgumentError(
+                "model: the closed form covers reparametrised weights with a fixed update gain of 1; "
+                "use hessblocks.Hessian for this model"
+            )
+
+
+class _Captured(Exception):  # noqa: N818 - no error: it ends the forward pass
+    """The last attention has been seen; what follows need not be computed."""
+
+
+def _inputs_and_output(
+    model: nn.Module, batch: Batch, block: nn.Module, attention: nn.Module
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Input of the block, input and (first) output of its attention, in a forward pass that ends there."""
+    seen: dict[nn.Module, Tensor] = {}
+
+    def note(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
+        seen[module] = inputs[0] if inputs else keywords["hidden_states"]
+
+    def stop(module: nn.Module, inputs: Any, output: Any) -> None:
+        raise _Captured(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [
+        block.register_forward_pre_hook(note, with_kwargs=True),
+        attention.register_forward_pre_hook(note, with_kwargs=True),
+        attention.register_forward_hook(stop),
+    ]
+    try:
+        model(*batch.arguments, **batch.keywords, use_cache=False)
+    except _Captured as captured:
+        return seen[block], seen[attention], captured.args[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    raise AssertionError("the last attention did not run")
+
+
+def _matrix(module: nn.Module, width: int) -> Tensor:
+    """The weight of a slot as (inputs, outputs), a bias as its last row."""
+    if isinstance(module, nn.Identity):
+        return torch.eye(width)
+    if isinstance(module, nn.Linear):
+        bias = [] if module.bias is None else [module.bias[None]]
+        return torch.cat([module.weight.T, *bias])
+    effective: Tensor = module.effective_weight()  # type: ignore[operator]
+    return effective.T
+
+
+def _trainable(module: nn.Module | None) -> bool:
+    return module is not None and any(p.requires_grad for p in module.parameters())
+
+
+def _layer(
+    inputs: Tensor,
+    *,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor,
+    projection: Tensor,
+    heads: int,
+    groups: int,
+    **fields: Any,
+) -> AttentionLayer:
+    """Cut the weights into heads; a column of ones meets the biases."""
+    width = inputs.shape[-1]
+    biased = {w.shape[0] == width + 1 for w in (query, key, value) if w is not None}
+    if key is None and True in biased:
+        raise ArgumentError(
+            "model: the closed form covers one query-key matrix without biases only; "
+            "use hessblocks.Hessian for this model"
+        )
+    if len(biased) == 2:
+        raise ArgumentError(
+            "model: the closed form expects biases on all of query, key and value, or on none; "
+            "use hessblocks.Hessian for this model"
+        )
+    x = torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=-1) if True in biased else inputs
+
+    def per_head(weight: Tensor, count: int) -> Tensor:
+        return weight.to(inputs).reshape(x.shape[-1], count, -1).transpose(0, 1).contiguous()
+
+    return AttentionLayer(
+        x=x,
+        query=per_head(query, heads),
+        key=None if key is None else per_head(key, groups),
+        value=per_head(value, groups),
+        projection=projection[: heads * (value.shape[1] // groups)]
+        .to(inputs)
+        .unflatten(0, (heads, -1)),
+        **fields,
+    )
+
+
+def _permitted(
+    inputs: Tensor, attention_mask: Tensor | None, *, causal: bool
+) -> Bool[Tensor, "#B L L"]:
+    """True where a query may attend; a padded query attends to itself, which enters no loss."""
+    tokens = inputs.shape[1]
+    own = torch.eye(tokens, dtype=torch.bool, device=inputs.device)
+    permitted = torch.ones_like(own).tril()[None] if causal else torch.ones_like(own)[None]
+    if attention_mask is None:
+        return permitted
+    return (permitted & attention_mask.bool()[:, None, :]) | own

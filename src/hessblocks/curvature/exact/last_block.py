@@ -1,0 +1,176 @@
+"""Exact curvature of the last attention of a real model, in closed form.
+
+Everything after the last attention acts on each token by itself, so that it enters the closed form
+through three quantities a token: g, Λ_o and Λ_f (see `downstream`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessblocks.conventions import IGNORED
+from hessblocks.curvature.exact.behind_attention import TokenDerivatives, token_derivatives
+from hessblocks.curvature.exact.last_attention import LastAttention, last_attention
+from hessblocks.curvature.products import (
+    Batch,
+    causal_targets,
+    evaluation_mode,
+    given_labels,
+    unpack,
+)
+from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.linalg import MEMORY_LIMIT
+from hessblocks.theory import AttentionHessian, TokenCurvature, check_memory_limit
+
+_TARGETS: dict[str, Callable[[Batch], Tensor]] = {
+    "causal-lm": causal_targets,
+    "masked-lm": given_labels,
+}
+
+
+def exact_attention_curvature(
+    model: nn.Module,
+    batch: Any,
+    loss: str = "causal-lm",
+    *,
+    memory_limit: int = MEMORY_LIMIT,
+) -> AttentionHessian:
+    """H, H_o and H_f of the query, key, value, projection and gains of the last attention, exactly.
+
+    H_o is the Gauss-Newton matrix with the logits as network output, as in the Hessian paper; the
+    loss is the mean cross-entropy over the valid tokens of the batch.
+
+    Args:
+        model: a hessblocks model of any preset without rotary positions or query-key norm, or a
+            Hugging Face GPT-2; causal or masked language model.
+        batch: a dict with `input_ids` (sequences, tokens), and optionally `labels` and
+            `attention_mask`; or the ids alone.
+        loss: causal-lm (labels default to the inputs without padding) or masked-lm.
+        memory_limit: bytes that the intermediate results of one operation may take.
+
+    Returns:
+        The blocks: `.block("query", "key", part="outer", head=0)`, `.norms()`, `.moments`. A weight
+        is flattened head by head, each head's (inputs, outputs) matrix row by row, a bias as its
+        last row. Identity values and projections have no block.
+
+    Raises:
+        ArgumentError: a model or parts that the closed form does not cover, half precision, no valid
+            token.
+
+    Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network behind the
+        attention (D the width, C the vocabulary) and, unless it is piecewise linear, D gradient passes;
+        then what the block itself costs (see `AttentionHessian`). Memory: N D (min(C, D) + D) numbers
+        a few times over; take fewer or shorter sequences where that is too much.
+
+    Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
+    """
+    if loss not in _TARGETS:
+        raise unknown_name("loss", loss, _TARGETS)
+    check_memory_limit(memory_limit)
+    _check_precision(model)
+    unpacked = unpack(batch, next(model.parameters()).device)
+    _check_inputs(unpacked)
+    targets = _TARGETS[loss](unpacked)
+    valid = targets != IGNORED
+    _check_targets(targets, valid, unpacked, _vocabulary(model))
+    found = last_attention(model, unpacked)
+    if not found.describes_model(valid):
+        raise ArgumentError(
+            "batch: the model attends to other tokens than the closed form supposes (packed sequences, a "
+            "mask of its own?); use hessblocks.Hessian for this batch"
+        )
+    with evaluation_mode(model), _frozen(model):
+        derivatives = _derivatives(found, targets, valid, memory_limit)
+    gradient = _everywhere(derivatives.gradient, valid)
+    functional = None
+    if derivatives.functional is not None:
+        functional = TokenCurvature(matrix=_everywhere(derivatives.functional, valid))
+    return AttentionHessian(
+        replace(found.layer, memory_limit=memory_limit),
+        gradient=gradient.view(*valid.shape, -1),
+        curvature=TokenCurvature(factor=_everywhere(derivatives.factor, valid)),
+        functional_curvature=functional,
+    )
+
+
+def _check_precision(model: nn.Module) -> None:
+    half = {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}
+    if half:
+        raise ArgumentError(
+            f"model: the closed form expects single or double precision, got {half.pop()}; use model.float()"
+        )
+
+
+def _vocabulary(model: Any) -> int:
+    return int(getattr(getattr(model, "config", None), "vocab_size", 1 << 62))
+
+
+def _check_inputs(batch: Batch) -> None:
+    ids = batch.inputs
+    if ids.ndim != 2 or ids.is_floating_point():
+        raise ArgumentError(
+            "batch: input_ids: expected whole numbers (sequences, tokens), "
+            f"got {ids.dtype} {tuple(ids.shape)}"
+        )
+    for name, tensor in (("labels", batch.labels), ("attention_mask", batch.attention_mask)):
+        if tensor is not None and tensor.shape != ids.shape:
+            raise ArgumentError(
+                f"batch: {name}: expected the shape of input_ids, {tuple(ids.shape)}, "
+                f"got {tuple(tensor.shape)}"
+            )
+
+
+def _check_targets(targets: Tensor, valid: Tensor, batch: Batch, vocabulary: int) -> None:
+    if not valid.any():
+        raise ArgumentError("batch: every label is ignored; expected at least one valid")
+    if batch.attention_mask is not None and (valid & (batch.attention_mask == 0)).any():
+        raise ArgumentError(
+            "batch: a padding token predicts a label; set the label after it to -100, "
+            "or leave labels out"
+        )
+    lowest, highest = int(targets[valid].min()), int(targets[valid].max())
+    if lowest < 0 or highest >= vocabulary:
+        raise ArgumentError(
+            f"batch: labels: expected 0 to {vocabulary - 1} (or {IGNORED} to ignore), "
+            f"got {lowest} to {highest}"
+        )
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter asks for gradients, so that no graph of the model is built; restored afterwards."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+def _derivatives(
+    found: LastAttention, targets: Tensor, valid: Tensor, memory_limit: int
+) -> TokenDerivatives:
+    labelled = int(valid.sum())
+    return token_derivatives(
+        found.network,
+        found.attended[valid],
+        tuple(side[valid] for side in found.sides),
+        targets[valid],
+        found.attended.new_full((labelled,), 1 / labelled),
+        memory_limit=memory_limit,
+    )
+
+
+def _everywhere(values: Tensor, valid: Tensor) -> Tensor:
+    """Values of the labelled tokens, zeros at the others, (B·L, ...)."""
+    out = values.new_zeros(valid.numel(), *values.shape[1:])
+    out[valid.flatten()] = values
+    return out

@@ -1,0 +1,110 @@
+"""Groups that a user names: by pattern on group names, or by pattern and slice on parameters."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from hessblocks.curvature.groups.roles import merge
+from hessblocks.curvature.groups.views import (
+    ParameterGroup,
+    ParameterView,
+    check_disjoint,
+    plain_model,
+    whole,
+)
+from hessblocks.errors import ArgumentError
+
+
+def select_groups(
+    groups: Mapping[str, ParameterGroup], patterns: Iterable[str]
+) -> dict[str, ParameterGroup]:
+    """The groups whose names match one of the shell-style patterns (`layers.*.attention.query`).
+
+    Raises:
+        ArgumentError: a pattern matches nothing; near names are listed.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        chosen |= set(_matching(pattern, groups))
+    return {name: group for name, group in groups.items() if name in chosen}
+
+
+def custom_groups(
+    model: nn.Module, specifications: Mapping[str, str | Sequence[str]]
+) -> dict[str, ParameterGroup]:
+    """Groups of your own naming, from patterns on parameter names with or without a slice.
+
+    Args:
+        model: whose trainable parameters are grouped.
+        specifications: group name to one or several of `pattern` or `pattern[slices]`, such as
+            `transformer.h.*.ln_*`, or `transformer.h.0.attn.c_attn.weight[:, 0:64]`; brackets at the
+            end always are slices.
+
+    Returns:
+        Groups by name; entries that none of them names belong to no group.
+
+    Raises:
+        ArgumentError: a pattern matches no trainable parameter, a slice does not fit, or two groups
+            share an entry.
+    """
+    named = plain_model(model).named_parameters()
+    parameters = {name: p for name, p in named if p.requires_grad}
+    groups = {}
+    for name, given in specifications.items():
+        texts = [given] if isinstance(given, str) else given
+        views = [view for text in texts for view in _views(text, parameters)]
+        parts = [ParameterGroup(name=name, role="other", layer=None, views=(v,)) for v in views]
+        groups[name] = merge(name, parts)
+    check_disjoint(groups.values(), parameters)
+    return groups
+
+
+def _views(text: str, parameters: Mapping[str, Tensor]) -> list[ParameterView]:
+    pattern, cut = text, None
+    if text.endswith("]"):
+        pattern, _, cut = text[:-1].rpartition("[")
+    return [_sliced(name, parameters[name], cut) for name in _matching(pattern, parameters)]
+
+
+def _matching(pattern: str, names: Iterable[str]) -> list[str]:
+    names = list(names)
+    found = [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
+        hint = f"; near: {', '.join(near)}" if near else f"; there are: {', '.join(names[:5])}, ..."
+        raise ArgumentError(f"groups: {pattern!r} matches nothing{hint}")
+    return found
+
+
+def _sliced(name: str, parameter: Tensor, cut: str | None) -> ParameterView:
+    view = whole(name, parameter)
+    if cut is None:
+        return view
+    texts = cut.split(",")
+    if len(texts) > parameter.ndim:
+        raise ArgumentError(
+            f"groups: [{cut}] has {len(texts)} slices, {name!r} has {parameter.ndim} axes"
+        )
+    shape, stride, offset = list(view.shape), list(view.stride), 0
+    for axis, text in enumerate(texts):
+        indices = range(view.shape[axis])[_slice(text, name)]
+        if not indices or indices.step < 1:
+            raise ArgumentError(f"groups: [{cut}] selects nothing, or backwards, of {name!r}")
+        shape[axis] = len(indices)
+        stride[axis] = view.stride[axis] * indices.step
+        offset += view.stride[axis] * indices.start
+    return ParameterView(parameter=name, shape=tuple(shape), stride=tuple(stride), offset=offset)
+
+
+def _slice(text: str, name: str) -> slice:
+    try:
+        numbers = [int(part) if part.strip() else None for part in text.split(":")]
+    except ValueError:
+        raise ArgumentError(f"groups: slice {text!r} of {name!r} is not start:stop:step") from None
+    if len(numbers) == 1 and numbers[0] is not None:
+        return slice(numbers[0], numbers[0] + 1 or None)
+    return slice(*numbers)

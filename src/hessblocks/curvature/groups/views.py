@@ -1,0 +1,190 @@
+"""Groups of parameters as strided views, so that a fused weight can be cut without copying it.
+
+Letters: K vectors multiplied together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from hessblocks.errors import ArgumentError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterView:
+    """Some entries of one parameter, as `torch.as_strided` would cut them from its row-major form."""
+
+    parameter: str
+    """Name of the parameter in `model.named_parameters()`."""
+    shape: tuple[int, ...]
+    """Shape of the cut."""
+    stride: tuple[int, ...]
+    """Steps in entries of the parameter flattened row by row."""
+    offset: int = 0
+    """First entry, in the same count."""
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+    def read(self, tensors: Tensor) -> Tensor:
+        """Cut from (K, *parameter shape), as (K, size)."""
+        return self._cut(tensors.contiguous()).reshape(tensors.shape[0], self.size)
+
+    def write(self, tensors: Tensor, values: Tensor) -> None:
+        """Set the cut of contiguous (K, *parameter shape) `tensors` to (K, size) `values`."""
+        self._cut(tensors).copy_(values.reshape(-1, *self.shape))
+
+    def positions(self) -> Tensor:
+        """The entries' places in the flattened parameter, (size,)."""
+        places = torch.tensor(self.offset)
+        for length, step in zip(self.shape, self.stride, strict=True):
+            places = places[..., None] + step * torch.arange(length)
+        return places.reshape(-1)
+
+    def _cut(self, tensors: Tensor) -> Tensor:
+        numel = math.prod(tensors.shape[1:])
+        return tensors.as_strided(
+            (tensors.shape[0], *self.shape),
+            (numel, *self.stride),
+            tensors.storage_offset() + self.offset,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Parameters whose curvature is asked for together; its vectors are the views one after another."""
+
+    name: str
+    """Such as `layers.0.attention.query`."""
+    role: str
+    """embedding, query, key, value, projection, gain, mlp_in, mlp_out, norm, head or other."""
+    layer: int | None
+    """Layer counted from 0, or None outside the layers."""
+    views: tuple[ParameterView, ...]
+    """The entries, each flattened row by row."""
+
+    @property
+    def size(self) -> int:
+        """Number of entries, the length of the group's vectors."""
+        return sum(view.size for view in self.views)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that the group touches, each once."""
+        return tuple(dict.fromkeys(view.parameter for view in self.views))
+
+    def collect(
+        self, tensors: Mapping[str, Tensor | None], into: Tensor, *, add: bool = False
+    ) -> None:
+        """Read the group's entries of `tensors`.
+
+        Args:
+            tensors: (K, *shape) by parameter name; None stands for zeros.
+            into: (K, size), changed in place.
+            add: whether to add to it rather than to overwrite it.
+        """
+        pieces = into.split([view.size for view in self.views], dim=1)
+        for view, piece in zip(self.views, pieces, strict=True):
+            tensor = tensors[view.parameter]
+            if tensor is not None:
+                entries = view.read(tensor)
+                piece.add_(entries) if add else piece.copy_(entries)
+            elif not add:
+                piece.zero_()
+
+    def scatter(self, vectors: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole parameters that are zero outside the group.
+
+        Args:
+            vectors: (K, size).
+            like: the parameters themselves, for shape, dtype and device.
+
+        Returns:
+            (K, *shape) by parameter name; those that are wholly in the group may share memory with
+            `vectors`.
+        """
+        pieces = vectors.split([view.size for view in self.views], dim=1)
+        tensors: dict[str, Tensor] = {}
+        for view, piece in zip(self.views, pieces, strict=True):
+            parameter = like[view.parameter]
+            shape = (vectors.shape[0], *parameter.shape)
+            if view == whole(view.parameter, parameter):
+                tensors[view.parameter] = piece.reshape(shape).to(parameter)
+                continue
+            if view.parameter not in tensors:
+                tensors[view.parameter] = parameter.new_zeros(shape)
+            view.write(tensors[view.parameter], piece)
+        return tensors
+
+
+def whole(name: str, parameter: Tensor) -> ParameterView:
+    """The view of a whole parameter."""
+    shape = tuple(parameter.shape)
+    strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return ParameterView(parameter=name, shape=shape, stride=strides)
+
+
+def check_disjoint(groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]) -> None:
+    """Make sure that no entry belongs to two groups.
+
+    Raises:
+        ArgumentError: one does; the message names the group and the parameter.
+    """
+    _count_owners(groups, parameters)
+
+
+def check_partition(groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]) -> None:
+    """Make sure that every entry of every parameter belongs to exactly one group.
+
+    Raises:
+        ArgumentError: an entry belongs to no group or to several; the message names it.
+    """
+    for name, owned in _count_owners(groups, parameters).items():
+        if not owned.all():
+            raise ArgumentError(f"groups: entries of {name!r} belong to no group")
+
+
+def _count_owners(
+    groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Which entries belong to a group, (entries,) booleans by parameter."""
+    owned = {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in parameters.items()}
+    for group in groups:
+        for view in group.views:
+            places = view.positions()
+            if owned[view.parameter][places].any():
+                raise ArgumentError(
+                    f"groups: {group.name!r} shares entries of {view.parameter!r} with an earlier group"
+                )
+            owned[view.parameter][places] = True
+    return owned
+
+
+def plain_model(model: nn.Module) -> nn.Module:
+    """The model itself, out of DistributedDataParallel and torch.compile (which has no second derivative).
+
+    Raises:
+        ArgumentError: its parameters are sharded over processes.
+    """
+    inner = model
+    while isinstance(inner, DistributedDataParallel) or hasattr(inner, "_orig_mod"):
+        name = "module" if isinstance(inner, DistributedDataParallel) else "_orig_mod"
+        inner = inner.get_submodule(name)
+    sharded = [name for name, p in inner.named_parameters() if isinstance(p, DTensor)]
+    if sharded:
+        raise ArgumentError(
+            f"model: {sharded[0]!r} and {len(sharded) - 1} more parameters are sharded (FSDP2 or tensor "
+            "parallel), and torch cannot differentiate such a model twice as a function of its "
+            "parameters; load an unsharded copy: torch.distributed.checkpoint.state_dict."
+            "get_model_state_dict with StateDictOptions(full_state_dict=True)"
+        )
+    return inner

@@ -1,0 +1,10 @@
+"""Products of H, H_o and H_f with vectors, one pass over the data at a time."""
+
+from hessblocks.curvature.products.backend import AttentionBackendWarning, evaluation_mode
+from hessblocks.curvature.products.batches import Batch, unpack
+from hessblocks.curvature.products.losses import LossFunction, causal_targets, given_labels
+from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
+from hessblocks.curvature.products.passes import default_limit
+from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.repeatable import RepeatabilityWarning
+from hessblocks.curvature.products.totals import total_products

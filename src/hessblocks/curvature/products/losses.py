@@ -1,0 +1,263 @@
+"""Losses as functions of the logits: sum over the valid rows, gradient, curvature.
+
+Everything is computed in the dtype of the logits; the model's own loss, which may cast to float32,
+is never used. Letters: p probabilities, u a direction in logit space, V classes.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from hessblocks.conventions import IGNORED
+from hessblocks.curvature.products.batches import Batch
+from hessblocks.errors import ArgumentError, unknown_name
+
+CHUNK = 1 << 22
+"""Logits handled together where a temporary of their size is needed."""
+
+LossFunction = Callable[[Any, Any], Tensor]
+"""From the model's outputs and the batch to the losses of the valid tokens or rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossDerivatives:
+    """A batch's share of the loss at one point."""
+
+    total: float
+    """Sum over the valid rows, times the share of one."""
+    gradient: Tensor
+    """∂ total / ∂ logits, shaped as the logits."""
+    curvature: Callable[[Tensor], Tensor]
+    """u ↦ H_ℓ u for one direction shaped as the logits; may be vmapped."""
+
+
+class BatchLoss(abc.ABC):
+    """The loss of one batch as a function of its logits, summed over its valid rows."""
+
+    @property
+    @abc.abstractmethod
+    def valid(self) -> int:
+        """Rows that count: valid tokens, labelled rows or target entries."""
+
+    @abc.abstractmethod
+    def total(self, logits: Tensor) -> float:
+        """The sum of the losses."""
+
+    @abc.abstractmethod
+    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
+        """Sum, gradient and curvature at logits without gradient history, all times `share`."""
+
+
+class CrossEntropy(BatchLoss):
+    """−log p of the target, over classes on the last axis.
+
+    Its curvature is the closed form p∘u − p (p·u) of each row.
+    """
+
+    def __init__(self, targets: Tensor) -> None:
+        """Hold `targets`, shaped as the logits without their last axis; IGNORED does not count."""
+        self._targets = targets
+
+    @property
+    def valid(self) -> int:
+        """Labels that are not ignored."""
+        return int((self._targets != IGNORED).sum())
+
+    def total(self, logits: Tensor) -> float:
+        """See `BatchLoss`."""
+        check_targets(self._targets, logits)
+        rows, targets = logits.flatten(0, -2), self._targets.flatten()
+        return sum(
+            float(F.cross_entropy(rows[part], targets[part], ignore_index=IGNORED, reduction="sum"))
+            for part in _row_chunks(rows)
+        )
+
+    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
+        """See `BatchLoss`."""
+        total = self.total(logits) * share
+        targets = self._targets.flatten()
+        shares = share * (targets != IGNORED).to(logits.dtype)[:, None]
+        shared = logits.softmax(-1).flatten(0, -2).mul_(shares)  # p, times the share of its row
+        gradient = shared.scatter_add(1, targets.clamp(min=0)[:, None], -shares)
+
+        def curvature(direction: Tensor) -> Tensor:
+            flat = direction.flatten(0, -2)
+            pieces = []
+            for part in _row_chunks(flat):
+                weighted = shared[part] * flat[part]
+                inner = weighted.sum(-1, keepdim=True) / share
+                pieces.append(torch.addcmul(weighted, shared[part], inner, value=-1))
+            return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view_as(direction)
+
+        return LossDerivatives(total=total, gradient=gradient.view_as(logits), curvature=curvature)
+
+
+class SquaredError(BatchLoss):
+    """(f − y)² summed over all target entries."""
+
+    def __init__(self, targets: Tensor) -> None:
+        """Hold `targets`, shaped as the logits."""
+        self._targets = targets
+
+    @property
+    def valid(self) -> int:
+        """Entries of the targets."""
+        return self._targets.numel()
+
+    def total(self, logits: Tensor) -> float:
+        """See `BatchLoss`."""
+        return float(self._residual(logits).square().sum())
+
+    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
+        """See `BatchLoss`."""
+        return LossDerivatives(
+            total=self.total(logits) * share,
+            gradient=2 * share * self._residual(logits),
+            curvature=lambda direction: 2 * share * direction,
+        )
+
+    def _residual(self, logits: Tensor) -> Tensor:
+        targets = self._targets.to(logits.dtype)
+        if logits.ndim == targets.ndim + 1 and logits.shape[-1] == 1:
+            targets = targets[..., None]
+        if targets.shape != logits.shape:
+            raise ArgumentError(
+                f"labels: expected the shape of the logits, {tuple(logits.shape)}, got {tuple(targets.shape)}"
+            )
+        return logits - targets
+
+
+class CallableLoss(BatchLoss):
+    """A user's function of the outputs, differentiated twice by autodiff, by the logits alone."""
+
+    def __init__(
+        self,
+        function: LossFunction,
+        replace: Callable[[Tensor], Any],
+        batch: Batch,
+        logits: Tensor,
+    ) -> None:
+        """Bind the function to a batch; `replace` puts other logits into the model's outputs."""
+        self._function = function
+        self._replace = replace
+        self._raw = batch.raw
+        self._logits = logits.detach()
+
+    @property
+    def valid(self) -> int:
+        """Losses that the function returns."""
+        return self._losses(self._logits).numel()
+
+    def total(self, logits: Tensor) -> float:
+        """See `BatchLoss`."""
+        return float(self._losses(logits).sum())
+
+    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
+        """See `BatchLoss`.
+
+        Raises:
+            ArgumentError: the function depends on the parameters by another way than the logits.
+        """
+        with torch.enable_grad():
+            if self._losses(logits.detach()).requires_grad:
+                raise ArgumentError(
+                    "loss: expected a function of the logits and the batch; it has a derivative by something "
+                    "else (another output of the model, or a parameter), which would be left out: "
+                    "leave that term out, or detach it"
+                )
+            leaf = logits.detach().requires_grad_()
+            total = self._losses(leaf).sum() * share
+            (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
+
+        def curvature(direction: Tensor) -> Tensor:
+            if not gradient.requires_grad:
+                return torch.zeros_like(direction)
+            return torch.autograd.grad(gradient, leaf, direction, retain_graph=True)[0]
+
+        return LossDerivatives(
+            total=float(total.detach()), gradient=gradient.detach(), curvature=curvature
+        )
+
+    def _losses(self, logits: Tensor) -> Tensor:
+        losses = self._function(self._replace(logits), self._raw)
+        if losses.ndim == 0:
+            raise ArgumentError(
+                "loss: expected one loss for each valid token or row, got their mean or sum; "
+                "leave it out (reduction='none')"
+            )
+        return losses
+
+
+def _row_chunks(rows: Tensor) -> Iterator[slice]:
+    """Slices of (N, V) rows with at most CHUNK entries each, or one row."""
+    step = max(1, CHUNK // rows.shape[1])
+    return (slice(start, start + step) for start in range(0, rows.shape[0], step))
+
+
+def check_targets(targets: Tensor, logits: Tensor) -> None:
+    """Make sure that cross-entropy can be taken.
+
+    Raises:
+        ArgumentError: shapes or classes do not fit.
+    """
+    if targets.shape != logits.shape[:-1]:
+        raise ArgumentError(
+            f"labels: expected shape {tuple(logits.shape[:-1])} to go with logits of shape "
+            f"{tuple(logits.shape)}, got {tuple(targets.shape)}"
+        )
+    counted = targets[targets != IGNORED]
+    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < logits.shape[-1]:
+        raise ArgumentError(
+            f"labels: expected classes from 0 to {logits.shape[-1] - 1} (or {IGNORED} to ignore), "
+            f"got {int(counted.min())} to {int(counted.max())}"
+        )
+
+
+def causal_targets(batch: Batch) -> Tensor:
+    """The next token at each position; the last position is ignored.
+
+    Without labels, padding is neither predicted nor predicted from.
+    """
+    if batch.labels is not None:
+        return F.pad(batch.labels[:, 1:], (0, 1), value=IGNORED)
+    targets = F.pad(batch.inputs[:, 1:], (0, 1), value=IGNORED)
+    if batch.attention_mask is None:
+        return targets
+    real = batch.attention_mask != 0
+    return targets.masked_fill(~real | ~F.pad(real[:, 1:], (0, 1)), IGNORED)
+
+
+def given_labels(batch: Batch) -> Tensor:
+    """The batch's own labels.
+
+    Raises:
+        ArgumentError: it has none.
+    """
+    if batch.labels is None:
+        raise ArgumentError("batches: this loss needs labels; give dicts with `labels` or pairs")
+    return batch.labels
+
+
+LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {
+    "causal-lm": lambda batch: CrossEntropy(causal_targets(batch)),
+    "masked-lm": lambda batch: CrossEntropy(given_labels(batch)),
+    "classification": lambda batch: CrossEntropy(given_labels(batch)),
+    "regression": lambda batch: SquaredError(given_labels(batch)),
+}
+
+
+def check_loss(loss: str | LossFunction) -> None:
+    """Make sure that a loss is known or callable.
+
+    Raises:
+        ArgumentError: neither.
+    """
+    if not callable(loss) and loss not in LOSSES:
+        raise unknown_name("loss", str(loss), [*LOSSES, "a callable(outputs, batch)"])

@@ -1,0 +1,92 @@
+"""H, H_o and H_f of a problem as linear operators, square or between two groups."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from hessblocks.conventions import Part
+from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.totals import total_products
+from hessblocks.errors import ArgumentError
+from hessblocks.linalg import LinearOperator
+
+
+class CurvatureOperator(LinearOperator):
+    """One part of the Hessian between two groups; nothing is assembled."""
+
+    part: ClassVar[Part]
+
+    def __init__(
+        self,
+        problem: Problem,
+        group: ParameterGroup | None = None,
+        *,
+        rows: ParameterGroup | None = None,
+        columns: ParameterGroup | None = None,
+    ) -> None:
+        """Fix the block.
+
+        Args:
+            problem: model, batches and loss.
+            group: rows and columns of a square block.
+            rows: rows of a block between two groups; only without `group`.
+            columns: its columns.
+
+        Raises:
+            ArgumentError: not exactly one of `group` and the pair `rows`, `columns` was given.
+        """
+        self._problem = problem
+        self._rows, self._columns = _block(type(self).__name__, group, rows, columns)
+        like = problem.parameters[self._columns.parameters[0]]
+        square = self._rows == self._columns
+        super().__init__(
+            (self._rows.size, self._columns.size),
+            dtype=like.dtype,
+            device=like.device,
+            symmetric=square,
+            positive_semidefinite=square and self.part == "outer",
+        )
+
+    def _matmat(self, columns: Tensor) -> Tensor:
+        return self._apply(columns, self._rows, self._columns)
+
+    def _rmatmat(self, columns: Tensor) -> Tensor:
+        return self._apply(columns, self._columns, self._rows)
+
+    def _apply(self, columns: Tensor, into: ParameterGroup, out_of: ParameterGroup) -> Tensor:
+        products = total_products(self._problem, columns.T, into, out_of, [self.part])
+        return products[self.part].T
+
+
+class Hessian(CurvatureOperator):
+    """H = H_o + H_f, the second derivative of the mean loss."""
+
+    part = "full"
+
+
+class OuterProduct(CurvatureOperator):
+    """H_o = Jᵀ H_ℓ J, the Gauss-Newton part, positive semi-definite for convex losses."""
+
+    part = "outer"
+
+
+class Functional(CurvatureOperator):
+    """H_f = Σ (∂ℓ/∂f) ∂²f/∂θ², formed directly as the Hessian of θ ↦ ⟨r, f(θ)⟩ with r fixed."""
+
+    part = "functional"
+
+
+def _block(
+    name: str,
+    group: ParameterGroup | None,
+    rows: ParameterGroup | None,
+    columns: ParameterGroup | None,
+) -> tuple[ParameterGroup, ParameterGroup]:
+    if group is not None and rows is None and columns is None:
+        return group, group
+    if group is None and rows is not None and columns is not None:
+        return rows, columns
+    raise ArgumentError(f"{name}: give either group, or both rows and columns")

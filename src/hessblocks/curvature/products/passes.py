@@ -1,0 +1,154 @@
+"""Cutting the batches into passes that fit the memory and the caches.
+
+The loss is a sum over rows, so the cut changes no answer, only where rounding happens.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hessblocks.curvature.products.batches import Batch
+from hessblocks.curvature.products.repeatable import check_same
+from hessblocks.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from hessblocks.curvature.products.problem import Problem
+
+LARGE = 1 << 36
+"""Multiplications of a forward pass above which a CPU gains nothing from more rows together (measured)."""
+
+SMALL = 1 << 24
+"""Multiplications of a forward pass below which vectors are worth batching (docs/curvature.md)."""
+
+REPLAY = 2.3
+"""Peak of building and replaying a graph, in sizes of what the graph has saved (measured)."""
+
+LOGITS = 5
+"""Further arrays of the size of the logits: probabilities, residual, direction, product (counted)."""
+
+VECTORS = 4
+"""Arrays of the size of the parameters: gradient, vector, product and its copy (counted)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How the work is cut."""
+
+    passes: list[Batch]
+    """Pieces of the batches, passed through the model one at a time."""
+    hold: bool
+    """Whether the graphs of all passes fit the memory together."""
+    together: int
+    """Vectors multiplied at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCost:
+    """What one row (one sequence) of the widest batch costs."""
+
+    work: int
+    """Multiplications of its forward pass, roughly: tokens · parameters."""
+    graph: int
+    """Bytes that its graph keeps."""
+    peak: int
+    """Bytes at the worst moment of one product, parameters aside."""
+
+
+def make_plan(problem: Problem) -> Plan:
+    """Choose rows a pass and vectors together.
+
+    Args:
+        problem: its `memory_limit` bounds what is used besides model and data; where it is None, a
+            quarter of the machine's memory does, and a callable loss's batches are left whole.
+
+    Raises:
+        ArgumentError: not even one row fits.
+        RunError: the model is random even in evaluation mode.
+    """
+    limit = problem.memory_limit or default_limit(problem.device)
+    parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
+    cost = _row_cost(problem)
+    rest = limit - VECTORS * parameters
+    rest = problem.processes.least(rest, problem.device)
+    if rest < cost.peak:
+        raise ArgumentError(
+            "memory_limit: one row of a batch needs about "
+            f"{(VECTORS * parameters + cost.peak) / 1e6:.0f} MB, the limit is "
+            f"{(VECTORS * parameters + rest) / 1e6:.0f} MB; raise the limit or shorten the sequences"
+        )
+    rows = rest // cost.peak
+    if problem.device.type == "cpu":
+        rows = min(rows, max(1, LARGE // cost.work))
+    if callable(problem.loss) and problem.memory_limit is None:
+        pieces = problem.batches
+    else:
+        shared = problem.processes.rows_each
+        pieces = [p for b in problem.batches for p in b.split(min(rows, shared(b.rows)))]
+    shares = problem.processes.shares(pieces)
+    most = max(piece.rows for piece in pieces)
+    held = max(sum(piece.rows for piece in share) for share in shares) * cost.graph
+    return Plan(
+        passes=problem.processes.own_passes(pieces),
+        hold=held + most * (cost.peak - cost.graph) <= rest,
+        together=_together(rest, parameters, most, cost),
+    )
+
+
+def default_limit(device: torch.device) -> int:
+    """A quarter of the device's memory, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // 4
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
+    """Vectors at once: many where a pass is small, one where it fills the processor anyway."""
+    worth = max(1, SMALL // (rows * cost.work))
+    fitting = rest // (rows * cost.peak + VECTORS * parameters)
+    return max(1, min(worth, fitting))
+
+
+def _row_cost(problem: Problem) -> RowCost:
+    """Measure one row of the batch with the most tokens a row."""
+    widest = max(problem.batches, key=lambda batch: batch.inputs.numel() // batch.rows)
+    row = widest.split(1)[0]
+    leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
+    own = {p.untyped_storage().data_ptr() for p in problem.model.parameters()}
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        logits, _ = problem.forward(row, leaves)
+        check_same(logits.detach(), problem.forward(row, problem.parameters)[0])
+        pulled = _pull_back(logits, list(leaves.values()))
+    del pulled
+    graph = sum(saved.values())
+    size = logits.numel() * logits.element_size()
+    tokens = max(logits.numel() // max(1, logits.shape[-1]), _tokens(row))
+    return RowCost(
+        work=tokens * sum(p.numel() for p in leaves.values()),
+        graph=graph + 2 * size,
+        peak=int(REPLAY * graph) + LOGITS * size,
+    )
+
+
+def _pull_back(logits: Tensor, leaves: list[Tensor]) -> object:
+    if not logits.requires_grad:
+        return None
+    ones = torch.ones_like(logits, requires_grad=True)
+    return torch.autograd.grad(logits, leaves, ones, create_graph=True, allow_unused=True)
+
+
+def _tokens(row: Batch) -> int:
+    """Token ids in a row; other inputs count by the rows of their logits alone."""
+    return 1 if row.inputs.is_floating_point() else row.inputs.numel()

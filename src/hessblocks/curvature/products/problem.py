@@ -1,0 +1,199 @@
+"""A model, its data and a loss: the function whose second derivatives are asked for.
+
+L(θ) = Σ_batches Σ_valid ℓ(f(θ)) / N with N the valid tokens (or rows) of the whole set, so that
+ragged batches, padding and the cut into batches do not change the answer.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hessblocks.curvature.groups import plain_model
+from hessblocks.curvature.products.backend import differentiable
+from hessblocks.curvature.products.batches import Batch, unpack_all
+from hessblocks.curvature.products.full_memory import check_memory_limit, said_when_full
+from hessblocks.curvature.products.losses import (
+    LOSSES,
+    BatchLoss,
+    CallableLoss,
+    LossFunction,
+    check_loss,
+)
+from hessblocks.curvature.products.passes import Plan, make_plan
+from hessblocks.curvature.products.repeatable import notice_randomness
+from hessblocks.curvature.products.sharing import processes
+from hessblocks.errors import ArgumentError, RunError
+
+
+class Problem:
+    """The mean loss over the valid tokens of a set of batches, as a function of the parameters."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        loss: str | LossFunction = "causal-lm",
+        *,
+        memory_limit: int | None = None,
+        shard: str | None = None,
+    ) -> None:
+        """Take the batches in; nothing is computed yet.
+
+        Args:
+            model: any module that returns logits (a tensor, `.logits`, or first in a tuple). It is
+                used as it stands when a product is asked for, in evaluation mode.
+            batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
+                alone; a list or a DataLoader, which is read once; or a single dict.
+            loss: `causal-lm` (next token; labels default to the inputs without padding),
+                `masked-lm`, `classification`, `regression` (squared error, mean over entries), or a
+                callable (outputs, batch) that returns the losses of the valid tokens or rows.
+                Labels of −100 are ignored.
+            memory_limit: bytes to use besides model and data; batches are cut and vectors taken
+                together accordingly. None: a quarter of the machine's memory. With a callable loss a
+                limit says that its rows do not depend on each other.
+            shard: how several processes (torchrun) share the work, each given the same model and
+                batches: `batches` (rows are dealt out) or `vectors` (of each product); one
+                all-reduce a product. None: each process by itself.
+
+        Raises:
+            ArgumentError: no batches, batches of an unknown form, an unknown loss, a bad limit, parameters
+                sharded over processes, or `shard` without a process group.
+        """
+        check_loss(loss)
+        self.model = plain_model(model)
+        self.loss = loss
+        self.processes = processes(shard)
+        self.memory_limit = check_memory_limit(memory_limit)
+        if not self.parameters:
+            raise ArgumentError("model: expected trainable parameters, found none")
+        first = next(iter(self.parameters.values()))
+        self.device = first.device
+        notice_randomness(model, batches)
+        self.batches = unpack_all(batches, self.device)
+        self.held: tuple[Any, list[Any]] | None = None
+        accepted = inspect.signature(self.model.forward).parameters
+        self._extra = {"use_cache": False} if "use_cache" in accepted else {}
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The trainable parameters by name, without gradient history; tied ones once."""
+        return {
+            name: parameter.detach()
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    @property
+    def state(self) -> tuple[tuple[int, int], ...]:
+        """Changes when a parameter or a buffer of the model does, but for changes through `.data`."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """How the batches are cut into passes; measured on one row when first needed."""
+        with said_when_full():
+            return make_plan(self)
+
+    @cached_property
+    def valid(self) -> int:
+        """N, the valid tokens or rows of the whole set.
+
+        Raises:
+            ArgumentError: there is none.
+        """
+        with torch.no_grad():
+            count = sum(self._count(batch) for batch in self.batches)
+        if count == 0:
+            raise ArgumentError("batches: every label is ignored; expected at least one valid")
+        return count
+
+    def value(self) -> float:
+        """L(θ), in nats per token for the cross-entropies."""
+        with torch.no_grad(), said_when_full():
+            own = sum(self._checked_total(batch) for batch in self.plan.passes)
+        if self.processes.shard != "batches":
+            return own
+        return float(
+            self.processes.total(torch.tensor(own, dtype=torch.float64, device=self.device))
+        )
+
+    def forward(self, batch: Batch, parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchLoss]:
+        """Logits of one batch at other parameters, and its loss as a function of them.
+
+        Args:
+            batch: one of `batches`, or a piece of it.
+            parameters: all trainable parameters by name.
+
+        Raises:
+            RunError: the model returns no logits.
+        """
+        with differentiable(self.model):
+            outputs = functional_call(
+                self.model, dict(parameters), batch.arguments, {**batch.keywords, **self._extra}
+            )
+        logits = _logits(outputs)
+        if callable(self.loss):
+            return logits, CallableLoss(self.loss, _replacer(outputs), batch, logits)
+        return logits, LOSSES[self.loss](batch)
+
+    def _count(self, batch: Batch) -> int:
+        if not callable(self.loss):
+            return LOSSES[self.loss](batch).valid
+        return self.forward(batch, self.parameters)[1].valid
+
+    def _checked_total(self, batch: Batch) -> float:
+        logits, loss = self.forward(batch, self.parameters)
+        total = loss.total(logits) / self.valid
+        check_finite(total, batch)
+        return total
+
+
+def check_finite(total: float, batch: Batch) -> None:
+    """Make sure that a batch's loss is a number.
+
+    Raises:
+        RunError: it is not; the message says which batch.
+    """
+    if not abs(total) < float("inf"):
+        raise RunError(
+            f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
+            "look at its inputs, or use float32 or float64 parameters"
+        )
+
+
+def _logits(outputs: Any) -> Tensor:
+    if isinstance(outputs, Tensor):
+        return outputs
+    found = getattr(outputs, "logits", None)
+    if found is None and isinstance(outputs, tuple) and outputs:
+        found = outputs[0]
+    if not isinstance(found, Tensor):
+        raise RunError(
+            f"curvature: the model returned {type(outputs).__name__} without logits; use a model with "
+            "a head (AutoModelForCausalLM, ...), or wrap it in a module that returns the logits"
+        )
+    return found
+
+
+def _replacer(outputs: Any) -> Callable[[Tensor], Any]:
+    """A function that puts other logits into the outputs."""
+
+    def replace(logits: Tensor) -> Any:
+        if isinstance(outputs, Tensor):
+            return logits
+        if isinstance(outputs, tuple):
+            return (logits, *outputs[1:])
+        other = copy.copy(outputs)
+        other.logits = logits
+        return other
+
+    return replace

@@ -1,0 +1,96 @@
+"""Several processes (torchrun): each takes a share of the batches or of the vectors.
+
+Products are linear in the data and in the vectors, so one all-reduce a product puts them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hessblocks.errors import ArgumentError, RunError, unknown_name
+
+SHARDS = ("batches", "vectors")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """This process among those that work on one problem; alone by default."""
+
+    shard: str | None = None
+    """batches, vectors, or None where each process works by itself."""
+    rank: int = 0
+    """Number of this process."""
+    count: int = 1
+    """How many there are."""
+
+    def own_passes(self, passes: Sequence[Item]) -> list[Item]:
+        """The passes that fall to this process."""
+        return self.shares(passes)[self.rank if self.shard == "batches" else 0]
+
+    def shares(self, passes: Sequence[Item]) -> list[list[Item]]:
+        """The passes of every process, of which `own_passes` is this one's."""
+        if self.shard != "batches":
+            return [list(passes)]
+        return [list(passes[rank :: self.count]) for rank in range(self.count)]
+
+    def least(self, amount: int, device: torch.device) -> int:
+        """The smallest of what the processes have, so that all plan alike."""
+        if self.shard is None:
+            return amount
+        least = torch.tensor(amount, device=device)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        return int(least)
+
+    def rows_each(self, rows: int) -> int:
+        """Most rows a pass may have for every process to get some."""
+        return math.ceil(rows / self.count) if self.shard == "batches" else rows
+
+    def own_vectors(self, count: int) -> slice:
+        """The vectors, of `count`, that fall to this process."""
+        if self.shard != "vectors":
+            return slice(0, count)
+        each = math.ceil(count / self.count)
+        return slice(min(count, self.rank * each), min(count, (self.rank + 1) * each))
+
+    def total(self, share: Tensor) -> Tensor:
+        """Add up the shares of all processes, in place.
+
+        Raises:
+            RunError: another process failed.
+        """
+        if self.shard is not None:
+            dist.all_reduce(share)
+            if share.isnan().all():
+                raise RunError("curvature: another process failed; its own message says why")
+        return share
+
+    def fail(self, share: Tensor) -> None:
+        """Let the others, who wait for this share, know that there is none: NaN everywhere."""
+        if self.shard is not None:
+            dist.all_reduce(share.fill_(float("nan")))
+
+
+def processes(shard: str | None) -> Processes:
+    """This process's place in the default process group.
+
+    Raises:
+        ArgumentError: an unknown way to share, or no process group.
+    """
+    if shard is None:
+        return Processes()
+    if shard not in SHARDS:
+        raise unknown_name("shard", shard, SHARDS)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ArgumentError(
+            f"shard: {shard!r} needs several processes; start with torchrun and call "
+            "torch.distributed.init_process_group first, or leave shard out"
+        )
+    return Processes(shard=shard, rank=dist.get_rank(), count=dist.get_world_size())

@@ -1,0 +1,215 @@
+"""A curvature run in its folder: one group after the other, each recorded once and never redone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hessblocks.conventions import Part
+from hessblocks.curvature import (
+    ColumnSquares,
+    Functional,
+    Hessian,
+    OuterProduct,
+    ParameterGroup,
+    Problem,
+    column_squares,
+    exact_attention_curvature,
+)
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.inspection.curvature_tables import Tables
+from hessblocks.linalg import Estimate, spectral_density
+from hessblocks.progress import Progress
+from hessblocks.storage import write_json
+from hessblocks.theory import AttentionHessian
+
+OPERATORS = {"outer": OuterProduct, "functional": Functional, "full": Hessian}
+ATTENTION = ("query", "key", "value", "projection")
+EXACT_WORK = 10**12
+"""Multiplications behind the last attention above which its closed form is left to the probes."""
+SPECTRUM = {"steps": 40, "probes": 10, "points": 256}
+"""Lanczos steps, probes and points of a spectrum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureRunSettings:
+    """What is measured of each group."""
+
+    parts: tuple[Part, ...]
+    """Which of outer, functional and full."""
+    probes: int
+    """Random vectors a group."""
+    map: bool
+    """Whether all pairs of groups are measured."""
+    spectrum: bool
+    """Whether each group's spectrum is measured."""
+    level: str
+    """How finely parameters are grouped: role, head or tensor."""
+    seed: int
+    """Of the probes."""
+
+
+class CurvatureRun:
+    """A run; `complete` does what is not done yet."""
+
+    def __init__(
+        self,
+        name: str,
+        problem: Problem,
+        groups: Mapping[str, ParameterGroup],
+        settings: CurvatureRunSettings,
+        folder: Path,
+    ) -> None:
+        """Take in what is to be measured; nothing is computed yet.
+
+        Args:
+            name: of the model, in results.csv.
+            problem: model, batch and loss.
+            groups: which groups.
+            settings: what of each.
+            folder: prepared run folder.
+        """
+        self.name = name
+        self.problem = problem
+        self.groups = groups
+        self.settings = settings
+        self.folder = folder
+
+    def complete(self, progress: Progress) -> None:
+        """Measure the groups that are not recorded yet, and write the tables after each.
+
+        Raises:
+            RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
+        """
+        records: dict[str, dict[str, Any]] = {}
+        tables = Tables(
+            folder=self.folder,
+            name=self.name,
+            seed=self.settings.seed,
+            parts=self.settings.parts,
+            groups=self.groups,
+            loss=self.problem.value(),
+        )
+        with progress.stage("curvature", self.name, len(self.groups)):
+            for count, name in enumerate(self.groups, start=1):
+                path = self.folder / "groups" / f"{name}.json"
+                if path.is_file():
+                    records[name] = _read(path)
+                else:
+                    records[name] = self._measure(name)
+                    write_json(path, records[name])
+                tables.write(records)
+                progress.step(count, None)
+
+    def _measure(self, name: str) -> dict[str, Any]:
+        """All that is asked of one group, as JSON values."""
+        group, settings = self.groups[name], self.settings
+        exact = self._exact_norms(group)
+        squares = None
+        if settings.map or exact is None:
+            squares = self._column(name)
+        norms = exact or {part: squares.norm(part, name) for part in settings.parts}  # type: ignore[union-attr]
+        record: dict[str, Any] = {
+            "group": name,
+            "role": group.role,
+            "layer": group.layer,
+            "size": group.size,
+            "norms": {part: asdict(norm) for part, norm in norms.items()},
+        }
+        if settings.map and squares is not None:
+            record["column"] = asdict(squares)
+        if settings.spectrum:
+            record["spectra"] = {
+                part: self._spectrum(group, part) for part, norm in norms.items() if norm.value > 0
+            }
+        return record
+
+    def _column(self, name: str) -> ColumnSquares:
+        settings = self.settings
+        return column_squares(
+            self.problem,
+            self.groups,
+            name,
+            rows=None if settings.map else [name],
+            parts=settings.parts,
+            probes=settings.probes,
+            seed=settings.seed,
+        )
+
+    def _exact_norms(self, group: ParameterGroup) -> dict[Part, Estimate] | None:
+        """Closed-form norms, where the closed form's block has just the entries of the group."""
+        if group.role not in ATTENTION or group.layer != self._last_layer:
+            return None
+        if self.settings.level != "role" or self._exact is None:
+            return None
+        name = _closed_form_name(group.role, self._exact.groups)
+        if name is None or self._exact.block(name, name).shape[0] != group.size:
+            return None
+        return {
+            part: Estimate(
+                value=self._exact.block(name, name, part).frobenius_norm(), method="exact"
+            )
+            for part in self.settings.parts
+        }
+
+    @cached_property
+    def _last_layer(self) -> int:
+        """Number of the model's last layer."""
+        config: Any = getattr(self.problem.model, "config", None)
+        depth: Any = getattr(config, "depth", None) or getattr(config, "num_hidden_layers", 0)
+        return int(depth) - 1
+
+    @cached_property
+    def _exact(self) -> AttentionHessian | None:
+        """The closed form of the last attention; None where it does not apply or costs too much."""
+        model, batch = self.problem.model, self.problem.batches[0]
+        width = model.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
+        vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        behind = width * (vocabulary + 8 * width)
+        if 2 * width * batch.inputs.numel() * behind > EXACT_WORK:
+            return None
+        try:
+            return exact_attention_curvature(model, batch.raw)
+        except ArgumentError:
+            return None
+
+    def _spectrum(self, group: ParameterGroup, part: Part) -> dict[str, Any]:
+        found = spectral_density(
+            OPERATORS[part](self.problem, group),
+            seed=self.settings.seed,
+            probe_chunk=1 if group.size > 1 << 17 else None,
+            **SPECTRUM,
+        )
+        return {
+            "eigenvalue": _numbers(found.grid),
+            "density": _numbers(found.density),
+            "standard_error": _numbers(found.standard_error),
+            "method": found.method,
+        }
+
+
+def _closed_form_name(role: str, known: Sequence[str]) -> str | None:
+    """The closed form's name of a role: query and key may be one matrix there."""
+    if role in known:
+        return role
+    return "query_key" if role == "query" and "query_key" in known else None
+
+
+def _numbers(values: Tensor) -> list[float]:
+    found: list[float] = values.double().cpu().tolist()
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record["norms"], record["group"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: damaged; remove it and run the same command again.") from error
+    return record

@@ -1,0 +1,181 @@
+"""The model whose curvature is asked for: a preset, a saved folder, or a name in the local hub cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from hessblocks.blocks import PRESETS
+from hessblocks.errors import ArgumentError, HessblocksError, RunError, unknown_name
+from hessblocks.models import build
+from hessblocks.quiet import quiet
+
+PRESET = "preset:"
+Encode = Callable[[str], list[int]]
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model with what is needed to feed it."""
+
+    name: str
+    """Short name, for tables and titles."""
+    model: nn.Module
+    """A causal language model in evaluation mode and float32."""
+    encode: Encode | None
+    """From a document to its token ids; None without a tokeniser."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        size: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        return size
+
+    @property
+    def context(self) -> int | None:
+        """Longest sequence, where the model has one."""
+        config = self.model.config
+        for name in ("context", "max_position_embeddings", "n_positions"):
+            if isinstance(found := getattr(config, name, None), int):
+                return found
+        return None
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all weights: equal fingerprints mean equal curvature."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+
+def preset_of(source: str) -> str | None:
+    """The block that `preset:NAME` names; None for folders and hub names.
+
+    Raises:
+        ArgumentError: an unknown name.
+    """
+    if not source.startswith(PRESET):
+        return None
+    name = source.removeprefix(PRESET)
+    if name not in PRESETS:
+        raise unknown_name("MODEL", name, PRESETS)
+    return name
+
+
+def fresh_model(preset: str, sizes: Mapping[str, Any], seed: int) -> Subject:
+    """A preset at initialisation.
+
+    Args:
+        preset: name of a block.
+        sizes: depth, width, heads, vocab_size, context.
+        seed: of the weights.
+    """
+    torch.manual_seed(seed)
+    model = build(preset, **sizes).eval()
+    return Subject(name=preset, model=model, encode=None)
+
+
+def saved_model(source: str) -> Subject:
+    """A causal language model as `save_pretrained` wrote it, or of the local Hugging Face cache.
+
+    Args:
+        source: a folder, a run folder of `hessblocks train`, or a hub name.
+
+    Raises:
+        ArgumentError: no such folder, or a model that gives no logits of the next token.
+        RunError: a hub name that is not in the local cache, or damaged files.
+    """
+    place = _place(source)
+    with quiet():
+        _check_kind(source, place)
+        try:
+            load: Any = AutoModelForCausalLM.from_pretrained
+            model, found = load(
+                place, local_files_only=True, dtype=torch.float32, output_loading_info=True
+            )
+        except HessblocksError:
+            raise
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise RunError(f"MODEL: {source} cannot be loaded ({_first_line(error)}).") from error
+    if found["missing_keys"]:
+        names = ", ".join(sorted(found["missing_keys"])[:3])
+        raise ArgumentError(
+            f"MODEL: {source} has no weights for {names}; expected a causal language model with its head."
+        )
+    return Subject(name=_short_name(source), model=model.eval(), encode=_encoder(place))
+
+
+def _place(source: str) -> str:
+    """What transformers is to load: the folder itself, the model inside a run folder, or the hub name."""
+    folder = Path(source)
+    if folder.is_dir():
+        return str(folder / "model" if (folder / "model" / "config.json").is_file() else folder)
+    if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+        raise ArgumentError(f"MODEL: {source} is no folder; give one that save_pretrained wrote.")
+    return source
+
+
+def _check_kind(source: str, place: str) -> None:
+    """Refuse what is not a causal language model.
+
+    Raises:
+        ArgumentError: another kind of model, which has no logits of the next token.
+        RunError: neither a folder with a model nor in the local cache.
+    """
+    try:
+        config = AutoConfig.from_pretrained(place, local_files_only=True)
+    except (OSError, ValueError) as error:
+        if Path(place).is_dir():
+            raise ArgumentError(
+                f"MODEL: {source} holds no model that transformers knows ({_first_line(error)})."
+            ) from error
+        raise RunError(
+            f"MODEL: {source!r} is no folder, and no model of that name is in the local Hugging Face "
+            f"cache; run `hf download {source}` where there is a network, or give a folder."
+        ) from error
+    known: Any = AutoModelForCausalLM._model_mapping
+    names = getattr(config, "architectures", None) or []
+    fitting = known[type(config)].__name__ if type(config) in known else None
+    if fitting is None or (names and fitting not in names):
+        kind = names[0] if names else type(config).__name__
+        raise ArgumentError(
+            f"MODEL: {source} is a {kind}, which gives no logits of the next token; expected a causal "
+            "language model."
+        )
+
+
+def _encoder(place: str) -> Encode | None:
+    """The tokeniser beside the model, each document ended by its end-of-text token."""
+    folder = Path(place)
+    if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZERS):
+        return None
+    with quiet():
+        try:
+            tokenizer: Any = AutoTokenizer.from_pretrained(place, local_files_only=True)
+        except (OSError, ValueError, KeyError, json.JSONDecodeError):
+            return None
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+
+    def encode(text: str) -> list[int]:
+        with quiet():
+            return [*tokenizer(text, add_special_tokens=False)["input_ids"], *end]
+
+    return encode
+
+
+def _short_name(source: str) -> str:
+    return Path(source).resolve().name if Path(source).is_dir() else source
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")[:200]

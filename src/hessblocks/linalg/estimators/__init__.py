@@ -1,0 +1,20 @@
+"""Randomised estimates of norm, trace and diagonal, each with its standard error."""
+
+from hessblocks.linalg.estimators.diagonal import diagonal
+from hessblocks.linalg.estimators.estimates import (
+    ConditionNumber,
+    DiagonalEstimate,
+    Eigenvalues,
+    Estimate,
+    Method,
+)
+from hessblocks.linalg.estimators.norm import FEWEST_PROBES, frobenius_norm, norm_from_squares
+from hessblocks.linalg.estimators.probes import (
+    Probes,
+    assemble,
+    check_probes,
+    check_square,
+    chunk_sizes,
+    multiply,
+)
+from hessblocks.linalg.estimators.trace import trace

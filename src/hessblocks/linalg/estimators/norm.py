@@ -1,0 +1,111 @@
+"""Frobenius norm from random probes.
+
+Letters: A the matrix, N its columns, K probes, z a probe with entries ±1, s the mean of ‖A z‖².
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.linalg.estimators.estimates import Estimate
+from hessblocks.linalg.estimators.probes import (
+    Probes,
+    assemble,
+    check_probes,
+    chunk_sizes,
+    closed_form,
+    multiply,
+)
+from hessblocks.linalg.estimators.stopping import Stopping
+from hessblocks.linalg.operators import LinearOperator, column_products, student_factor
+
+FEWEST_PROBES = 4
+
+
+def frobenius_norm(
+    op: LinearOperator,
+    probes: int = 16,
+    seed: int = 0,
+    tolerance: float | None = None,
+    *,
+    max_probes: int = 1024,
+    probe_chunk: int | None = None,
+) -> Estimate:
+    """Frobenius norm of an operator: √(mean over probes of ‖A z‖²).
+
+    ‖A z‖² is unbiased for ‖A‖_F²; its root is low by Var(‖A z‖²) / (8 K s²) of itself at most: 1.6 %
+    for a matrix of rank one and 16 probes (an eighth of the standard error), far less for most.
+
+    Exact, and said so, where the operator has its own `frobenius_norm()` and where it has no more
+    columns than there are probes.
+
+    Args:
+        op: operator (M, N), square or not.
+        probes: K, at least 4; the error bar is tested for 16 and more. With a tolerance: probes of
+            one block.
+        seed: of the probes.
+        tolerance: draw blocks until the standard error is at most this share of the value at two
+            looks in a row.
+        max_probes: where a run with a tolerance ends at the latest, with a warning.
+        probe_chunk: probes multiplied at once; bounds memory, changes no probe.
+
+    Returns:
+        The norm; see `norm_from_squares` for its standard error.
+
+    Raises:
+        ArgumentError: too few probes, or a tolerance that is not positive.
+        RunError: a product is not finite.
+
+    Cost: K products.
+
+    Source: Hutchinson (1990) applied to AᵀA.
+    """
+    check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
+    stopping = Stopping(block=probes, tolerance=tolerance, max_probes=max_probes)
+    if own := closed_form(op, "frobenius_norm"):
+        return Estimate(value=float(own()), method="exact")
+    if op.shape[1] <= probes:
+        columns = assemble(op, probe_chunk)
+        return Estimate(value=float(column_products(columns, columns).sum().sqrt()), method="exact")
+    source = Probes(op, seed=seed)
+    squares: list[Tensor] = []
+
+    def add_block(count: int) -> Estimate:
+        for size in chunk_sizes(count, probe_chunk):
+            products = multiply(op, source.draw(size))
+            squares.append(column_products(products, products))
+        return norm_from_squares(torch.cat(squares))
+
+    return stopping.run("frobenius_norm", add_block)
+
+
+def norm_from_squares(squares: Float[Tensor, " probes"]) -> Estimate:
+    """The norm and its standard error from ‖A z‖² of each probe.
+
+    With r = Var(‖A z‖²) / (K s²), from the sample variance, the standard error is
+
+        ½ √r · √s · (1 + 3 r) · √((K−1)/(K−3)).
+
+    ½ √(r s) is the delta method; the last factor is Student's, for few probes. 1 + 3 r stands for
+    the skewness of ‖A z‖² where few directions dominate: the sample variance is then small just
+    when the mean is low. It is next to 1 for spread spectra and at most about 1.4 at 16 probes.
+
+    Args:
+        squares: ‖A z‖² for K ≥ 4 independent probes.
+
+    Returns:
+        The estimate; 0 ± 0 for a zero matrix.
+    """
+    squares = squares.double()
+    count = squares.shape[0]
+    mean = float(squares.mean())
+    if mean == 0.0:
+        return Estimate(value=0.0, probes=count)
+    spread = float((squares / mean).var()) / count
+    value = math.sqrt(mean)
+    error = 0.5 * math.sqrt(spread) * value * (1 + 3 * spread) * student_factor(count)
+    return Estimate(value=value, standard_error=error, probes=count)

@@ -1,0 +1,139 @@
+"""Random probe vectors, and the products that every estimator asks of an operator.
+
+Letters: M rows, N columns, K probes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.linalg.operators import LinearOperator, working_dtype
+
+Distribution = Literal["rademacher", "gaussian"]
+
+
+class Probes:
+    """A stream of probe vectors for one operator, the same however it is cut into blocks.
+
+    Each vector is drawn on its own, so that the k-th depends on the seed and on k alone (and on
+    the kind of device, whose generators differ).
+    """
+
+    def __init__(
+        self, operator: LinearOperator, *, seed: int, distribution: Distribution = "rademacher"
+    ) -> None:
+        """Start the stream.
+
+        Args:
+            operator: what the probes are multiplied by; fixes length, dtype and device.
+            seed: of the generator.
+            distribution: `rademacher` (±1) or `gaussian` (standard normal).
+        """
+        self._size = operator.shape[1]
+        self._dtype = operator.dtype
+        self._device = operator.device
+        self._generator = torch.Generator(operator.device).manual_seed(seed)
+        self._draw_one = self._signs if distribution == "rademacher" else self._normal
+
+    def draw(self, count: int) -> Float[Tensor, "size count"]:
+        """The next `count` probes as columns."""
+        return torch.stack([self._draw_one() for _ in range(count)], dim=1)
+
+    def _signs(self) -> Tensor:
+        bits = torch.randint(
+            2, (self._size,), generator=self._generator, device=self._device, dtype=torch.int8
+        )
+        return bits.to(self._dtype).mul_(2).sub_(1)
+
+    def _normal(self) -> Tensor:
+        return torch.randn(
+            self._size, generator=self._generator, device=self._device, dtype=self._dtype
+        )
+
+
+def multiply(
+    operator: LinearOperator, columns: Float[Tensor, "size count"], probe_chunk: int | None = None
+) -> Float[Tensor, "rows count"]:
+    """Product with columns, `probe_chunk` at a time.
+
+    Raises:
+        RunError: the product is not finite, or its squares are not.
+    """
+    pieces = [operator @ piece for piece in columns.split(probe_chunk or columns.shape[1], dim=1)]
+    products = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+    _check_range(operator, products)
+    return products
+
+
+def _check_range(operator: LinearOperator, products: Tensor) -> None:
+    """Refuse products that are not finite, or whose squares would not be."""
+    if not products.numel():
+        return
+    largest = float(products.abs().max())
+    name = f"operator @ probes: {type(operator).__name__} {operator.shape} in {operator.dtype}"
+    if not math.isfinite(largest):
+        raise RunError(
+            f"{name} gave values that are not finite; check the loss and the weights for NaN or "
+            "overflow, or use a wider dtype."
+        )
+    if largest > math.sqrt(torch.finfo(working_dtype(products.dtype)).max / len(products)):
+        raise RunError(
+            f"{name} gave values up to {largest:.1e}, whose squares overflow; scale the loss down or "
+            "use a wider dtype."
+        )
+
+
+def assemble(
+    operator: LinearOperator, probe_chunk: int | None = None
+) -> Float[Tensor, "rows columns"]:
+    """The whole matrix, from N products."""
+    identity = torch.eye(operator.shape[1], dtype=operator.dtype, device=operator.device)
+    return multiply(operator, identity, probe_chunk)
+
+
+def closed_form(operator: LinearOperator, name: str) -> Callable[[], Tensor | float] | None:
+    """The operator's own exact method `name` (`trace`, `diagonal`, `frobenius_norm`), if any."""
+    method: Callable[[], Tensor | float] | None = getattr(operator, name, None)
+    return method
+
+
+def check_probes(name: str, probes: int, *, at_least: int, probe_chunk: int | None = None) -> None:
+    """Refuse a count of probes or a chunk that cannot be used.
+
+    Raises:
+        ArgumentError: too few probes for an error bar, or an empty chunk.
+    """
+    if probes < at_least:
+        raise ArgumentError(
+            f"{name}: probes: expected at least {at_least} (fewer give no error bar), got {probes}"
+        )
+    if probe_chunk is not None and probe_chunk < 1:
+        raise ArgumentError(f"{name}: probe_chunk: expected at least 1, got {probe_chunk}")
+
+
+def check_square(name: str, operator: LinearOperator, *, symmetric: bool = False) -> None:
+    """Refuse an operator that is not square, or not declared symmetric where that is needed.
+
+    Raises:
+        ArgumentError: the operator does not fit.
+    """
+    if operator.shape[0] != operator.shape[1]:
+        raise ArgumentError(f"{name}: expected a square operator, got shape {operator.shape}")
+    if symmetric and not operator.symmetric:
+        raise ArgumentError(
+            f"{name}: expected a symmetric operator; if it is, say so when it is made: "
+            "symmetric=True"
+        )
+
+
+def chunk_sizes(count: int, probe_chunk: int | None) -> list[int]:
+    """Sizes of the chunks that `count` probes are drawn and multiplied in."""
+    chunk = min(count, probe_chunk or count)
+    return [min(chunk, count - start) for start in range(0, count, chunk)]

@@ -1,0 +1,133 @@
+"""XTrace: every probe serves the sketch and the remainder in turn.
+
+Letters: A the matrix (N, N), m probes Ω = (ω_1 … ω_m), Y = AΩ, Q an orthonormal basis of Y, Q_i one of
+Y without its i-th column, of rank r_i: Q_i Q_iᵀ = Q (I − s_i s_iᵀ) Qᵀ. H = QᵀA Q.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hessblocks.linalg.estimators.estimates import Estimate
+from hessblocks.linalg.estimators.probes import Probes, multiply
+from hessblocks.linalg.operators import (
+    LinearOperator,
+    column_products,
+    inner_products,
+    working_dtype,
+)
+
+SPANNED_BY_OTHERS = 1e-6
+
+
+def xtrace(op: LinearOperator, source: Probes, count: int, probe_chunk: int | None) -> Estimate:
+    """Trace from `count` Gaussian probes, each left out of the sketch in turn.
+
+        tr_i = tr(Q_iᵀA Q_i) + (N − r_i) / ‖P_i ω_i‖² · ω_iᵀ P_i A P_i ω_i,   P_i = I − Q_i Q_iᵀ
+
+    is unbiased; the value is the mean over i. The standard error is the jackknife's, the root of
+    the summed squared deviations of the m values that m − 1 of the probes give: by Efron and Stein
+    it overstates the error of m − 1 probes on average, and the error falls with each probe, so that
+    it is 1.2 to 4 times the true one. The usual formula, the deviation of the tr_i over √m, takes
+    them as independent; they are not, and it is down to 0.6 of the truth.
+
+    Args:
+        op: square operator with more rows than `count`.
+        source: where the Gaussian probes come from.
+        count: m, at least 4.
+        probe_chunk: vectors multiplied at once.
+
+    Returns:
+        The estimate.
+
+    Cost: 2 m products and m⁴ operations on small matrices.
+
+    Source: Epperly, Tropp and Webber (2024), algorithm 2.1 and section 2.3 (norms of the probes);
+    Efron and Stein (1981), theorem 2.
+    """
+    probes = source.draw(count)
+    products = multiply(op, probes, probe_chunk)
+    basis, factor = torch.linalg.qr(products.to(working_dtype(op.dtype)))
+    basis_products = multiply(op, basis.to(op.dtype), probe_chunk)
+    small = _SmallMatrices(
+        size=op.shape[0],
+        rounding=torch.finfo(factor.dtype).eps,
+        factor=factor.double().cpu(),
+        inner=inner_products(basis, basis_products).cpu(),
+        probes=inner_products(basis, probes).cpu(),
+        products=inner_products(basis, products).cpu(),
+        adjoint_probes=inner_products(basis_products, probes).cpu(),
+        quadratic=column_products(probes, products).cpu(),
+        square_norms=column_products(probes, probes).cpu(),
+    )
+    every = torch.arange(count)
+    fewer = torch.stack([every[every != left_out] for left_out in range(count)])
+    with_fewer = small.traces(fewer).mean(-1)
+    return Estimate(
+        value=float(small.traces(every[None]).mean()),
+        standard_error=float((with_fewer - with_fewer.mean()).square().sum().sqrt()),
+        probes=2 * count,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _SmallMatrices:
+    """All that the estimate needs, in coordinates of the basis Q; float64."""
+
+    size: int
+    """N."""
+    rounding: float
+    """Relative rounding of the products."""
+    factor: Float[Tensor, "m m"]
+    """R of Y = Q R."""
+    inner: Float[Tensor, "m m"]
+    """H = QᵀA Q."""
+    probes: Float[Tensor, "m m"]
+    """QᵀΩ."""
+    products: Float[Tensor, "m m"]
+    """QᵀA Ω."""
+    adjoint_probes: Float[Tensor, "m m"]
+    """(A Q)ᵀ Ω."""
+    quadratic: Float[Tensor, " m"]
+    """ω_iᵀ A ω_i."""
+    square_norms: Float[Tensor, " m"]
+    """‖ω_i‖²."""
+
+    def traces(self, chosen: Int[Tensor, "sets k"]) -> Float[Tensor, "sets k"]:
+        """tr_i of the chosen probes, as if there were no others, for several choices at once."""
+        span, dual, ranks = self._leave_one_out(chosen)
+        probes, products, adjoint_probes = (
+            span.mT @ matrix[:, chosen].movedim(0, 1)
+            for matrix in (self.probes, self.products, self.adjoint_probes)
+        )
+        inner = span.mT @ self.inner @ span
+        captured = inner.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+        captured = captured - (dual * (inner @ dual)).sum(-2)
+        inside = probes - dual * (dual * probes).sum(-2, keepdim=True)
+        remainder = self.quadratic[chosen] + (
+            inside * (inner @ inside - products - adjoint_probes)
+        ).sum(-2)
+        left = self.square_norms[chosen] - inside.square().sum(-2)
+        return captured + remainder * (self.size - ranks) / left
+
+    def _leave_one_out(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Directions that span the chosen columns of R, s_i in their coordinates, and r_i.
+
+        Directions below rounding are zero columns. A column that the others already span changes
+        nothing when it is left out: s_i = 0.
+        """
+        columns = self.factor[:, chosen].movedim(0, 1)
+        left, singular, right = torch.linalg.svd(columns, full_matrices=False)
+        noise = 10 * self.rounding * columns.shape[-1] * singular[:, :1]
+        kept = (singular > noise).double()
+        dual = right * (kept / torch.where(kept > 0, singular, 1.0))[..., None]
+        length = torch.linalg.vector_norm(dual, dim=-2, keepdim=True)
+        share = (right.square() * kept[..., None]).sum(-2, keepdim=True)
+        alone = share > 1 - SPANNED_BY_OTHERS
+        dual = torch.where(alone, dual / torch.where(alone, length, 1.0), 0.0)
+        ranks = kept.sum(-1, keepdim=True) - alone[..., 0, :].double()
+        return left * kept[:, None, :], dual, ranks

@@ -1,0 +1,92 @@
+"""Fewer tokens where several carry the same vectors: their matrices are added up.
+
+In the first layer of a language model equal tokens at equal positions have equal inputs, so that a
+batch of many sequences may have few distinct ones. Letters as in `kronecker_terms`; U distinct pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hessblocks.linalg.kronecker.matrices import TokenMatrices
+from hessblocks.linalg.kronecker.terms import KroneckerTerm
+from hessblocks.linalg.operators import chunks
+
+FEWEST = 64
+"""Tokens below which looking for equal ones does not pay."""
+WIDEST = 8
+"""How many times the numbers of a thin product its whole matrix may have to be worth multiplying out."""
+TOGETHER = 1 << 20
+"""Numbers of whole matrices that are held at a time."""
+
+
+def distinct(term: KroneckerTerm) -> KroneckerTerm:
+    """The same sum with one product for each distinct pair of vectors, where at least half are spared.
+
+    Cost: one pass over the vectors to find equal ones; N R W additions where they are merged.
+    """
+    if term.tokens < FEWEST or term.matrices.shared or _too_wide(term.matrices):
+        return term
+    found = _equal_tokens(term)
+    if found is None:
+        return term
+    first, group = found
+    summed = _summed(term.matrices, group, len(first))
+    row = term.row[first]
+    return replace(
+        term,
+        row=row,
+        column=row if term.column is term.row else term.column[first],
+        matrices=TokenMatrices(right=summed, symmetric=term.matrices.symmetric),
+    )
+
+
+def _summed(matrices: TokenMatrices, group: Tensor, groups: int) -> Tensor:
+    """Σ D_n over each group, (U, R, W); thin products are summed as they are multiplied out."""
+    R, W = matrices.rows, matrices.columns
+    left, right = matrices.left, matrices.right
+    if left is None or left.shape[0] != right.shape[0]:
+        summed = right.new_zeros(groups, R, W)
+        for tokens in chunks(len(group), max(1, TOGETHER // (R * W))):
+            summed.index_add_(0, group[tokens], matrices.select(tokens).whole())
+        return summed
+    order = torch.argsort(group)
+    left, right = left[order].flatten(0, 1), right[order].flatten(0, 1)
+    summed = right.new_empty(groups, R, W)
+    start = 0
+    for number, count in enumerate(torch.bincount(group, minlength=groups).tolist()):
+        end = start + count * matrices.rank
+        torch.mm(left[start:end].T, right[start:end], out=summed[number])
+        start = end
+    return summed
+
+
+def _too_wide(matrices: TokenMatrices) -> bool:
+    thin = matrices.rank * (matrices.rows + matrices.columns)
+    return matrices.left is not None and matrices.rows * matrices.columns > WIDEST * thin
+
+
+def _equal_tokens(term: KroneckerTerm) -> tuple[Tensor, Tensor] | None:
+    """The first token of each group of equal ones (U,) and the group of each token (N,), or None."""
+    prints = _fingerprints(term.row)
+    if term.column is not term.row:
+        prints = prints + torch.pi * _fingerprints(term.column)
+    values, group = torch.unique(prints, return_inverse=True)
+    if 2 * len(values) > term.tokens:
+        return None
+    first = torch.empty_like(values, dtype=torch.long)
+    first[group.flip(0)] = torch.arange(term.tokens - 1, -1, -1, device=first.device)
+    representative = first[group]
+    same = torch.equal(term.row, term.row[representative])
+    if same and term.column is not term.row:
+        same = torch.equal(term.column, term.column[representative])
+    return (first, group) if same else None
+
+
+def _fingerprints(vectors: Tensor) -> Tensor:
+    """A number for each vector that equal vectors share; others hardly ever do, and are told apart after."""
+    generic = torch.arange(1, vectors.shape[1] + 1, device=vectors.device).double().sqrt().sin()
+    return (vectors.double() * generic).sum(1)

@@ -1,0 +1,189 @@
+"""Inner products of sums of Kronecker products, by Gram matrices over their tokens.
+
+⟨Σ_n a_n b_nᵀ ⊗ D_n, Σ_m a_m b_mᵀ ⊗ D_m⟩ = Σ_nm (a_n·a_m)(b_n·b_m)⟨D_n, D_m⟩: three N × M matrices
+in place of one with P·T·R·W entries. Letters as in `kronecker_terms`; M tokens of the second sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hessblocks.linalg.kronecker.matrices import TokenMatrices
+from hessblocks.linalg.kronecker.terms import KroneckerTerm
+from hessblocks.linalg.operators import BoundedCache, chunks
+
+
+def inner_product(first: KroneckerTerm, second: KroneckerTerm, *, memory_limit: int) -> float:
+    """Frobenius inner product of two terms of one shape.
+
+    Args:
+        first: a term.
+        second: another, or the same one (then half of the pairs of tokens are visited).
+        memory_limit: bytes that the Gram matrices and the matrices of a chunk may take.
+
+    Returns:
+        The inner product; chunks are scaled first, so that float32 neither under- nor overflows.
+
+    Cost: `inner_product_cost`.
+    """
+    step = _chunk_length(first, second, memory_limit)
+    prepared: BoundedCache[_Chunk] = BoundedCache(memory_limit // 2)
+
+    def chunk(term: KroneckerTerm, other: KroneckerTerm, tokens: slice) -> _Chunk:
+        key = (term is first, tokens.start)
+        return prepared.get(key, lambda: _Chunk.of(term.select(tokens), other))
+
+    total = 0.0
+    for rows in chunks(first.tokens, step):
+        left = chunk(first, second, rows)
+        for columns in chunks(second.tokens, step):
+            if first is second and columns.start < rows.start:
+                continue
+            weight = 2.0 if first is second and columns.start > rows.start else 1.0
+            right = chunk(second, first, columns)
+            total += weight * left.size * right.size * _pairs(left.term, right.term)
+    return total
+
+
+def inner_product_cost(first: KroneckerTerm, second: KroneckerTerm) -> int:
+    """Multiplications that `inner_product` takes: N M (P + T + the smaller way to compare D)."""
+    P, R, T, W = first.sizes
+    pairs = first.tokens * second.tokens
+    if _aligned(first, second):
+        return pairs * (P + T + min(R * W, _thin_cost(first.matrices, second.matrices)))
+    return pairs * (P + T + R * W + second.matrices.rows * second.matrices.columns)
+
+
+def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int) -> int:
+    """Tokens in a chunk: two chunks of matrices and the Gram tensors of a pair stay in the limit.
+
+    A term with itself is cut at least in three, so that half of the pairs of chunks can be left out.
+    """
+    numbers = memory_limit // first.row.element_size()
+    _, R, _, W = first.sizes
+    matrix, gram = 0, 3
+    if not _aligned(first, second):
+        gram = 3 * max(R, W, second.matrices.rows, second.matrices.columns)
+    elif _thin(first.matrices, second.matrices):
+        gram = 3 + 2 * first.matrices.rank * second.matrices.rank
+    else:
+        matrix = R * W
+    by_matrices = numbers // (4 * matrix) if matrix else numbers
+    by_symmetry = max(128, first.tokens // 6) if first is second else first.tokens
+    return max(1, min(by_matrices, int((numbers / (2 * gram)) ** 0.5), by_symmetry))
+
+
+def _aligned(first: KroneckerTerm, second: KroneckerTerm) -> bool:
+    return first.row_swapped == second.row_swapped and first.column_swapped == second.column_swapped
+
+
+def _thin_cost(first: TokenMatrices, second: TokenMatrices) -> int:
+    return first.rank * second.rank * (first.rows + first.columns)
+
+
+def _thin(first: TokenMatrices, second: TokenMatrices) -> bool:
+    """Whether thin products are compared without being multiplied out."""
+    both = first.left is not None and second.left is not None
+    return both and _thin_cost(first, second) < first.rows * first.columns
+
+
+_SAFE = 1e4
+"""Matrices whose largest entry is within this factor of 1 need no scaling: their products are thin
+factors of four numbers at most, 1e-16 to 1e16."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Chunk:
+    """Some tokens of a term, ready to be compared with another term."""
+
+    term: KroneckerTerm
+    """Vectors with entries up to 1, and harmless matrices."""
+    size: float
+    """What the term was divided by."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.term.nbytes
+
+    @classmethod
+    def of(cls, term: KroneckerTerm, other: KroneckerTerm) -> _Chunk:
+        """Multiply out, pack and scale as the comparison with `other` wants it."""
+        matrices = term.matrices
+        if _aligned(term, other) and not _thin(matrices, other.matrices):
+            packed = matrices.symmetric and other.matrices.symmetric
+            matrices = matrices.packed() if packed else TokenMatrices(right=matrices.whole())
+        row, row_size = _normalised(term.row, within=1.0)
+        column, column_size = (
+            (row, row_size) if term.column is term.row else _normalised(term.column, within=1.0)
+        )
+        right, size = _normalised(matrices.right, within=_SAFE)
+        left = matrices.left
+        if left is not None:
+            same = left is matrices.right
+            left, left_size = (right, size) if same else _normalised(left, within=_SAFE)
+            size = size * left_size
+        scaled = replace(
+            term, row=row, column=column, matrices=TokenMatrices(right=right, left=left)
+        )
+        return cls(term=scaled, size=row_size * column_size * size)
+
+
+def _normalised(tensor: Tensor, *, within: float) -> tuple[Tensor, float]:
+    """The tensor over its largest entry, and that entry; unchanged where it is close enough to 1."""
+    low, high = torch.aminmax(tensor)
+    size = max(-float(low), float(high)) or 1.0
+    if 1 / within <= size <= within:
+        return tensor, 1.0
+    return tensor / size, size
+
+
+def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
+    """The inner product of two chunks.
+
+    Two terms whose row (column) vectors stand on the same index meet in their dot products;
+    otherwise the vector of each runs through the matrix of the other.
+    """
+    rows_meet = first.row_swapped == second.row_swapped
+    columns_meet = first.column_swapped == second.column_swapped
+    if columns_meet and not rows_meet:
+        return _pairs(first.adjoint(), second.adjoint())
+    if rows_meet and columns_meet:
+        gram = _matrix_gram(first.matrices, second.matrices)
+        vectors = first.row @ second.row.T
+        if first.column is first.row and second.column is second.row:
+            gram = gram * vectors.square()
+        else:
+            gram = gram * vectors * (first.column @ second.column.T)
+    elif rows_meet:
+        forth = first.matrices.times_each(second.column)  # (N, R, M)
+        back = second.matrices.times_each(first.column)  # (M, R, N)
+        gram = (first.row @ second.row.T) * (forth * back.permute(2, 1, 0)).sum(1)
+    else:
+        forth = torch.einsum("nrm,mr->nm", first.matrices.times_each(second.column), second.row)
+        back = torch.einsum("mpn,np->nm", second.matrices.times_each(first.column), first.row)
+        gram = forth * back
+    return float(_expanded_sum(gram, first.tokens, second.tokens))
+
+
+def _expanded_sum(gram: Tensor, rows: int, columns: int) -> Tensor:
+    """The sum over all pairs, where a matrix shared by all tokens left an axis of length 1."""
+    return gram.expand(rows, columns).sum(dtype=torch.float64)
+
+
+def _matrix_gram(first: TokenMatrices, second: TokenMatrices) -> Tensor:
+    """⟨D_n, D_m⟩ for all pairs, (N | 1, M | 1)."""
+    if first.left is None or second.left is None:
+        return first.whole().flatten(1) @ second.whole().flatten(1).T
+    lefts = _cross(first.left, second.left)
+    if first.left is first.right and second.left is second.right:
+        return lefts.square().sum((1, 3))
+    return (lefts * _cross(first.right, second.right)).sum((1, 3))
+
+
+def _cross(first: Tensor, second: Tensor) -> Tensor:
+    """All products of thin factors, (N, C, M, C')."""
+    flat = first.flatten(0, 1) @ second.flatten(0, 1).T
+    return flat.view(first.shape[0], first.shape[1], second.shape[0], second.shape[1])

@@ -1,0 +1,123 @@
+"""A matrix of exact operators: several parameter groups or heads side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from hessblocks.linalg.kronecker.sum import ExactOperator
+
+
+class BlockGrid(ExactOperator):
+    """Operators in a rectangle, each asked for when it is needed and let go after use."""
+
+    def __init__(
+        self,
+        block: Callable[[int, int], ExactOperator],
+        *,
+        row_lengths: Sequence[int],
+        column_lengths: Sequence[int],
+        like: Tensor,
+        norm: Callable[[int, int], float] | None = None,
+        symmetric: bool = False,
+        positive_semidefinite: bool = False,
+    ) -> None:
+        """Describe the rectangle; no block is asked for yet.
+
+        Args:
+            block: gives the operator in grid row i and grid column j; it may keep those it built.
+            row_lengths: rows of the blocks of each grid row.
+            column_lengths: columns of the blocks of each grid column.
+            like: a tensor with the dtype and device of the operator.
+            norm: gives the Frobenius norm of that block, where its owner remembers it.
+            symmetric: whether block (i, j) is the transpose of block (j, i); then only i ≤ j is asked for.
+            positive_semidefinite: whether no eigenvalue of the whole is negative; implies `symmetric`.
+        """
+        super().__init__(
+            (sum(row_lengths), sum(column_lengths)),
+            dtype=like.dtype,
+            device=like.device,
+            symmetric=symmetric,
+            positive_semidefinite=positive_semidefinite,
+        )
+        self._give = block
+        self._norm = norm or (lambda i, j: self.block(i, j).frobenius_norm())
+        self._rows = _slices(row_lengths)
+        self._columns = _slices(column_lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """Nothing: the blocks belong to whoever gives them."""
+        return 0
+
+    def block(self, i: int, j: int) -> ExactOperator:
+        """The operator in grid row i and grid column j."""
+        if self.symmetric and i > j:
+            return self.block(j, i).adjoint()
+        return self._give(i, j)
+
+    def adjoint(self) -> ExactOperator:
+        """The transposed grid of transposed blocks."""
+        if self.symmetric:
+            return self
+        return BlockGrid(
+            lambda i, j: self.block(j, i).adjoint(),
+            row_lengths=[s.stop - s.start for s in self._columns],
+            column_lengths=[s.stop - s.start for s in self._rows],
+            like=torch.empty(0, dtype=self.dtype, device=self.device),
+            norm=lambda i, j: self._norm(j, i),
+        )
+
+    def _matmat(self, columns: Tensor) -> Tensor:
+        out = columns.new_zeros(self.shape[0], columns.shape[1])
+        for i, j in self._visited():
+            rows, piece = self._rows[i], self._columns[j]
+            block = self.block(i, j)
+            out[rows] += block @ columns[piece]
+            if self.symmetric and i < j:
+                out[self._rows[j]] += block.adjoint() @ columns[self._columns[i]]
+        return out
+
+    def _rmatmat(self, columns: Tensor) -> Tensor:
+        return self.adjoint() @ columns
+
+    def add_dense(self, out: Tensor) -> None:
+        """Add the assembled blocks; of a symmetric grid the lower half is copied from the upper."""
+        for i, j in self._visited():
+            rows, columns = self._rows[i], self._columns[j]
+            if self.symmetric and i < j:
+                assembled = self.block(i, j).dense()
+                out[rows, columns] += assembled
+                out[columns, rows] += assembled.T
+            else:
+                self.block(i, j).add_dense(out[rows, columns])
+
+    def diagonal(self) -> Tensor:
+        """The diagonals of the diagonal blocks."""
+        return torch.cat([self.block(i, i).diagonal() for i in range(len(self._rows))])
+
+    def frobenius_norm(self) -> float:
+        """Root of the squared norms of the blocks; of a symmetric grid only half are computed."""
+        total = 0.0
+        for i, j in self._visited():
+            weight = 2.0 if self.symmetric and i < j else 1.0
+            total += weight * self._norm(i, j) ** 2
+        return math.sqrt(total)
+
+    def _visited(self) -> list[tuple[int, int]]:
+        """Places of the blocks that define the grid: all, or the upper half."""
+        return [
+            (i, j)
+            for i in range(len(self._rows))
+            for j in range(len(self._columns))
+            if not self.symmetric or i <= j
+        ]
+
+
+def _slices(lengths: Sequence[int]) -> list[slice]:
+    ends = list(accumulate(lengths))
+    return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]

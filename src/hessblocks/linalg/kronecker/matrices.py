@@ -1,0 +1,156 @@
+"""One matrix for each token: whole, thin, shared by all tokens, or symmetric.
+
+Letters: N tokens (1 where all tokens share a matrix); R and W, rows and columns of the matrices; C, inner
+size of a thin product leftᵀ right; K, columns multiplied together; M vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from hessblocks.linalg.operators import chunks
+
+TOGETHER = 1 << 18
+"""Numbers of whole matrices that are made at a time where they are packed; they stay in the cache."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UpperTriangle:
+    """Where the entries on and above the diagonal of a square matrix stand."""
+
+    rows: Tensor
+    """Row of each entry."""
+    columns: Tensor
+    """Column of each entry."""
+    places: Tensor
+    """Index of each entry in the flattened matrix."""
+    numbers: Tensor
+    """Number of the entry that each place of the flattened symmetric matrix repeats."""
+
+
+@lru_cache(maxsize=16)
+def upper_triangle(size: int, device: torch.device) -> UpperTriangle:
+    """The upper triangle of a (size, size) matrix."""
+    rows, columns = torch.triu_indices(size, size, device=device)
+    numbers = torch.empty(size, size, dtype=torch.long, device=device)
+    numbers[rows, columns] = numbers[columns, rows] = torch.arange(len(rows), device=device)
+    return UpperTriangle(
+        rows=rows, columns=columns, places=rows * size + columns, numbers=numbers.flatten()
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenMatrices:
+    """One (R, W) matrix for each token: D_n = right_n, or the thin product D_n = left_nᵀ right_n."""
+
+    right: Tensor
+    """(N | 1, C, W); the matrices themselves where `left` is None."""
+    left: Tensor | None = None
+    """(N | 1, C, R), or None for whole matrices."""
+    symmetric: bool = False
+    """Whether every matrix is known to be symmetric."""
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return self.right.shape[1] if self.left is None else self.left.shape[2]
+
+    @property
+    def columns(self) -> int:
+        """W."""
+        return self.right.shape[2]
+
+    @property
+    def rank(self) -> int:
+        """C, the inner size; R for whole matrices."""
+        return self.right.shape[1]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all tokens have the same matrix."""
+        return self.right.shape[0] == 1 and (self.left is None or self.left.shape[0] == 1)
+
+    def whole(self) -> Tensor:
+        """The matrices, (N | 1, R, W)."""
+        return self.right if self.left is None else self.left.mT @ self.right
+
+    def compact(self) -> TokenMatrices:
+        """Whole matrices where they hold no more numbers than the thin product."""
+        if self.left is None or self.rows * self.columns > self.rank * (self.rows + self.columns):
+            return self
+        return TokenMatrices(right=self.whole(), symmetric=self.symmetric)
+
+    def plus(self, other: TokenMatrices) -> TokenMatrices:
+        """The sums D_n + D'_n: thin where both are and that holds fewer numbers."""
+        symmetric = self.symmetric and other.symmetric
+        if self.left is None or other.left is None:
+            return TokenMatrices(right=self.whole() + other.whole(), symmetric=symmetric)
+        left, right = _joined(self.left, other.left), _joined(self.right, other.right)
+        return TokenMatrices(left=left, right=right, symmetric=symmetric).compact()
+
+    def packed(self) -> TokenMatrices:
+        """Symmetric matrices as rows, (N | 1, 1, R (R + 1) / 2), with the same inner products."""
+        assert self.symmetric
+        upper = upper_triangle(self.rows, self.right.device)
+        weights = (1.0 + (upper.rows != upper.columns).to(self.right.dtype)).sqrt()
+        count = self.right.shape[0] if self.left is None else max(len(self.left), len(self.right))
+        flat = self.right.new_empty(count, len(upper.places))
+        for tokens in chunks(count, max(1, TOGETHER // len(upper.numbers))):
+            whole = self.select(tokens).whole().flatten(1)
+            torch.index_select(whole, 1, upper.places, out=flat[tokens]).mul_(weights)
+        return TokenMatrices(right=flat[:, None])
+
+    def transposed(self) -> TokenMatrices:
+        """D_nᵀ."""
+        if self.symmetric:
+            return self
+        if self.left is None:
+            return TokenMatrices(right=self.right.mT)
+        return TokenMatrices(left=self.right, right=self.left)
+
+    def select(self, tokens: slice) -> TokenMatrices:
+        """The matrices of some tokens; shared ones stay as they are."""
+        left = None if self.left is None else _take(self.left, tokens)
+        return replace(self, right=_take(self.right, tokens), left=left)
+
+    def narrow_rows(self, rows: slice) -> TokenMatrices:
+        """Some rows of every matrix."""
+        if self.left is None:
+            return TokenMatrices(right=self.right[:, rows])
+        return TokenMatrices(left=self.left[:, :, rows], right=self.right)
+
+    def times(self, columns: Tensor) -> Tensor:
+        """D_n X_n for a stack (N, W, K), as (N, R, K)."""
+        inner = self.right @ columns
+        return inner if self.left is None else self.left.mT @ inner
+
+    def times_each(self, vectors: Tensor) -> Tensor:
+        """D_n v_m for every pair of a token and one of M vectors (M, W), as (N, R, M)."""
+        inner = self.right @ vectors.T
+        return inner if self.left is None else self.left.mT @ inner
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers held."""
+        left = 0 if self.left is None or self.left is self.right else self.left.nbytes
+        return self.right.nbytes + left
+
+    def diagonals(self) -> Tensor:
+        """The diagonal of each square matrix, (N | 1, R)."""
+        if self.left is None:
+            return self.right.diagonal(dim1=1, dim2=2)
+        return (self.left * self.right).sum(1)
+
+
+def _take(tensor: Tensor, tokens: slice) -> Tensor:
+    return tensor if tensor.shape[0] == 1 else tensor[tokens]
+
+
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    """Two thin factors side by side, either of them possibly shared by all tokens."""
+    count = max(first.shape[0], second.shape[0])
+    return torch.cat([first.expand(count, -1, -1), second.expand(count, -1, -1)], dim=1)

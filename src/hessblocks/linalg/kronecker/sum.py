@@ -1,0 +1,235 @@
+"""Sums of Kronecker products over tokens, as operators that are never assembled.
+
+Letters as in `kronecker_terms`: N tokens; a block has rows (P, R) and columns (T, W); K, columns.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import combinations_with_replacement
+
+import torch
+from torch import Tensor
+
+from hessblocks.linalg.kronecker.distinct import distinct
+from hessblocks.linalg.kronecker.gram import inner_product, inner_product_cost
+from hessblocks.linalg.kronecker.terms import KroneckerTerm
+from hessblocks.linalg.operators import LinearOperator, chunks
+
+MEMORY_LIMIT = 1 << 29
+"""Bytes that the intermediate results of one operation may take, unless told otherwise."""
+
+
+class ExactOperator(LinearOperator):
+    """An operator whose trace, diagonal and Frobenius norm are known without random probes."""
+
+    @abc.abstractmethod
+    def adjoint(self) -> ExactOperator:
+        """The transposed operator."""
+
+    @abc.abstractmethod
+    def diagonal(self) -> Tensor:
+        """The main diagonal of a square operator."""
+
+    @abc.abstractmethod
+    def frobenius_norm(self) -> float:
+        """Square root of the sum of all squared entries."""
+
+    @abc.abstractmethod
+    def add_dense(self, out: Tensor) -> None:
+        """Add the assembled matrix to `out`, a view of the operator's shape."""
+
+    @property
+    @abc.abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the numbers that the operator holds."""
+
+    def trace(self) -> float:
+        """Sum of the diagonal."""
+        return float(self.diagonal().sum(dtype=torch.float64))
+
+    def dense(self) -> Tensor:
+        """The assembled matrix."""
+        out = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        self.add_dense(out)
+        return out
+
+
+class KroneckerSum(ExactOperator):
+    """Σ over terms and tokens of (row vector)(column vector)ᵀ ⊗ matrix."""
+
+    def __init__(
+        self,
+        terms: Sequence[KroneckerTerm],
+        *,
+        row_shape: tuple[int, int],
+        column_shape: tuple[int, int],
+        like: Tensor,
+        symmetric: bool = False,
+        positive_semidefinite: bool = False,
+        memory_limit: int = MEMORY_LIMIT,
+    ) -> None:
+        """Collect terms of one shape; none at all is the zero operator.
+
+        Args:
+            terms: each with `row_shape` and `column_shape` as below.
+            row_shape: the two lengths of the row index, outer first; a weight's (in, out).
+            column_shape: the same of the column index.
+            like: a tensor with the dtype and device of the operator.
+            symmetric: whether the sum equals its transpose.
+            positive_semidefinite: whether no eigenvalue is negative; implies `symmetric`.
+            memory_limit: bytes for the intermediate results of one operation.
+        """
+        super().__init__(
+            (math.prod(row_shape), math.prod(column_shape)),
+            dtype=like.dtype,
+            device=like.device,
+            symmetric=symmetric,
+            positive_semidefinite=positive_semidefinite,
+        )
+        self.row_shape = row_shape
+        self.column_shape = column_shape
+        self.memory_limit = memory_limit
+        self.terms = _merged([distinct(term.collapsed()) for term in terms])
+        for term in self.terms:
+            assert (term.row_shape, term.column_shape) == (row_shape, column_shape)
+
+    def adjoint(self) -> ExactOperator:
+        """The transposed sum; nothing is computed."""
+        if self.symmetric:
+            return self
+        return KroneckerSum(
+            [term.adjoint() for term in self.terms],
+            row_shape=self.column_shape,
+            column_shape=self.row_shape,
+            like=torch.empty(0, dtype=self.dtype, device=self.device),
+            memory_limit=self.memory_limit,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the vectors and matrices of all terms."""
+        return sum(term.nbytes for term in self.terms)
+
+    def _matmat(self, columns: Tensor) -> Tensor:
+        """Cost: N (T W + R W + P R) K multiplications; N (W + R) K numbers, chunked."""
+        out = columns.new_zeros(self.shape[0], columns.shape[1])
+        for term in self.terms:
+            _, R, _, W = term.sizes
+            numbers = (R + W + term.matrices.rank) * columns.shape[1]
+            for tokens in self._token_chunks(term, numbers):
+                out += term.select(tokens).product(columns)
+        return out
+
+    def _rmatmat(self, columns: Tensor) -> Tensor:
+        return self.adjoint() @ columns
+
+    def dense(self) -> Tensor:
+        """The assembled sum."""
+        if not self.terms:
+            return super().dense()
+        pieces = (
+            term.select(tokens).assembled()
+            for term in self.terms
+            for tokens in self._assembly_chunks(term)
+        )
+        out = next(pieces).reshape(self.shape)
+        grid = out.view(*self.row_shape, *self.column_shape)
+        for piece in pieces:
+            grid += piece
+        return out
+
+    def add_dense(self, out: Tensor) -> None:
+        """Add the assembled sum to `out`. Cost: N P T R W multiplications."""
+        grid = out.view(*self.row_shape, *self.column_shape)
+        for term in self.terms:
+            for tokens in self._assembly_chunks(term):
+                grid += term.select(tokens).assembled()
+
+    def diagonal(self) -> Tensor:
+        """The main diagonal of a square sum. Cost: N P R multiplications."""
+        out = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
+        for term in self.terms:
+            P, R, _, _ = term.sizes
+            for tokens in self._token_chunks(term, 2 * P * R):
+                out += term.select(tokens).diagonal()
+        return out
+
+    def frobenius_norm(self) -> float:
+        """The exact Frobenius norm, by Gram matrices or by assembling, whichever costs less.
+
+        Cost: N² (P + T + R W) or N P T R W multiplications; the assembled matrix is never held
+        whole beyond the memory limit.
+        """
+        return math.sqrt(max(self._square, 0.0))
+
+    @cached_property
+    def _square(self) -> float:
+        """The squared norm."""
+        pairs = combinations_with_replacement(self.terms, 2)
+        by_gram = sum(inner_product_cost(a, b) for a, b in pairs)
+        by_assembling = sum(term.tokens * math.prod(term.sizes) for term in self.terms)
+        return self._gram_square() if by_gram <= by_assembling else self._assembled_square()
+
+    def _gram_square(self) -> float:
+        total = 0.0
+        for a, b in combinations_with_replacement(self.terms, 2):
+            weight = 1.0 if a is b else 2.0
+            total += weight * inner_product(a, b, memory_limit=self.memory_limit)
+        return total
+
+    def _assembled_square(self) -> float:
+        """Sum of squares of the assembled matrix, some of its rows at a time."""
+        row_numbers = self.row_shape[1] * self.shape[1] + 1
+        numbers = self.memory_limit // (3 * self.dtype.itemsize)
+        total = 0.0
+        for rows in chunks(self.row_shape[0], max(1, numbers // row_numbers)):
+            strip = KroneckerSum(
+                [term.narrow_rows(rows) for term in self.terms],
+                row_shape=(rows.stop - rows.start, self.row_shape[1]),
+                column_shape=self.column_shape,
+                like=torch.empty(0, dtype=self.dtype, device=self.device),
+                memory_limit=self.memory_limit,
+            )
+            total += float(torch.linalg.vector_norm(strip.dense(), dtype=torch.float64)) ** 2
+        return total
+
+    def _assembly_chunks(self, term: KroneckerTerm) -> list[slice]:
+        P, R, T, W = term.sizes
+        return self._token_chunks(term, P * T + R * W)
+
+    def _token_chunks(self, term: KroneckerTerm, numbers: int) -> list[slice]:
+        """Slices of tokens whose intermediate results, `numbers` each, stay within the limit."""
+        step = self.memory_limit // (2 * self.dtype.itemsize * max(1, numbers))
+        return list(chunks(term.tokens, max(1, step)))
+
+
+def _merged(terms: Sequence[KroneckerTerm]) -> tuple[KroneckerTerm, ...]:
+    """Add up the matrices of terms with the same vectors; drop terms without tokens."""
+    kept: list[KroneckerTerm] = []
+    for term in terms:
+        twin = next((k for k, other in enumerate(kept) if _share_vectors(term, other)), None)
+        if term.tokens == 0:
+            continue
+        if twin is None:
+            kept.append(term)
+        else:
+            kept[twin] = replace(term, matrices=kept[twin].matrices.plus(term.matrices))
+    return tuple(kept)
+
+
+def _share_vectors(first: KroneckerTerm, second: KroneckerTerm) -> bool:
+    return (
+        _equal(first.row, second.row)
+        and _equal(first.column, second.column)
+        and first.row_swapped == second.row_swapped
+        and first.column_swapped == second.column_swapped
+    )
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return first is second or torch.equal(first, second)

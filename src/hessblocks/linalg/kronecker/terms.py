@@ -1,0 +1,147 @@
+"""Kronecker products with one factor of rank one, a product for each token.
+
+Letters: N tokens (1 where all tokens share a matrix); P and T, lengths of the row and the column
+vectors; R and W, rows and columns of the matrices; K, columns multiplied together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hessblocks.linalg.kronecker.matrices import TokenMatrices, upper_triangle
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KroneckerTerm:
+    """Σ_n (row_n column_nᵀ) ⊗ D_n, with either pair of indices possibly in the other order.
+
+    Entry (p r), (t w) is Σ_n row_n[p] column_n[t] D_n[r, w]. With `row_swapped` the row index is
+    (r p) instead of (p r), with `column_swapped` the column index is (w t) instead of (t w).
+    """
+
+    row: Tensor
+    """(N, P)."""
+    column: Tensor
+    """(N, T)."""
+    matrices: TokenMatrices
+    """(N | 1, R, W)."""
+    row_swapped: bool = False
+    """Whether the matrix index comes first in the row index."""
+    column_swapped: bool = False
+    """Whether the matrix index comes first in the column index."""
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return self.row.shape[0]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(P, R, T, W)."""
+        return self.row.shape[1], self.matrices.rows, self.column.shape[1], self.matrices.columns
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """The two lengths that the row index runs over, outer one first."""
+        P, R, _, _ = self.sizes
+        return (R, P) if self.row_swapped else (P, R)
+
+    @property
+    def column_shape(self) -> tuple[int, int]:
+        """The two lengths that the column index runs over, outer one first."""
+        _, _, T, W = self.sizes
+        return (W, T) if self.column_swapped else (T, W)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers held."""
+        return self.row.nbytes + self.column.nbytes + self.matrices.nbytes
+
+    def adjoint(self) -> KroneckerTerm:
+        """The transposed term."""
+        return KroneckerTerm(
+            row=self.column,
+            column=self.row,
+            matrices=self.matrices.transposed(),
+            row_swapped=self.column_swapped,
+            column_swapped=self.row_swapped,
+        )
+
+    def select(self, tokens: slice) -> KroneckerTerm:
+        """The sum over some of the tokens only."""
+        row = self.row[tokens]
+        column = row if self.column is self.row else self.column[tokens]
+        return replace(self, row=row, column=column, matrices=self.matrices.select(tokens))
+
+    def narrow_rows(self, rows: slice) -> KroneckerTerm:
+        """Some rows of the operator: a range of the outer of its two row indices."""
+        if self.row_swapped:
+            return replace(self, matrices=self.matrices.narrow_rows(rows))
+        return replace(self, row=self.row[:, rows])
+
+    def collapsed(self) -> KroneckerTerm:
+        """The same sum with fewer terms where the tokens share one matrix.
+
+        Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens.
+        """
+        P, _, _, _ = self.sizes
+        if not self.matrices.shared or self.tokens <= P:
+            return self
+        identity = torch.eye(P, dtype=self.row.dtype, device=self.row.device)
+        return replace(self, row=identity, column=self.row.T @ self.column)
+
+    def product(self, columns: Tensor) -> Tensor:
+        """The term times (T·W, K) columns, as (P·R, K). Cost: N (T W + R W + P R) K."""
+        P, R, T, W = self.sizes
+        count = columns.shape[1]
+        block = columns.reshape(*self.column_shape, count)
+        if self.column_swapped:
+            block = block.transpose(0, 1)
+        inner = (self.column @ block.reshape(T, W * count)).view(-1, W, count)
+        inner = self.matrices.times(inner)
+        out = (self.row.T @ inner.reshape(-1, R * count)).view(P, R, count)
+        if self.row_swapped:
+            out = out.transpose(0, 1)
+        return out.reshape(P * R, count)
+
+    def assembled(self) -> Tensor:
+        """Every entry, (row outer, row inner, column outer, column inner).
+
+        Cost: N P T R W multiplications; half as many for each symmetric factor.
+        """
+        P, R, T, W = self.sizes
+        row_order = (2, 0) if self.row_swapped else (0, 2)
+        column_order = (3, 1) if self.column_swapped else (1, 3)
+        return self._canonical().view(P, T, R, W).permute(*row_order, *column_order)
+
+    def _canonical(self) -> Tensor:
+        """The sum over tokens of (row columnᵀ, flat) (matrix, flat)ᵀ, (P·T, R·W)."""
+        P, R, T, _ = self.sizes
+        whole = self.matrices.whole().flatten(1)
+        if self.matrices.shared:
+            return (self.row.T @ self.column).view(P * T, 1) * whole
+        if self.matrices.symmetric:
+            whole = whole.index_select(1, upper_triangle(R, whole.device).places)
+        if self.row is not self.column:
+            pairs = (self.row[:, :, None] * self.column[:, None, :]).view(-1, P * T)
+            summed = pairs.T @ whole
+        else:
+            upper = upper_triangle(P, whole.device)
+            pairs = self.row.index_select(1, upper.rows) * self.row.index_select(1, upper.columns)
+            summed = (pairs.T @ whole).index_select(0, upper.numbers)
+        if self.matrices.symmetric:
+            summed = summed.index_select(1, upper_triangle(R, whole.device).numbers)
+        return summed
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of a square term, (P·R,)."""
+        if self.row_swapped == self.column_swapped:
+            diagonals = self.matrices.diagonals().expand(self.tokens, -1)
+            out = (self.row * self.column).T @ diagonals
+        else:
+            whole = self.matrices.whole()
+            out = torch.einsum("nrp,np,nr->pr", whole, self.row, self.column)
+        return (out.T if self.row_swapped else out).reshape(-1)

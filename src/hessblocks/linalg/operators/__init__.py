@@ -1,0 +1,11 @@
+"""Matrices that are only applied: the base class, exact operators kept in memory, inner products."""
+
+from hessblocks.linalg.operators.bounded import BoundedCache, chunks
+from hessblocks.linalg.operators.inner import (
+    column_products,
+    inner_products,
+    pooled_factor,
+    student_factor,
+    working_dtype,
+)
+from hessblocks.linalg.operators.operator import AdjointOperator, DenseOperator, LinearOperator

@@ -1,0 +1,48 @@
+"""Results kept for reuse as long as they fit in a number of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+
+class Sized(Protocol):
+    """Something that knows how many bytes it holds, as tensors do."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+
+Value = TypeVar("Value", bound=Sized)
+
+
+class BoundedCache(Generic[Value]):
+    """The most recently used results; what goes beyond the limit is forgotten and made again."""
+
+    def __init__(self, limit: int) -> None:
+        """Start empty.
+
+        Args:
+            limit: bytes; a result larger than this is never kept.
+        """
+        self._limit = limit
+        self._kept: OrderedDict[Hashable, Value] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The result under `key`, made by `make` when it is not kept."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        value = make()
+        self._kept[key] = value
+        while sum(kept.nbytes for kept in self._kept.values()) > self._limit:
+            self._kept.popitem(last=False)
+        return value
+
+
+def chunks(length: int, step: int) -> Iterator[slice]:
+    """Slices of at most `step` that cover range(length)."""
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))

@@ -1,0 +1,105 @@
+"""Condition number of an operator by Lanczos.
+
+Letters: σ_1 largest, σ_n smallest singular value.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from hessblocks.linalg.estimators import ConditionNumber, Eigenvalues
+from hessblocks.linalg.operators import LinearOperator, working_dtype
+from hessblocks.linalg.spectra.lanczos import Budget, Wanted, find_extremes
+
+
+def condition_number(
+    op: LinearOperator,
+    *,
+    tolerance: float = 1e-3,
+    max_products: int = 1000,
+    basis_size: int = 64,
+    seed: int = 0,
+    probe_chunk: int | None = None,
+) -> ConditionNumber:
+    """σ_1 / σ_n of an operator (M, N); n = min(M, N).
+
+    From the ends of the spectrum of A where it is declared positive semidefinite, else of AᵀA
+    (AAᵀ for a wide matrix),
+    whose smallest eigenvalue is resolved to rounding of the largest: condition numbers above
+    1/√eps (7e7 in float64, 3e3 in float32) are then infinite. Lanczos values lie inside the
+    spectrum, so that without convergence the number is too small.
+
+    Args:
+        op: operator (M, N).
+        tolerance: largest residual of each end wanted, as a share of its own eigenvalue.
+        max_products: products after which the search ends, with a warning.
+        basis_size: vectors held at most; memory is that times n numbers.
+        seed: of the random start.
+        probe_chunk: vectors multiplied at once.
+
+    Returns:
+        The ratio with the interval that the residuals allow; 1 for a multiple of the identity,
+        infinite for a singular matrix, nan for the zero matrix.
+
+    Raises:
+        RunError: a product is not finite.
+
+    Cost: that of `extreme_eigenvalues`; twice that where AᵀA is needed.
+    """
+    definite = op.positive_semidefinite
+    target = op if definite else NormalOperator(op if op.shape[0] >= op.shape[1] else op.adjoint())
+    rounding = 10 * torch.finfo(working_dtype(op.dtype)).eps * math.sqrt(target.shape[0])
+    ends = find_extremes(
+        target,
+        Wanted.at_ends(target.shape[0], 1, "both"),
+        allowed=lambda values, scale: (tolerance * values.abs()).clamp_min(rounding * scale),
+        budget=Budget(products=max_products, basis=basis_size, chunk=probe_chunk),
+        seed=seed,
+    )
+    if not ends.converged:
+        warnings.warn(
+            f"condition_number: not converged after {ends.products} products, the value is a lower "
+            "bound; raise max_products or basis_size",
+            stacklevel=2,
+        )
+    return _ratio_of(ends, rounding, power=1.0 if definite else 0.5)
+
+
+def _ratio_of(ends: Eigenvalues, rounding: float, power: float) -> ConditionNumber:
+    """The ratio of the two ends and its interval, to the power that makes them singular values."""
+    top, bottom = float(ends.values[0]), max(float(ends.values[-1]), 0.0)
+    above, below = float(ends.residuals[0]), float(ends.residuals[-1])
+    noise = rounding * top
+    return ConditionNumber(
+        value=_ratio(top, bottom if bottom > noise else 0.0) ** power,
+        lower=max(_ratio(max(top - above, 0.0), bottom + below), 1.0) ** power,
+        upper=_ratio(top + above, max(bottom - max(below, noise), 0.0)) ** power,
+        largest=top**power,
+        smallest=bottom**power,
+        converged=ends.converged,
+        products=ends.products * round(1 / power),
+    )
+
+
+def _ratio(top: float, bottom: float) -> float:
+    if bottom > 0:
+        return top / bottom
+    return math.inf if top > 0 else math.nan
+
+
+class NormalOperator(LinearOperator):
+    """AᵀA."""
+
+    def __init__(self, of: LinearOperator) -> None:
+        """Wrap `of`; nothing is computed."""
+        size = of.shape[1]
+        super().__init__((size, size), dtype=of.dtype, device=of.device, positive_semidefinite=True)
+        self._of = of
+        self._adjoint = of.adjoint()
+
+    def _matmat(self, columns: Tensor) -> Tensor:
+        return self._adjoint @ (self._of @ columns)

@@ -1,0 +1,144 @@
+"""Stochastic Lanczos quadrature: each probe's view of a spectrum as nodes and weights.
+
+Letters: A symmetric (N, N), K probes z, S steps, V_k the basis of probe k, T_k its tridiagonal matrix.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.linalg.estimators import (
+    Probes,
+    assemble,
+    check_probes,
+    check_square,
+    chunk_sizes,
+    multiply,
+)
+from hessblocks.linalg.operators import LinearOperator, working_dtype
+from hessblocks.linalg.spectra.spectrum import Spectrum
+
+PASSES = 2
+NEGLIGIBLE = 100
+
+
+def spectral_density(
+    op: LinearOperator,
+    steps: int = 100,
+    probes: int = 10,
+    seed: int = 0,
+    *,
+    broadening: float | None = None,
+    points: int = 512,
+    probe_chunk: int | None = None,
+) -> Spectrum:
+    """Density of the eigenvalues of a symmetric operator.
+
+    Lanczos from each probe gives nodes θ_s (eigenvalues of T_k) and weights τ_s (squared first
+    entries of its eigenvectors) with Σ_s τ_s f(θ_s) = zᵀf(A) z / N, exactly so for polynomials of
+    degree up to 2 S − 1; its mean over probes is unbiased for the mean of f over the eigenvalues.
+    All probes advance together, each re-orthogonalised against its whole basis. Exact, and said so,
+    where N ≤ S.
+
+    Args:
+        op: symmetric operator (N, N).
+        steps: S, products a probe.
+        probes: K; the error bars are tested for 10 and more.
+        seed: of the probes.
+        broadening: standard deviation of the normal density put on each eigenvalue, in the unit of
+            the eigenvalues; None: 2 % of the distance between the outermost nodes. Steps resolve
+            about that distance over S, so that finer broadening shows nodes, not eigenvalues.
+        points: of the grid the density is given on.
+        probe_chunk: probes advanced together; bounds memory, changes no probe.
+
+    Returns:
+        The spectrum: density on a grid with its standard error, moments, nodes and weights.
+
+    Raises:
+        ArgumentError: not symmetric, no probes or no steps.
+        RunError: a product is not finite.
+
+    Cost: S K products; memory N · S · probe_chunk numbers.
+
+    Source: Ubaru, Chen and Saad (2017), section 3; Ghorbani, Krishnan and Xiao (2019), algorithm 1.
+    """
+    check_square("spectral_density", op, symmetric=True)
+    check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk)
+    check_probes("spectral_density: steps", steps, at_least=1)
+    if op.shape[0] <= steps:
+        matrix = assemble(op, probe_chunk).double()
+        nodes = torch.linalg.eigvalsh((matrix + matrix.T) / 2).cpu()[None]
+        return Spectrum.from_nodes(
+            nodes,
+            torch.full_like(nodes, 1 / op.shape[0]),
+            size=op.shape[0],
+            method="exact",
+            broadening=broadening,
+            points=points,
+        )
+    source = Probes(op, seed=seed)
+    pieces = [
+        lanczos_quadrature(op, source.draw(size), steps)
+        for size in chunk_sizes(probes, probe_chunk)
+    ]
+    return Spectrum.from_nodes(
+        torch.cat([nodes for nodes, _ in pieces]),
+        torch.cat([weights for _, weights in pieces]),
+        size=op.shape[0],
+        method="estimate",
+        broadening=broadening,
+        points=points,
+    )
+
+
+def lanczos_quadrature(
+    op: LinearOperator, probes: Float[Tensor, "size count"], steps: int
+) -> tuple[Float[Tensor, "count steps"], Float[Tensor, "count steps"]]:
+    """Nodes and weights (summing to 1) of the Gauss quadrature of each probe.
+
+    A probe whose Krylov space ends early keeps zero vectors from there on; its further nodes have
+    weight 0.
+    """
+    dtype = working_dtype(op.dtype)
+    count = probes.shape[1]
+    bases = torch.zeros(count, steps, op.shape[0], dtype=dtype, device=op.device)
+    diagonal = torch.zeros(count, steps, dtype=torch.float64)
+    beside = torch.zeros(count, steps, dtype=torch.float64)
+    vectors, _ = _normalised(probes.to(dtype).T, torch.zeros(count, dtype=torch.float64))
+    for step in range(steps):
+        bases[:, step] = vectors
+        products = multiply(op, vectors.T.to(op.dtype)).to(dtype).T
+        diagonal[:, step] = (vectors.double() * products.double()).sum(1).cpu()
+        scale = (diagonal.abs() + beside).amax(1)
+        remainder = _orthogonalised(products, bases[:, : step + 1])
+        vectors, beside[:, step] = _normalised(
+            remainder, NEGLIGIBLE * torch.finfo(dtype).eps * scale
+        )
+        if not beside[:, step].any():
+            break
+    tridiagonal = torch.diag_embed(diagonal)
+    tridiagonal += torch.diag_embed(beside[:, :-1], 1) + torch.diag_embed(beside[:, :-1], -1)
+    nodes, rotations = torch.linalg.eigh(tridiagonal)
+    return nodes, rotations[:, 0].square()
+
+
+def _orthogonalised(
+    products: Float[Tensor, "count size"], bases: Float[Tensor, "count k size"]
+) -> Float[Tensor, "count size"]:
+    """Each row without its part in its own basis."""
+    for _ in range(PASSES):
+        parts = torch.bmm(bases, products[..., None])
+        products = products - torch.bmm(bases.mT, parts)[..., 0]
+    return products
+
+
+def _normalised(
+    rows: Float[Tensor, "count size"], negligible: Float[Tensor, " count"]
+) -> tuple[Float[Tensor, "count size"], Float[Tensor, " count"]]:
+    """Rows of length 1 and the lengths they had; negligible rows become zero."""
+    lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu()
+    alive = lengths > negligible
+    factors = torch.where(alive, 1 / torch.where(alive, lengths, 1.0), 0.0)
+    return rows * factors.to(rows)[:, None], torch.where(alive, lengths, 0.0)

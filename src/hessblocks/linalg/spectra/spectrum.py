@@ -1,0 +1,157 @@
+"""The spectrum of an operator as seen by random probes: density, moments, averages.
+
+Letters: N eigenvalues λ, K probes, θ and τ nodes and weights of one probe's quadrature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.errors import ArgumentError
+from hessblocks.linalg.estimators import Estimate, Method
+from hessblocks.linalg.operators import pooled_factor
+
+DEFAULT_SHARE = 0.02
+MARGIN = 4.0
+NO_WEIGHT = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spectrum:
+    """Density of eigenvalues with its uncertainty, and the quadrature that it comes from."""
+
+    nodes: Float[Tensor, "probes steps"]
+    """Nodes of each probe's quadrature; of an exact spectrum the eigenvalues, in one row."""
+    weights: Float[Tensor, "probes steps"]
+    """Weight of each node; each row sums to 1."""
+    size: int
+    """N, the number of eigenvalues."""
+    method: Method
+    """`exact` (all eigenvalues) or `estimate` (random probes)."""
+    broadening: float
+    """Standard deviation of the normal density on each eigenvalue, in their unit."""
+    grid: Float[Tensor, " points"]
+    """Where the density is given, rising, in the unit of the eigenvalues."""
+    density: Float[Tensor, " points"]
+    """Share of eigenvalues per unit; integrates to 1."""
+    standard_error: Float[Tensor, " points"]
+    """Standard error of the density; 0 for exact spectra."""
+
+    @classmethod
+    def from_nodes(
+        cls,
+        nodes: Float[Tensor, "probes steps"],
+        weights: Float[Tensor, "probes steps"],
+        *,
+        size: int,
+        method: Method = "estimate",
+        broadening: float | None = None,
+        points: int = 512,
+    ) -> Spectrum:
+        """Build a spectrum from quadratures.
+
+        Args:
+            nodes: of each probe, float64.
+            weights: of each node; rows sum to 1.
+            size: number of eigenvalues.
+            method: where the nodes come from.
+            broadening: see `spectral_density`.
+            points: of the grid, over all nodes and four standard deviations more.
+
+        Raises:
+            ArgumentError: a broadening that is not positive.
+        """
+        seen = nodes[weights > NO_WEIGHT]
+        low, high = float(seen.min()), float(seen.max())
+        width = default_broadening(low, high) if broadening is None else broadening
+        if not width > 0:
+            raise ArgumentError(f"broadening: expected a width above 0, got {width}")
+        margin = MARGIN * width
+        grid = torch.linspace(low - margin, high + margin, points, dtype=torch.float64)
+        spectrum = cls(
+            nodes=nodes,
+            weights=weights,
+            size=size,
+            method=method,
+            broadening=width,
+            grid=grid,
+            density=torch.zeros_like(grid),
+            standard_error=torch.zeros_like(grid),
+        )
+        density, error = spectrum.density_on(grid)
+        object.__setattr__(spectrum, "density", density)
+        object.__setattr__(spectrum, "standard_error", error)
+        return spectrum
+
+    @property
+    def probes(self) -> int:
+        """Random probes; 0 for exact spectra."""
+        return 0 if self.method == "exact" else self.nodes.shape[0]
+
+    @property
+    def moments(self) -> tuple[Estimate, Estimate, Estimate, Estimate]:
+        """Mean of λ, λ², λ³ and λ⁴ over the eigenvalues."""
+        return self._moment(1), self._moment(2), self._moment(3), self._moment(4)
+
+    def _moment(self, power: int) -> Estimate:
+        return self.average(lambda values: values**power)
+
+    def average(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+        """Mean of f(λ) over the eigenvalues; N times that is the trace of f(A).
+
+        Args:
+            function: f, applied to a tensor of eigenvalues entry by entry.
+
+        Returns:
+            The mean with the standard error of `density_on`.
+        """
+        value, error = self._averages(function(self.nodes)[..., None])
+        return Estimate(
+            value=float(value),
+            standard_error=float(error),
+            probes=self.probes,
+            method=self.method,
+        )
+
+    def density_on(
+        self, grid: Float[Tensor, " points"], broadening: float | None = None
+    ) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
+        """Density and its standard error at any points.
+
+        With f = normal density around the point, the variance of zᵀf(A) z / N for signs z is at
+        most 2/N times the variance of f over the eigenvalues, whatever the eigenvectors; the
+        quadrature gives that too. The standard error is the root of that over K, times √(1 + 2/K).
+
+        Args:
+            grid: points, in the unit of the eigenvalues.
+            broadening: see `Spectrum.broadening`; None: the spectrum's own.
+
+        Returns:
+            Density and standard error.
+        """
+        width = self.broadening if broadening is None else broadening
+        distance = (grid.double() - self.nodes[..., None]) / width
+        return self._averages(torch.exp(-0.5 * distance**2) / (width * math.sqrt(2 * math.pi)))
+
+    def _averages(
+        self, values: Float[Tensor, "probes steps points"]
+    ) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
+        """Means over the eigenvalues of what has these values at the nodes, and their errors."""
+        count = self.nodes.shape[0]
+        weights = self.weights / count
+        mean = torch.einsum("ks,ksp->p", weights, values)
+        if self.method == "exact":
+            return mean, torch.zeros_like(mean)
+        variance = torch.einsum("ks,ksp->p", weights, (values - mean) ** 2)
+        return mean, (2 * variance / (self.size * count)).sqrt() * pooled_factor(count)
+
+
+def default_broadening(low: float, high: float) -> float:
+    """2 % of a range; of a single value 2 % of its size, or of 1 where it is 0."""
+    return DEFAULT_SHARE * ((high - low) or abs(high) or 1.0)

@@ -1,0 +1,41 @@
+"""Losses in nats per valid token or sequence, in the precision of the logits (single at least)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from hessblocks.conventions import IGNORED
+
+
+def cross_entropy(
+    logits: Float[Tensor, "*batch classes"],
+    labels: Int[Tensor, "*batch"],
+    items: Tensor | int | None = None,
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy over the labels that are not `IGNORED`, in nats.
+
+    Args:
+        logits: float32 or wider is kept, half precision is widened.
+        labels: classes; `IGNORED` is left out.
+        items: what the sum is divided by, where a batch is one of several that are accumulated; None
+            means the valid labels of this batch.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    loss = F.cross_entropy(
+        wide.flatten(0, -2),
+        labels.flatten(),
+        ignore_index=IGNORED,
+        reduction="mean" if items is None else "sum",
+    )
+    return loss if items is None else loss / items
+
+
+def next_token_loss(
+    logits: Float[Tensor, "B T V"], tokens: Int[Tensor, "B T"], items: Tensor | int | None = None
+) -> Float[Tensor, ""]:
+    """`cross_entropy` of each token given those before it; the last logits have no label."""
+    following = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+    return cross_entropy(logits, following, items)

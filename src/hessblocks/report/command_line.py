@@ -1,0 +1,78 @@
+"""The command that makes the same folder again, from config.json."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+
+from hessblocks.storage import Settings
+
+OWN_DATA = "PATH"
+"""Stands for the user's data, whose place config.json does not keep."""
+STANDARD_DATA = "python-code"
+SIZES = ("vocab_size", "depth", "width", "heads", "mlp_width", "context")
+TRAINING = ("steps", "batch_size", "learning_rate", "evaluate_every", "checkpoint_every")
+CHOSEN = {
+    "optimiser": "adamw",
+    "momentum": 0.9,
+    "schedule": "linear",
+    "bf16": False,
+    "accumulate": 1,
+}
+"""Options of training that are named where they are not these."""
+OBSERVED = ("gains_every", "signal_every", "curvature_every")
+CURVATURE = ("sequences", "tokens", "probes")
+
+
+def command_line(settings: Settings) -> str:
+    """The command with every option that its settings correspond to, quoted for a POSIX shell."""
+    words = ["hessblocks", settings.command, *_options(settings)]
+    return " ".join(shlex.quote(word) for word in [*words, "--out", "DIR"])
+
+
+def _options(settings: Settings) -> Iterator[str]:
+    if settings.command == "train":
+        yield from settings.presets
+    elif settings.command != "demo":
+        yield from ("--presets", ",".join(settings.presets), "--seeds", str(len(settings.seeds)))
+    if settings.command != "demo":
+        yield from _sizes(settings)
+    if settings.seeds:
+        yield from ("--seed", str(min(settings.seeds)))
+    if "device" in settings.values:
+        yield from ("--device", str(settings.values["device"]))
+
+
+def _sizes(settings: Settings) -> Iterator[str]:
+    if settings.section("data").get("name", STANDARD_DATA) != STANDARD_DATA:
+        yield from ("--data", OWN_DATA)
+    yield from _section(settings.section("model"), SIZES)
+    yield from _section(settings.section("training"), TRAINING)
+    yield from _section(_unusual(settings.section("training")), tuple(CHOSEN))
+    yield from _section(_unusual({"match": settings.values.get("match")}), ("match",))
+    observation = settings.section("observation")
+    observed = {name: observation[name] for name in OBSERVED if observation.get(name)}
+    yield from _section(observed, OBSERVED)
+    if "curvature_every" in observed:
+        yield from _section(observation, ("curvature_groups",))
+    sample = settings.section("curvature") or (observation.get("sample", {}) if observed else {})
+    yield from _section(sample, CURVATURE, "curvature-")
+
+
+def _unusual(values: Mapping[str, object]) -> Mapping[str, object]:
+    """What is not the default."""
+    usual = {**CHOSEN, "match": "steps"}
+    return {name: value for name, value in values.items() if value != usual.get(name)}
+
+
+def _section(
+    values: Mapping[str, object], names: tuple[str, ...], prefix: str = ""
+) -> Iterator[str]:
+    for name in names:
+        value = values.get(name)
+        if value is not None and value is not False:
+            yield f"--{prefix}{name.replace('_', '-')}"
+        if isinstance(value, list):
+            yield ",".join(map(str, value))
+        elif value is not None and not isinstance(value, bool):
+            yield str(value)

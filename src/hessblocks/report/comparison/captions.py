@@ -1,0 +1,88 @@
+"""The sentences of a caption that every figure needs: seeds, tokens, probes, meaning of a bar."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+from hessblocks.figures import LARGE, NEGLIGIBLE, number
+from hessblocks.report.comparison.averages import Average
+from hessblocks.storage import FolderResults
+
+
+def seeds_and_error(results: FolderResults, mark: str, single: str) -> str:
+    """How many seeds, and what the error mark is.
+
+    Args:
+        results: a run folder.
+        mark: what shows the error ("the bar").
+        single: what to say instead where there is one seed.
+
+    Returns:
+        One sentence.
+    """
+    seeds = sorted({row.seed for row in results.metrics} | {r.seed for r in results.measurements})
+    if len(seeds) < 2:
+        return f"1 seed ({', '.join(map(str, seeds))}); {single}."
+    names = ", ".join(map(str, seeds))
+    return f"Mean over {len(seeds)} seeds ({names}); {mark} is ± 1 standard error of that mean."
+
+
+def sample(results: FolderResults, *, observed: bool = False) -> str:
+    """On how many tokens curvature was measured, and with how many probes.
+
+    Args:
+        results: a run folder.
+        observed: whether along training rather than before and after.
+    """
+    curvature = results.settings.section("curvature")
+    if observed:
+        curvature = results.settings.section("observation").get("sample", curvature)
+    sequences, tokens = curvature.get("sequences"), curvature.get("tokens")
+    if isinstance(sequences, int) and isinstance(tokens, int):
+        n = f"n = {sequences * tokens:,} held-out tokens ({sequences} windows of {tokens})"
+    else:
+        n = "number of tokens not recorded"
+    probes = curvature.get("probes")
+    return f"{n}, {probes} random probes a group" if probes is not None else n
+
+
+def short_names(groups: Iterable[str]) -> str:
+    """Group names, the layers of the same group gathered: `attention.key of layers 0–3, 5`."""
+    layers: dict[str, list[int]] = defaultdict(list)
+    for group in groups:
+        if group.startswith("layers."):
+            _, layer, rest = group.split(".", 2)
+            layers[rest].append(int(layer))
+        else:
+            layers[group] = []
+    return ", ".join(
+        f"{rest} of layer{'s' if len(found) > 1 else ''} {_ranges(found)}" if found else rest
+        for rest, found in layers.items()
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Whole numbers in order, three or more successive ones as first–last."""
+    runs: list[list[int]] = []
+    for value in sorted(numbers):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(
+        f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
+
+
+def with_error(mean: Average) -> str:
+    """A mean with its standard error: 5.07 ± 0.02, 631 ± 71, 10,000 ± 1,100."""
+    if not mean.standard_error or mean.standard_error < NEGLIGIBLE * abs(mean.value):
+        return number(mean.value)
+    if mean.standard_error >= LARGE:
+        return f"{mean.value:.2g} ± {mean.standard_error:.1g}"
+    exponent = math.floor(math.log10(mean.standard_error))
+    places = -max(0, exponent - 1) if exponent >= 0 else -exponent
+    value, error = round(mean.value, places), round(mean.standard_error, places)
+    return f"{value:,.{max(0, places)}f} ± {error:,.{max(0, places)}f}"

@@ -1,0 +1,73 @@
+"""What stands in the page's tables, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hessblocks.report.comparison.averages import Average
+from hessblocks.report.comparison.captions import with_error
+from hessblocks.report.comparison.table import ComparisonRow
+
+ABSENT = "–"
+COLUMNS = (
+    "Preset",
+    "Parameters",
+    "Tokens per second",
+    "Peak memory (MB)",
+    "Initial loss (nats per token)",
+    "Final loss (nats per token)",
+    "Heterogeneity before",
+    "Heterogeneity after",
+)
+
+
+def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
+    """The texts of one row, one for each of COLUMNS."""
+    final = _mean(row.final_loss)
+    if row.diverged:
+        seeds = ", ".join(map(str, row.diverged))
+        final = f"diverged (seed {seeds})" if final == ABSENT else f"{final}; seed {seeds} diverged"
+    return (
+        row.preset,
+        f"{row.parameters:,}" if row.parameters is not None else ABSENT,
+        _mean(row.tokens_per_second),
+        _mean(_scaled(row.peak_memory, 1e-6)),
+        _mean(row.initial_loss),
+        final,
+        _mean(row.before.ratio if row.before else None),
+        _mean(row.after.ratio if row.after else None),
+    )
+
+
+def setting_rows(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as (name with dots, value) rows."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from setting_rows(value, f"{prefix}{name}.")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            yield f"{prefix}{name}", ", ".join(map(str, value))
+        else:
+            yield f"{prefix}{name}", ABSENT if value is None else str(value)
+
+
+def environment_rows(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Versions and hardware as rows, memory in gigabytes."""
+    memory = values.get("memory")
+    if isinstance(memory, int):
+        values = {**values, "memory": f"{memory / 1e9:.1f} GB"}
+    yield from setting_rows(values)
+
+
+def _mean(mean: Average | None) -> str:
+    return ABSENT if mean is None else with_error(mean)
+
+
+def _scaled(mean: Average | None, factor: float) -> Average | None:
+    if mean is None:
+        return None
+    error = mean.standard_error
+    return Average(
+        value=mean.value * factor,
+        standard_error=None if error is None else error * factor,
+        seeds=mean.seeds,
+    )

@@ -1,0 +1,139 @@
+"""Figures of a curvature run: norms group by group, maps, spectra."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from hessblocks.figures import MATPLOTLIB, RESOLUTION, LogScale, draw_heatmap, log_scale
+from hessblocks.report.comparison import PARTS
+from hessblocks.storage import CurvatureResults, Density, atomic_path
+
+LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#000000", "o")}
+"""Colour and marker of each part."""
+ROW = 0.24
+"""Height of a group in the figure of norms, in inches."""
+PANEL = (3.0, 2.1)
+"""Width and height of one spectrum, in inches."""
+COLUMNS = 4
+"""Spectra side by side."""
+FLOOR = 1e-4
+"""Smallest density shown, as a share of the largest."""
+
+
+def write_curvature_figures(results: CurvatureResults) -> list[str]:
+    """Write figures/<name>.png and .svg of whatever was measured.
+
+    Returns:
+        Names: `norms`, `map-<part>`, `spectra-<part>`.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    drawn: list[str] = []
+    with mpl.rc_context(dict(MATPLOTLIB)):
+        if results.norms:
+            _write(norms_figure(results), results.folder / "figures" / "norms", drawn)
+        for part, cells in results.cells.items():
+            names = list(results.norms)
+            values = [[cells[row, column].value for column in names] for row in names]
+            layers = [results.layers[name] for name in names]
+            figure = draw_heatmap(names, layers, values, part=part)
+            _write(figure, results.folder / "figures" / f"map-{part}", drawn)
+        for part, densities in results.spectra.items():
+            figure = spectra_figure(densities)
+            _write(figure, results.folder / "figures" / f"spectra-{part}", drawn)
+    return drawn
+
+
+def _write(figure: Figure, path: Path, drawn: list[str]) -> None:
+    with atomic_path(path.with_suffix(".png")) as temporary:
+        FigureCanvasAgg(figure)
+        figure.savefig(temporary, dpi=RESOLUTION)
+    with atomic_path(path.with_suffix(".svg")) as temporary:
+        FigureCanvasSVG(figure)
+        figure.savefig(temporary, metadata={"Date": None, "Creator": None})
+    drawn.append(path.name)
+
+
+def norms_figure(results: CurvatureResults) -> Figure:
+    """One line a group, one marker a part, bars of one standard error, on a logarithmic axis."""
+    names = list(results.norms)
+    scale = log_scale(norm.value for norms in results.norms.values() for norm in norms.values())
+    figure = Figure(figsize=(9, ROW * len(names) + 1.6), layout="constrained")
+    axis = figure.subplots()
+    for order, part in enumerate(results.parts):
+        _draw_part(axis, results, part, (order - (len(results.parts) - 1) / 2) * 0.22, scale)
+    axis.set_xscale("log")
+    axis.set_xlim(*scale.limits)
+    ticks = [10.0**exponent for exponent in scale.ticks]
+    labels = [f"$10^{{{exponent}}}$" for exponent in scale.ticks]
+    if scale.has_zero:
+        ticks, labels = [scale.zero, *ticks], ["0", *labels]
+    axis.set_xticks(ticks, labels)
+    axis.set_xticks([], minor=True)
+    axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.grid(visible=True, axis="both")
+    axis.set_xlabel(r"Frobenius norm $\Vert H_{gg}\Vert_F$ (nats per token)")
+    figure.legend(loc="outside upper center", ncols=len(results.parts))
+    return figure
+
+
+def _draw_part(
+    axis: Axes, results: CurvatureResults, part: str, shift: float, scale: LogScale
+) -> None:
+    colour, marker = LOOKS[part]
+    norms = [norms[part] for norms in results.norms.values()]
+    reach = [scale.reach(norm.value, norm.standard_error) for norm in norms]
+    axis.errorbar(
+        [scale.place(norm.value) for norm in norms],
+        [place + shift for place in range(len(norms))],
+        xerr=[[low for low, _ in reach], [high for _, high in reach]],
+        linestyle="none",
+        color=colour,
+        marker=marker,
+        markersize=4.2,
+        label=PARTS[part].math,
+    )
+
+
+def spectra_figure(densities: Mapping[str, Density]) -> Figure:
+    """One panel a group, the density on a logarithmic axis with its band of one standard error."""
+    rows = -(-len(densities) // COLUMNS)
+    columns = min(COLUMNS, len(densities))
+    figure = Figure(
+        figsize=(max(PANEL[0] * columns, 6.0), PANEL[1] * rows + 0.6), layout="constrained"
+    )
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis, (name, found) in zip(axes.flat, densities.items(), strict=False):
+        highest = max(found.density)
+        floor = FLOOR * highest
+        pairs = list(zip(found.density, found.standard_errors, strict=True))
+        axis.fill_between(
+            found.eigenvalues,
+            [max(value - error, floor) for value, error in pairs],
+            [max(value + error, floor) for value, error in pairs],
+            color="#0072B2",
+            alpha=0.3,
+            linewidth=0,
+        )
+        axis.plot(
+            found.eigenvalues, [max(value, floor) for value in found.density], color="#0072B2"
+        )
+        axis.set_yscale("log")
+        axis.set_ylim(floor, 3 * highest)
+        axis.set_title(name, fontsize=9, loc="left")
+        axis.tick_params(labelsize=8)
+        axis.locator_params(axis="x", nbins=4)
+    for axis in axes.flat[len(densities) :]:
+        axis.set_visible(False)
+    figure.supxlabel(r"Eigenvalue $\lambda$ (nats per token)", fontsize=11)
+    figure.supylabel("Share of eigenvalues per unit", fontsize=11)
+    return figure

@@ -1,0 +1,95 @@
+"""One page for all studies of a folder: ours beside the published, readable with no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from hessblocks.errors import ArgumentError
+from hessblocks.report.studies.section import command, load_section, read_json
+from hessblocks.storage import write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotBegun:
+    """A study that was asked for and has no files yet."""
+
+    name: str
+    """Of the study."""
+    command: str
+    """That measures it as it was asked for."""
+
+
+def not_begun(folder: Path) -> list[NotBegun]:
+    """Studies that `folder` was asked for and does not hold, in the order of the request.
+
+    Raises:
+        RunError: config.json is damaged.
+    """
+    path = folder / "config.json"
+    asked = read_json(path).get("studies", {}) if path.is_file() else {}
+    there = {path.name for path in study_folders(folder)}
+    return [
+        NotBegun(name=name, command=command(name, str(request["scale"]), request.get("seeds")))
+        for name, request in asked.items()
+        if name not in there
+    ]
+
+
+def study_folders(folder: Path) -> list[Path]:
+    """The studies in `folder`: itself, or those of its sub-folders that are; none if it has none."""
+    if (folder / "summary.json").is_file() and (folder / "figure.json").is_file():
+        return [folder]
+    return [path.parent for path in folder.glob("*/figure.json") if study_folders(path.parent)]
+
+
+def write_gallery(folder: Path, order: Sequence[str] = ()) -> Path:
+    """Draw every study's figure and write report.html, from files alone.
+
+    Args:
+        folder: of one study, or holding folders of studies, finished or not.
+        order: names of studies, first ones first; others follow by name.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        ArgumentError: there is no study.
+        RunError: a file is damaged or cannot be written.
+    """
+    places = {name: place for place, name in enumerate(order)}
+    folders = sorted(
+        study_folders(folder), key=lambda path: (places.get(path.name, len(places)), path.name)
+    )
+    if not folders:
+        raise ArgumentError(f"{folder}: no study there; `hessblocks reproduce` makes one.")
+    templates = Environment(
+        loader=PackageLoader("hessblocks.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections = [load_section(path) for path in folders]
+    page = templates.get_template("gallery.html").render(
+        sections=sections, not_begun=not_begun(folder)
+    )
+    write_text(folder / "report.html", page)
+    return folder / "report.html"
+
+
+def missing_lines(folder: Path) -> list[str]:
+    """What the studies of `folder` lack, a line each; none where all is there.
+
+    Raises:
+        RunError: a file is missing or damaged.
+    """
+    lines = []
+    for path in study_folders(folder):
+        points = read_json(path / "summary.json")["points"]
+        if points["missing"]:
+            lines.append(f"{path.name}: {points['missing']} of {points['total']} points")
+    return lines + [f"{study.name}: not begun" for study in not_begun(folder)]

@@ -1,0 +1,132 @@
+"""One study as its page shows it, read from its folder."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hessblocks.errors import RunError
+from hessblocks.figures import write_study_figure
+from hessblocks.report.studies.against_published import Difference, differences
+
+VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
+"""What is written of a check."""
+FEW = 4
+"""Values of a setting that are written out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySection:
+    """What the page says of one study."""
+
+    name: str
+    """Of the study, and of its folder."""
+    summary: dict[str, Any]
+    """summary.json."""
+    config: dict[str, Any]
+    """config.json."""
+    environment: dict[str, Any]
+    """environment.json; empty where it is missing."""
+    caption: str
+    """Of the figure."""
+    differences: tuple[Difference, ...]
+    """Our curves against the published ones."""
+    picture: str
+    """The figure as a png in base64; empty where nothing is finished yet."""
+
+    @property
+    def missing(self) -> int:
+        """Points that are not measured yet."""
+        return int(self.summary["points"]["missing"])
+
+    @property
+    def command(self) -> str:
+        """What measures its missing points, in the folder that it is in."""
+        return command(self.name, self.config["scale"], self.config.get("seeds"))
+
+    @property
+    def checks(self) -> list[dict[str, str]]:
+        """Rows of the table of facts."""
+        return [{**check, "verdict": VERDICTS[check["holds"]]} for check in self.summary["checks"]]
+
+    @property
+    def tally(self) -> str:
+        """How many facts hold, in words."""
+        verdicts = [check["verdict"] for check in self.checks]
+        counts = [(verdicts.count(word), word) for word in VERDICTS.values()]
+        return ", ".join(f"{word}: {count}" for count, word in counts if count) or "no facts yet"
+
+    @property
+    def settings(self) -> str:
+        """All that the points depend on, in a line."""
+        found = self.summary.get("settings", {})
+        return "; ".join(f"{_words(n)} {_values(v)}" for n, v in found.items() if n != "study")
+
+    @property
+    def hardware(self) -> str:
+        """Processor and accelerator."""
+        names = [self.environment.get("processor"), self.environment.get("accelerator")]
+        return ", ".join(str(name) for name in names if name) or "not recorded"
+
+    @property
+    def time(self) -> str:
+        """Time of all points together."""
+        seconds = float(self.summary["seconds"])
+        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def command(name: str, scale: str, seeds: int | None) -> str:
+    """The `hessblocks reproduce` that measures a study as it was asked for."""
+    return f"hessblocks reproduce {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _values(values: Sequence[Any]) -> str:
+    """One value, all of a few, or how many there are from which to which."""
+    texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+    if len(texts) <= FEW:
+        return ", ".join(texts)
+    numbers = all(isinstance(value, int | float) for value in values)
+    return f"{texts[0]} to {texts[-1]} ({len(texts)} values)" if numbers else ", ".join(texts)
+
+
+def load_section(folder: Path) -> StudySection:
+    """Draw a study's figure and read its files.
+
+    Raises:
+        RunError: a file is missing or damaged.
+    """
+    pictures = write_study_figure(folder)
+    figure = read_json(folder / "figure.json")
+    return StudySection(
+        name=read_json(folder / "summary.json")["study"],
+        summary=read_json(folder / "summary.json"),
+        config=read_json(folder / "config.json"),
+        environment=read_json(folder / "environment.json"),
+        caption=figure["caption"],
+        differences=tuple(differences(figure)),
+        picture=base64.b64encode(pictures[0].read_bytes()).decode("ascii") if pictures else "",
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a file of a study.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    except ValueError as error:
+        raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
+    assert isinstance(found, dict)
+    return found

@@ -1,0 +1,120 @@
+"""What a run was computed with: versions and hardware, nothing that names the machine or its user."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hessblocks._version import __version__
+from hessblocks.storage.config import differences
+from hessblocks.storage.files import write_json
+
+PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy")
+
+
+class EnvironmentWarning(UserWarning):
+    """Numbers go on with other versions or on other hardware than they began with."""
+
+
+def keep_environment(path: Path) -> None:
+    """Write what a folder's numbers are computed with, where that is not written yet, or damaged.
+
+    Args:
+        path: environment.json of the folder.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    if _written(path) is None:
+        write_json(path, environment())
+
+
+def warn_of_another_environment(path: Path) -> None:
+    """Say that numbers go on with something else than they were begun with; that stays written."""
+    found = differences(_written(path) or {}, environment())
+    if found:
+        warnings.warn(
+            f"--out: {path.parent.name} was begun elsewhere ({'; '.join(found)}); its numbers may differ "
+            "from those of an undisturbed run",
+            EnvironmentWarning,
+            stacklevel=4,
+        )
+
+
+def _written(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def environment() -> dict[str, Any]:
+    """Versions, hardware and, in a git checkout of hessblocks, its commit."""
+    return {
+        "hessblocks": __version__,
+        "commit": _commit(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "packages": {name: _package(name) for name in PACKAGES},
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory": _memory(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _package(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """The model of the processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    """Bytes of main memory."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this very file is tracked in; `-dirty` where it was edited."""
+    here = Path(__file__)
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,140 @@
+"""results.csv: one measured value a row."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from hessblocks.conventions import PARTS
+from hessblocks.errors import RunError
+from hessblocks.storage.files import write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRow:
+    """One measured value."""
+
+    preset: str
+    """Name of the block."""
+    seed: int
+    """Random seed of the run."""
+    stage: str = ""
+    """initial, final, or empty where neither applies."""
+    quantity: str
+    """parameters, flops (of one update), tokens_per_second, peak_memory (bytes of an update), training_time (s), loss or frobenius_norm."""
+    layer: int | None = None
+    """Layer from 0; None outside the layers."""
+    group: str = ""
+    """Parameter group; empty for the whole model."""
+    role: str = ""
+    """Kind of the group; empty for the whole model."""
+    part: str = ""
+    """outer, functional, full, or empty."""
+    value: float
+    """In the unit of its quantity."""
+    standard_error: float | None = None
+    """Of the value, where it is an estimate."""
+    method: str
+    """exact, estimate or measured."""
+
+
+COLUMNS = tuple(field.name for field in fields(ResultRow))
+STEPS = ("begun", "mapped-initial", "trained", "mapped-final")
+"""The steps of a run in the order of their rows."""
+SCALARS = {
+    "begun": (("parameters", ""), ("flops", "")),
+    "trained": (
+        ("loss", "initial"),
+        ("loss", "final"),
+        ("tokens_per_second", ""),
+        ("peak_memory", ""),
+        ("training_time", ""),
+    ),
+}
+"""Quantity and stage of each row of the steps without parameter groups."""
+
+
+def write_results(path: Path, rows: Iterable[ResultRow]) -> None:
+    """Write the table, whole or not at all, each number with all its digits.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {name: "" if value is None else value for name, value in asdict(row).items()}
+        for row in rows
+    )
+    write_text(path, text.getvalue())
+
+
+def read_results(path: Path) -> list[ResultRow]:
+    """The table; empty where there is none yet.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    if not path.exists():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [_row(values) for values in csv.DictReader(file)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path}: damaged; remove it and run again to compute its values once more."
+        ) from error
+
+
+def step_of(row: ResultRow) -> str:
+    """The step of a run that measures the row: one of `STEPS`."""
+    if row.quantity == "frobenius_norm":
+        return f"mapped-{row.stage}"
+    return "begun" if row.quantity in ("parameters", "flops") else "trained"
+
+
+def steps_done(rows: Iterable[ResultRow], groups: Iterable[str]) -> set[str]:
+    """Which of `STEPS` are recorded whole.
+
+    Args:
+        rows: of one run.
+        groups: parameter groups that each map measures.
+    """
+    keys = {(row.quantity, row.stage, row.group, row.part) for row in rows}
+    names = list(groups)
+    return {step for step in STEPS if _expected(step, names) <= keys}
+
+
+def is_trained(rows: Iterable[ResultRow]) -> bool:
+    """Whether a run's final loss is recorded."""
+    return any((row.quantity, row.stage) == ("loss", "final") for row in rows)
+
+
+def _expected(step: str, groups: Iterable[str]) -> set[tuple[str, str, str, str]]:
+    """Quantity, stage, group and part of each row of a step."""
+    if step in SCALARS:
+        return {(quantity, stage, "", "") for quantity, stage in SCALARS[step]}
+    stage = step.removeprefix("mapped-")
+    return {("frobenius_norm", stage, group, part) for group in groups for part in PARTS}
+
+
+def _row(values: dict[str, str]) -> ResultRow:
+    if len(values) != len(COLUMNS) or None in values.values():
+        raise ValueError(values)
+    return ResultRow(
+        preset=values["preset"],
+        seed=int(values["seed"]),
+        stage=values["stage"],
+        quantity=values["quantity"],
+        layer=int(values["layer"]) if values["layer"] else None,
+        group=values["group"],
+        role=values["role"],
+        part=values["part"],
+        value=float(values["value"]),
+        standard_error=float(values["standard_error"]) if values["standard_error"] else None,
+        method=values["method"],
+    )

@@ -1,0 +1,146 @@
+"""Figure 4 of the simplified-blocks paper: trained gains push values and projections to the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from hessblocks.blocks import ReparametrisedLinear
+from hessblocks.figures import Figure, Panel, Series, mean_and_error
+from hessblocks.storage import Row, Scalar
+from hessblocks.studies.engine import Check, Scale, Settings, Study, Summary, number, whole, word
+from hessblocks.studies.shared import (
+    GAINED,
+    SEEDS,
+    SIZES,
+    TRAINED_COLUMNS,
+    TRAINED_REVISION,
+    train_point,
+    trained_settings,
+)
+
+GROUPS = ("value", "projection")
+RATIO = "gain_ratio"
+"""|β / α| of one matrix."""
+SHRUNK = 0.9
+"""Share of the initial ratio below which it counts as fallen."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+    """Points of a scale."""
+    return trained_settings("gains", [GAINED], SIZES[scale], seeds or SEEDS[scale])
+
+
+def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+    """Train with trainable gains; their ratios whenever a loss is taken."""
+    return train_point(settings, gain_ratios)
+
+
+def gain_ratios(model: nn.Module, step: int) -> list[Row]:
+    """|β / α| of every value and projection matrix."""
+    rows: list[Row] = []
+    for name, module in model.named_modules():
+        group = name.rpartition(".")[2]
+        if isinstance(module, ReparametrisedLinear) and group in GROUPS:
+            layer = int(name.split("layers.")[1].partition(".")[0])
+            ratio = abs(_float(module.update_gain) / _float(module.initial_gain))
+            rows.append(
+                {
+                    "quantity": RATIO,
+                    "layer": layer,
+                    "group": group,
+                    "value": ratio,
+                    "method": "measured",
+                }
+            )
+    return rows
+
+
+def _float(gain: Tensor | float) -> float:
+    return float(gain.detach()) if isinstance(gain, Tensor) else gain
+
+
+Curves = dict[tuple[str, int], dict[int, list[float]]]
+"""(group, layer) → {step: ratio of each seed}."""
+
+
+def curves(rows: Sequence[Row]) -> Curves:
+    """The ratios of every matrix along training."""
+    found: Curves = {}
+    for row in rows:
+        if row["quantity"] == RATIO:
+            key = (word(row, "group"), whole(row, "layer"))
+            steps = found.setdefault(key, {})
+            steps.setdefault(whole(row, "step"), []).append(number(row, "value"))
+    return found
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    """Ratios along training, and how many have fallen."""
+    found = curves(rows)
+    table = [
+        {
+            "group": group,
+            "layer": layer,
+            "first": mean_and_error(steps[min(steps)])[0],
+            "last": mean_and_error(steps[max(steps)])[0],
+        }
+        for (group, layer), steps in found.items()
+    ]
+    return Summary(
+        figure=Figure(
+            title="Training turns down the trainable part of values and projections",
+            caption="W = α I + β ΔW from α = 1, β = 0.2; mean over seeds, bars are its standard errors.",
+            panels=tuple(_panel(group, found) for group in GROUPS if found),
+        ),
+        checks=tuple(_checks(table)),
+        tables={"ratios": table},
+    )
+
+
+def _panel(group: str, found: Curves) -> Panel:
+    return Panel(
+        title=f"{group}s",
+        x_label="training step",
+        y_label="|β / α|",
+        series=tuple(
+            Series(
+                name=f"layer {layer + 1}",
+                x=tuple(float(step) for step in sorted(steps)),
+                y=tuple(mean_and_error(steps[step])[0] for step in sorted(steps)),
+                error=tuple(mean_and_error(steps[step])[1] for step in sorted(steps)),
+            )
+            for (own, layer), steps in found.items()
+            if own == group
+        ),
+    )
+
+
+def _checks(table: Sequence[Mapping[str, object]]) -> list[Check]:
+    others = [row for row in table if (row["group"], row["layer"]) != ("value", 0)]
+    if not others:
+        return []
+    fallen = sum(float(str(row["last"])) < SHRUNK * float(str(row["first"])) for row in others)
+    return [
+        Check(
+            fact="the ratio falls in nearly all matrices but the first layer's values",
+            expected="at least 80 % of them",
+            ours=f"{fallen} of {len(others)} below {SHRUNK:g} of the start",
+            holds=fallen >= 0.8 * len(others),
+        )
+    ]
+
+
+STUDY = Study(
+    name="gains",
+    title="trainable gains of values and projections along training",
+    source="Simplified blocks, Figure 4",
+    published="From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first layer's values.",
+    settings=settings,
+    measure=measure,
+    summarise=summarise,
+    columns=TRAINED_COLUMNS,
+    revision=TRAINED_REVISION,
+    gpus=1,
+)

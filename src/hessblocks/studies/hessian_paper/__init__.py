@@ -1,0 +1,1 @@
+"""The figures of "What Does It Mean to Be a Transformer?"."""

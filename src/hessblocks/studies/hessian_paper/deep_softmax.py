@@ -1,0 +1,56 @@
+"""Softmax attention in 2 to 5 layers without norm: every layer's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hessblocks.storage import GROWTH_COLUMNS, Row
+from hessblocks.studies.engine import Scale, Settings, Study, Summary
+from hessblocks.studies.shared import (
+    Expected,
+    Size,
+    growth_settings,
+    growth_summary,
+    logspace,
+    measure_growth,
+)
+
+_SIGMAS = logspace(-2, 1, 20)
+SIZES: dict[Scale, Size] = {
+    "smoke": Size(width=16, sums=8, seeds=2, sigmas=_SIGMAS[:7:3], layers=(2,), probes=8),
+    "laptop": Size(width=128, sums=64, seeds=12, sigmas=_SIGMAS[::2], layers=(2, 3)),
+    "paper": Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=(2, 3, 4, 5)),
+}
+EXPECTED = (
+    Expected(group="query", part="outer", slope=6),
+    Expected(group="query", part="full", slope=5),
+    Expected(group="value", part="outer", slope=2),
+    Expected(group="value", part="full", slope=2),
+)
+
+
+def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+    """Points of a scale."""
+    return growth_settings("deep-softmax", "softmax", "cross-entropy", SIZES[scale], seeds)
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    """Slopes for σ ≤ 0.1, those of a single layer at every place."""
+    return growth_summary(
+        rows,
+        title="With skips, every layer grows as a single one does",
+        caption="The last layer's norms are exact, those of earlier layers estimates.",
+        expected=EXPECTED,
+    )
+
+
+STUDY = Study(
+    name="deep-softmax",
+    title="2 to 5 softmax layers without norm against the size of the data",
+    source="Hessian paper, appendix: deeper softmax networks",
+    published="For small σ the slopes of one layer hold in every layer: value 2, query 5 (outer 6).",
+    settings=settings,
+    measure=measure_growth,
+    summarise=summarise,
+    columns=GROWTH_COLUMNS,
+)

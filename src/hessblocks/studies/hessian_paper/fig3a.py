@@ -1,0 +1,82 @@
+"""Figure 3a: one softmax attention layer without norm, blocks against the size of the data."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from importlib.resources import files
+
+from hessblocks.storage import GROWTH_COLUMNS, Row
+from hessblocks.studies.engine import Scale, Settings, Study, Summary
+from hessblocks.studies.shared import (
+    Expected,
+    Size,
+    growth_settings,
+    growth_summary,
+    logspace,
+    measure_growth,
+)
+
+_SIGMAS = logspace(-2, 1, 20)
+SIZES: dict[Scale, Size] = {
+    "smoke": Size(width=16, sums=8, seeds=2, sigmas=_SIGMAS),
+    "laptop": Size(width=128, sums=64, seeds=5, sigmas=_SIGMAS),
+    "paper": Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS),
+}
+EXPECTED = (
+    Expected(group="query", part="outer", slope=6),
+    Expected(group="query", part="functional", slope=5),
+    Expected(group="query", part="full", slope=5),
+    Expected(group="value", part="outer", slope=2),
+    Expected(group="value", part="full", slope=2),
+)
+
+
+def published() -> list[Row]:
+    """The authors' means over 20 seeds, by 20-probe estimates (their released results)."""
+    text = files("hessblocks.studies").joinpath("reference/fig3a.csv").read_text("utf-8")
+    return [
+        {
+            "layers": int(row["layers"]),
+            "layer": int(row["layer"]),
+            "group": row["group"],
+            "part": row["part"],
+            "sigma": float(row["sigma"]),
+            "value": float(row["mean"]),
+            "standard_error": float(row["standard_error"]),
+        }
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+    """Points of a scale."""
+    return growth_settings(
+        "fig3a", "softmax", "cross-entropy", SIZES[scale], seeds, precision="float32"
+    )
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    """Slopes for σ ≤ 0.1, and the curves beside the paper's."""
+    return growth_summary(
+        rows,
+        title="Softmax attention makes queries and values grow apart",
+        caption="Hollow points: the paper's, at width 128 and 64 sums. The functional value block is 0.",
+        expected=EXPECTED,
+        published=published(),
+    )
+
+
+STUDY = Study(
+    name="fig3a",
+    title="query and value blocks of one softmax layer against the size of the data",
+    source="Hessian paper, Figure 3a",
+    published=(
+        "For σ ≤ 0.1 the value block grows as σ² and the query block as σ⁵ (outer part σ⁶), so that "
+        "they differ by a factor of 5e5 at σ = 0.01 and meet at 0.8."
+    ),
+    settings=settings,
+    measure=measure_growth,
+    summarise=summarise,
+    columns=GROWTH_COLUMNS,
+)

@@ -1,0 +1,155 @@
+"""Linear MLPs of depth 1 to 5: blocks grow as σ² at every depth, in closed form.
+
+With h_n the input of layer l at token n, B the map from its output to the logits, and the loss the
+squared distance from the one-hot target averaged over N tokens and C classes,
+
+    H_o = 2/(N C) Σ_n h_n h_nᵀ ⊗ B Bᵀ, H_f = 0,
+
+since the network is linear in each single weight.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from hessblocks.conventions import IGNORED
+from hessblocks.data import SYMBOLS, addition_batch
+from hessblocks.figures import Figure, Panel
+from hessblocks.storage import GROWTH_COLUMNS, Row, Scalar
+from hessblocks.studies.engine import Scale, Settings, Study, Summary, number, seed_of, whole
+from hessblocks.studies.shared import (
+    GAIN,
+    SMALL,
+    Expected,
+    Size,
+    averaged,
+    by_curve,
+    curve_series,
+    fit_table,
+    growth_panel,
+    logspace,
+    slope_checks,
+    slopes,
+)
+
+_SIGMAS = logspace(-2, 1, 20)
+_DEPTHS = (1, 2, 3, 4, 5)
+SIZES: dict[Scale, Size] = {
+    "smoke": Size(width=16, sums=8, seeds=3, sigmas=_SIGMAS, layers=_DEPTHS),
+    "laptop": Size(width=128, sums=64, seeds=10, sigmas=_SIGMAS, layers=_DEPTHS),
+    "paper": Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=_DEPTHS),
+}
+EXPECTED = (Expected(group="weight", part="full", slope=2),)
+
+
+def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+    """One point for each depth, σ and seed."""
+    size = SIZES[scale]
+    return [
+        {"layers": depth, "width": size.width, "sums": size.sums, "sigma": sigma, "seed": seed}
+        for depth, sigma, seed in itertools.product(
+            size.layers, size.sigmas, range(seeds or size.seeds)
+        )
+    ]
+
+
+def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+    """Exact norms of every layer's block; weights, embeddings and sums drawn afresh for each point."""
+    layers, sigma = whole(settings, "layers"), number(settings, "sigma")
+    draw = seed_of("mlp", layers, sigma, settings["seed"])
+    embedding, weights, head = network(layers, whole(settings, "width"), sigma, draw)
+    norms = outer_norms(
+        embedding, weights, head, addition_batch(whole(settings, "sums"), seed=draw)
+    )
+    return [
+        {
+            "study": "mlp",
+            "layers": layers,
+            "layer": layer,
+            "group": "weight",
+            "part": part,
+            "sigma": sigma,
+            "seed": settings["seed"],
+            "value": 0.0 if part == "functional" else norm,
+            "standard_error": 0.0,
+            "method": "exact",
+        }
+        for layer, norm in enumerate(norms)
+        for part in ("outer", "functional", "full")
+    ]
+
+
+def network(
+    layers: int, width: int, sigma: float, seed: int
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Embedding (symbols, width), weights (width, width) of each layer, head (width, symbols)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(rows: int, columns: int, std: float) -> Tensor:
+        return std * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+
+    std = GAIN / math.sqrt(width)
+    weights = [normal(width, width, std) for _ in range(layers)]
+    return normal(len(SYMBOLS), width, sigma), weights, normal(width, len(SYMBOLS), std)
+
+
+def outer_norms(
+    embedding: Tensor, weights: Sequence[Tensor], head: Tensor, batch: Mapping[str, Tensor]
+) -> list[float]:
+    """‖H_o‖_F of each layer's weight: 2/(N C) ‖Σ_n h_n h_nᵀ‖ ‖B Bᵀ‖."""
+    asked = batch["labels"][:, 1:] != IGNORED
+    h = embedding[batch["input_ids"][:, :-1][asked]]
+    share = 2 / (len(h) * head.shape[1])
+    norms = []
+    for layer, weight in enumerate(weights):
+        behind = reduce(torch.matmul, [*weights[layer + 1 :], head])
+        norms.append(share * float((h.T @ h).norm() * (behind @ behind.T).norm()))
+        h = h @ weight
+    return norms
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    """Slopes for σ ≤ 0.1, and a panel for each depth."""
+    fits = slopes(rows, SMALL)
+    seeds = len({row["seed"] for row in rows})
+    return Summary(
+        figure=Figure(
+            title="A linear MLP grows as σ² at every depth",
+            caption=(
+                f"Mean over {seeds} seeds; bars are its standard errors. Embedding, linear layers without "
+                "bias, head; squared loss. Exact; the functional part is 0."
+            ),
+            panels=tuple(_panel(rows, depth) for depth in _DEPTHS),
+        ),
+        checks=tuple(slope_checks(fits, EXPECTED)),
+        tables={"slopes": fit_table(fits)},
+    )
+
+
+def _panel(rows: Sequence[Row], depth: int) -> Panel:
+    curves = by_curve(row for row in rows if row["layers"] == depth and row["part"] == "full")
+    return growth_panel(
+        "one layer" if depth == 1 else f"{depth} layers",
+        [
+            curve_series(f"layer {layer + 1}", averaged(members))
+            for (_, layer, *_), members in curves.items()
+        ],
+    )
+
+
+STUDY = Study(
+    name="mlp",
+    title="linear MLPs of depth 1 to 5 against the size of the data",
+    source="Hessian paper, appendix: MLP",
+    published="Without attention all blocks grow as σ², whatever the depth.",
+    settings=settings,
+    measure=measure,
+    summarise=summarise,
+    columns=GROWTH_COLUMNS,
+)

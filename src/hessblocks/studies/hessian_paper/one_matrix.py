@@ -1,0 +1,243 @@
+"""W_QK in the place of W_Q and W_K: the same function, and a Hessian with fewer negative directions.
+
+Both models compute the same logits: W_QK = W_Q W_Kᵀ / sqrt(K). Letters: K head width, λ eigenvalues,
+G the gradient with respect to W_QK.
+
+With two matrices H_f has the blocks ± G between W_Q and W_K, whose eigenvalues come in pairs
+±σ_j(G)/sqrt(K), each K times; with linear scores that is all of H_f.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hessblocks.conventions import PARTS, Part
+from hessblocks.curvature import exact_attention_curvature
+from hessblocks.data import addition_batch
+from hessblocks.figures import Figure, Panel, Series, mean_and_error
+from hessblocks.storage import Row, Scalar
+from hessblocks.studies.engine import (
+    Check,
+    Scale,
+    Settings,
+    Study,
+    Summary,
+    number,
+    seed_of,
+    whole,
+    word,
+)
+from hessblocks.studies.shared import GAIN, addition_model
+from hessblocks.theory import AttentionHessian
+
+BLOCKS = {"two-matrix": ("query", "key"), "one-matrix": ("query_key",)}
+"""Parametrisation → its groups."""
+SCORES = ("softmax", "linear")
+_SIZES: dict[Scale, tuple[int, int, int]] = {
+    "smoke": (8, 8, 2),
+    "laptop": (16, 64, 10),
+    "paper": (16, 64, 20),
+}
+"""Width, sums, seeds."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+    """One point for each kind of scores and each seed."""
+    width, sums, own = _SIZES[scale]
+    return [
+        {"scores": scores, "width": width, "sums": sums, "seed": seed}
+        for scores in SCORES
+        for seed in range(seeds or own)
+    ]
+
+
+def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+    """Eigenvalues and mean entry of each part over the query and key weights, both parametrisations."""
+    width, seed = whole(settings, "width"), whole(settings, "seed")
+    scores = word(settings, "scores")
+    draw = seed_of("one-matrix", seed)
+    models = equal_models(scores, width, draw)
+    batch = addition_batch(whole(settings, "sums"), seed=draw)
+    rows: list[Row] = []
+    for name, groups in BLOCKS.items():
+        hessian = exact_attention_curvature(models[name], batch)
+        for part in PARTS:
+            shared: Row = {
+                "study": "one-matrix",
+                "scores": scores,
+                "parametrisation": name,
+                "part": part,
+                "seed": seed,
+            }
+            found = quantities(_joint(hessian, groups, part), spectrum=seed == 0)
+            rows += [{**shared, "quantity": q, "value": v} for q, v in found.items()]
+    return rows
+
+
+def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedModel]:
+    """Two models of the same function, by parametrisation."""
+    sigma = GAIN / math.sqrt(width)
+    two = addition_model(scores, layers=1, width=width, sigma=sigma, seed=seed)
+    other = "one-matrix" if scores == "softmax" else "one-matrix-linear"
+    one = addition_model(other, layers=1, width=width, sigma=sigma, seed=seed)
+    attention = two.model.layers[0].attention
+    query_key = attention.query.weight.T @ attention.key.weight / math.sqrt(width)
+    state = {name: value for name, value in two.state_dict().items() if ".key." not in name}
+    one.load_state_dict({**state, "model.layers.0.attention.query.weight": query_key.T})
+    return {"two-matrix": two, "one-matrix": one}
+
+
+def quantities(matrix: Tensor, *, spectrum: bool) -> dict[str, float]:
+    """What is kept of a symmetric matrix: mean entry, indefiniteness, pairs, and maybe all eigenvalues.
+
+    Args:
+        matrix: a part of the Hessian; rounding makes it a little asymmetric.
+        spectrum: whether to keep the eigenvalues.
+    """
+    eigenvalues: list[float] = torch.linalg.eigvalsh((matrix + matrix.T) / 2).flip(0).tolist()
+    found = {
+        "mean_size": float(matrix.abs().mean()),
+        "negative_share": negative_share(eigenvalues),
+        "pairing": pairing(eigenvalues),
+    }
+    if spectrum:
+        found |= {f"eigenvalue {place}": value for place, value in enumerate(eigenvalues)}
+    return found
+
+
+def negative_share(eigenvalues: Sequence[float]) -> float:
+    """Sum of |λ| over negative λ, as a share of the sum over all."""
+    total = sum(abs(value) for value in eigenvalues)
+    return sum(-value for value in eigenvalues if value < 0) / total if total else 0.0
+
+
+def pairing(eigenvalues: Sequence[float]) -> float:
+    """Largest |λ_i + λ_(n+1−i)| over the largest |λ|, i in falling order; 0 where all are ± pairs."""
+    largest = max(abs(value) for value in eigenvalues)
+    ends = zip(eigenvalues, reversed(eigenvalues), strict=True)
+    return max(abs(first + last) for first, last in ends) / largest if largest else 0.0
+
+
+def _joint(hessian: AttentionHessian, groups: Sequence[str], part: Part) -> Tensor:
+    """The dense part over all of `groups`."""
+    return torch.cat(
+        [
+            torch.cat([hessian.block(row, column, part).dense() for column in groups], dim=1)
+            for row in groups
+        ]
+    )
+
+
+Values = dict[tuple[str, str, str, str], list[float]]
+"""(scores, parametrisation, part, quantity) → the value of each seed."""
+_KEY = ("scores", "parametrisation", "part", "quantity")
+
+
+def by_quantity(rows: Sequence[Row]) -> Values:
+    """The rows gathered over seeds."""
+    found: Values = {}
+    for row in rows:
+        scores, parametrisation, part, quantity = (word(row, name) for name in _KEY)
+        key = (scores, parametrisation, part, quantity)
+        found.setdefault(key, []).append(number(row, "value"))
+    return found
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    """How indefinite each parametrisation is, and whether eigenvalues come in pairs."""
+    found = by_quantity(rows)
+    return Summary(
+        figure=Figure(
+            title="One matrix W_QK leaves fewer negative directions than W_Q and W_K",
+            caption="Eigenvalues of H over the query and key weights, first seed, by size; same function.",
+            panels=tuple(_panel(scores, found) for scores in SCORES),
+        ),
+        checks=tuple(_checks(found)),
+        tables={"quantities": _table(found)},
+    )
+
+
+def _table(found: Values) -> list[dict[str, object]]:
+    """Mean over seeds of everything but single eigenvalues."""
+    rows = []
+    for key, values in found.items():
+        if not key[-1].startswith("eigenvalue"):
+            mean, error = mean_and_error(values)
+            names = dict(zip(_KEY, key, strict=True))
+            rows.append({**names, "value": mean, "standard_error": error})
+    return rows
+
+
+def _panel(scores: str, found: Values) -> Panel:
+    series = []
+    for parametrisation in BLOCKS:
+        eigenvalues = [
+            values[0]
+            for (s, p, part, quantity), values in found.items()
+            if (s, p, part) == (scores, parametrisation, "full") and quantity.startswith("eigen")
+        ]
+        for sign, name in ((1, "positive"), (-1, "negative")):
+            sizes = sorted((sign * v for v in eigenvalues if sign * v > 0), reverse=True)
+            if sizes:
+                ranks = tuple(float(rank) for rank in range(1, len(sizes) + 1))
+                series.append(Series(name=f"{parametrisation}, {name}", x=ranks, y=tuple(sizes)))
+    return Panel(
+        title=f"{scores} scores",
+        x_label="rank",
+        y_label="|eigenvalue| of H",
+        y_scale="log",
+        series=tuple(series),
+    )
+
+
+def _checks(found: Values) -> list[Check]:
+    checks = []
+    for scores in SCORES:
+        two = found.get((scores, "two-matrix", "full", "negative_share"), [])
+        one = found.get((scores, "one-matrix", "full", "negative_share"), [])
+        if two and one:
+            checks.append(_share_check(scores, two, one))
+    pairs = found.get(("linear", "two-matrix", "functional", "pairing"), [])
+    if pairs:
+        checks.append(
+            Check(
+                fact="with linear scores all eigenvalues of H_f over W_Q and W_K come in ± pairs",
+                expected="0 to rounding",
+                ours=f"{max(pairs):.0e} of the largest",
+                holds=max(pairs) < 1e-9,
+            )
+        )
+    return checks
+
+
+def _share_check(scores: str, two: Sequence[float], one: Sequence[float]) -> Check:
+    texts = []
+    for name, values in (("two matrices", two), ("one matrix", one)):
+        mean, error = mean_and_error(values)
+        texts.append(f"{name} {mean:.3f}" + (f" ± {error:.3f}" if len(values) > 1 else " (1 seed)"))
+    return Check(
+        fact=f"H is less indefinite with one matrix ({scores} scores)",
+        expected="smaller share of negative curvature at every seed",
+        ours=", ".join(texts),
+        holds=None if len(two) < 2 else all(a > b for a, b in zip(two, one, strict=False)),
+    )
+
+
+STUDY = Study(
+    name="one-matrix",
+    title="W_QK against W_Q and W_K: entries, indefiniteness, ± pairs of eigenvalues",
+    source="Hessian paper, section 4 and appendix: single-matrix parametrisation",
+    published=(
+        "With W_Q and W_K apart the functional Hessian gains a block-hollow term whose eigenvalues come "
+        "in ± pairs; one matrix W_QK has no such term."
+    ),
+    settings=settings,
+    measure=measure,
+    summarise=summarise,
+    columns=("study", "scores", "parametrisation", "part", "quantity", "seed", "value"),
+)

@@ -1,0 +1,80 @@
+"""What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
+
+from hessblocks.studies.shared.addition_model import GAIN, addition_model
+from hessblocks.studies.shared.differences import Difference, Values, difference, exceeds, shown
+from hessblocks.studies.shared.fits import fit_growth
+from hessblocks.studies.shared.growth_points import (
+    GROUPS,
+    Size,
+    growth_settings,
+    logspace,
+    measure_growth,
+)
+from hessblocks.studies.shared.growth_summary import (
+    SMALL,
+    Expected,
+    averaged,
+    by_curve,
+    curve_series,
+    curves_panel,
+    fit_table,
+    growth_panel,
+    growth_summary,
+    slope_checks,
+    slopes,
+)
+from hessblocks.studies.shared.measured_curvature import (
+    DISTANCE,
+    HETEROGENEITY,
+    NORM,
+    SPREAD,
+    Probe,
+    curvature_rows,
+)
+from hessblocks.studies.shared.statistics import rank_correlation
+from hessblocks.studies.shared.step_times import (
+    PUBLISHED_SPEED,
+    STEP_TIME,
+    median_error,
+    speed_check,
+    speeds,
+    values,
+)
+from hessblocks.studies.shared.texts import TextSize, text_of
+from hessblocks.studies.shared.trained_points import (
+    LAPTOP,
+    LOSS,
+    PAPER,
+    SEEDS,
+    SIZES,
+    SMOKE,
+    TRAINED_COLUMNS,
+    TRAINED_REVISION,
+    make_model,
+    measure_trained,
+    run_settings,
+    train_point,
+    trained_settings,
+)
+from hessblocks.studies.shared.trained_summary import (
+    Losses,
+    close_check,
+    final_losses,
+    less_check,
+    loss_panel,
+    loss_table,
+    mean_curve,
+    places_panel,
+    run_curve,
+    run_seeds,
+    slower_check,
+)
+from hessblocks.studies.shared.variants import (
+    BETAS,
+    GAINED,
+    MLP_GAINS,
+    RESTRICTED_INITS,
+    Sizes,
+    make_block,
+    restricted,
+)

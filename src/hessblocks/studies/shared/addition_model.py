@@ -1,0 +1,124 @@
+"""The models of the Hessian paper: random weights of fixed size, data of size σ, the addition task.
+
+All at initialisation. Weights are N(0, (0.8/√d)²) with d the width, embeddings and positions
+N(0, σ²), each model drawn afresh from its own seed.
+
+Source: Ormaniec, Dangel & Singh (2025), section 4, and the authors' notebook.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from transformers import PreTrainedModel
+
+from hessblocks.blocks import MLP, Attention, BlockConfig, Branch, Dense, LayerNorm, NoNorm, preset
+from hessblocks.conventions import IGNORED
+from hessblocks.curvature import LossFunction
+from hessblocks.data import SYMBOLS
+from hessblocks.errors import unknown_name
+from hessblocks.models import build
+
+TOKENS = 18
+"""Length of a sum of two numbers with 5 digits."""
+GAIN = 0.8
+"""Standard deviation of a weight, times √width."""
+
+
+def _plain(width: int) -> BlockConfig:
+    return preset("pre-ln", width=width, heads=1, norm=NoNorm(), final_norm=NoNorm())
+
+
+def _pre_ln(width: int) -> BlockConfig:
+    return _plain(width).replace(norm=LayerNorm(), final_norm=LayerNorm())
+
+
+def _linear(width: int) -> BlockConfig:
+    return _plain(width).replace(attention=Attention(scores="linear"))
+
+
+def _linear_alone(width: int) -> BlockConfig:
+    """Linear attention and nothing else: no skip, and an MLP whose output stays zero."""
+    return _linear(width).replace(
+        attention_branch=Branch(skip=0.0), mlp=MLP(output=Dense(init="zeros")), mlp_width=1
+    )
+
+
+def _one_matrix(width: int) -> BlockConfig:
+    return _plain(width).replace(attention=Attention(query_key="one-matrix"))
+
+
+def _one_matrix_linear(width: int) -> BlockConfig:
+    return _plain(width).replace(attention=Attention(query_key="one-matrix", scores="linear"))
+
+
+BLOCKS = {
+    "softmax": _plain,
+    "softmax-pre-ln": _pre_ln,
+    "linear": _linear,
+    "linear-alone": _linear_alone,
+    "one-matrix": _one_matrix,
+    "one-matrix-linear": _one_matrix_linear,
+}
+"""Name → block of a width: one head as wide as the block, ReLU MLP of 4 widths, no norm but pre-ln's."""
+
+
+def addition_model(
+    block: str | BlockConfig, *, layers: int, width: int, sigma: float, seed: int
+) -> PreTrainedModel:
+    """A causal language model of sums in float64, untied head, drawn from `seed`.
+
+    Args:
+        block: a name in `BLOCKS`, or a block of that width.
+        layers: how many.
+        width: entries of a token's vector.
+        sigma: standard deviation of embeddings and positions.
+        seed: of all weights.
+
+    Raises:
+        ArgumentError: an unknown block.
+    """
+    if isinstance(block, str) and block not in BLOCKS:
+        raise unknown_name("block", block, BLOCKS)
+    model: PreTrainedModel = build(
+        BLOCKS[block](width) if isinstance(block, str) else block,
+        depth=layers,
+        vocab_size=len(SYMBOLS),
+        context=TOKENS,
+        tie_word_embeddings=False,
+    ).double()
+    draw(model, width=width, sigma=sigma, seed=seed)
+    model.set_attn_implementation("eager")  # fused kernels have no second derivative
+    model.eval()
+    return model
+
+
+def draw(model: nn.Module, *, width: int, sigma: float, seed: int) -> None:
+    """Draw every matrix of `model`: embeddings from N(0, σ²), others from N(0, (0.8/√width)²).
+
+    What is zero stays zero.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=sigma, generator=generator)
+        elif isinstance(module, nn.Linear) and module.weight.any():
+            nn.init.normal_(module.weight, std=GAIN / math.sqrt(width), generator=generator)
+
+
+def one_hot_squares(outputs: Any, batch: Any) -> Tensor:
+    """(logit − one-hot)² of every class at every answer digit, (digits · classes,)."""
+    logits = outputs.logits[:, :-1]
+    labels = batch["labels"][:, 1:]
+    valid = labels != IGNORED
+    target = F.one_hot(labels[valid], logits.shape[-1])
+    squares: Tensor = (logits[valid] - target).square()
+    return squares.flatten()
+
+
+LOSSES: dict[str, str | LossFunction] = {"cross-entropy": "causal-lm", "squares": one_hot_squares}
+"""Name → loss; both are means, over the answer digits and over their classes where there are several."""

@@ -1,0 +1,90 @@
+"""Two blocks compared over the seeds that both have, and what the difference decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hessblocks.figures import mean_and_error
+from hessblocks.storage import Scalar
+from hessblocks.studies.shared.statistics import student_quantile
+
+NORMAL = 1.96
+"""Half the 95 % interval of a normal, in standard errors."""
+Values = Mapping[str, Mapping[Scalar, float]]
+"""Block or variant → {seed: value}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A mean over seeds."""
+
+    mean: float
+    """Over seeds."""
+    error: float
+    """Its standard error."""
+    seeds: int
+    """How many."""
+    common: float = 0.0
+    """Standard error of what all seeds have in common, such as a clock."""
+    diverged: int = 0
+    """Seeds of which one run diverged; the mean is then infinite."""
+    who: str = ""
+    """Whose runs diverged."""
+
+    def above(self, limit: float) -> bool | None:
+        """Whether it is above a limit; None where seeds are too few or disagree (95 %, Student's t).
+
+        Runs that diverge decide where they do so for every seed.
+        """
+        if self.seeds < 2 or 0 < self.diverged < self.seeds:
+            return None
+        if self.diverged:
+            return self.mean > limit
+        own = student_quantile(0.975, self.seeds - 1) * self.error
+        reach = math.hypot(own, NORMAL * self.common)
+        return None if abs(self.mean - limit) < reach else self.mean > limit
+
+    def text(self, unit: str, digits: int = 3) -> str:
+        """Mean, error and seeds in words."""
+        if self.diverged:
+            return f"{self.who} diverged in {self.diverged} of {self.seeds} seeds"
+        if self.seeds < 2:
+            return f"{self.mean:+.{digits}f} {unit} (1 seed)"
+        error = math.hypot(self.error, self.common)
+        return f"{self.mean:+.{digits}f} ± {error:.{digits}f} {unit} ({self.seeds} seeds)"
+
+
+def difference(values: Values, first: str, second: str) -> Difference | None:
+    """Value of `first` minus that of `second`, over common seeds.
+
+    Args:
+        values: of each block and seed; infinite where a run diverged.
+        first: name of a block.
+        second: name of another.
+
+    Returns:
+        The difference; None where there is no common seed, or runs of both diverged.
+    """
+    common = sorted(set(values.get(first, {})) & set(values.get(second, {})), key=str)
+    gaps = [values[first][seed] - values[second][seed] for seed in common]
+    lost = {gap for gap in gaps if not math.isfinite(gap)}
+    if not gaps or len(lost) > 1 or any(map(math.isnan, lost)):
+        return None
+    mean, error = mean_and_error(gaps)
+    diverged = [seed for seed, gap in zip(common, gaps, strict=True) if gap in lost]
+    who = first if any(math.isinf(values[first][seed]) for seed in diverged) else second
+    return Difference(
+        mean=mean, error=error, seeds=len(gaps), diverged=len(diverged), who=who if diverged else ""
+    )
+
+
+def exceeds(found: Difference | None, limit: float) -> bool | None:
+    """Whether a difference is above a limit; None where it is undecided or there is none."""
+    return None if found is None else found.above(limit)
+
+
+def shown(found: Difference | None, unit: str, digits: int = 3) -> str:
+    """The difference in words."""
+    return "not finished, or diverged" if found is None else found.text(unit, digits)

@@ -1,0 +1,61 @@
+"""How long a training step of each block takes, as rows of a study, and against pre-ln."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hessblocks.figures import mean_and_error
+from hessblocks.storage import Row
+from hessblocks.studies.engine import Check, number, word
+
+STEP_TIME = "step_time"
+"""Seconds of a training step, median over the turns."""
+PUBLISHED_SPEED = {
+    "pre-ln": 1.0, "parallel": 1.05, "v-skipinit": 0.95, "sas": 1.09, "sas-p": 1.16,
+    "sas-p-no-norm": 1.20,
+}  # fmt: skip
+"""Training speed against pre-ln, table 2."""
+
+
+def median_error(times: Sequence[float]) -> float:
+    """Standard error of the median of normally distributed values."""
+    return 1.25 * mean_and_error(times)[1]
+
+
+def values(rows: Sequence[Row], quantity: str) -> dict[str, tuple[float, float]]:
+    """Block → (value, standard error) of a cost."""
+    return {
+        word(row, "variant"): (number(row, "value"), number(row, "standard_error"))
+        if row.get("standard_error") is not None
+        else (number(row, "value"), 0.0)
+        for row in rows
+        if row["quantity"] == quantity
+    }
+
+
+def speeds(rows: Sequence[Row], quantity: str = STEP_TIME) -> dict[str, tuple[float, float]]:
+    """Block → (times as fast as pre-ln, its standard error)."""
+    found = values(rows, quantity)
+    if "pre-ln" not in found:
+        return {}
+    base, base_error = found["pre-ln"]
+    return {
+        name: (base / time, base / time * ((error / time) ** 2 + (base_error / base) ** 2) ** 0.5)
+        for name, (time, error) in found.items()
+    }
+
+
+def speed_check(rows: Sequence[Row], block: str = "sas-p") -> list[Check]:
+    """Whether a training step of `block` takes less time than one of pre-ln."""
+    found = speeds(rows)
+    if block not in found:
+        return []
+    ratio, error = found[block]
+    return [
+        Check(
+            fact=f"a training step of {block} takes less time than one of pre-ln",
+            expected=f"{PUBLISHED_SPEED[block]} times as fast (16 layers, width 768, one GPU)",
+            ours=f"{ratio:.2f} ± {error:.2f} times",
+            holds=ratio > 1 if abs(ratio - 1) >= 2 * error else None,
+        )
+    ]

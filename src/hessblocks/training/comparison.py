@@ -1,0 +1,126 @@
+"""Several presets and seeds in one folder, each trained on the same data in the same order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from hessblocks.data import Corpus
+from hessblocks.progress import Progress
+from hessblocks.storage import (
+    is_trained,
+    read_finished_lines,
+    read_lines,
+    read_results,
+    write_results,
+    write_text,
+)
+from hessblocks.training.execution import together
+from hessblocks.training.folder import RunFolder, claimed
+from hessblocks.training.matching import steps_of
+from hessblocks.training.run import Run
+from hessblocks.training.settings import ComparisonSettings, RunSettings
+
+
+def compare(
+    settings: ComparisonSettings,
+    corpus: Corpus,
+    out: Path,
+    progress: Progress,
+    command: str = "compare",
+    finish: Callable[[Path], object] | None = None,
+) -> None:
+    """Train and map every run that `out` does not hold yet, and gather the results.
+
+    Args:
+        settings: what is compared.
+        corpus: training and held-out tokens.
+        out: run folder, new or of the same comparison.
+        progress: told what is going on.
+        command: its name in config.json.
+        finish: given the folder when all is done, before another process may write there.
+
+    Raises:
+        ArgumentError: sizes that do not fit, too little data, or another run in `out`.
+        RunError: `out` cannot be written.
+    """
+    with together(settings, settings.presets, corpus) as deciding:
+        if deciding:
+            _compare(settings, corpus, out, progress, command, finish)
+
+
+def _compare(
+    settings: ComparisonSettings,
+    corpus: Corpus,
+    out: Path,
+    progress: Progress,
+    command: str,
+    finish: Callable[[Path], object] | None,
+) -> None:
+    config = settings.config(command, corpus)
+    with claimed(out, config, growing=("presets", "seeds")) as folder:
+        runs = settings.runs(steps_of(settings, corpus, folder, progress))
+        for run in runs:
+            own = folder.run(run.preset, run.seed)
+            own.prepare(run.config(command, corpus))
+            Run(run, corpus, own, progress).complete()
+            _gather(folder, runs, corpus.vocab_size)
+        if finish:
+            finish(out)
+
+
+def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:
+    """Put the tables of the runs so far into the folder of the comparison, once all are read."""
+    runs = [(run, folder.run(run.preset, run.seed)) for run in settings]
+    rows = [read_results(own.results) for _, own in runs]
+    expected = [
+        run.line_files(vocab_size) if is_trained(found) else ()
+        for (run, _), found in zip(runs, rows, strict=True)
+    ]
+    for name in ("metrics", "observations"):
+        paths = [getattr(own, name) for _, own in runs]
+        if name == "metrics" or any(path.exists() for path in paths):
+            lines = _lines(paths, [name in files for files in expected])
+            write_text(getattr(folder, name), "".join(json.dumps(line) + "\n" for line in lines))
+    write_results(folder.results, chain.from_iterable(rows))
+
+
+def _lines(paths: Sequence[Path], whole: Sequence[bool]) -> list[dict[str, Any]]:
+    return [
+        line
+        for path, finished in zip(paths, whole, strict=True)
+        for line in (read_finished_lines if finished else read_lines)(path)
+    ]
+
+
+def train(
+    settings: RunSettings,
+    corpus: Corpus,
+    out: Path,
+    progress: Progress,
+    command: str = "train",
+    finish: Callable[[Path], object] | None = None,
+) -> None:
+    """One run in a folder of its own, or what is left of it.
+
+    Args:
+        settings: of the run.
+        corpus: training and held-out tokens.
+        out: run folder, new or of the same run.
+        progress: told what is going on.
+        command: its name in config.json.
+        finish: given the folder when all is done, before another process may write there.
+
+    Raises:
+        ArgumentError: sizes that do not fit, too little data, or another run in `out`.
+        RunError: `out` cannot be written or is damaged.
+    """
+    with together(settings, [settings.preset], corpus) as deciding:
+        if deciding:
+            with claimed(out, settings.config(command, corpus)) as folder:
+                Run(settings, corpus, folder, progress).complete()
+                if finish:
+                    finish(out)

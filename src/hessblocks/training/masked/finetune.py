@@ -1,0 +1,142 @@
+"""Fine-tuning a pretrained model on a labelled task."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DataCollatorWithPadding, PreTrainedModel
+
+from hessblocks.data import Corpus, LabelledText, Task
+from hessblocks.models import HessblocksForSequenceClassification
+from hessblocks.quiet import quiet
+from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
+from hessblocks.training.trainer import PlainTrainer, arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetuning:
+    """How a classifier is trained: AdamW, linear warm-up and decay."""
+
+    epochs: int
+    """Passes over the training examples."""
+    batch_size: int
+    """Examples of each update."""
+    learning_rate: float
+    """Peak learning rate."""
+    examples: int | None = None
+    """Most training examples; None means all."""
+    seed: int = 0
+    """Of the head and the order of the examples."""
+    warmup: float = 0.1
+    """Share of the steps in which the learning rate grows from 0."""
+    clip: float = 0.5
+    """Largest norm of the gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How well a classifier does on examples that it has not seen."""
+
+    accuracy: float | None
+    """Share of right answers; None where an answer is not a number."""
+    examples: int
+    """Answers."""
+    chance: float
+    """Share of the commonest class among them."""
+
+
+def finetune(
+    pretraining: Pretraining,
+    folder: Path | None,
+    corpus: Corpus,
+    task: Task,
+    settings: Finetuning,
+) -> Score:
+    """Train a classifier and score it on the task's test split.
+
+    Args:
+        pretraining: of the model.
+        folder: with the pretrained weights; None starts from random ones.
+        corpus: whose encoding the model knows.
+        task: texts and labels.
+        settings: how.
+    """
+    tokenizer = tokenizer_of(corpus, pretraining.context)
+    train = encoded(task.first("train", settings.examples), tokenizer, pretraining.context)
+    test = encoded(task.splits["test"], tokenizer, pretraining.context)
+    collator = DataCollatorWithPadding(tokenizer)
+    steps = settings.epochs * -(-len(train) // settings.batch_size)
+    with quiet(), tempfile.TemporaryDirectory() as unused:
+        trainer = PlainTrainer(
+            model=classifier(pretraining, folder, len(task.classes), settings.seed),
+            args=arguments(
+                unused,
+                num_train_epochs=settings.epochs,
+                per_device_train_batch_size=settings.batch_size,
+                per_device_eval_batch_size=settings.batch_size,
+                learning_rate=settings.learning_rate,
+                warmup_steps=round(settings.warmup * steps),
+                weight_decay=pretraining.weight_decay,
+                max_grad_norm=settings.clip,
+                seed=settings.seed,
+            ),
+            train_dataset=train,
+            data_collator=collator,
+            evaluation_collator=collator,
+        )
+        trainer.train()
+        return _score(trainer, test, collator)
+
+
+def classifier(
+    pretraining: Pretraining, folder: Path | None, classes: int, seed: int
+) -> PreTrainedModel:
+    """The pretrained trunk, or a fresh one, with a head drawn from `seed`."""
+    if folder is None:
+        return pretraining.model("classification", classes)
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is new and has to be trained")
+        model: PreTrainedModel = HessblocksForSequenceClassification.from_pretrained(
+            folder, num_labels=classes
+        )
+    return model
+
+
+def encoded(examples: Sequence[LabelledText], tokenizer: Any, context: int) -> list[dict[str, Any]]:
+    """Token ids and labels; texts are cut at `context` tokens."""
+    texts = tokenizer([e.text for e in examples], truncation=True, max_length=context)
+    return [
+        {"input_ids": ids, "attention_mask": mask, "labels": example.label}
+        for ids, mask, example in zip(
+            texts["input_ids"], texts["attention_mask"], examples, strict=True
+        )
+    ]
+
+
+@torch.no_grad()
+def _score(trainer: PlainTrainer, test: list[dict[str, Any]], collator: Any) -> Score:
+    """Answers without the Trainer's own metrics, which would hide what is not a number."""
+    model: Any = trainer.model
+    model.eval()
+    answers: list[Any] = []
+    finite = True
+    for batch in trainer.get_eval_dataloader(test):
+        given = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
+        logits = model(**given).logits.float()
+        finite = finite and bool(torch.isfinite(logits).all())
+        answers += logits.argmax(dim=-1).tolist()
+    labels = np.array([example["labels"] for example in test])
+    right = float((np.array(answers) == labels).mean())
+    return Score(
+        accuracy=right if finite and trainer.divergence is None else None,
+        examples=len(labels),
+        chance=float(np.bincount(labels).max() / len(labels)),
+    )

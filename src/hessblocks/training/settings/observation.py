@@ -1,0 +1,79 @@
+"""What is measured of a model besides its loss: where, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from hessblocks.errors import ArgumentError
+from hessblocks.training.settings.checks import check_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureSettings:
+    """The fixed held-out batch that curvature and signal are measured on, and the probes."""
+
+    sequences: int = 8
+    """Held-out windows."""
+    tokens: int = 32
+    """Tokens of each window, at most the model's context."""
+    probes: int = 8
+    """Random vectors a group."""
+    seed: int = 0
+    """Of the windows and of the probes: the same for every preset and seed of the comparison."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name in ("sequences", "tokens", "probes"):
+            check_count(name, getattr(self, name), prefix="curvature-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservationSettings:
+    """What is measured along training, besides losses: at step 0, every so many steps, and last."""
+
+    gains_every: int = 0
+    """Steps between looks at the trained gains; 0 for never."""
+    signal_every: int = 0
+    """Steps between looks at the signal through the layers, on the fixed batch; 0 for never."""
+    curvature_every: int = 0
+    """Steps between norms of H, H_o and H_f, on the fixed batch; 0 for never."""
+    curvature_groups: tuple[str, ...] = ("query", "key", "value")
+    """Roles, or names of parameter groups with * and ?, of which those norms are measured."""
+    sample: CurvatureSettings = field(default_factory=CurvatureSettings)
+    """The fixed batch and the probes."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        for name in ("gains_every", "signal_every", "curvature_every"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(
+                    f"--{name.replace('_', '-')}: expected a number of steps, or 0 for never, got "
+                    f"{getattr(self, name)}."
+                )
+        if self.curvature_every and not self.curvature_groups:
+            raise ArgumentError("--curvature-groups: expected roles or names of groups, got none.")
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is measured."""
+        return bool(self.gains_every or self.needs_batch)
+
+    @property
+    def needs_batch(self) -> bool:
+        """Whether the fixed batch is used."""
+        return bool(self.signal_every or self.curvature_every)
+
+    def chooses(self, name: str, role: str) -> bool:
+        """Whether the norms of this group are measured."""
+        return any(chooses(wanted, name, role) for wanted in self.curvature_groups)
+
+
+def chooses(wanted: str, name: str, role: str) -> bool:
+    """Whether a role, or a name with * and ?, means this group."""
+    return role == wanted or fnmatchcase(name, wanted)
+
+
+def is_due(every: int, step: int, last: int) -> bool:
+    """Whether something is measured at this step: the first, each `every`-th and the last."""
+    return every > 0 and (step % every == 0 or step == last)

@@ -1,0 +1,65 @@
+"""The trained gains of a model: α, β, γ of shaped attention, those of branches and of reparametrised weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from hessblocks.blocks import ReparametrisedLinear, ResidualSum, ShapedGains
+from hessblocks.signal import layers_of
+
+BRANCHES = {"attention_branch": "SA", "mlp_branch": "FF"}
+WEIGHTS = {
+    "query": "Q",
+    "key": "K",
+    "value": "V",
+    "projection": "P",
+    "input": "in",
+    "gate": "gate",
+    "output": "out",
+}
+"""What a gain's name says of the weight that it belongs to."""
+
+
+def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Every trainable gain: layer, quantity, value (mean over heads) and, where there are any, `heads`.
+
+    Quantities are alpha, beta, gamma (shaped attention), alpha_SA, beta_SA, alpha_FF, beta_FF (skips
+    and branches), alpha_V, beta_V and the like (reparametrised weights).
+
+    Args:
+        model: of this library.
+    """
+    for layer, quantity, gain in _trained(model):
+        yield {"layer": layer, "quantity": quantity, **_value(gain)}
+
+
+def has_gains(model: nn.Module) -> bool:
+    """Whether any gain of the model is trained."""
+    return any(True for _ in _trained(model))
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
+    for layer, block in enumerate(layers_of(model)):
+        for path, module in block.named_modules():
+            for quantity, gain in _gains(path.rpartition(".")[2], module):
+                if isinstance(gain, Tensor) and gain.requires_grad:
+                    yield layer, quantity, gain
+
+
+def _gains(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor | float]]:
+    if isinstance(module, ShapedGains):
+        yield from (("alpha", module.alpha), ("beta", module.beta), ("gamma", module.gamma))
+    elif isinstance(module, ResidualSum):
+        of = BRANCHES.get(name, name)
+        yield from ((f"alpha_{of}", module.skip), (f"beta_{of}", module.gain))
+    elif isinstance(module, ReparametrisedLinear):
+        of = WEIGHTS.get(name, name)
+        yield from ((f"alpha_{of}", module.initial_gain), (f"beta_{of}", module.update_gain))
+
+
+def _value(gain: Tensor) -> dict[str, Any]:
+    value = {"value": float(gain.detach().float().mean())}
+    return value | ({"heads": gain.detach().float().tolist()} if gain.ndim else {})

@@ -1,0 +1,123 @@
+"""Gains, signal and curvature along training, as lines of observations.jsonl.
+
+They look at the model between two updates and change nothing of it: an observed run has the digits of
+one that is not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hessblocks import signal
+from hessblocks.curvature import AttentionBackendWarning, Problem, group_norms, parameter_groups
+from hessblocks.data import Corpus, Example
+from hessblocks.storage import append_line
+from hessblocks.training import processes
+from hessblocks.training.settings import ObservationSettings, is_due
+from hessblocks.training.trained_gains import gain_values
+from hessblocks.training.trainer.recorder import Recorder
+
+Line = dict[str, Any]
+
+
+class Observer(TrainerCallback):
+    """Measures what is due; of several processes the first does, while the others wait for it."""
+
+    def __init__(self, recorder: Recorder, corpus: Corpus) -> None:
+        """Observe the run of a recorder, which stands before this callback and has stopped the clock."""
+        self.recorder = recorder
+        self.corpus = corpus
+        self.wanted = recorder.settings.observation
+        self.last = recorder.settings.training.steps
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Look at the model before the first step."""
+        if state.global_step == 0:
+            self._observe(0, given["model"])
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Look at the model after a step."""
+        if not self.recorder.divergence:
+            self._observe(state.global_step, given["model"])
+
+    def _observe(self, step: int, model: nn.Module) -> None:
+        if not processes.is_first():
+            return
+        with _float32(model):
+            for line in self._lines(step, model):
+                everything = self.recorder.common(step) | line
+                append_line(self.recorder.folder.observations, everything)
+
+    def _lines(self, step: int, model: nn.Module) -> Iterator[Line]:
+        if is_due(self.wanted.gains_every, step, self.last):
+            yield from gain_values(model)
+        if is_due(self.wanted.signal_every, step, self.last):
+            yield from _signal(model, self._batch())
+        if is_due(self.wanted.curvature_every, step, self.last):
+            yield from _curvature(model, self._batch(), self.wanted)
+
+    def _batch(self) -> Example:
+        sample, device = self.wanted.sample, self.recorder.settings.device
+        batch = self.corpus.curvature_batch(sample.sequences, sample.tokens, sample.seed)
+        return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
+    """What `hessblocks.signal` measures, without Jacobians: one pass forward and backward."""
+    for row in signal.propagate(model, batch, jacobian_steps=0).to_rows():
+        layer = None if row["layer"] == "" else row["layer"]
+        yield {name: row[name] for name in ("quantity", "role", "value")} | {"layer": layer}
+
+
+def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) -> Iterator[Line]:
+    """Norms of the chosen groups, with the loss on the same batch: a gradient a probe and group."""
+    groups = {
+        name: group
+        for name, group in parameter_groups(model).items()
+        if wanted.chooses(name, group.role)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AttentionBackendWarning)
+        problem = Problem(model, batch, loss="causal-lm")
+        norms = group_norms(problem, groups, probes=wanted.sample.probes, seed=wanted.sample.seed)
+        loss = problem.value()
+    yield {"quantity": "batch_loss", "layer": None, "value": loss}
+    for name, parts in norms.items():
+        for part, estimate in parts.items():
+            yield {
+                "quantity": "frobenius_norm",
+                "layer": groups[name].layer,
+                "group": name,
+                "role": groups[name].role,
+                "part": part,
+                "value": estimate.value,
+                "standard_error": estimate.standard_error,
+                "method": estimate.method,
+                "batch_loss": loss,
+            }
+
+
+@contextmanager
+def _float32(model: Any) -> Iterator[None]:
+    """Inside, the model computes in its own precision; bf16 training wraps its forward pass."""
+    wrapped = model.__dict__.get("forward")
+    with torch.random.fork_rng():
+        if wrapped is None:
+            yield
+            return
+        model.forward = model.__dict__["_original_forward"]
+        try:
+            yield
+        finally:
+            model.forward = wrapped

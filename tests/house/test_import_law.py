@@ -1,0 +1,164 @@
+"""Imports point one way: a room imports only what stands below it, and through its face."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import ROOT, circle, files, imports, module_of, package_of, targets
+
+BASE = {"errors", "conventions", "progress", "quiet", "_version"}
+"""Modules at the root, below all packages; `tests` below hold them to importing nothing but each other."""
+LAW: dict[str, set[str]] = {
+    "storage": set(),
+    "figures": {"storage"},
+    "linalg": set(),
+    "blocks": set(),
+    "signal": set(),
+    "data": {"storage"},
+    "theory": {"linalg"},
+    "models": {"blocks"},
+    "curvature": {"linalg", "theory", "figures"},
+    "training": {"blocks", "models", "data", "curvature", "signal", "storage"},
+    "report": {"figures", "storage"},
+    "inspection": {
+        "blocks", "models", "data", "linalg", "theory", "curvature", "signal", "storage", "training",
+    },
+    "studies": {
+        "linalg", "blocks", "theory", "curvature", "signal", "models", "data", "training", "storage",
+        "figures",
+    },
+    "cli": {
+        "linalg", "blocks", "theory", "curvature", "signal", "models", "data", "training", "storage",
+        "inspection", "studies", "report",
+    },
+}  # fmt: skip
+"""Package → the packages that it may import; the base is open to all."""
+ROOMS: dict[str, set[str]] = {
+    "linalg.operators": set(),
+    "linalg.kronecker": {"operators"},
+    "linalg.estimators": {"operators"},
+    "linalg.spectra": {"operators", "estimators"},
+    "theory.arguments": set(),
+    "theory.verification": {"arguments"},
+    "curvature.closed": set(),
+    "curvature.groups": set(),
+    "curvature.products": {"closed", "groups"},
+    "curvature.exact": {"products"},
+    "training.settings": set(),
+    "training.folder": {"settings"},
+    "training.trainer": {"settings", "folder"},
+    "training.masked": {"settings", "folder", "trainer"},
+    "studies.engine": set(),
+    "studies.shared": {"engine"},
+    "studies.hessian_paper": {"engine", "shared"},
+    "studies.blocks_paper": {"engine", "shared"},
+    "studies.our_questions": {"engine", "shared"},
+    "report.comparison": set(),
+    "report.curvature": {"comparison"},
+    "report.studies": set(),
+    "cli.terminal": set(),
+    "cli.commands": {"terminal"},
+}
+"""Room of a package → the rooms beside it that it may import."""
+INSIDE: dict[tuple[str, str], str] = {}
+"""(file, module) → why the file reaches past a face; at most ten."""
+
+
+def packages() -> list[str]:
+    return sorted(p.name for p in ROOT.iterdir() if (p / "__init__.py").exists())
+
+
+@pytest.mark.parametrize("package", packages())
+def test_a_package_imports_only_what_stands_below_it(package: str) -> None:
+    for path in files(ROOT / package):
+        asked = {
+            one.module.split(".")[1] if "." in one.module else one.name for one in imports(path)
+        }
+        above = asked - LAW[package] - BASE - {package}
+        assert not above, f"{path.relative_to(ROOT)} imports {sorted(map(str, above))}"
+
+
+def test_the_law_has_no_circle_and_names_every_package() -> None:
+    assert set(LAW) == set(packages())
+    assert not circle({Path(p): {Path(q) for q in below} for p, below in LAW.items()})
+
+
+def test_the_base_modules_import_nothing_of_ours_but_each_other() -> None:
+    for name in BASE:
+        for one in imports(ROOT / f"{name}.py"):
+            assert one.module.removeprefix("hessblocks.") in BASE, f"{name} imports {one.module}"
+
+
+def test_a_room_imports_only_the_rooms_below_it() -> None:
+    rooms = {
+        str(p.parent.relative_to(ROOT)).replace("/", ".") for p in ROOT.glob("*/*/__init__.py")
+    }
+    assert rooms == set(ROOMS)
+    for room, below in ROOMS.items():
+        package, _, own = room.partition(".")
+        for path in files(ROOT / package / own):
+            for one in imports(path):
+                parts = [*one.module.split("."), one.name][1:]
+                if parts[0] == package and f"{package}.{parts[1]}" in ROOMS:
+                    assert parts[1] in below | {own}, (
+                        f"{path.relative_to(ROOT)} imports {one.module}"
+                    )
+
+
+def reaches_past_a_face(root: Path) -> set[tuple[str, str]]:
+    """(file, module) of every import that names a module inside a package which the file is not in."""
+    names = {module_of(path, root): path for path in files(root)}
+    found = set()
+    for path in files(root):
+        home = package_of(path, root)
+        for one in imports(path, root):
+            inside = one.module
+            asked = f"{one.module}.{one.name}"
+            offered = {own.name for own in imports(names[one.module], root)}
+            if asked in names and names[asked].name != "__init__.py" and one.name not in offered:
+                inside = asked  # the module itself is imported
+            face = inside.rpartition(".")[0] if names[inside].name != "__init__.py" else inside
+            while face != root.name and not f"{home}.".startswith(f"{face}."):
+                if face != inside:
+                    found.add((str(path.relative_to(root)), inside))
+                face, inside = face.rpartition(".")[0], face
+    return found
+
+
+def test_a_package_is_entered_by_its_face() -> None:
+    assert len(INSIDE) <= 10
+    assert reaches_past_a_face(ROOT) == set(INSIDE)
+
+
+def test_no_file_stands_in_a_circle() -> None:
+    assert [str(path.relative_to(ROOT)) for path in circle(targets())] == []
+
+
+def plant(root: Path, **sources: str) -> Path:
+    for name, text in sources.items():
+        path = root.joinpath(*name.split("__")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (path.parent, root):
+            (folder / "__init__.py").touch()
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+def test_a_planted_import_past_a_face_is_seen(tmp_path: Path) -> None:
+    root = plant(tmp_path / "toy", a__inner="x = 1", b__user="from toy.a.inner import x")
+    assert reaches_past_a_face(root) == {("b/user.py", "toy.a.inner")}
+    root = plant(tmp_path / "other", a__inner="x = 1", b__user="from other.a import inner")
+    assert reaches_past_a_face(root) == {("b/user.py", "other.a.inner")}
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from toy.a.first import x",
+        "def f():\n    from toy.a.first import x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from toy.a import first",
+    ],
+)
+def test_a_planted_circle_is_seen(tmp_path: Path, back: str) -> None:
+    root = plant(tmp_path / "toy", a__first="from toy.b.second import y", b__second=back)
+    assert {path.stem for path in circle(targets(root))} == {"first", "second"}

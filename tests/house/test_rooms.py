@@ -1,0 +1,47 @@
+"""A room holds at most fourteen modules, and a name says one thing."""
+
+import collections
+from pathlib import Path
+
+from tests.house.source import ROOT, files
+
+MOST = 14
+RECURRING = {
+    "presets": "a file in cli/commands bears its command's name",
+    "heatmap": "a file of a study bears the study's name",
+    "page": "each report has one page, in its own room",
+}
+"""Names of modules that stand in more than one package, each with its reason; at most four."""
+
+
+def modules(root: Path) -> list[Path]:
+    return [path for path in files(root) if path.name != "__init__.py"]
+
+
+def crowded(root: Path) -> dict[str, int]:
+    counted = collections.Counter(str(path.parent.relative_to(root)) for path in modules(root))
+    return {folder: count for folder, count in counted.items() if count > MOST}
+
+
+def recurring(root: Path) -> set[str]:
+    counted = collections.Counter(path.stem for path in modules(root))
+    return {name for name, count in counted.items() if count > 1}
+
+
+def test_no_folder_is_crowded() -> None:
+    assert not crowded(ROOT)
+
+
+def test_a_module_name_stands_in_one_package() -> None:
+    assert len(RECURRING) <= 4
+    assert recurring(ROOT) == set(RECURRING)
+
+
+def test_a_planted_crowd_and_a_planted_second_name_are_seen(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "norms.py").touch()
+    for number in range(MOST):
+        (tmp_path / "a" / f"m{number}.py").touch()
+    assert crowded(tmp_path) == {"a": MOST + 1}
+    assert recurring(tmp_path) == {"norms"}
