@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -85,15 +84,3 @@ class Figure:
     def to_dict(self) -> dict[str, Any]:
         """The figure as plain data."""
         return asdict(self)
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error; the error of a single value is not a number."""
-    count = len(values)
-    mean = sum(values) / count
-    if count < 2:
-        return mean, math.nan
-    if not math.isfinite(mean):
-        return mean, math.nan
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    return mean, (variance / count) ** 0.5

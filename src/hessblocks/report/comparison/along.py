@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hessblocks.figures import Drawing, DrawnPanel, DrawnSeries, Label, Point, both, log_scale
-from hessblocks.report.comparison.averages import average
 from hessblocks.report.comparison.captions import sample, seeds_and_error
 from hessblocks.report.comparison.curvature_points import CURVATURE, PARTS
 from hessblocks.report.comparison.loss_curves import AXES, LOSS
+from hessblocks.statistics import average
 from hessblocks.storage import NORM, FolderResults, Observation
 
 GREEK = {"alpha": "α", "beta": "β", "gamma": "γ"}

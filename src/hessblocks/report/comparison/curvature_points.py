@@ -14,9 +14,9 @@ from hessblocks.figures import (
     log_scale,
     plain_math,
 )
-from hessblocks.report.comparison.averages import group_norms
+from hessblocks.report.comparison.averages import group_norms, heterogeneity
 from hessblocks.report.comparison.captions import sample, seeds_and_error, short_names
-from hessblocks.report.comparison.heterogeneity import Heterogeneity, heterogeneity
+from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import NORM, STAGES, FolderResults
 
 ROLES = (
@@ -179,7 +179,7 @@ def heterogeneity_drawing(results: FolderResults) -> Drawing | None:
 
 
 def _bars(
-    results: FolderResults, ratios: dict[tuple[str, str], Heterogeneity], stage: str
+    results: FolderResults, ratios: dict[tuple[str, str], Heterogeneity[Average]], stage: str
 ) -> Iterator[Point]:
     for index, preset in enumerate(results.presets):
         if (preset, stage) in ratios:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from hessblocks.figures import Drawing, DrawnPanel, DrawnSeries, Label, Point, both
-from hessblocks.report.comparison.averages import average, average_rows
+from hessblocks.report.comparison.averages import average_rows
 from hessblocks.report.comparison.captions import seeds_and_error
 from hessblocks.report.comparison.table import diverged
+from hessblocks.statistics import average
 from hessblocks.storage import FolderResults, Metric
 
 MOST_POINTS = 300

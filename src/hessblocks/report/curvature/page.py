@@ -10,13 +10,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hessblocks.report.comparison import (
-    Average,
     environment_rows,
     setting_rows,
     short_names,
     with_error,
 )
 from hessblocks.report.curvature.figures import write_curvature_figures
+from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults, Norm, is_curvature_run, load_curvature, write_text
 
 __all__ = ["is_curvature_run", "write_curvature_report"]
