@@ -5,7 +5,6 @@ Titles, labels and captions may hold $mathematics$; names of series and of ticks
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from hessblocks.errors import RunError
 from hessblocks.figures.log_scale import LogScale
+from hessblocks.storage import read_study_file
 
 Scaling = Literal["linear", "log"]
 OF_PAGES = ("points", "note", "log", "limits", "band", "by_tick")
@@ -178,11 +178,9 @@ def read_figure(path: Path) -> Figure:
     Raises:
         RunError: the file is missing or damaged.
     """
+    found = read_study_file(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
         return Figure(**{**found, "panels": tuple(map(_panel, found["panels"]))})
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror or error}).") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
 

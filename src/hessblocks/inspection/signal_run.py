@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError
 from hessblocks.report import write_signal_figures
-from hessblocks.storage import atomic_path, environment, held, write_json
+from hessblocks.storage import environment, held, write_json, write_table
 
 
 def recorded(
@@ -36,11 +35,7 @@ def recorded(
         check_folder(out)
         write_json(out / "config.json", config)
         write_json(out / "environment.json", environment())
-        path = out / "results.csv"
-        with atomic_path(path) as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(out / "results.csv", columns, rows)
         write_signal_figures(out)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hessblocks.statistics import Average, Heterogeneity, average, ends
-from hessblocks.storage import NORM, FolderResults, Measurement
+from hessblocks.storage import NORM, FolderResults, ResultRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class GroupNorm:
     """The norm, in nats per token per squared unit of weight."""
 
 
-def average_rows(rows: Iterable[Measurement]) -> Average | None:
+def average_rows(rows: Iterable[ResultRow]) -> Average | None:
     """The mean over rows that differ by seed only."""
     finite = [row for row in rows if math.isfinite(row.value)]
     return average([row.value for row in finite], finite[0].standard_error if finite else None)
@@ -35,7 +35,7 @@ def group_norms(
     results: FolderResults, preset: str, stage: str, part: str
 ) -> tuple[GroupNorm, ...]:
     """The norm of each group, averaged over seeds, ordered by layer; non-finite ones left out."""
-    rows: dict[str, list[Measurement]] = defaultdict(list)
+    rows: dict[str, list[ResultRow]] = defaultdict(list)
     for row in results.select(NORM, preset=preset, stage=stage, part=part):
         rows[row.group].append(row)
     norms = [

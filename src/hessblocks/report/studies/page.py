@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessblocks.errors import ArgumentError
-from hessblocks.report.studies.section import command, load_section, read_json
+from hessblocks.report.studies.section import command, load_section
 from hessblocks.report.templates import write_page
+from hessblocks.storage import read_study_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ def not_begun(folder: Path) -> list[NotBegun]:
         RunError: config.json is damaged.
     """
     path = folder / "config.json"
-    asked = read_json(path).get("studies", {}) if path.is_file() else {}
+    asked = read_study_file(path).get("studies", {}) if path.is_file() else {}
     there = {path.name for path in study_folders(folder)}
     return [
         NotBegun(name=name, command=command(name, str(request["scale"]), request.get("seeds")))
@@ -85,7 +86,7 @@ def missing_lines(folder: Path) -> list[str]:
     """
     lines = []
     for path in study_folders(folder):
-        points = read_json(path / "summary.json")["points"]
+        points = read_study_file(path / "summary.json")["points"]
         if points["missing"]:
             lines.append(f"{path.name}: {points['missing']} of {points['total']} points")
     return lines + [f"{study.name}: not begun" for study in not_begun(folder)]
