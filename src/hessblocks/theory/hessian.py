@@ -104,7 +104,7 @@ class AttentionHessian:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
         if pays_off(self.layer):
-            return assembled_through_product(self, part)
+            return assembled_through_product(self, self.in_product(), part)
         return self.whole(part).dense()
 
     def in_product(self) -> AttentionHessian:
