@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from hessblocks.data import (
@@ -50,14 +51,14 @@ class Sample:
         return load_corpus(None if self.data == PYTHON_CODE else Path(self.data), vocabulary)
 
 
-def random_batch(subject: Subject, sample: Sample) -> dict[str, Tensor]:
+def random_batch(subject: Subject, sample: Sample) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Tokens drawn uniformly from the model's vocabulary."""
     generator = torch.Generator().manual_seed(sample.seed)
     shape = (sample.sequences, sample.tokens)
     return {"input_ids": torch.randint(subject.vocabulary, shape, generator=generator)}
 
 
-def corpus_batch(corpus: Corpus, sample: Sample) -> dict[str, Tensor]:
+def corpus_batch(corpus: Corpus, sample: Sample) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Held-out windows of a corpus in its own encoding.
 
     Raises:
@@ -66,7 +67,7 @@ def corpus_batch(corpus: Corpus, sample: Sample) -> dict[str, Tensor]:
     return _drawn(corpus.splits["validation"], corpus.name, sample)
 
 
-def encoded_batch(subject: Subject, sample: Sample) -> dict[str, Tensor]:
+def encoded_batch(subject: Subject, sample: Sample) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Held-out windows of text in the encoding that came with the model.
 
     Raises:

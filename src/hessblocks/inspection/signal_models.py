@@ -11,6 +11,7 @@ from hessblocks.blocks import PRESETS, BlockConfig, Dense, preset
 from hessblocks.errors import ArgumentError, unknown_name
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
     from torch import Tensor
 
     from hessblocks.inspection.samples import Sample
@@ -31,7 +32,7 @@ class Looked:
     """As the user gave it."""
     subject: Subject
     """The model."""
-    batch: Mapping[str, Tensor]
+    batch: Mapping[str, Int[Tensor, "sequences tokens"]]
     """Tokens and labels, each (sequences, tokens)."""
 
 

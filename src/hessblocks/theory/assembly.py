@@ -15,6 +15,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Protocol
 
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
@@ -47,7 +48,7 @@ def pays_off(layer: AttentionLayer) -> bool:
     return heads == 1 and width <= 2 * head_width
 
 
-def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> Tensor:
+def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> Float[Tensor, "P P"]:
     """The whole matrix of a layer with one head, (P, P), groups in the order of `hessian.groups`.
 
     Args:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg import KroneckerTerm, TokenMatrices
@@ -86,7 +87,7 @@ def _key_key(head: HeadTokens) -> Terms:
     ]
 
 
-def product_gradient(head: HeadTokens) -> Tensor:
+def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
     """Σ_n x (sβ e)ᵀ, the gradient of the loss in W_Q W_Kᵀ, (D, D)."""
     return head.x_query.T @ (head.scale * head.beta * _score_response(head))
 

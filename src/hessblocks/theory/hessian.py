@@ -96,7 +96,7 @@ class AttentionHessian:
         pieces = [piece for group in self.groups for piece in self._pieces(group, None)]
         return self._grid(pieces, pieces, part)
 
-    def dense(self, part: Part = "full") -> Tensor:
+    def dense(self, part: Part = "full") -> Float[Tensor, "P P"]:
         """The whole matrix, assembled; groups in the order of `groups`, each flattened row by row.
 
         Cost: N K² D² multiplications and as many numbers as the matrix has.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -15,9 +16,9 @@ from torch import Tensor
 class TokenCurvature:
     """Λ_n = ∂²ℓ/∂F_n², as a symmetric matrix or as a factor R_n with R_nᵀ R_n = Λ_n."""
 
-    matrix: Tensor | None = None
+    matrix: Float[Tensor, "#N O O"] | None = None
     """(N | 1, O, O), symmetric; may be indefinite."""
-    factor: Tensor | None = None
+    factor: Float[Tensor, "#N C O"] | None = None
     """(N | 1, C, O); exactly one of `matrix` and `factor` is given."""
     positive_semidefinite: bool = False
     """Whether every Λ_n is known to be positive semi-definite; a factor always is."""
@@ -28,7 +29,7 @@ class TokenCurvature:
             object.__setattr__(self, "positive_semidefinite", True)
 
     @property
-    def numbers(self) -> Tensor:
+    def numbers(self) -> Float[Tensor, "#N rows O"]:
         """Whichever of the two is held."""
         held = self.matrix if self.factor is None else self.factor
         assert held is not None
@@ -44,7 +45,9 @@ class TokenCurvature:
         factor = self.factor
         return factor is not None and factor.shape[0] > 1 and factor.shape[1] < value_width
 
-    def between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
+    def between(
+        self, left: Float[Tensor, "V O"] | None, right: Float[Tensor, "U O"] | None
+    ) -> Float[Tensor, "#N rows columns"]:
         """U Λ_n U'ᵀ for maps U (V, O) and U' (V', O), None being the identity; (N | 1, V, V')."""
         if self.factor is not None:
             return _apply(self.factor, left).mT @ _apply(self.factor, right)

@@ -21,7 +21,7 @@ from torch.func import grad, jacfwd, jacrev, vjp, vmap
 from hessblocks.curvature.exact.piecewise_linear import piecewise_linear
 from hessblocks.linalg import MEMORY_LIMIT
 
-TokenNetwork = Callable[..., Tensor]
+TokenNetwork = Callable[..., Float[Tensor, "... C"]]
 """From one token's attention output (D,) and its side inputs to its logits (C,)."""
 
 
@@ -100,7 +100,7 @@ def _value_and_jacobian(
 
 
 def _functional(
-    network: TokenNetwork, attended: Tensor, sides: tuple[Tensor, ...], r: Tensor, chunk: int
+    network: TokenNetwork, attended: Tensor, sides: tuple[Tensor, "..."], r: Tensor, chunk: int
 ) -> Tensor | None:
     """Λ_f of every token, or None where its operations or a product with a generic direction say it is zero."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.curvature.products.batches import Batch
@@ -70,10 +71,12 @@ class Work(Protocol):
     memory_limit: int | None
 
     @property
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Float[Tensor, "..."]]:
         """The trainable parameters by name."""
 
-    def forward(self, batch: Batch, parameters: Mapping[str, Tensor]) -> tuple[Tensor, object]:
+    def forward(
+        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]]
+    ) -> tuple[Float[Tensor, "..."], object]:
         """Logits of one batch at other parameters, and its loss."""
 
 

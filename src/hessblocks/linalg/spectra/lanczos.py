@@ -21,7 +21,7 @@ from hessblocks.linalg.operators import LinearOperator, working_dtype
 from hessblocks.linalg.spectra.krylov import KrylovBasis
 
 Which = Literal["largest", "smallest", "both"]
-Allowed = Callable[[Tensor, float], Tensor]
+Allowed = Callable[[Float[Tensor, " wanted"], float], Float[Tensor, " wanted"]]
 SAFETY = 0.5
 
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -92,7 +93,7 @@ def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedMode
     return {"two-matrix": two, "one-matrix": one}
 
 
-def quantities(matrix: Tensor, *, spectrum: bool) -> dict[str, float]:
+def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[str, float]:
     """What is kept of a symmetric matrix: mean entry, indefiniteness, pairs, and maybe all eigenvalues.
 
     Args:
