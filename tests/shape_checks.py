@@ -5,6 +5,7 @@ here by `checked`: beartype on the annotations that name a shape, and on no othe
 number still meets the error of the package itself, and the suite hardly gets slower.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -34,7 +35,8 @@ def checked(given: Any = None, *, typechecker: object = None) -> Any:
         if dataclasses.is_dataclass(given) and "__init__" in vars(given):
             given.__init__ = checked(given.__init__)
         return given
-    shaped = any(SHAPE.search(_text(hint)) for hint in given.__annotations__.values())
+    hints = given.__annotations__.values()
+    shaped = any(_names_a_shape(hint, given.__globals__) for hint in hints)
     return _shapes_checked(given) if shaped and not hasattr(given, "shapes_checked") else given
 
 
@@ -65,16 +67,22 @@ def _only_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     copy.__qualname__ = function.__qualname__
-    copy.__annotations__ = {
-        name: eval(hint, function.__globals__) if isinstance(hint, str) else hint
-        for name, hint in function.__annotations__.items()
-        if SHAPE.search(_text(hint))
-    }
+    copy.__annotations__ = {}
+    for name, hint in function.__annotations__.items():
+        if _names_a_shape(hint, function.__globals__):
+            with contextlib.suppress(NameError):  # imported for type checkers only
+                known = eval(hint, function.__globals__) if isinstance(hint, str) else hint
+                copy.__annotations__[name] = known
     return copy
 
 
-def _text(hint: object) -> str:
-    return hint if isinstance(hint, str) else repr(hint)
+def _names_a_shape(hint: object, known: dict[str, Any]) -> bool:
+    """Whether an annotation names a shape itself, or by a type of the module that does."""
+    text = hint if isinstance(hint, str) else repr(hint)
+    words = map(known.get, re.findall(r"[A-Z]\w+", text))
+    return bool(SHAPE.search(text)) or any(
+        SHAPE.search(repr(word)) for word in words if not inspect.isclass(word) and word is not None
+    )
 
 
 CONTEXT = jaxtyping.jaxtyped("context")

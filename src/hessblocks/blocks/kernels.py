@@ -42,13 +42,7 @@ def fused_kernel(
     query: Float[Tensor, "B H T K"],
     key: Float[Tensor, "B G S K"],
     value: Float[Tensor, "B G S V"],
-    mask: Shaped[
-        Tensor,
-        (
-            ...  # T S
-        ),
-    ]
-    | None,
+    mask: Shaped[Tensor, "... #T S"] | None,
     *,
     scale: float,
     causal: bool,

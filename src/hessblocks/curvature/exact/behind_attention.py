@@ -100,7 +100,7 @@ def _value_and_jacobian(
 
 
 def _functional(
-    network: TokenNetwork, attended: Tensor, sides: tuple[Tensor, "..."], r: Tensor, chunk: int
+    network: TokenNetwork, attended: Tensor, sides: tuple[Tensor, ...], r: Tensor, chunk: int
 ) -> Tensor | None:
     """Λ_f of every token, or None where its operations or a product with a generic direction say it is zero."""
 
