@@ -22,13 +22,13 @@ Named = tuple[str, ast.expr | None]
 
 
 def annotations(tree: ast.Module) -> Iterator[Named]:
-    """Public functions, methods, fields and types of a module, each with one of its annotations."""
+    """Functions, methods, fields and types of a module, each with one of its annotations."""
 
     def of(body: list[ast.stmt], prefix: str) -> Iterator[Named]:
         for node in body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
                 yield from of(node.body, f"{prefix}{node.name}.")
-            elif isinstance(node, ast.FunctionDef) and not re.match(r"_(?!_)", node.name):
+            elif isinstance(node, ast.FunctionDef):
                 given = node.args
                 slots = [*given.posonlyargs, *given.args, *given.kwonlyargs]
                 slots += [slot for slot in (given.vararg, given.kwarg) if slot]
@@ -59,7 +59,7 @@ def unshaped(root: Path) -> set[str]:
         f"{path.relative_to(root)}: {name}"
         for path in files(root)
         for name, hint in annotations(ast.parse(path.read_text(encoding="utf-8")))
-        if bare_tensor(hint)
+        if bare_tensor(hint) and not re.search(r"(^|\.)_[^_]", name)
     }
 
 
@@ -84,9 +84,7 @@ def unexplained(root: Path) -> dict[str, set[str]]:
 def shapes(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and SHAPE.match(f"{ast.unparse(node.value)}["):
-            assert isinstance(node.slice, ast.Tuple)
-            assert isinstance(shape := node.slice.elts[1], ast.Constant)
-            yield shape.value
+            yield ast.literal_eval(node.slice.elts[1])  # type: ignore[attr-defined]
 
 
 def test_every_tensor_of_a_public_function_names_its_shape() -> None:

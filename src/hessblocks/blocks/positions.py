@@ -1,6 +1,6 @@
 """The position slot: learned or sinusoidal vectors added to the embeddings, RoPE, or none.
 
-Letters: B sequences, H heads, T tokens, K head width.
+Letters: B sequences, H heads, T tokens, K head width, D width.
 """
 
 from __future__ import annotations

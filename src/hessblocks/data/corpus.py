@@ -17,7 +17,7 @@ from hessblocks.data.cache import Entry
 from hessblocks.data.tokens import token_type
 from hessblocks.errors import ArgumentError
 
-Example = dict[str, Int[Tensor, " tokens"]]
+Example = dict[str, Int[Tensor, "... tokens"]]
 
 
 class Windows(Dataset[Example]):

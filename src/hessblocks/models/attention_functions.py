@@ -1,6 +1,7 @@
 """Hugging Face's attention functions (sdpa, eager, flash, flex) as the blocks call them.
 
-Letters: B sequences, H heads, T queries, S keys, K head width.
+Letters: B sequences, H heads, T queries, S keys, G key-value heads, K head width,
+V value width.
 """
 
 from __future__ import annotations

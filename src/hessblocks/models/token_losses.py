@@ -1,4 +1,7 @@
-"""Losses in nats per valid token or sequence, in the precision of the logits (single at least)."""
+"""Losses in nats per valid token or sequence, in the precision of the logits (single at least).
+
+Letters: B sequences, T tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 

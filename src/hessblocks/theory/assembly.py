@@ -7,7 +7,8 @@ of W: with entry (a c), (b d) of the Hessian in W, a and b on the side of W_Q,
     query, key:   contract c with W_K, b with W_Q, and add (∂ℓ/∂W) ⊗ I_K
 
 and one large matrix product, with both of its factors symmetric, stands in for three. Letters: D width
-of the input, K query-key width, X parameters of any other group.
+of the input, K query-key width, X parameters of any other group,
+P all parameters.
 """
 
 from __future__ import annotations

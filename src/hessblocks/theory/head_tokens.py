@@ -2,7 +2,7 @@
 
 Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a sequence,
 N = B·Q; D width of the input, K query-key width, V value width, O width of the output, C directions,
-E width of whatever the keys carry.
+E and U widths of whatever the keys carry.
 
 A derivative of attention with respect to its scores is a weighting of the keys. Along a direction r in
 value space it is ρ_j = p_j (r·y_j − Σ_j p_j r·y_j), with p the attention row (softmax), or ρ_j = r·y_j

@@ -1,7 +1,7 @@
 """The Hessian of a loss in the weights of one self-attention layer, in closed form.
 
 Letters: B sequences, L tokens, D width, H heads, K query-key width, V value width, O output width,
-C rank of a curvature factor, N = B·L.
+C rank of a curvature factor, N = B·L, P all parameters.
 """
 
 from __future__ import annotations

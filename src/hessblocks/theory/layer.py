@@ -1,7 +1,7 @@
 """One layer of self-attention with its input: the numbers from which every block follows.
 
 Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
-O width of the output.
+O width of the output, Q positions whose output is asked for.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ so is every block. Per head, with s the scale, β the gain of A and covariances 
 | projection | z = W_Vᵀ f | identity, after W_O |
 | alpha, beta, gamma | 1 | W_Vᵀ x, W_Vᵀ m, −W_Vᵀ c̄ |
 
-Letters as in `heads`.
+Letters: N tokens, D width of the input, V value width, O width of the output, C rank of a factor of Λ
+(V where Λ is whole), P entries of a Jacobian's vector, R columns of its matrix.
 """
 
 from __future__ import annotations

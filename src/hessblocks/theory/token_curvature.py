@@ -1,7 +1,7 @@
 """Curvature of the loss at the output of attention, one matrix for each token.
 
 Letters: N tokens (1 where all share one matrix), O width of the attention output, C rank of a factor,
-V and V' widths of two heads' values.
+V and U widths of two heads' values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TokenCurvature:
     def between(
         self, left: Float[Tensor, "V O"] | None, right: Float[Tensor, "U O"] | None
     ) -> Float[Tensor, "#N rows columns"]:
-        """U Λ_n U'ᵀ for maps U (V, O) and U' (V', O), None being the identity; (N | 1, V, V')."""
+        """A Λ_n Bᵀ for maps A (V, O) and B (U, O), None being the identity; (N | 1, V, U)."""
         if self.factor is not None:
             return _apply(self.factor, left).mT @ _apply(self.factor, right)
         assert self.matrix is not None

@@ -1,4 +1,7 @@
-"""Products of a block with vectors, added up over passes and processes."""
+"""Products of a block with vectors, added up over passes and processes.
+
+Letters: K vectors multiplied together.
+"""
 
 from __future__ import annotations
 

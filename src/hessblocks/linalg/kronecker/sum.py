@@ -1,6 +1,6 @@
 """Sums of Kronecker products over tokens, as operators that are never assembled.
 
-Letters as in `kronecker_terms`: N tokens; a block has rows (P, R) and columns (T, W); K, columns.
+Letters: N tokens; a block has rows (P, R) and columns (T, W); K, columns multiplied together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Eigenvalues at the ends of a spectrum by block Lanczos with thick restarts.
 
-Letters: A the symmetric matrix, V the basis, T = VᵀA V, θ its eigenvalues (Ritz values).
+Letters: A the symmetric matrix, V the basis, T = VᵀA V, θ its eigenvalues (Ritz values),
+k vectors of the basis.
 """
 
 from __future__ import annotations

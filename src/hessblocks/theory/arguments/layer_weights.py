@@ -1,6 +1,7 @@
 """The layer from the weights that a user hands to `attention_hessian`, checked.
 
-Letters: D width, H heads, G key-value heads, K query-key width, V value width, O output width.
+Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
+O output width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The same Hessian by dense automatic differentiation: slow, small, and independent of the closed form.
 
-Letters: B sequences, L tokens, H heads, P parameters.
+Letters: B sequences, L tokens, H heads, P parameters, O width of the output.
 """
 
 from __future__ import annotations
