@@ -17,9 +17,7 @@ from hessblocks.curvature import (
 )
 from hessblocks.linalg import Estimate
 from hessblocks.storage import (
-    MAP,
     MAP_COLUMNS,
-    SPECTRA,
     SPECTRUM_COLUMNS,
     ResultRow,
     write_results,
@@ -62,10 +60,10 @@ class Tables:
             rows += self._summary_rows(records, maps)
         write_results(self.folder / "results.csv", rows)
         if _all_have("spectra", records):
-            write_table(self.folder / SPECTRA, SPECTRUM_COLUMNS, _spectrum_rows(records))
+            write_table(self.folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
         if maps:
             cells = [row for one in maps for row in one.to_rows()]
-            write_table(self.folder / MAP, MAP_COLUMNS, cells)
+            write_table(self.folder / "map.csv", MAP_COLUMNS, cells)
 
     def _norm_row(self, record: Record, part: Part) -> ResultRow:
         norm = record["norms"][part]

@@ -2,9 +2,7 @@
 
 from hessblocks.storage.config import Settings, differences
 from hessblocks.storage.curvature_results import (
-    MAP,
     MAP_COLUMNS,
-    SPECTRA,
     SPECTRUM_COLUMNS,
     CurvatureResults,
     Density,

@@ -16,8 +16,6 @@ from hessblocks.storage.records import records
 from hessblocks.storage.rows import NORM, ResultRow, read_results
 from hessblocks.storage.tables import read_table
 
-MAP, SPECTRA = "map.csv", "spectra.csv"
-
 
 @dataclass(frozen=True, kw_only=True)
 class MapRow:
@@ -194,8 +192,8 @@ def load_curvature(folder: Path) -> CurvatureResults:
         heterogeneity=whole["heterogeneity"],
         off_diagonal_shares=whole["off_diagonal_share"],
         loss=whole["loss"][""].value if whole["loss"] else None,
-        cells=_cells(folder / MAP),
-        spectra=_spectra(folder / SPECTRA),
+        cells=_cells(folder / "map.csv"),
+        spectra=_spectra(folder / "spectra.csv"),
     )
 
 
