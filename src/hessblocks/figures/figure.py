@@ -135,8 +135,8 @@ class Figure:
     """Panels side by side where there is room; 0 leaves it to who draws."""
     size: tuple[float, float] = (4.6, 3.6)
     """Width and height of a panel, in inches."""
-    shares: Literal["none", "x", "both"] = "none"
-    """Which axes all panels have in common, labelled at the outer panels only."""
+    shares: Literal["none", "labels", "x", "both"] = "none"
+    """What all panels have in common: labels, which then stand at the edges of the figure, and axes."""
     marked: tuple[str, ...] = ()
     """All names that get a mark, in their order; those of the series where empty."""
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hessblocks.figures import Series
 from hessblocks.statistics import Average, Heterogeneity, average, ends
 from hessblocks.storage import NORM, FolderResults, ResultRow
 
@@ -29,6 +30,27 @@ def average_rows(rows: Iterable[ResultRow]) -> Average | None:
     """The mean over rows that differ by seed only."""
     finite = [row for row in rows if math.isfinite(row.value)]
     return average([row.value for row in finite], finite[0].standard_error if finite else None)
+
+
+def averaged(
+    name: str, places: Iterable[tuple[float, Average, str]], *, line: bool = True
+) -> Series:
+    """A series of means with their errors, 0 where there is none.
+
+    Args:
+        name: of the series.
+        places: abscissa, mean, and what the point is.
+        line: whether the points are joined.
+    """
+    found = list(places)
+    return Series(
+        name=name,
+        x=tuple(x for x, _, _ in found),
+        y=tuple(mean.value for _, mean, _ in found),
+        error=tuple(mean.standard_error or 0.0 for _, mean, _ in found),
+        points=tuple(point for _, _, point in found),
+        line=line,
+    )
 
 
 def group_norms(
