@@ -175,6 +175,9 @@ def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_figure(path: Path) -> Figure:
     """The figure that a study wrote as figure.json.
 
+    Returns:
+        The figure, as the study made it.
+
     Raises:
         RunError: the file is missing or damaged.
     """

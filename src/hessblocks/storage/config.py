@@ -32,6 +32,9 @@ class Settings:
 def read_settings(path: Path) -> Settings:
     """The settings of one run or of a comparison.
 
+    Returns:
+        Command, presets and seeds, and the whole file beside them.
+
     Raises:
         RunError: the file is damaged.
     """

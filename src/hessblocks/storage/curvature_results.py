@@ -141,6 +141,9 @@ class CurvatureResults:
 
         Args:
             seconds: what the command took.
+
+        Returns:
+            Numbers, texts and null alone.
         """
         return {
             "command": "curvature",
@@ -168,6 +171,9 @@ def is_curvature_run(folder: Path) -> bool:
 
 def load_curvature(folder: Path) -> CurvatureResults:
     """Read a run folder, finished or not.
+
+    Returns:
+        What the folder holds; empty mappings where a table is missing.
 
     Raises:
         ArgumentError: it is not a folder of `hessblocks curvature`.

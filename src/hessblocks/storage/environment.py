@@ -58,6 +58,9 @@ def _written(path: Path) -> dict[str, Any] | None:
 def read_environment(folder: Path) -> dict[str, Any]:
     """environment.json of a folder; empty where it is missing.
 
+    Returns:
+        Versions and hardware by name.
+
     Raises:
         RunError: the file is damaged.
     """

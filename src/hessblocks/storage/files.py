@@ -121,6 +121,9 @@ def damaged(path: Path, line: int | None, reason: str) -> RunError:
 def read_bytes(path: Path) -> bytes:
     """What the file holds.
 
+    Returns:
+        All bytes.
+
     Raises:
         RunError: it cannot be read.
     """
@@ -134,6 +137,9 @@ def read_bytes(path: Path) -> bytes:
 def read_text(path: Path) -> str:
     """What the file holds, of UTF-8 text.
 
+    Returns:
+        The whole text.
+
     Raises:
         RunError: it cannot be read, or is something else.
     """
@@ -145,6 +151,9 @@ def read_text(path: Path) -> str:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object that the file holds.
+
+    Returns:
+        Names and values, as JSON has them.
 
     Raises:
         RunError: the file cannot be read or is not one JSON object.
@@ -160,6 +169,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_study_file(path: Path) -> dict[str, Any]:
     """The JSON object of a study's file, which the same command writes again.
+
+    Returns:
+        Names and values, as JSON has them.
 
     Raises:
         RunError: the file is missing or damaged.

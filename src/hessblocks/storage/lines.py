@@ -104,6 +104,9 @@ def append_line(path: Path, line: Line) -> None:
 def read_lines(path: Path) -> list[Line]:
     """The lines before the first damaged one, as a killed process leaves its last.
 
+    Returns:
+        Names and values of each line; none where there is no file.
+
     Raises:
         RunError: the file cannot be read.
     """
@@ -115,6 +118,9 @@ def read_lines(path: Path) -> list[Line]:
 
 def read_finished_lines(path: Path) -> list[Line]:
     """All lines of a run that is trained.
+
+    Returns:
+        Names and values of each line.
 
     Raises:
         RunError: the file is absent, or a line of it is damaged.
@@ -136,6 +142,9 @@ def read_metrics(folder: Path) -> Iterator[Metric]:
 
     A last line that has no end, as a killed run leaves it, is left out with a warning.
 
+    Returns:
+        An iterator over the losses, in the order of the file.
+
     Raises:
         RunError: a line is damaged; the message names it.
     """
@@ -144,6 +153,9 @@ def read_metrics(folder: Path) -> Iterator[Metric]:
 
 def read_observations(folder: Path) -> Iterator[Observation]:
     """The lines of observations.jsonl, as `read_metrics` reads those of losses.
+
+    Returns:
+        An iterator over the values, in the order of the file.
 
     Raises:
         RunError: a line is damaged; the message names it.

@@ -69,6 +69,9 @@ def write_results(path: Path, rows: Iterable[ResultRow]) -> None:
 def read_results(path: Path) -> list[ResultRow]:
     """The table; empty where there is none yet.
 
+    Returns:
+        All rows, in the order of the file.
+
     Raises:
         RunError: the file is damaged; the message names the line.
     """
@@ -88,6 +91,9 @@ def steps_done(rows: Iterable[ResultRow], groups: Iterable[str]) -> set[str]:
     Args:
         rows: of one run.
         groups: parameter groups that each map measures.
+
+    Returns:
+        A part of `STEPS`.
     """
     keys = {(row.quantity, row.stage, row.group, row.part) for row in rows}
     names = list(groups)

@@ -29,6 +29,9 @@ class SignalRow:
 def read_signal(path: Path) -> list[SignalRow]:
     """All rows; none where the file is empty.
 
+    Returns:
+        Rows in the order of the file.
+
     Raises:
         RunError: the file is missing or damaged.
     """

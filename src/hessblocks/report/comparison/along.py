@@ -86,6 +86,9 @@ def curvature_along_figure(results: FolderResults, against: str) -> Figure | Non
     Args:
         results: a run folder.
         against: what presets are aligned by, one of `ALIGNMENTS`.
+
+    Returns:
+        The figure's content; None where no curvature was measured along training.
     """
     found = [row for row in results.observations if row.quantity == NORM]
     panels: dict[str, Rows] = {}

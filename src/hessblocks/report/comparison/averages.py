@@ -41,6 +41,9 @@ def averaged(
         name: of the series.
         places: abscissa, mean, and what the point is.
         line: whether the points are joined.
+
+    Returns:
+        A series with one point for each place.
     """
     found = list(places)
     return Series(

@@ -25,6 +25,9 @@ class NotBegun:
 def not_begun(folder: Path) -> list[NotBegun]:
     """Studies that `folder` was asked for and does not hold, in the order of the request.
 
+    Returns:
+        Each with the command that measures it.
+
     Raises:
         RunError: config.json is damaged.
     """
@@ -80,6 +83,9 @@ def write_gallery(folder: Path, order: Sequence[str] = ()) -> Path:
 
 def missing_lines(folder: Path) -> list[str]:
     """What the studies of `folder` lack, a line each; none where all is there.
+
+    Returns:
+        Text of each line.
 
     Raises:
         RunError: a file is missing or damaged.

@@ -106,6 +106,9 @@ def _values(values: Sequence[Any]) -> str:
 def load_section(folder: Path) -> StudySection:
     """Draw a study's figure and read its files.
 
+    Returns:
+        What the page shows of it.
+
     Raises:
         RunError: a file is missing or damaged.
     """
