@@ -42,6 +42,9 @@ def random_batch(subject: Subject, settings: InspectionSettings) -> dict[str, Te
 def corpus_batch(corpus: Corpus, settings: InspectionSettings) -> dict[str, Tensor]:
     """Held-out windows of a corpus in its own encoding.
 
+    Returns:
+        {"input_ids": (sequences, tokens)}.
+
     Raises:
         ArgumentError: fewer held-out windows than asked for.
     """
@@ -50,6 +53,9 @@ def corpus_batch(corpus: Corpus, settings: InspectionSettings) -> dict[str, Tens
 
 def encoded_batch(subject: Subject, settings: InspectionSettings) -> dict[str, Tensor]:
     """Held-out windows of text in the encoding that came with the model, or random tokens.
+
+    Returns:
+        {"input_ids": (sequences, tokens)}.
 
     Raises:
         ArgumentError: the model has no tokeniser, its vocabulary is too small for the tokeniser, or
