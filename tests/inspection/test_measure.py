@@ -9,6 +9,7 @@ import hessblocks as hb
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.files import write_text
 
+pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 SIZES = {"depth": 2, "width": 8, "heads": 2, "vocab_size": 30}
 TOKENS = {"sequences": 2, "tokens": 6}
 FEW = {"groups": "layers.1.attention.*", "parts": "full", "probes": 4}
