@@ -13,7 +13,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hessblocks.figures import Figure, Panel, mean_and_error
+from hessblocks.figures import Figure, Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (

@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.data import addition_batch
-from hessblocks.figures import Figure, Panel, Series, mean_and_error
+from hessblocks.figures import Figure, Panel, Series
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks.studies.shared import (
