@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from hessblocks.data import TASKS, Task, load_docstrings, make_task
-from hessblocks.figures import Figure, Panel, Series, mean_and_error
+from hessblocks.figures import Figure, Panel, Series
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.blocks_paper.masked_lm import (
     COLUMNS,

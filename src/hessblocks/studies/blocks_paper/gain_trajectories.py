@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hessblocks.blocks import ReparametrisedLinear
-from hessblocks.figures import Figure, Panel, mean_and_error
+from hessblocks.figures import Figure, Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies.engine import Check, Rows, Summary
 from hessblocks.studies.shared import (

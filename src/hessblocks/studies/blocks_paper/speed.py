@@ -13,7 +13,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hessblocks.figures import Panel, mean_and_error
+from hessblocks.figures import Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.data import addition_batch
-from hessblocks.figures import Figure, Panel, Series, mean_and_error
+from hessblocks.figures import Figure, Panel, Series
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks.studies.shared import (
@@ -88,7 +90,7 @@ def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedMode
     return {"two-matrix": two, "one-matrix": one}
 
 
-def quantities(matrix: Tensor, *, spectrum: bool) -> dict[str, float]:
+def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[str, float]:
     """What is kept of a symmetric matrix: mean entry, indefiniteness, pairs, and maybe all eigenvalues.
 
     Args:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from hessblocks.curvature import AttentionBackendWarning
-from hessblocks.figures import Panel, mean_and_error
+from hessblocks.figures import Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (

@@ -14,7 +14,8 @@ from torch import nn
 from hessblocks.conventions import PARTS
 from hessblocks.curvature import AttentionBackendWarning, exact_norms
 from hessblocks.data import addition_batch
-from hessblocks.figures import Panel, Scaling, mean_and_error
+from hessblocks.figures import Panel, Scaling
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (

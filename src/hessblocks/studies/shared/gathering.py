@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hessblocks.figures import Series, mean_and_error
+from hessblocks.figures import Series
+from hessblocks.statistics import mean_and_error
 from hessblocks.studies.engine import Rows
 
 Place = tuple[float, float, float]
@@ -53,7 +54,7 @@ def mean_places(values: Mapping[float, Sequence[float]]) -> list[Place]:
     return [(x, *mean_and_error(each)) for x, each in values.items()]
 
 
-def curve(name: str, places: Iterable[Place], **style: bool) -> Series:
+def curve(name: str, places: Iterable[Place], **style: Any) -> Series:
     """A series through places.
 
     Args:

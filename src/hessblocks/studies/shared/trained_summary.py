@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hessblocks.figures import Figure, Panel, mean_and_error
+from hessblocks.figures import Figure, Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks.studies.engine import Check, Rows, Summary
 from hessblocks.studies.shared.differences import Values, difference_check
