@@ -152,6 +152,13 @@ def _time_checks(shares: Values, clocks: Mapping[str, tuple[float, float]]) -> l
     """Whether sas-p needs less time to pre-ln's last loss; no where it never gets there.
 
     The error of the step times, which all seeds share, counts beside that over seeds.
+
+    Args:
+        shares: block → {seed: its time, as a share of pre-ln's}.
+        clocks: block → (seconds of a step, standard error).
+
+    Returns:
+        The fact; none where one of the two blocks is not measured.
     """
     if not {"pre-ln", "sas-p"} <= set(shares):
         return []

@@ -134,6 +134,9 @@ def places_panel(
         values: of each series.
         y_label: of the values.
         bars: bars from 0, for what has a meaningful 0; points on an axis of their own otherwise.
+
+    Returns:
+        The panel, the places in the order in which they first come.
     """
     places = list(dict.fromkeys(place for each in values.values() for place in each))
     return Panel(
