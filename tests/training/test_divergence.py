@@ -14,8 +14,8 @@ from hessblocks.progress import Progress
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
 from hessblocks.training.comparison import compare
+from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.trainer.divergence import Divergence, locate
-from hessblocks.training.trainer.recorder import DivergenceWarning
 from tests.training.helpers import COMPARISON, MODEL, TRAINING
 
 NAME = "model.layers.1.mlp.output"

@@ -3,6 +3,7 @@
 from hessblocks.progress import Progress
 from hessblocks.storage import EnvironmentWarning
 from hessblocks.training.comparison import compare, train
+from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed
 from hessblocks.training.masked import (
     Cost,
@@ -13,7 +14,7 @@ from hessblocks.training.masked import (
     finetune,
     pretrained,
 )
-from hessblocks.training.processes import is_first
+from hessblocks.training.ranks import is_first
 from hessblocks.training.run import DamageWarning, Run
 from hessblocks.training.settings import (
     ComparisonSettings,
@@ -25,7 +26,7 @@ from hessblocks.training.settings import (
     TrainingSettings,
     resolve_device,
 )
-from hessblocks.training.trainer import DivergenceWarning, RunTrainer, make_trainer, step_seconds
+from hessblocks.training.trainer import Recorder, make_trainer, step_seconds, validation_loss
 
 __all__ = [
     "CheckpointWarning",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -11,28 +10,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel
 
 from hessblocks.data import Corpus
 from hessblocks.models import build
-from hessblocks.quiet import quiet
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Scale, Settings, whole, word
 from hessblocks.studies.shared.texts import TextSize, text_of
 from hessblocks.studies.shared.variants import Sizes, make_block
 from hessblocks.training import (
     ModelSettings,
+    Recorder,
     RunSettings,
     RunSize,
-    RunTrainer,
     TrainingSettings,
     make_trainer,
+    validation_loss,
 )
 
 LOSS = "validation_loss"
@@ -57,50 +50,21 @@ def train(
         Rows with step, tokens, quantity and value; a run whose loss is no longer a number ends there,
         with an empty last value.
     """
-    watch = _Watch(settings, observer)
-    with tempfile.TemporaryDirectory() as unused, quiet():
-        watch.trainer = make_trainer(model, settings, corpus, Path(unused), [watch], resumed=False)
-        watch.trainer.train()
-    return watch.rows
+    rows: list[Row] = []
 
+    def note(line: Mapping[str, Any]) -> None:
+        if not (found := validation_loss(line)):
+            return
+        step, loss = found
+        place: Row = {"step": step, "tokens": line["tokens"]}
+        rows.append({**place, "quantity": LOSS, "value": loss, "method": "measured"})
+        if observer and loss is not None:
+            rows.extend({**place, **row} for row in observer(model, step))
 
-class _Watch(TrainerCallback):
-    """Asks for validation losses, keeps them, and ends a run that diverged."""
-
-    trainer: RunTrainer
-    """Whose callback this is; set before training."""
-
-    def __init__(self, settings: RunSettings, observer: Observer | None) -> None:
-        self.settings = settings
-        self.observer = observer
-        self.rows: list[Row] = []
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        training = self.settings.training
-        last = state.global_step == training.steps
-        control.should_log = control.should_save = False
-        control.should_evaluate = last or state.global_step % training.evaluate_every == 0
-        if self.trainer.divergence:
-            control.should_evaluate = False
-            self.rows.append(self._loss(state.global_step, None))
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        loss, step = given["metrics"]["eval_loss"], state.global_step
-        self.rows.append(self._loss(step, loss if math.isfinite(loss) else None))
-        if self.observer and math.isfinite(loss):
-            seen = self.observer(given["model"], step)
-            self.rows += [{**self._place(step), **row} for row in seen]
-
-    def _loss(self, step: int, value: float | None) -> Row:
-        return {**self._place(step), "quantity": LOSS, "value": value, "method": "measured"}
-
-    def _place(self, step: int) -> Row:
-        each = self.settings.training.batch_size * self.settings.model.context
-        return {"step": step, "tokens": step * each}
+    with tempfile.TemporaryDirectory() as unused:
+        trainer = make_trainer(model, settings, corpus, Path(unused))
+        Recorder(settings, listener=note).record(trainer)
+    return rows
 
 
 TRAINED_COLUMNS = (

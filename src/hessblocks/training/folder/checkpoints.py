@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hessblocks.data import END_OF_TEXT, Corpus, sha256
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
-from hessblocks.storage import atomic_folder, write_json
+from hessblocks.storage import atomic_folder, cut_back, read_lines, write_json
+from hessblocks.training.folder.run_folder import RunFolder
 
 SEAL = "seal.json"
 KEPT = 2
@@ -77,6 +78,47 @@ def progress_of(folder: Path) -> dict[str, Any]:
     """What was remembered beside the files of a whole checkpoint."""
     progress: dict[str, Any] = json.loads((folder / SEAL).read_text(encoding="utf-8"))["progress"]
     return progress
+
+
+def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
+    """Where training goes on: the newest whole checkpoint whose lines are all written down.
+
+    Lines of later steps are forgotten. A damaged checkpoint, or one with lost lines, is said and removed.
+
+    Args:
+        folder: of the run.
+        name: of the run, for warnings.
+        observed: whether the run leaves observations beside its losses.
+
+    Returns:
+        The checkpoint; None where training starts from the beginning.
+
+    Raises:
+        RunError: a file of lines cannot be written.
+    """
+    found = newest_whole(folder.checkpoints)
+    damaged = _incomplete(folder, found) if found else None
+    if damaged:
+        warnings.warn(
+            f"{damaged} is damaged; training {name} from the start",
+            CheckpointWarning,
+            stacklevel=2,
+        )
+        shutil.rmtree(folder.checkpoints)
+        found = None
+    for path in (folder.metrics, *([folder.observations] if observed else [])):
+        cut_back(path, step_of(found) if found else None)
+    return found
+
+
+def _incomplete(folder: RunFolder, checkpoint: Path) -> Path | None:
+    """The file that lacks lines written before the checkpoint."""
+    step = step_of(checkpoint)
+    if not any(line["step"] == step for line in read_lines(folder.metrics)):
+        return folder.metrics
+    lines = [line for line in read_lines(folder.observations) if line["step"] <= step]
+    expected = progress_of(checkpoint).get("observations", 0)
+    return folder.observations if len(lines) < expected else None
 
 
 def newest_whole(folder: Path) -> Path | None:

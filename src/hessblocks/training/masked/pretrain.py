@@ -1,32 +1,43 @@
-"""Masked-LM pretraining, kept in the cache so that every study and task shares one model."""
+"""Masked-LM pretraining, kept in the cache so that every study and task shares one model.
+
+While it is under way its losses and checkpoints lie in a run folder beside its place in the cache, so
+that a pretraining that was stopped goes on and ends with the digits of an undisturbed one.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
-from transformers import (
-    DataCollatorForLanguageModeling,
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+from transformers import DataCollatorForLanguageModeling, PreTrainedModel, default_data_collator
 
 from hessblocks._version import __version__
-from hessblocks.data import Corpus, cached
+from hessblocks.data import Corpus, Example, cache_root, cached
 from hessblocks.quiet import quiet
+from hessblocks.storage import read_lines
+from hessblocks.training.folder import RunFolder, continued
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
-from hessblocks.training.trainer import PlainTrainer, arguments, spread
+from hessblocks.training.settings import (
+    ModelSettings,
+    RunSettings,
+    TrainingSettings,
+    resolve_device,
+)
+from hessblocks.training.trainer import (
+    GuardedTrainer,
+    Recorder,
+    held_out,
+    run_arguments,
+    validation_loss,
+)
 
 PRETRAINING_VERSION = 1
 """Raised whenever equal settings give other weights."""
@@ -71,93 +82,150 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
         "device": "cuda" if torch.cuda.is_available() else "cpu",
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    entry = cached(
-        f"pretrained-{settings.preset}-{digest}",
-        key,
-        lambda folder: _pretrain(settings, corpus, folder),
-    )
+    name = f"pretrained-{settings.preset}-{digest}"
+    work = RunFolder(cache_root() / f".{name}.training")
+    entry = cached(name, key, lambda folder: _pretrain(settings, corpus, work, folder))
+    shutil.rmtree(work.path, ignore_errors=True)
     losses = [(step, loss) for step, loss in entry.manifest["contents"]["losses"]]
     return Pretrained(folder=entry.folder, losses=tuple(losses))
 
 
-class _Losses(TrainerCallback):
-    """Keeps validation losses; ends a run that diverged."""
-
-    trainer: PlainTrainer
-    """Whose callback this is; set before training."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[int, float | None]] = []
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        loss = given["metrics"]["eval_loss"]
-        finite = math.isfinite(loss)
-        self.found.append((state.global_step, loss if finite else None))
-        control.should_training_stop = control.should_training_stop or not finite
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """An update that could not be made counts as a loss that is no number."""
-        if self.trainer.divergence:
-            self.found.append((self.trainer.divergence.step, None))
-
-
-def _pretrain(settings: Pretraining, corpus: Corpus, folder: Path) -> Mapping[str, Any]:
-    """Train and save; returns what the cache remembers."""
-    losses = _Losses()
-    with quiet(), tempfile.TemporaryDirectory() as unused:
+def _pretrain(
+    settings: Pretraining, corpus: Corpus, work: RunFolder, folder: Path
+) -> Mapping[str, Any]:
+    """Train, or go on in the folder of the work, and save; returns what the cache remembers."""
+    run = _run_settings(settings)
+    checkpoint = continued(work, f"{settings.preset}, seed {settings.seed}")
+    recorder = Recorder(run, work, checkpoint=checkpoint)
+    with quiet():
         model = settings.model()
-        losses.trainer = _trainer(model, settings, corpus, unused, losses)
-        losses.trainer.train()
+        recorder.record(_trainer(model, settings.mask_share, run, corpus, work, checkpoint))
         model.save_pretrained(folder)
-    return {"losses": losses.found}
+    losses = [validation_loss(line) for line in read_lines(work.metrics)]
+    return {"losses": [found for found in losses if found]}
+
+
+def _run_settings(settings: Pretraining) -> RunSettings:
+    """A pretraining in the words of every run; a checkpoint comes with each validation loss."""
+    given = asdict(settings)
+    device = resolve_device("auto")
+    sizes, shared = (
+        {field.name: given[field.name] for field in fields(kind) if field.name in given}
+        for kind in (ModelSettings, TrainingSettings)
+    )
+    every = settings.evaluate_every
+    return RunSettings(
+        preset=settings.preset,
+        seed=settings.seed,
+        model=ModelSettings(**sizes),
+        training=TrainingSettings(
+            **shared,
+            betas=BETAS,
+            clip=CLIP,
+            bf16=device == "cuda",
+            log_every=every,
+            evaluate_every=every,
+            checkpoint_every=every,
+        ),
+        device=device,
+    )
 
 
 def _trainer(
-    model: PreTrainedModel, settings: Pretraining, corpus: Corpus, unused: str, losses: _Losses
-) -> PlainTrainer:
+    model: PreTrainedModel,
+    mask_share: float,
+    run: RunSettings,
+    corpus: Corpus,
+    work: RunFolder,
+    checkpoint: Path | None,
+) -> MaskedTrainer:
+    context = run.model.context
     collator = DataCollatorForLanguageModeling(
-        tokenizer_of(corpus, settings.context), mlm_probability=settings.mask_share
+        tokenizer_of(corpus, context), mlm_probability=mask_share
     )
-    validation = corpus.windows("validation", settings.context)
-    held_out = Subset(validation, spread(len(validation), settings.evaluation_sequences))
-    return PlainTrainer(
+    windows = held_out(corpus, run)
+    return MaskedTrainer(
         model=model,
-        args=arguments(
-            unused,
-            max_steps=settings.steps,
-            per_device_train_batch_size=settings.batch_size,
-            per_device_eval_batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            warmup_steps=round(settings.warmup * settings.steps),
-            weight_decay=settings.weight_decay,
-            adam_beta1=BETAS[0],
-            adam_beta2=BETAS[1],
-            adam_epsilon=EPSILON,
-            max_grad_norm=CLIP,
-            seed=settings.seed,
-            eval_strategy="steps",
-            eval_steps=settings.evaluate_every,
-            eval_on_start=True,
-            prediction_loss_only=True,
-        ),
-        train_dataset=corpus.windows("train", settings.context),
-        eval_dataset=masked_once(held_out, collator),
-        data_collator=lambda examples: collator([{"input_ids": e["input_ids"]} for e in examples]),
-        callbacks=[losses],
+        args=run_arguments(run, work.checkpoints, len(windows), adam_epsilon=EPSILON),
+        train_dataset=corpus.windows("train", context),
+        eval_dataset=masked_once(windows, collator),
+        masks=_Masks(collator, checkpoint),
     )
 
 
-def _each(windows: Subset[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+class _Masks:
+    """Draws masks from torch's random state, and draws the same again after a stop.
+
+    The loader asks for the next batch before it hands one out: at a checkpoint one batch too many is
+    masked. So the random states before and after the last batch are kept with it.
+    """
+
+    FILE = "masks.pt"
+
+    def __init__(
+        self, collator: DataCollatorForLanguageModeling, checkpoint: Path | None = None
+    ) -> None:
+        self.collator = collator
+        self.before = torch.get_rng_state()
+        self.pending: dict[str, Tensor] | None = None
+        """Random states of the batch that is to be masked again."""
+        if checkpoint:
+            self.pending = torch.load(checkpoint / self.FILE, weights_only=True)
+
+    def __call__(self, examples: list[Example]) -> Mapping[str, Tensor]:
+        again, self.pending = self.pending, None
+        if again:
+            torch.set_rng_state(again["before"])
+        self.before = torch.get_rng_state()
+        masked: Mapping[str, Tensor] = self.collator(
+            [{"input_ids": example["input_ids"]} for example in examples]
+        )
+        if again:
+            torch.set_rng_state(again["after"])
+        return masked
+
+    def save(self, folder: Path) -> None:
+        """Keep the random states of the last batch in a checkpoint."""
+        states = {"before": self.before, "after": torch.get_rng_state()}
+        torch.save(states, folder / self.FILE)
+
+
+class MaskedTrainer(GuardedTrainer):
+    """A Trainer whose masks go on where they stopped; held-out windows are masked beforehand.
+
+    Args:
+        masks: put training examples together.
+        **given: as `transformers.Trainer` takes them.
+    """
+
+    def __init__(self, *, masks: _Masks, **given: Any) -> None:
+        super().__init__(data_collator=masks, **given)
+        self.masks = masks
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Batches of the held-out windows, in order."""
+        data: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        size = self.args.per_device_eval_batch_size
+        return DataLoader(data, batch_size=size, collate_fn=default_data_collator)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        self.masks.save(Path(output_dir))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """In the midst of a pass over the data the masks have set the state when they were drawn again."""
+        if self.masks.pending:  # a new pass begins: no batch was masked too many
+            self.masks.pending = None
+            super()._load_rng_state(checkpoint)
+
+
+def _each(windows: Subset[Example]) -> Iterator[Example]:
     return (windows[place] for place in range(len(windows)))
 
 
 def masked_once(
-    windows: Subset[dict[str, torch.Tensor]], collator: DataCollatorForLanguageModeling
-) -> list[dict[str, torch.Tensor]]:
+    windows: Subset[Example], collator: DataCollatorForLanguageModeling
+) -> list[Example]:
     """Held-out windows under masks that are the same for every block, seed and step."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
