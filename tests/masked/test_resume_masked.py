@@ -23,7 +23,7 @@ SETTINGS = Pretraining(
 )  # fmt: skip
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """A machine that fails."""
 
 
@@ -36,7 +36,7 @@ def stop_before(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal left
         left -= 1
         if left == 0:
-            raise Stopped
+            raise StoppedError
         return whole(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(GuardedTrainer, "training_step", failing)
@@ -85,7 +85,7 @@ def test_stopped_by_an_error_it_ends_with_the_same_digits(
     shutil.rmtree(expected.folder)
     with monkeypatch.context() as patch:
         stop_before(step, patch)
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             pretrained(SETTINGS, corpus)
     (left,) = work()
     assert max(line["step"] for line in read_lines(left / "metrics.jsonl")) == (step - 1) // 3 * 3
@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_said_and_costs_no_digit(
     expected, kept = undisturbed
     with monkeypatch.context() as patch:
         stop_before(14, patch)
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             pretrained(SETTINGS, corpus)
     (left,) = work()
     (left / "checkpoints" / "checkpoint-12" / "masks.pt").write_bytes(b"")
