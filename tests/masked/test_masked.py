@@ -19,7 +19,7 @@ from hessblocks.training.masked.cost import costs
 from hessblocks.training.masked.finetune import Finetuning, classifier, encoded, finetune
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
 from hessblocks.training.masked.pretrain import masked_once, pretrained
-from hessblocks.training.trainer.guarded import GuardedTrainer, arguments
+from hessblocks.training.trainer.guarded import GuardedTrainer, quiet_arguments
 from hessblocks.training.trainer.memory import peak_bytes
 
 SETTINGS = Pretraining(
@@ -124,7 +124,7 @@ def test_a_score_is_the_share_of_right_answers(corpus: Corpus, topic: Task) -> N
     collator = DataCollatorWithPadding(tokenizer)
     trainer = GuardedTrainer(
         model=model,
-        args=arguments("unused", "cpu", per_device_eval_batch_size=7),
+        args=quiet_arguments("unused", "cpu", per_device_eval_batch_size=7),
         data_collator=collator,
     )
     test = encoded(topic.splits["test"][:20], tokenizer, 16)
@@ -157,7 +157,7 @@ def test_too_little_text_is_one_sentence(corpus: Corpus) -> None:
 
 def test_gains_and_norms_do_not_decay() -> None:
     model = SETTINGS.model()
-    trainer = GuardedTrainer(model=model, args=arguments("unused", "cpu"))
+    trainer = GuardedTrainer(model=model, args=quiet_arguments("unused", "cpu"))
     decayed = set(trainer.get_decay_parameter_names(model))
     assert {n for n, p in model.named_parameters() if p.ndim < 2}.isdisjoint(decayed)
     assert "model.token_embedding.weight" in decayed

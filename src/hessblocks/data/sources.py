@@ -118,6 +118,12 @@ def _user_files(path: Path) -> Source:
 def read_text(path: Path) -> str | None:
     """The text of a file; None where it is empty or not text (not UTF-8, or with a zero byte).
 
+    Args:
+        path: the file.
+
+    Returns:
+        The text without a byte order mark, or None.
+
     Raises:
         ArgumentError: the file cannot be read.
     """

@@ -77,12 +77,12 @@ class Run:
             self._record(self._begun())
         if curvature and "mapped-initial" not in self._done:
             with self.progress.stage("curvature before", self.name):
-                self._record(self._map(self._fresh(), curvature, "initial"))
+                self._map(self._fresh(), curvature, "initial")
         if "trained" not in self._done:
             self._record(self._train())
         if curvature and "mapped-final" not in self._done and not self._diverged:
             with self.progress.stage("curvature after", self.name):
-                self._record(self._map(self._trained(), curvature, "final"))
+                self._map(self._trained(), curvature, "final")
         shutil.rmtree(self.folder.checkpoints, ignore_errors=True)
         return self.rows
 
@@ -114,10 +114,8 @@ class Run:
         """Parameter groups that the curvature is measured of."""
         if not self.settings.curvature:
             return ()
-        settings = self.settings
         with torch.device("meta"):
-            model = settings.model.build(settings.preset, self.corpus.vocab_size, settings.seed)
-        return tuple(parameter_groups(model))
+            return tuple(parameter_groups(self._fresh()))
 
     @property
     def _diverged(self) -> bool:
@@ -152,10 +150,8 @@ class Run:
             self._row("flops", flops, method="exact"),
         ]
 
-    def _map(
-        self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str
-    ) -> list[ResultRow]:
-        return curvature_rows(model, self.settings, curvature, self.corpus, stage)
+    def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> None:
+        self._record(curvature_rows(model, self.settings, curvature, self.corpus, stage))
 
     def _trained(self) -> PreTrainedModel:
         """The saved model, read back: the same whether this process trained it or one before."""

@@ -74,7 +74,7 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def progress_of(folder: Path) -> dict[str, Any]:
+def remembered_in(folder: Path) -> dict[str, Any]:
     """What was remembered beside the files of a whole checkpoint."""
     progress: dict[str, Any] = json.loads((folder / SEAL).read_text(encoding="utf-8"))["progress"]
     return progress
@@ -107,17 +107,17 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
         shutil.rmtree(folder.checkpoints)
         found = None
     for path in (folder.metrics, *([folder.observations] if observed else [])):
-        cut_back(path, step_of(found) if found else None)
+        cut_back(path, _step_of(found) if found else None)
     return found
 
 
 def _incomplete(folder: RunFolder, checkpoint: Path) -> Path | None:
     """The file that lacks lines written before the checkpoint."""
-    step = step_of(checkpoint)
+    step = _step_of(checkpoint)
     if not any(line["step"] == step for line in read_lines(folder.metrics)):
         return folder.metrics
     lines = [line for line in read_lines(folder.observations) if line["step"] <= step]
-    expected = progress_of(checkpoint).get("observations", 0)
+    expected = remembered_in(checkpoint).get("observations", 0)
     return folder.observations if len(lines) < expected else None
 
 
@@ -126,6 +126,9 @@ def newest_whole(folder: Path) -> Path | None:
 
     Args:
         folder: holds `checkpoint-<step>` folders.
+
+    Returns:
+        The checkpoint; None where none is whole.
     """
     for checkpoint in _by_step(folder):
         if is_whole(checkpoint):
@@ -141,7 +144,7 @@ def newest_whole(folder: Path) -> Path | None:
     return None
 
 
-def step_of(checkpoint: Path) -> int:
+def _step_of(checkpoint: Path) -> int:
     """The step at which a checkpoint was made."""
     found = _NAME.fullmatch(checkpoint.name)
     assert found, checkpoint
@@ -157,7 +160,7 @@ def prune(folder: Path) -> None:
 def _by_step(folder: Path) -> list[Path]:
     """Checkpoints, the last first."""
     found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=step_of, reverse=True)
+    return sorted(found, key=_step_of, reverse=True)
 
 
 def save_model(model: PreTrainedModel, corpus: Corpus, context: int, folder: Path) -> None:

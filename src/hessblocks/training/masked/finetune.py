@@ -19,7 +19,7 @@ from hessblocks.models import HessblocksForSequenceClassification
 from hessblocks.quiet import quiet
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
 from hessblocks.training.settings import resolve_device
-from hessblocks.training.trainer import GuardedTrainer, arguments
+from hessblocks.training.trainer import GuardedTrainer, quiet_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,9 @@ def finetune(
         corpus: whose encoding the model knows.
         task: texts and labels.
         settings: how.
+
+    Returns:
+        The score on the test split.
     """
     tokenizer = tokenizer_of(corpus, pretraining.context)
     train = encoded(task.first("train", settings.examples), tokenizer, pretraining.context)
@@ -79,7 +82,7 @@ def finetune(
     with quiet(), tempfile.TemporaryDirectory() as unused:
         trainer = GuardedTrainer(
             model=classifier(pretraining, folder, len(task.classes), settings.seed),
-            args=arguments(
+            args=quiet_arguments(
                 unused,
                 device,
                 bf16=device == "cuda",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ from hessblocks.training.trainer import (
 
 PRETRAINING_VERSION = 1
 """Raised whenever equal settings give other weights."""
+STATES = "masks.pt"
+"""Random states in a checkpoint."""
 BETAS, EPSILON, CLIP = (0.9, 0.98), 1e-12, 0.5
 
 
@@ -66,12 +68,16 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
         settings: of model and training.
         corpus: as `settings.data` names it, with `settings.vocab_size` entries at most.
 
+    Returns:
+        Where the model is, and the losses of its training.
+
     Raises:
         ArgumentError: sizes that do not fit, or too little text.
         RunError: the cache cannot be written.
 
     Cost:
-        The training; on disk four bytes a parameter.
+        The training; on disk four bytes a parameter, and three times as many for each of two
+        checkpoints while it is under way.
     """
     corpus.windows("train", settings.context)  # refuses too little text before anything is made
     key = {
@@ -149,58 +155,43 @@ def _trainer(
         args=run_arguments(run, work.checkpoints, len(windows), adam_epsilon=EPSILON),
         train_dataset=corpus.windows("train", context),
         eval_dataset=masked_once(windows, collator),
-        masks=_Masks(collator, checkpoint),
+        masks=collator,
+        checkpoint=checkpoint,
     )
 
 
-class _Masks:
-    """Draws masks from torch's random state, and draws the same again after a stop.
+class MaskedTrainer(GuardedTrainer):
+    """A Trainer that draws masks from torch's random state, and draws the same again after a stop.
 
     The loader asks for the next batch before it hands one out: at a checkpoint one batch too many is
     masked. So the random states before and after the last batch are kept with it.
-    """
-
-    FILE = "masks.pt"
-
-    def __init__(
-        self, collator: DataCollatorForLanguageModeling, checkpoint: Path | None = None
-    ) -> None:
-        self.collator = collator
-        self.before = torch.get_rng_state()
-        self.pending: dict[str, Tensor] | None = None
-        """Random states of the batch that is to be masked again."""
-        if checkpoint:
-            self.pending = torch.load(checkpoint / self.FILE, weights_only=True)
-
-    def __call__(self, examples: list[Example]) -> Mapping[str, Tensor]:
-        again, self.pending = self.pending, None
-        if again:
-            torch.set_rng_state(again["before"])
-        self.before = torch.get_rng_state()
-        masked: Mapping[str, Tensor] = self.collator(
-            [{"input_ids": example["input_ids"]} for example in examples]
-        )
-        if again:
-            torch.set_rng_state(again["after"])
-        return masked
-
-    def save(self, folder: Path) -> None:
-        """Keep the random states of the last batch in a checkpoint."""
-        states = {"before": self.before, "after": torch.get_rng_state()}
-        torch.save(states, folder / self.FILE)
-
-
-class MaskedTrainer(GuardedTrainer):
-    """A Trainer whose masks go on where they stopped; held-out windows are masked beforehand.
 
     Args:
-        masks: put training examples together.
+        masks: puts training examples together; held-out windows are masked beforehand.
+        checkpoint: where training goes on from.
         **given: as `transformers.Trainer` takes them.
     """
 
-    def __init__(self, *, masks: _Masks, **given: Any) -> None:
-        super().__init__(data_collator=masks, **given)
-        self.masks = masks
+    def __init__(
+        self, *, masks: DataCollatorForLanguageModeling, checkpoint: Path | None, **given: Any
+    ) -> None:
+        super().__init__(data_collator=self._masked, **given)
+        self._masks = masks
+        self._before = torch.get_rng_state()
+        self._again: dict[str, Tensor] | None = None
+        """Random states of the batch that is to be masked again."""
+        if checkpoint:
+            self._again = torch.load(checkpoint / STATES, weights_only=True)
+
+    def _masked(self, examples: Iterable[Example]) -> Any:
+        again, self._again = self._again, None
+        if again:
+            torch.set_rng_state(again["before"])
+        self._before = torch.get_rng_state()
+        batch = self._masks([{"input_ids": example["input_ids"]} for example in examples])
+        if again:
+            torch.set_rng_state(again["after"])
+        return batch
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Batches of the held-out windows, in order."""
@@ -210,17 +201,14 @@ class MaskedTrainer(GuardedTrainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        self.masks.save(Path(output_dir))
+        states = {"before": self._before, "after": torch.get_rng_state()}
+        torch.save(states, Path(output_dir, STATES))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """In the midst of a pass over the data the masks have set the state when they were drawn again."""
-        if self.masks.pending:  # a new pass begins: no batch was masked too many
-            self.masks.pending = None
+        """In the midst of a pass over the data, masking the last batch again has set the state."""
+        if self._again:  # a new pass begins: no batch was masked too many
+            self._again = None
             super()._load_rng_state(checkpoint)
-
-
-def _each(windows: Subset[Example]) -> Iterator[Example]:
-    return (windows[place] for place in range(len(windows)))
 
 
 def masked_once(
@@ -229,7 +217,7 @@ def masked_once(
     """Held-out windows under masks that are the same for every block, seed and step."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        masked = collator([{"input_ids": w["input_ids"]} for w in _each(windows)])
+        masked = collator([{"input_ids": windows[i]["input_ids"]} for i in range(len(windows))])
     return [
         {"input_ids": tokens, "labels": labels}
         for tokens, labels in zip(masked["input_ids"], masked["labels"], strict=True)

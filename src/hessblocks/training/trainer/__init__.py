@@ -1,7 +1,7 @@
 """The Trainer of every run: data order, recording, observation, divergence, clocks, memory."""
 
 from hessblocks.training.trainer.divergence import Divergence
-from hessblocks.training.trainer.guarded import GuardedTrainer, arguments
+from hessblocks.training.trainer.guarded import GuardedTrainer, quiet_arguments
 from hessblocks.training.trainer.memory import peak_bytes, start_counting
 from hessblocks.training.trainer.observer import Observer, curvature_rows
 from hessblocks.training.trainer.recorder import Recorder, validation_loss

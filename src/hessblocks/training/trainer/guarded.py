@@ -55,10 +55,8 @@ class GuardedTrainer(Trainer):
         batches = [self._prepare_inputs(batch) for batch, _ in self._passes]
         inner = cast(nn.Module, self.model)
         found = locate(inner, batches, self._loss_of, step)
-        first = ranks.first_of(found.to_json() if found else None)
-        if first is None:
-            return Divergence(step=step, quantity="gradient norm", place="")
-        return Divergence.from_json(first)
+        unknown = Divergence(step=step, quantity="gradient norm", place="")
+        return ranks.first_of(found) or unknown
 
     def _loss_of(self, batch: Batch) -> Tensor:
         with self.compute_loss_context_manager(), torch.enable_grad():
@@ -71,7 +69,7 @@ class GuardedTrainer(Trainer):
             super()._save_checkpoint(model, trial)
 
 
-def arguments(folder: Path | str, device: str, **given: Any) -> TrainingArguments:
+def quiet_arguments(folder: Path | str, device: str, **given: Any) -> TrainingArguments:
     """Quiet arguments, one device a process; logging, evaluation and saving are left to a recorder.
 
     Args:

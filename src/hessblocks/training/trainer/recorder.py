@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from hessblocks.quiet import quiet
 from hessblocks.storage import append_line, read_lines
 from hessblocks.training import ranks
-from hessblocks.training.folder import RunFolder, progress_of, prune, seal
+from hessblocks.training.folder import RunFolder, prune, remembered_in, seal
 from hessblocks.training.settings import RunSettings
 from hessblocks.training.trainer.divergence import Divergence
 from hessblocks.training.trainer.guarded import GuardedTrainer
@@ -51,7 +51,7 @@ class Recorder(StepClock):
             listener: is told each line.
         """
         super().__init__(settings.device)
-        done = progress_of(checkpoint) if checkpoint else {}
+        done = remembered_in(checkpoint) if checkpoint else {}
         self.settings = settings
         self.folder = folder
         self.checkpoint = checkpoint

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from hessblocks.data import Corpus, Example, Windows
 from hessblocks.training import ranks
 from hessblocks.training.settings import RunSettings
-from hessblocks.training.trainer.guarded import GuardedTrainer, arguments
+from hessblocks.training.trainer.guarded import GuardedTrainer, quiet_arguments
 
 
 class ShuffledPasses(Sampler[int]):
@@ -82,6 +82,13 @@ def make_trainer(
 def held_out(corpus: Corpus, settings: RunSettings) -> Subset[Example]:
     """The windows of each validation loss, spread evenly over the split.
 
+    Args:
+        corpus: that is held out from.
+        settings: of the run.
+
+    Returns:
+        At most as many windows as the settings ask for.
+
     Raises:
         ArgumentError: the split is smaller than one window.
     """
@@ -114,7 +121,7 @@ def run_arguments(
     """
     training = settings.training
     each = training.sequences_each(ranks.count())
-    return arguments(
+    return quiet_arguments(
         folder,
         settings.device,
         max_steps=training.steps,
