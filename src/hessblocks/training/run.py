@@ -33,7 +33,7 @@ from hessblocks.storage import (
 from hessblocks.training.execution import Order, carry_out, give
 from hessblocks.training.folder import RunFolder, continued, is_whole, save_model
 from hessblocks.training.settings import CurvatureSettings, RunSettings
-from hessblocks.training.trainer import Recorder, curvature_rows, update_flops
+from hessblocks.training.trainer import Recorder, map_rows, update_flops
 
 
 class DamageWarning(UserWarning):
@@ -151,7 +151,7 @@ class Run:
         ]
 
     def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> None:
-        self._record(curvature_rows(model, self.settings, curvature, self.corpus, stage))
+        self._record(map_rows(model, self.settings, curvature, self.corpus, stage))
 
     def _trained(self) -> PreTrainedModel:
         """The saved model, read back: the same whether this process trained it or one before."""

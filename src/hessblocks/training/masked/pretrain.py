@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
-from transformers import DataCollatorForLanguageModeling, PreTrainedModel, default_data_collator
+from transformers import DataCollatorForLanguageModeling, default_data_collator
 
 from hessblocks._version import __version__
 from hessblocks.data import Corpus, Example, cache_root, cached
@@ -102,10 +102,21 @@ def _pretrain(
     """Train, or go on in the folder of the work, and save; returns what the cache remembers."""
     run = _run_settings(settings)
     checkpoint = continued(work, f"{settings.preset}, seed {settings.seed}")
-    recorder = Recorder(run, work, checkpoint=checkpoint)
+    masks = DataCollatorForLanguageModeling(
+        tokenizer_of(corpus, settings.context), mlm_probability=settings.mask_share
+    )
+    windows = held_out(corpus, run)
     with quiet():
         model = settings.model()
-        recorder.record(_trainer(model, settings.mask_share, run, corpus, work, checkpoint))
+        trainer = MaskedTrainer(
+            model=model,
+            args=run_arguments(run, work.checkpoints, len(windows), adam_epsilon=EPSILON),
+            train_dataset=corpus.windows("train", settings.context),
+            eval_dataset=masked_once(windows, masks),
+            masks=masks,
+            checkpoint=checkpoint,
+        )
+        Recorder(run, work, checkpoint=checkpoint).record(trainer)
         model.save_pretrained(folder)
     losses = [validation_loss(line) for line in read_lines(work.metrics)]
     return {"losses": [found for found in losses if found]}
@@ -134,29 +145,6 @@ def _run_settings(settings: Pretraining) -> RunSettings:
             checkpoint_every=every,
         ),
         device=device,
-    )
-
-
-def _trainer(
-    model: PreTrainedModel,
-    mask_share: float,
-    run: RunSettings,
-    corpus: Corpus,
-    work: RunFolder,
-    checkpoint: Path | None,
-) -> MaskedTrainer:
-    context = run.model.context
-    collator = DataCollatorForLanguageModeling(
-        tokenizer_of(corpus, context), mlm_probability=mask_share
-    )
-    windows = held_out(corpus, run)
-    return MaskedTrainer(
-        model=model,
-        args=run_arguments(run, work.checkpoints, len(windows), adam_epsilon=EPSILON),
-        train_dataset=corpus.windows("train", context),
-        eval_dataset=masked_once(windows, collator),
-        masks=collator,
-        checkpoint=checkpoint,
     )
 
 

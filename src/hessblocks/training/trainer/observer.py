@@ -104,7 +104,7 @@ def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) ->
     yield from (norm | {"batch_loss": loss} for norm in norms)
 
 
-def curvature_rows(
+def map_rows(
     model: nn.Module,
     settings: RunSettings,
     curvature: CurvatureSettings,
