@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 
 from hessblocks.data import Corpus
 from hessblocks.progress import Progress
+from hessblocks.settings import RunSettings, SharedSettings
 from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.settings import RunSettings, SharedSettings
+from hessblocks.training.preparation import build_model, check
 from hessblocks.training.trainer import (
     Divergence,
     Observer,
@@ -43,7 +44,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
     Raises:
         ArgumentError: sizes that do not fit, too little data, or updates that cannot be shared out.
     """
-    settings.check(presets, corpus)
+    check(settings, presets, corpus)
     settings.training.sequences_each(ranks.asked_for())
     ranks.join(settings.device)
     if not ranks.is_first():
@@ -74,7 +75,7 @@ def carry_out(order: Order, corpus: Corpus, progress: Progress) -> tuple[PreTrai
     observers = (
         [Observer(recorder, folder.observations, corpus)] if settings.observation.any else []
     )
-    model = settings.model.build(settings.preset, corpus.vocab_size, settings.seed)
+    model = build_model(settings.model, settings.preset, corpus.vocab_size, settings.seed)
     trainer = make_trainer(model, settings, corpus, folder.checkpoints)
     sequences = settings.training.sequences_each(ranks.count())
     recorder.peak = max(recorder.peak, start_counting(model, settings, sequences))

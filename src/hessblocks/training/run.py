@@ -18,6 +18,7 @@ from hessblocks.data import Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
+from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.storage import (
     STEPS,
     ResultRow,
@@ -32,7 +33,7 @@ from hessblocks.storage import (
 )
 from hessblocks.training.execution import Order, carry_out, give
 from hessblocks.training.folder import RunFolder, continued, is_whole, save_model
-from hessblocks.training.settings import CurvatureSettings, RunSettings
+from hessblocks.training.preparation import build_model, line_files, model_without_weights
 from hessblocks.training.trainer import Recorder, map_rows, update_flops
 
 
@@ -89,7 +90,7 @@ class Run:
     def _check(self) -> None:
         """Look over what an earlier process left: files of a trained run, rows of each step."""
         if is_trained(self.rows):
-            for name in self.settings.line_files(self.corpus.vocab_size):
+            for name in line_files(self.settings, self.corpus.vocab_size):
                 read_finished_lines(getattr(self.folder, name))
             if not self._diverged and not is_whole(self.folder.model):
                 self._warn(f"{self.folder.model} is damaged; {self._remedy}")
@@ -114,8 +115,9 @@ class Run:
         """Parameter groups that the curvature is measured of."""
         if not self.settings.curvature:
             return ()
-        with torch.device("meta"):
-            return tuple(parameter_groups(self._fresh()))
+        settings = self.settings
+        model = model_without_weights(settings.model, settings.preset, self.corpus.vocab_size)
+        return tuple(parameter_groups(model))
 
     @property
     def _diverged(self) -> bool:
@@ -139,7 +141,7 @@ class Run:
 
     def _fresh(self) -> PreTrainedModel:
         settings = self.settings
-        return settings.model.build(settings.preset, self.corpus.vocab_size, settings.seed)
+        return build_model(settings.model, settings.preset, self.corpus.vocab_size, settings.seed)
 
     def _begun(self) -> list[ResultRow]:
         with torch.device("meta"):

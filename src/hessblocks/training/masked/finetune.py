@@ -18,7 +18,7 @@ from hessblocks.data import Corpus, LabelledText, Task
 from hessblocks.models import HessblocksForSequenceClassification
 from hessblocks.quiet import quiet
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
-from hessblocks.training.settings import resolve_device
+from hessblocks.training.preparation import resolve_device
 from hessblocks.training.trainer import GuardedTrainer, quiet_arguments
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,7 @@ from hessblocks.quiet import quiet
 from hessblocks.storage import read_lines
 from hessblocks.training.folder import RunFolder, continued
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
-from hessblocks.training.settings import (
-    ModelSettings,
-    RunSettings,
-    TrainingSettings,
-    resolve_device,
-)
+from hessblocks.training.preparation import run_of_size
 from hessblocks.training.trainer import (
     GuardedTrainer,
     Recorder,
@@ -100,7 +95,16 @@ def _pretrain(
     settings: Pretraining, corpus: Corpus, work: RunFolder, folder: Path
 ) -> Mapping[str, Any]:
     """Train, or go on in the folder of the work, and save; returns what the cache remembers."""
-    run = _run_settings(settings)
+    run = run_of_size(
+        settings,
+        settings.preset,
+        settings.seed,
+        betas=BETAS,
+        clip=CLIP,
+        bf16=torch.cuda.is_available(),
+        log_every=settings.evaluate_every,
+        checkpoint_every=settings.evaluate_every,
+    )
     checkpoint = continued(work, f"{settings.preset}, seed {settings.seed}")
     masks = DataCollatorForLanguageModeling(
         tokenizer_of(corpus, settings.context), mlm_probability=settings.mask_share
@@ -120,32 +124,6 @@ def _pretrain(
         model.save_pretrained(folder)
     losses = [validation_loss(line) for line in read_lines(work.metrics)]
     return {"losses": [found for found in losses if found]}
-
-
-def _run_settings(settings: Pretraining) -> RunSettings:
-    """A pretraining in the words of every run; a checkpoint comes with each validation loss."""
-    given = asdict(settings)
-    device = resolve_device("auto")
-    sizes, shared = (
-        {field.name: given[field.name] for field in fields(kind) if field.name in given}
-        for kind in (ModelSettings, TrainingSettings)
-    )
-    every = settings.evaluate_every
-    return RunSettings(
-        preset=settings.preset,
-        seed=settings.seed,
-        model=ModelSettings(**sizes),
-        training=TrainingSettings(
-            **shared,
-            betas=BETAS,
-            clip=CLIP,
-            bf16=device == "cuda",
-            log_every=every,
-            evaluate_every=every,
-            checkpoint_every=every,
-        ),
-        device=device,
-    )
 
 
 class MaskedTrainer(GuardedTrainer):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from hessblocks.training.settings import RunSettings
+from hessblocks.settings import RunSettings
 
 AVERAGES = {"adamw": 2, "sgd": 1}
 """What an optimiser keeps of each parameter."""

@@ -25,14 +25,14 @@ from hessblocks.curvature import (
     parameter_groups,
 )
 from hessblocks.data import Corpus, Example
-from hessblocks.storage import ResultRow, append_line
-from hessblocks.training import ranks
-from hessblocks.training.settings import (
+from hessblocks.settings import (
     CurvatureSettings,
     ObservationSettings,
     RunSettings,
     is_due,
 )
+from hessblocks.storage import ResultRow, append_line
+from hessblocks.training import ranks
 from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer.recorder import Line, Recorder
 

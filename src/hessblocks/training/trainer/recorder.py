@@ -10,10 +10,10 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hessblocks.quiet import quiet
+from hessblocks.settings import RunSettings
 from hessblocks.storage import append_line, read_lines
 from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder, prune, remembered_in, seal
-from hessblocks.training.settings import RunSettings
 from hessblocks.training.trainer.divergence import Divergence
 from hessblocks.training.trainer.guarded import GuardedTrainer
 from hessblocks.training.trainer.memory import allocated_peak

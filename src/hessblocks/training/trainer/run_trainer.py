@@ -12,8 +12,8 @@ from torch.utils.data import Dataset, Sampler, Subset
 from transformers import PreTrainedModel, TrainingArguments
 
 from hessblocks.data import Corpus, Example, Windows
+from hessblocks.settings import RunSettings
 from hessblocks.training import ranks
-from hessblocks.training.settings import RunSettings
 from hessblocks.training.trainer.guarded import GuardedTrainer, quiet_arguments
 
 

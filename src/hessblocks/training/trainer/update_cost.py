@@ -22,7 +22,8 @@ from transformers import (
 from hessblocks.data import Corpus
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
-from hessblocks.training.settings import RunSettings
+from hessblocks.settings import RunSettings
+from hessblocks.training.preparation import build_model, model_without_weights
 from hessblocks.training.trainer.run_trainer import make_trainer
 
 WARM = 2
@@ -78,7 +79,7 @@ def step_seconds(
     brief = replace(settings, training=training)
     clock = StepClock(settings.device)
     if model is None:
-        model = brief.model.build(brief.preset, corpus.vocab_size, brief.seed)
+        model = build_model(brief.model, brief.preset, corpus.vocab_size, brief.seed)
     with tempfile.TemporaryDirectory() as folder, quiet():
         trainer = make_trainer(model, brief, corpus, Path(folder))
         trainer.add_callback(clock)
@@ -108,9 +109,8 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
     Source:
         `torch.utils.flop_counter.FlopCounterMode`.
     """
-    with torch.device("meta"):
-        model = settings.model.build(settings.preset, vocab_size, settings.seed)
-        tokens = torch.zeros(1, settings.model.context, dtype=torch.long)
+    model = model_without_weights(settings.model, settings.preset, vocab_size)
+    tokens = torch.zeros(1, settings.model.context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(input_ids=tokens, labels=tokens).loss.backward()
     count: int = counter.get_total_flops()
