@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from hessblocks.data import (
@@ -32,14 +33,18 @@ def corpus_of(settings: InspectionSettings, vocabulary: int) -> Corpus:
     return load_corpus(None if settings.data == PYTHON_CODE else Path(settings.data), vocabulary)
 
 
-def random_batch(subject: Subject, settings: InspectionSettings) -> dict[str, Tensor]:
+def random_batch(
+    subject: Subject, settings: InspectionSettings
+) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Tokens drawn uniformly from the model's vocabulary."""
     generator = torch.Generator().manual_seed(settings.seed)
     shape = (settings.sequences, settings.tokens)
     return {"input_ids": torch.randint(subject.vocabulary, shape, generator=generator)}
 
 
-def corpus_batch(corpus: Corpus, settings: InspectionSettings) -> dict[str, Tensor]:
+def corpus_batch(
+    corpus: Corpus, settings: InspectionSettings
+) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Held-out windows of a corpus in its own encoding.
 
     Raises:
@@ -48,7 +53,9 @@ def corpus_batch(corpus: Corpus, settings: InspectionSettings) -> dict[str, Tens
     return _drawn(corpus.splits["validation"], corpus.name, settings)
 
 
-def encoded_batch(subject: Subject, settings: InspectionSettings) -> dict[str, Tensor]:
+def encoded_batch(
+    subject: Subject, settings: InspectionSettings
+) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Held-out windows of text in the encoding that came with the model, or random tokens.
 
     Raises:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 from transformers import DataCollatorForLanguageModeling, default_data_collator
@@ -178,8 +179,9 @@ class MaskedTrainer(GuardedTrainer):
 
 
 def masked_once(
-    windows: Subset[Example], collator: DataCollatorForLanguageModeling
-) -> list[Example]:
+    windows: Subset[dict[str, Int[Tensor, " tokens"]]],
+    collator: DataCollatorForLanguageModeling,
+) -> list[dict[str, Int[Tensor, " tokens"]]]:
     """Held-out windows under masks that are the same for every block, seed and step."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
@@ -34,7 +35,7 @@ class GuardedTrainer(Trainer):
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
-    ) -> Tensor:
+    ) -> Float[Tensor, ""]:
         """Forward and backward; remembers what went in and came out until the update is made."""
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         self._passes.append((inputs, loss))
