@@ -79,12 +79,17 @@ def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
 
 def pieces_of(text: str) -> Iterator[str]:
     """The text in pieces of about a million characters, cut at line ends where there are any."""
+    return (piece for piece, _ in _marked(text))
+
+
+def _marked(text: str) -> Iterator[tuple[str, bool]]:
+    """Each piece and whether it is the last."""
     start = 0
     while len(text) - start > _CHUNK:
         cut = text.rfind("\n", start, start + _CHUNK) + 1 or start + _CHUNK
-        yield text[start:cut]
+        yield text[start:cut], False
         start = cut
-    yield text[start:]
+    yield text[start:], True
 
 
 def token_type(vocabulary: int) -> np.dtype[Any]:
@@ -141,7 +146,7 @@ def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
     """
     kind = token_type(encoding.get_vocab_size())
     end = encoding.token_to_id(END_OF_TEXT)
-    pieces = ((piece, last) for text in texts for piece, last in _marked(pieces_of(text)))
+    pieces = (marked for text in texts for marked in _marked(text))
     written = 0
     with path.open("wb") as file:
         while batch := list(itertools.islice(pieces, _BATCH)):
@@ -153,14 +158,3 @@ def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
                 np.asarray(ids, dtype=kind).tofile(file)
                 written += len(ids)
     return written
-
-
-def _marked(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Each piece and whether it is the last."""
-    before: str | None = None
-    for piece in pieces:
-        if before is not None:
-            yield before, False
-        before = piece
-    if before is not None:
-        yield before, True
