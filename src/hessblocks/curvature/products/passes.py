@@ -130,7 +130,8 @@ def _row_cost(problem: Problem) -> RowCost:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         logits, _ = problem.forward(row, leaves)
         check_same(logits.detach(), problem.forward(row, problem.parameters)[0])
-        pulled = _pull_back(logits, list(leaves.values()))
+        with problem.backward():
+            pulled = _pull_back(logits, list(leaves.values()))
     del pulled
     graph = sum(saved.values())
     size = logits.numel() * logits.element_size()

@@ -9,15 +9,15 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hessblocks.curvature.groups import plain_model
-from hessblocks.curvature.products.backend import differentiable
+from hessblocks.curvature.products.backend import backward_pass, differentiable, put_in
 from hessblocks.curvature.products.batches import Batch, unpack_all
 from hessblocks.curvature.products.full_memory import check_memory_limit, said_when_full
 from hessblocks.curvature.products.losses import (
@@ -78,6 +78,8 @@ class Problem:
         self.device = first.device
         notice_randomness(model, batches)
         self.batches = unpack_all(batches, self.device)
+        self._closed_forms = True
+        self._recomputed = False
         self.held: tuple[Any, list[Any]] | None = None
         accepted = inspect.signature(self.model.forward).parameters
         self._extra = {"use_cache": False} if "use_cache" in accepted else {}
@@ -136,14 +138,21 @@ class Problem:
         Raises:
             RunError: the model returns no logits.
         """
-        with differentiable(self.model):
-            outputs = functional_call(
-                self.model, dict(parameters), batch.arguments, {**batch.keywords, **self._extra}
-            )
+        with differentiable(self.model, closed_forms=self._closed_forms) as seen:
+            put_in(self.model, parameters)
+            outputs = self.model(*batch.arguments, **batch.keywords, **self._extra)
+        self._recomputed |= seen.recomputed
+        if seen.differentiated and self._closed_forms:
+            self._closed_forms = False  # they carry two derivatives, and the model has used one
+            return self.forward(batch, parameters)
         logits = _logits(outputs)
         if callable(self.loss):
             return logits, CallableLoss(self.loss, _replacer(outputs), batch, logits)
         return logits, LOSSES[self.loss](batch)
+
+    def backward(self) -> AbstractContextManager[object]:
+        """Where a graph of `forward` is differentiated: parts that are computed again meet the same state."""
+        return backward_pass(self.model) if self._recomputed else nullcontext()
 
     def _count(self, batch: Batch) -> int:
         if not callable(self.loss):
