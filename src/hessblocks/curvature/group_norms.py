@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.products import Hessian, Problem, total_products
+from hessblocks.curvature.products import Hessian, Problem, check_groups, total_products
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
 
@@ -39,10 +39,11 @@ def group_norms(
         Estimates by group name and part.
 
     Raises:
-        ArgumentError: too few probes.
+        ArgumentError: too few probes, no groups, or groups of another model.
 
     Cost: about one gradient a probe for a group of the first layer, less further up.
     """
+    check_groups(problem, groups)
     if probes < FEWEST_PROBES:
         raise ArgumentError(
             f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"

@@ -78,8 +78,8 @@ def make_plan(problem: Problem) -> Plan:
     if rest < cost.peak:
         raise ArgumentError(
             "memory_limit: one row of a batch needs about "
-            f"{(VECTORS * parameters + cost.peak) / 1e6:.0f} MB, the limit is "
-            f"{(VECTORS * parameters + rest) / 1e6:.0f} MB; raise the limit or shorten the sequences"
+            f"{in_units(VECTORS * parameters + cost.peak)}, the limit is "
+            f"{in_units(VECTORS * parameters + rest)}; raise the limit or shorten the sequences"
         )
     rows = rest // cost.peak
     if problem.device.type == "cpu":
@@ -104,6 +104,18 @@ def default_limit(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 4
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+def in_units(size: int) -> str:
+    """Bytes as a person reads them.
+
+    >>> in_units(60_000), in_units(1_500_000), in_units(24_000_000_000)
+    ('60 kB', '1.5 MB', '24 GB')
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(size) >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"
 
 
 def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
