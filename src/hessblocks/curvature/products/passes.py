@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hessblocks.curvature.products.batches import Batch
 from hessblocks.curvature.products.repeatable import check_same
@@ -84,7 +84,8 @@ def make_plan(problem: Problem) -> Plan:
     rows = rest // cost.peak
     if problem.device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
-    if callable(problem.loss) and problem.memory_limit is None:
+    own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
+    if own and problem.memory_limit is None:
         pieces = problem.batches
     else:
         shared = problem.processes.rows_each
