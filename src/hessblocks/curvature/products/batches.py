@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,20 @@ class Batch:
     def rows(self) -> int:
         """Sequences, images or examples."""
         return self.inputs.shape[0]
+
+    def digest(self) -> bytes:
+        """A fingerprint of all tensors of the batch: form, dtype, shape and values."""
+        seen = hashlib.sha256()
+
+        def note(tensor: Tensor) -> Tensor:
+            seen.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+            seen.update(
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
+            return tensor
+
+        _map(self.raw, note)
+        return seen.digest()
 
     def split(self, rows: int) -> list[Batch]:
         """The same batch in pieces of at most so many rows."""

@@ -7,6 +7,7 @@ ragged batches, padding and the cut into batches do not change the answer.
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -62,13 +63,16 @@ class Problem:
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
                 together accordingly. None: a quarter of the machine's memory. With a callable loss a
                 limit says that its rows do not depend on each other.
-            shard: how several processes (torchrun) share the work, each given the same model and
-                batches: `batches` (rows are dealt out) or `vectors` (of each product); one
-                all-reduce a product. None: each process by itself.
+            shard: how several processes (torchrun) share the work, each given the same model; one
+                all-reduce a product. `batches`: all are given the same batches, whose rows are dealt
+                out. `vectors`: the same batches; those of each product are. `own`: each is given
+                batches of its own (a DistributedSampler), weighted by their valid tokens. None: each
+                process by itself.
 
         Raises:
             ArgumentError: no batches, batches of an unknown form, an unknown loss, a bad limit, parameters
-                sharded over processes, or `shard` without a process group.
+                sharded over processes, `shard` without a process group, or processes that were given
+                different weights, or different batches where they should be the same.
         """
         if isinstance(loss, nn.Module):
             self._loss_of: Callable[[Batch], BatchLoss] | None = torch_loss(loss)
@@ -85,6 +89,7 @@ class Problem:
         self.device = first.device
         notice_randomness(model, batches)
         self.batches = unpack_all(batches, self.device)
+        self._check_alike()
         self._closed_forms = True
         self._recomputed = False
         self.held: tuple[Any, list[Any]] | None = None
@@ -122,7 +127,8 @@ class Problem:
         if isinstance(self.loss, nn.Module) and self.loss.reduction == "sum":
             return 1
         with torch.no_grad():
-            count = sum(self._count(batch) for batch in self.batches)
+            own = sum(self._count(batch) for batch in self.batches)
+        count = self.processes.counted(own, self.device)
         if count == 0:
             raise ArgumentError("batches: every label is ignored; expected at least one valid")
         return count
@@ -131,7 +137,7 @@ class Problem:
         """L(θ), in nats per token for the cross-entropies."""
         with torch.no_grad(), said_when_full():
             own = sum(self._checked_total(batch) for batch in self.plan.passes)
-        if self.processes.shard != "batches":
+        if not self.processes.sum_losses:
             return own
         return float(
             self.processes.total(torch.tensor(own, dtype=torch.float64, device=self.device))
@@ -164,6 +170,20 @@ class Problem:
     def backward(self) -> AbstractContextManager[object]:
         """Where a graph of `forward` is differentiated: parts that are computed again meet the same state."""
         return backward_pass(self.model) if self._recomputed else nullcontext()
+
+    def _check_alike(self) -> None:
+        """Make sure that processes which share the work were given the same."""
+        if self.processes.shard is None:
+            return
+        sums = [(name, float(p.double().sum())) for name, p in self.parameters.items()]
+        self.processes.check_alike("weights", repr(sums), "load the same model in each")
+        if self.processes.shard != "own":
+            seen = hashlib.sha256()
+            for batch in self.batches:
+                seen.update(batch.digest())
+            self.processes.check_alike(
+                "batches", seen.hexdigest(), "give all of them the same ones, or use shard='own'"
+            )
 
     def _decoder_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """What the decoder of an encoder-decoder reads: the labels one place further on, unless it is given."""
