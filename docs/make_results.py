@@ -16,7 +16,7 @@ from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.report.studies.page import study_folders
 from hessblocks.report.studies.section import VERDICTS, StudySection, load_section
 from hessblocks.storage.files import write_text
-from hessblocks.studies.engine.catalogue import find, names
+from hessblocks.studies.catalogue import find, names
 
 DOCS = Path(__file__).parent
 PICTURES = "results"

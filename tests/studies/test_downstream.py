@@ -10,14 +10,14 @@ import pytest
 
 from hessblocks.data import docstrings
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.figures.study_figure import write_study_figure
+from hessblocks.figures import draw, read_figure, write_picture
 from hessblocks.storage.tables import Row
 from hessblocks.studies.blocks_paper import finetuning as downstream
 from hessblocks.studies.blocks_paper import masked_lm
 from hessblocks.studies.blocks_paper.finetuning import ACCURACY, FRESH, PUBLISHED_SCORES
-from hessblocks.studies.engine.catalogue import find
-from hessblocks.studies.engine.runner import run_study
+from hessblocks.studies.catalogue import find
 from hessblocks.studies.engine.study import Check
+from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.step_times import STEP_TIME
 from hessblocks.studies.shared.trained_points import LOSS
 from tests.data.library import write_library
@@ -61,13 +61,14 @@ def test_a_study_runs_is_summed_up_from_any_part_and_drawn(finished: Path, name:
         summary = study.summarise(result.rows[:count])
         json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
     assert len(summary.figure.panels) == 2
-    png, _ = write_study_figure(finished / name)
+    figure = read_figure(finished / name / "figure.json")
+    png = write_picture(draw(figure), finished / name / "figures", name)
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
 def test_downstream_takes_the_models_that_masked_lm_pretrained(finished: Path) -> None:
     (pretraining, tuning) = (
-        next(p for p in find(name).points("smoke", 1) if p.settings["variant"] == "sas-p")
+        next(p for p in find(name).points("smoke", 1) if p.settings.variant == "sas-p")
         for name in NAMES
     )
     assert masked_lm.pretraining(pretraining.settings) == masked_lm.pretraining(tuning.settings)
@@ -103,7 +104,7 @@ def test_a_point_that_was_killed_is_measured_again_to_the_same_numbers(
         with pytest.raises(RunError, match="killed half-way"):
             run_study(name, out=tmp_path, scale="smoke", seeds=1)
     points = study.points("smoke", 1)
-    kept = [point for point in points if point.settings["variant"] in ("all", FRESH)]
+    kept = [point for point in points if point.settings.variant in ("all", FRESH)]
     result = run_study(name, out=tmp_path, scale="smoke", seeds=1)
     assert result.measured == len(points) - len(kept) > 0
     timed = {STEP_TIME, "answer_time"}

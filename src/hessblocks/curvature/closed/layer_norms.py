@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
@@ -21,23 +22,23 @@ from hessblocks.curvature.closed.watch import note_derivative
 
 
 def layer_norm(
-    x: Tensor,
+    x: Float[Tensor, "*shape"],
     shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Float[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Float[Tensor, "*shape"]:
     """`torch.nn.functional.layer_norm`, twice differentiable."""
     return _norm(x, shape, weight, bias, eps, centre=True)
 
 
 def spelled_layer_norm(
-    x: Tensor,
+    x: Float[Tensor, "*shape"],
     shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Float[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Float[Tensor, "*shape"]:
     """`torch.nn.functional.layer_norm` in single steps, differentiable as often as is asked.
 
     The third derivative of torch's own is wrong (torch 2.13: a Hessian through it is not symmetric).
@@ -50,8 +51,11 @@ def spelled_layer_norm(
 
 
 def rms_norm(
-    x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
+    x: Float[Tensor, "*shape"],
+    shape: Sequence[int],
+    weight: Float[Tensor, "..."] | None = None,
+    eps: float | None = None,
+) -> Float[Tensor, "*shape"]:
     """`torch.nn.functional.rms_norm`, twice differentiable."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     return _norm(x, shape, weight, None, eps, centre=False)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -76,7 +77,7 @@ def backward_pass(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def put_in(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def put_in(model: nn.Module, tensors: Mapping[str, Float[Tensor, "..."]]) -> None:
     """Put tensors in the place of parameters, wherever a module holds them; for use inside `evaluation_mode`.
 
     A parameter is found by identity, under all its names (tied weights, one module registered twice).

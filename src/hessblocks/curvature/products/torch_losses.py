@@ -1,7 +1,7 @@
 """torch's own loss modules, with all their options, as functions of the logits.
 
 The options decide the mean: class weights and ignored classes count in it, and `reduction="sum"` takes none.
-Letters: B batch, V classes.
+Letters: B rows of a batch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
@@ -61,7 +62,7 @@ def torch_loss(module: nn.Module) -> Callable[[Batch], BatchLoss]:
 class ModuleLoss(BatchLoss):
     """A loss module of torch, summed, and differentiated twice by autodiff."""
 
-    def __init__(self, module: Any, labels: Tensor) -> None:
+    def __init__(self, module: Any, labels: Shaped[Tensor, "B ..."]) -> None:
         """Hold the labels as the module takes them."""
         self._module = copy.deepcopy(module).to(labels.device)
         self._module.reduction = "sum"
@@ -78,11 +79,11 @@ class ModuleLoss(BatchLoss):
         weight = self._module.weight
         return counted.numel() if weight is None else float(weight[counted].sum())
 
-    def total(self, logits: Tensor) -> float:
+    def total(self, logits: Float[Tensor, "B ..."]) -> float:
         """See `BatchLoss`."""
         return float(self._sum(logits).detach())
 
-    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
+    def derivatives(self, logits: Float[Tensor, "B ..."], share: float) -> LossDerivatives:
         """See `BatchLoss`."""
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
