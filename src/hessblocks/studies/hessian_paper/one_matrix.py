@@ -96,6 +96,9 @@ def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[st
     Args:
         matrix: a part of the Hessian; rounding makes it a little asymmetric.
         spectrum: whether to keep the eigenvalues.
+
+    Returns:
+        Value by name of the quantity.
     """
     eigenvalues: list[float] = torch.linalg.eigvalsh((matrix + matrix.T) / 2).flip(0).tolist()
     found = {

@@ -38,6 +38,9 @@ class Difference:
         """Whether it is above a limit; None where seeds are too few or disagree (95 %, Student's t).
 
         Runs that diverge decide where they do so for every seed.
+
+        Returns:
+            The decision at 95 %.
         """
         if self.seeds < 2 or 0 < self.diverged < self.seeds:
             return None
