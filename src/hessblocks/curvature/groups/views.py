@@ -36,6 +36,14 @@ class ParameterView:
         """Number of entries."""
         return math.prod(self.shape)
 
+    @property
+    def end(self) -> int:
+        """The entry after the last, in the same count as `offset`."""
+        if not self.size:
+            return self.offset
+        steps = zip(self.shape, self.stride, strict=True)
+        return self.offset + sum((length - 1) * step for length, step in steps) + 1
+
     def read(self, tensors: Shaped[Tensor, "K ..."]) -> Shaped[Tensor, "K size"]:
         """Cut from (K, *parameter shape), as (K, size)."""
         return self._cut(tensors.contiguous()).reshape(tensors.shape[0], self.size)
