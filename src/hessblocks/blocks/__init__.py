@@ -7,7 +7,7 @@ from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping
 from hessblocks.blocks.kernels import Context, Kernel, fused_kernel, linear_kernel
 from hessblocks.blocks.mlp import MLP, FeedForward
 from hessblocks.blocks.norms import DynamicTanh, DyT, LayerNorm, NoNorm, Norm, RMSNorm
-from hessblocks.blocks.parts import Part, Resettable
+from hessblocks.blocks.parts import BlockPart, Resettable
 from hessblocks.blocks.positions import (
     LearnedPosition,
     NoPosition,
@@ -25,45 +25,3 @@ from hessblocks.blocks.weights import (
     ReparametrisedLinear,
     Weight,
 )
-
-__all__ = [
-    "MLP",
-    "PRESETS",
-    "Attention",
-    "Block",
-    "BlockConfig",
-    "Branch",
-    "Context",
-    "Dense",
-    "DenseLinear",
-    "DyT",
-    "DynamicTanh",
-    "FeedForward",
-    "Identity",
-    "Kernel",
-    "LayerNorm",
-    "LearnedPosition",
-    "NoNorm",
-    "NoPosition",
-    "Norm",
-    "Part",
-    "Position",
-    "RMSNorm",
-    "Reparametrised",
-    "ReparametrisedLinear",
-    "Resettable",
-    "ResidualSum",
-    "RotaryPosition",
-    "SelfAttention",
-    "ShapedGains",
-    "Shaping",
-    "SinusoidalPosition",
-    "Weight",
-    "centre",
-    "check_positive",
-    "fused_kernel",
-    "linear_kernel",
-    "preset",
-    "shape_attention",
-    "summary",
-]

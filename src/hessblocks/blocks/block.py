@@ -9,6 +9,9 @@ from hessblocks.blocks.attention import Cache
 from hessblocks.blocks.block_config import BlockConfig
 from hessblocks.blocks.kernels import Context
 
+Vectors = Float[Tensor, "*tokens width"]
+"""One vector a token."""
+
 
 class Block(nn.Module):
     """Layer number `layer` of a model of `depth` layers; see `BlockConfig` for the formulas."""
@@ -47,16 +50,19 @@ class Block(nn.Module):
 
     def after_attention(
         self,
-        attended: Float[Tensor, "*tokens width"],
-        x: Float[Tensor, "*tokens width"],
-        inputs: Float[Tensor, "*tokens width"],
-    ) -> Float[Tensor, "*tokens width"]:
+        attended: Vectors,
+        x: Vectors,
+        inputs: Vectors,
+    ) -> Vectors:
         """The rest of the block, which acts on each token by itself.
 
         Args:
             attended: output of the attention sub-block.
             x: input of the block.
             inputs: input of the attention sub-block, normalised where the norm stands before it.
+
+        Returns:
+            The output of the block.
         """
         summed: Tensor = self.attention_branch(attended, x)
         if self.mlp_norm is None:

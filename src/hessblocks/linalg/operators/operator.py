@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 def as_curvlinops(operator: LinearOperator) -> PyTorchLinearOperator:
     """Wrap an operator as a curvlinops one; see `LinearOperator.to_curvlinops`.
 
+    Returns:
+        An operator with the same products and adjoint.
+
     Raises:
         RunError: curvlinops is not installed.
     """
@@ -101,6 +104,9 @@ class LinearOperator(abc.ABC):
     def __matmul__(self, vectors: Float[Tensor, "N ..."]) -> Float[Tensor, "M ..."]:
         """Multiply a vector (N,) or columns (N, K).
 
+        Returns:
+            The product, (M,) or (M, K).
+
         Raises:
             ArgumentError: no tensor, or one of the wrong shape, dtype or device.
         """
@@ -132,15 +138,8 @@ class LinearOperator(abc.ABC):
         return self._matmat(torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
 
     def to_scipy(self) -> ScipyLinearOperator:
-        """The same operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh` and others).
-
-        Raises:
-            RunError: scipy is not installed.
-        """
-        try:
-            from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
-        except ImportError as error:
-            raise RunError("to_scipy: scipy is not installed; pip install scipy.") from error
+        """The same operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh` and others)."""
+        from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
         def apply(operator: LinearOperator) -> Any:
             def product(array: Any) -> Any:
@@ -161,6 +160,9 @@ class LinearOperator(abc.ABC):
 
     def to_curvlinops(self) -> PyTorchLinearOperator:
         """The same operator for curvlinops' estimators (`xtrace`, spectra and others).
+
+        Returns:
+            An operator with the same products and adjoint.
 
         Raises:
             RunError: curvlinops is not installed.
