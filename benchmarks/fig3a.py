@@ -15,13 +15,11 @@ from typing import Any
 import torch
 
 from benchmarks.attention_hessian import estimated_norms
-from hessblocks.data.addition import addition_batch
-from hessblocks.studies.engine.point import number, seed_of, whole
-from hessblocks.studies.engine.runner import run_study
-from hessblocks.studies.engine.study import Settings
+from hessblocks.data import addition_batch
+from hessblocks.studies import run_study
+from hessblocks.studies.engine import Settings, number, seed_of, whole
 from hessblocks.studies.hessian_paper.fig3a import settings
-from hessblocks.studies.shared.addition_model import addition_model
-from hessblocks.studies.shared.growth_points import GROUPS
+from hessblocks.studies.shared import GROUPS, addition_model
 
 SCALE = "laptop"
 
