@@ -9,6 +9,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+torch.set_warn_always(True)  # or only the first test that meets one of torch's warnings would see it
 
 
 @pytest.fixture(autouse=True)

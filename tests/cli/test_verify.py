@@ -17,7 +17,9 @@ FEW = cases.CASES[:2]
 def _few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "CASES", FEW)
     monkeypatch.setattr(
-        verify.verify_closed_forms, "__kwdefaults__", {**verify.verify_closed_forms.__kwdefaults__, "cases": FEW}
+        verify.verify_closed_forms,
+        "__kwdefaults__",
+        {**verify.verify_closed_forms.__kwdefaults__, "cases": FEW},
     )
 
 

@@ -85,7 +85,7 @@ def test_the_loss_stays_in_the_dtype_of_the_logits() -> None:
     """Hugging Face's own loss casts to float32: 1e-8 off where float64 is 1e-16."""
     model, batch = CASES["gpt2"]().model, ragged()
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-    cast = float(model(**batch, labels=labels).loss)
+    cast = model(**batch, labels=labels).loss.item()
     logits = model(**batch).logits.detach()
     exact = -logits[:, :-1].log_softmax(-1).flatten(0, 1)
     exact = exact[torch.arange(len(exact)), labels[:, 1:].flatten().clamp(min=0)]
