@@ -15,13 +15,13 @@ test-slow: $(STAMP)  ## the long ones
 	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples docs/*.py
-	$(BIN)/ruff format --check src tests benchmarks examples docs/*.py
+	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src tests benchmarks examples docs
 
 types: $(STAMP)
 	$(BIN)/mypy
 
-check: lint types test  ## lint, types, then the tests (the import law is one of them)
+check: lint types test  ## lint, types, then the tests (the laws of tests/house among them)
 
 bench: $(STAMP)  ## the figures that the documentation quotes
 	$(BIN)/python -m benchmarks
