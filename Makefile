@@ -15,8 +15,8 @@ test-slow: $(STAMP)  ## the long ones
 	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples docs
-	$(BIN)/ruff format --check src tests benchmarks examples docs
+	$(BIN)/ruff check src tests benchmarks examples docs/*.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs/*.py
 
 types: $(STAMP)
 	$(BIN)/mypy
