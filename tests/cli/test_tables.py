@@ -3,9 +3,8 @@
 import pytest
 
 from hessblocks.cli.terminal.console import significant, zero_group_lines
-from hessblocks.report.comparison.averages import Average
-from hessblocks.report.comparison.heterogeneity import Heterogeneity
 from hessblocks.report.comparison.table import ComparisonRow
+from hessblocks.statistics import Average, Heterogeneity
 
 
 @pytest.mark.parametrize(

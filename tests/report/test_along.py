@@ -8,10 +8,9 @@ import pytest
 
 from hessblocks.errors import RunError
 from hessblocks.figures.interactive import plotly_panels
-from hessblocks.figures.style import marks
 from hessblocks.report.comparison.along import ALIGNMENTS
 from hessblocks.report.comparison.budget import budget_cells, budget_columns
-from hessblocks.report.comparison.page import all_drawings, write_report
+from hessblocks.report.comparison.page import all_figures, write_report
 from hessblocks.report.comparison.table import summary
 from hessblocks.storage.folder_results import FolderResults, load_results
 from tests.report.folders import Folder, row
@@ -53,15 +52,15 @@ def results(folder: Path, seeds: tuple[int, ...] = (0,), **config: object) -> Fo
 
 
 def points(found: FolderResults, name: str, preset: str) -> list[tuple[float, float, float]]:
-    (drawing,) = (d for d in all_drawings(found) if d.name == name)
-    series = [s for panel in drawing.panels for s in panel.series if s.key == preset]
-    return [(p.x, p.y, p.error) for p in series[0].points] if series else []
+    (drawing,) = (d for d in all_figures(found) if d.name == name)
+    series = [s for panel in drawing.panels for s in panel.series if s.name == preset]
+    return list(zip(series[0].x, series[0].y, series[0].error, strict=True)) if series else []
 
 
 def test_a_folder_without_observations_has_none_of_their_figures(tmp_path: Path) -> None:
     found = load_results(Folder(presets=PRESETS).write(tmp_path))
     assert found.observations == ()
-    assert not ALONG & {drawing.name for drawing in all_drawings(found)}
+    assert not ALONG & {drawing.name for drawing in all_figures(found)}
 
 
 def test_gains_are_means_over_layers(tmp_path: Path) -> None:
@@ -98,8 +97,8 @@ def test_seeds_are_aligned_at_their_mean_time(tmp_path: Path) -> None:
 
 def test_bands_stay_on_a_logarithmic_axis(tmp_path: Path) -> None:
     found = results(tmp_path)
-    (drawing,) = (d for d in all_drawings(found) if d.name == "curvature-along-steps")
-    traces = plotly_panels(drawing, marks(PRESETS))[0]["data"]
+    (drawing,) = (d for d in all_figures(found) if d.name == "curvature-along-steps")
+    traces = plotly_panels(drawing)[0]["data"]
     assert all(value > 0 for trace in traces for value in trace["y"])
 
 
@@ -148,7 +147,7 @@ def test_where_a_run_diverged_is_in_the_caption(tmp_path: Path) -> None:
         {"preset": "sas", "seed": 0, "step": 210, "tokens": 1, "seconds": 25.0, "split": "train"}
         | {"loss": None, "diverged": "activations of model.layers.1.mlp (layer 1)"}
     )
-    drawings = all_drawings(load_results(made.write(tmp_path)))
+    drawings = all_figures(load_results(made.write(tmp_path)))
     (drawing,) = (drawing for drawing in drawings if drawing.name == "loss-steps")
-    assert "diverged (seed 0: activations of model.layers.1.mlp (layer 1))" in drawing.caption.html
-    assert dict(drawing.legend)["sas"] == "sas (diverged at step 210)"
+    assert "diverged (seed 0: activations of model.layers.1.mlp (layer 1))" in drawing.caption
+    assert "sas (diverged at step 210)" in drawing.legend

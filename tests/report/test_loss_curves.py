@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.report.comparison.loss_curves import loss_drawing
+from hessblocks.report.comparison.loss_curves import loss_figure
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder, loss
 
@@ -15,12 +15,12 @@ def test_a_mean_curve_ends_where_a_seed_diverged(tmp_path: Path) -> None:
     for line in made.metrics:
         if (line["preset"], line["seed"]) == ("sas", 1) and line["step"] >= 100:
             line["loss"] = math.nan
-    drawing = loss_drawing(load_results(made.write(tmp_path)), "steps")
+    drawing = loss_figure(load_results(made.write(tmp_path)), "steps")
     assert drawing is not None
-    held_out = {series.key: series.points for series in drawing.panels[1].series}
-    assert [point.x for point in held_out["pre-ln"]] == [0, 40, 80, 120, 160, 200]
-    assert [point.x for point in held_out["sas"]] == [0, 40, 80]
+    held_out = {series.name: series for series in drawing.plots[1].series}
+    assert held_out["pre-ln"].x == (0, 40, 80, 120, 160, 200)
+    assert held_out["sas"].x == (0, 40, 80)
     mean = 0.05 + (loss(1, 0, 80) + loss(1, 1, 80)) / 2
-    assert held_out["sas"][-1].y == pytest.approx(mean)
-    assert dict(drawing.legend)["sas"] == "sas (diverged at step 100)"
-    assert "sas diverged (seed 1); its curve ends there" in drawing.caption.html
+    assert held_out["sas"].y[-1] == pytest.approx(mean)
+    assert "sas (diverged at step 100)" in drawing.legend
+    assert "sas diverged (seed 1); its curve ends there" in drawing.caption

@@ -9,9 +9,8 @@ import pytest
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.figures.interactive import plotly_panels
-from hessblocks.figures.style import marks
 from hessblocks.report.comparison.headline import headline
-from hessblocks.report.comparison.page import all_drawings, write_report
+from hessblocks.report.comparison.page import all_figures, write_report
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder
 
@@ -185,7 +184,7 @@ def test_the_headline_counts_only_differences_of_two_standard_errors(
 
 def test_plotly_accepts_every_panel(page) -> None:
     results = load_results(page.parent)
-    panels = [p for d in all_drawings(results) for p in plotly_panels(d, marks(results.presets))]
+    panels = [p for d in all_figures(results) for p in plotly_panels(d)]
     assert len(panels) == 1 + 6 + 2 + 2
     for panel in panels:
         go.Figure(data=panel["data"], layout=panel["layout"])

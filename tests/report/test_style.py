@@ -6,8 +6,8 @@ from hessblocks.blocks.presets import PRESETS
 from hessblocks.figures.log_scale import log_scale
 from hessblocks.figures.style import MARKS, marks
 from hessblocks.figures.text import number
-from hessblocks.report.comparison.averages import Average
 from hessblocks.report.comparison.captions import short_names, with_error
+from hessblocks.statistics import Average
 
 
 def luminance(colour: str) -> float:

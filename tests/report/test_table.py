@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from hessblocks.report.comparison.averages import average
 from hessblocks.report.comparison.table import comparison_rows, summary
+from hessblocks.statistics import average
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import PARTS, Folder, groups, loss, norm
 

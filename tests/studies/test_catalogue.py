@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hessblocks.errors import ArgumentError
-from hessblocks.figures.study_figure import write_study_figure
+from hessblocks.figures import draw, read_figure, write_picture
 from hessblocks.report.studies.page import write_gallery
 from hessblocks.studies.engine.catalogue import find, names
 from hessblocks.studies.engine.point import canonical
@@ -71,9 +71,12 @@ def test_partial_results_are_summarised_too(smoke: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_the_figure_is_drawn_from_its_file(smoke: Path, name: str) -> None:
-    png, svg = write_study_figure(smoke / name)
+    figure = read_figure(smoke / name / "figure.json")
+    stored = (smoke / name / "figure.json").read_text()
+    assert json.loads(json.dumps(figure.to_dict())) == json.loads(stored)
+    png = write_picture(draw(figure), smoke / name / "figures", name)
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert "</svg>" in svg.read_text()
+    assert "</svg>" in png.with_suffix(".svg").read_text()
 
 
 def test_the_gallery_names_every_study_and_what_is_missing(smoke: Path, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from hessblocks.figures.figure import Series, mean_and_error
+from hessblocks.figures.figure import Series
+from hessblocks.statistics import mean_and_error
 from hessblocks.studies.engine.study import Summary
 from hessblocks.studies.shared.differences import Difference, difference, exceeds, shown
 from tests.studies import toy

@@ -10,7 +10,7 @@ import pytest
 
 from hessblocks.data import docstrings
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.figures.study_figure import write_study_figure
+from hessblocks.figures import draw, read_figure, write_picture
 from hessblocks.storage.tables import Row
 from hessblocks.studies.blocks_paper import finetuning as downstream
 from hessblocks.studies.blocks_paper import masked_lm
@@ -61,7 +61,8 @@ def test_a_study_runs_is_summed_up_from_any_part_and_drawn(finished: Path, name:
         summary = study.summarise(result.rows[:count])
         json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
     assert len(summary.figure.panels) == 2
-    png, _ = write_study_figure(finished / name)
+    figure = read_figure(finished / name / "figure.json")
+    png = write_picture(draw(figure), finished / name / "figures", name)
     assert png.read_bytes().startswith(b"\x89PNG")
 
 

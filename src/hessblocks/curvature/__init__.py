@@ -13,7 +13,6 @@ from hessblocks.curvature.groups import (
 )
 from hessblocks.curvature.map import (
     CurvatureMap,
-    Heterogeneity,
     combine_columns,
     curvature_map,
     heterogeneity,
@@ -27,6 +26,7 @@ from hessblocks.curvature.products import (
     Problem,
     RepeatabilityWarning,
 )
+from hessblocks.statistics import Heterogeneity
 
 __all__ = [
     "PARTS",

@@ -19,23 +19,10 @@ from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products import Problem
 from hessblocks.errors import ArgumentError, unknown_name
 from hessblocks.linalg import Estimate, student_factor
+from hessblocks.statistics import Heterogeneity, ends
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heterogeneity:
-    """How uneven the groups' own blocks are: the largest norm over the smallest."""
-
-    ratio: Estimate
-    """Largest over smallest norm; 1 is perfectly even, 0 where every block is zero."""
-    largest: str
-    """The group with the largest norm; empty where every block is zero."""
-    smallest: str
-    """The group with the smallest norm that is not zero."""
-    zero_groups: tuple[str, ...]
-    """Groups whose norm is exactly 0, left out of the ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +41,7 @@ class CurvatureMap:
     """Share of the squared norm of the whole that lies off the groups' own blocks, 0 to 1."""
 
     @property
-    def heterogeneity(self) -> Heterogeneity:
+    def heterogeneity(self) -> Heterogeneity[Estimate]:
         """Largest over smallest norm on the diagonal, with the standard error of both."""
         return heterogeneity({name: self.table[name, name] for name in self.names})
 
@@ -150,33 +137,26 @@ def combine_columns(
     )
 
 
-def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity:
+def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
     """Largest over smallest norm, groups of norm exactly 0 left out and named.
-
-    Formula: r = max / min, standard error r √((s_max / max)² + (s_min / min)²).
 
     Args:
         norms: of the groups' own blocks.
     """
-    positive = {name: norm for name, norm in norms.items() if norm.value > 0}
-    zero_groups = tuple(name for name in norms if name not in positive)
-    if not positive:
+    found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
+    zero_groups = tuple(name for name, norm in norms.items() if norm.value <= 0)
+    if found is None:
         nothing = Estimate(value=0.0, method="exact")
         return Heterogeneity(ratio=nothing, largest="", smallest="", zero_groups=zero_groups)
-    largest = max(positive, key=lambda name: positive[name].value)
-    smallest = min(positive, key=lambda name: positive[name].value)
-    ends = positive[largest], positive[smallest]
-    ratio = ends[0].value / ends[1].value
+    both = norms[found.largest], norms[found.smallest]
+    ratio = Estimate(
+        value=found.ratio,
+        standard_error=found.standard_error or 0.0,
+        probes=max(end.probes for end in both),
+        method="exact" if all(end.method == "exact" for end in both) else "estimate",
+    )
     return Heterogeneity(
-        ratio=Estimate(
-            value=ratio,
-            standard_error=ratio * math.hypot(*(end.relative_error for end in ends)),
-            probes=max(end.probes for end in ends),
-            method="exact" if all(end.method == "exact" for end in ends) else "estimate",
-        ),
-        largest=largest,
-        smallest=smallest,
-        zero_groups=zero_groups,
+        ratio=ratio, largest=found.largest, smallest=found.smallest, zero_groups=zero_groups
     )
 
 

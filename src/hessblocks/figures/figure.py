@@ -1,13 +1,22 @@
-"""A figure as data: what a study wants shown, for `hessblocks.report` to draw from the file."""
+"""A figure as data: what shall be shown, before anybody draws it for a file or for a page.
+
+Titles, labels and captions may hold $mathematics$; names of series and of ticks are taken as they are.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from hessblocks.errors import RunError
+from hessblocks.figures.log_scale import LogScale
+
 Scaling = Literal["linear", "log"]
+OF_PAGES = ("points", "note", "log", "limits", "band", "by_tick")
+"""Fields of series and panels that figure.json does not hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +35,20 @@ class Series:
     """Whether these are the paper's numbers, drawn hollow."""
     line: bool = True
     """Whether the points are joined."""
+    points: tuple[str, ...] = ()
+    """What each point is, shown where the pointer rests; empty for nothing."""
+    note: str = ""
+    """What the legend says in place of the name."""
 
     def __post_init__(self) -> None:
         """Leave out error bars of which one is not a number: it is of a single seed."""
         if any(map(math.isnan, self.error)):
             object.__setattr__(self, "error", ())
+
+    @property
+    def label(self) -> str:
+        """Its text in the legend."""
+        return f"{self.name} (published)" if self.published else self.note or self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +71,36 @@ class Panel:
     """Points and lines, or bars side by side at the places of `ticks`."""
     ticks: tuple[str, ...] = ()
     """Names of the abscissas 0, 1, …; empty where they are numbers."""
+    log: LogScale | None = None
+    """A logarithmic ordinate of whole decades with a place for zero, in place of `y_scale`."""
+    limits: tuple[float, float] | None = None
+    """Both ends of a linear ordinate; values beyond are cut off."""
+    band: bool = False
+    """Whether errors are drawn as a band around the line."""
+    by_tick: bool = False
+    """Whether bars have the colours of their ticks, and their values above them."""
+
+    @property
+    def shown(self) -> tuple[Series, ...]:
+        """The series with any point."""
+        return tuple(series for series in self.series if series.x)
+
+    def place(self, value: float) -> float:
+        """Where an ordinate is drawn."""
+        return self.log.place(value) if self.log else value
+
+    def reach(self, series: Series) -> tuple[list[float], list[float]]:
+        """How far each error bar of a series goes below and above its point, within the axis."""
+        pairs = zip(series.y, series.error, strict=True)
+        both = [self.log.reach(y, error) if self.log else (error, error) for y, error in pairs]
+        return [low for low, _ in both], [high for _, high in both]
+
+    def edges(self, series: Series) -> tuple[list[float], list[float]]:
+        """Lower and upper edge of the band around a series."""
+        places = [self.place(y) for y in series.y]
+        below, above = self.reach(series)
+        low = [place - length for place, length in zip(places, below, strict=True)]
+        return low, [place + length for place, length in zip(places, above, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,20 +128,72 @@ class Figure:
     caption: str
     """What is shown, how many seeds, what the bars mean, where published numbers come from."""
     panels: tuple[Panel | Heatmap, ...]
-    """Left to right."""
+    """Left to right, row by row."""
+    name: str = ""
+    """File name without suffix, and anchor on a page."""
+    columns: int = 0
+    """Panels side by side where there is room; 0 leaves it to who draws."""
+    size: tuple[float, float] = (4.6, 3.6)
+    """Width and height of a panel, in inches."""
+    shares: Literal["none", "x", "both"] = "none"
+    """Which axes all panels have in common, labelled at the outer panels only."""
+    marked: tuple[str, ...] = ()
+    """All names that get a mark, in their order; those of the series where empty."""
+
+    @property
+    def plots(self) -> tuple[Panel, ...]:
+        """The panels with series."""
+        return tuple(panel for panel in self.panels if isinstance(panel, Panel))
+
+    @property
+    def legend(self) -> dict[str, Series]:
+        """Text of each entry → the first series that it stands for, ours before published ones."""
+        every = [series for panel in self.plots for series in panel.shown]
+        order = list(self.marked)
+        every.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
+        found: dict[str, Series] = {}
+        for series in sorted(every, key=lambda one: one.published):
+            found.setdefault(series.label, series)
+        return found
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whatever has a mark of its own."""
+        every = (series.name for panel in self.plots for series in panel.series)
+        return self.marked or tuple(dict.fromkeys(every))
 
     def to_dict(self) -> dict[str, Any]:
-        """The figure as plain data."""
-        return asdict(self)
+        """The figure as plain data, as figure.json holds it."""
+        panels = [asdict(panel, dict_factory=_stored) for panel in self.panels]
+        return {"title": self.title, "caption": self.caption, "panels": panels}
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error; the error of a single value is not a number."""
-    count = len(values)
-    mean = sum(values) / count
-    if count < 2:
-        return mean, math.nan
-    if not math.isfinite(mean):
-        return mean, math.nan
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    return mean, (variance / count) ** 0.5
+def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in pairs if name not in OF_PAGES}
+
+
+def read_figure(path: Path) -> Figure:
+    """The figure that a study wrote as figure.json.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Figure(**{**found, "panels": tuple(map(_panel, found["panels"]))})
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
+
+
+def _panel(found: dict[str, Any]) -> Panel | Heatmap:
+    if "values" in found:
+        rows = tuple(tuple(row) for row in found["values"])
+        return Heatmap(**_tuples(found) | {"values": rows})
+    series = tuple(Series(**_tuples(one)) for one in found["series"])
+    return Panel(**_tuples(found) | {"series": series})
+
+
+def _tuples(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}

@@ -1,255 +1,249 @@
-"""Interactive figures: each panel of a drawing as plotly's traces and layout, in plain JSON."""
+"""A figure drawn by plotly for a page: each panel as traces and layout, and samples for the legend."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from hessblocks.figures.drawings import Drawing, DrawnPanel, DrawnSeries, Point, band
-from hessblocks.figures.log_scale import LogScale
-from hessblocks.figures.style import Mark
-from hessblocks.figures.text import number
+import plotly.graph_objects as go
+from markupsafe import Markup
+from matplotlib.markers import MarkerStyle
+from matplotlib.path import Path
+
+from hessblocks.figures.figure import Figure, Panel, Series
+from hessblocks.figures.style import Mark, marks
+from hessblocks.figures.text import number, page_text
 
 DIGITS = 6
 """Significant digits on the page."""
+INCH = 95
+"""CSS pixels of height for an inch of the file's panels."""
 TEXT = "#222222"
-GRID = "#DDDDDD"
-HEIGHTS = {"lines": 380, "points": 390, "bars": 400}
-"""Height of a panel, in CSS pixels."""
+GREY = "#666666"
+SVG = '<svg class="swatch" width="36" height="16" viewBox="0 0 36 16" aria-hidden="true">{}</svg>'
+STRIPES = '<path d="M8 14L17 3M14 14L23 3M20 14L28 4" stroke="#666" stroke-width="1.3"/>'
+COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", 79: "Z"}
+Looks = Mapping[str, Mark]
 
 
-def plotly_panels(drawing: Drawing, looks: dict[str, Mark]) -> list[dict[str, Any]]:
-    """Each panel as an object with `data`, `layout` and `keys` (the legend entry of each trace).
+def plotly_panels(figure: Figure) -> list[dict[str, Any]]:
+    """Each panel as an object with `data`, `layout` and `keys` (the series of each trace).
 
     Args:
-        drawing: what to draw.
-        looks: the mark of each preset.
+        figure: of panels with series, no heatmaps.
 
     Returns:
         What `Plotly.newPlot` takes; names are escaped, since plotly reads markup in texts.
     """
-    return [_panel(drawing, panel, looks) for panel in drawing.panels]
+    looks = marks(figure.names)
+    return [_panel(figure, panel, looks) for panel in figure.plots]
 
 
-def _panel(drawing: Drawing, panel: DrawnPanel, looks: dict[str, Mark]) -> dict[str, Any]:
-    traces, keys = [], []
-    for order, series in enumerate(panel.series):
-        for trace in _traces(drawing, series, order, looks):
-            traces.append(trace)
-            keys.append(series.key)
-    return {"data": traces, "layout": _layout(drawing, panel), "keys": keys}
-
-
-def _traces(
-    drawing: Drawing, series: DrawnSeries, order: int, looks: dict[str, Mark]
-) -> list[dict[str, Any]]:
-    if drawing.kind == "lines":
-        look = looks[series.key]
-        return [*_band(series, look, drawing.log), _line(series, look, drawing.log)]
-    if not series.points:
-        return []
-    assert drawing.log is not None, "points and bars have a logarithmic axis"
-    if drawing.kind == "points":
-        return [_points(series, looks[series.key], drawing.log)]
-    return [_bars(series, order, drawing, drawing.log, looks), _values(series)]
-
-
-def _line(series: DrawnSeries, look: Mark, scale: LogScale | None) -> dict[str, Any]:
-    return {
-        **_common(series),
-        "type": "scatter",
-        "mode": "lines+markers" if len(series.points) <= 40 else "lines",
-        "x": [_rounded(point.x) for point in series.points],
-        "y": [_rounded(scale.place(point.y) if scale else point.y) for point in series.points],
-        "line": {"color": look.colour, "dash": look.plotly_dash, "width": 2},
-        "marker": {"color": look.colour, "symbol": look.symbol, "size": 7},
-    }
-
-
-def _band(series: DrawnSeries, look: Mark, scale: LogScale | None) -> list[dict[str, Any]]:
-    if not any(point.error for point in series.points):
-        return []
-    x = [_rounded(point.x) for point in series.points]
-    below, above = band(series, scale)
-    low, high = [_rounded(value) for value in below], [_rounded(value) for value in above]
-    return [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": x + x[::-1],
-            "y": high + low[::-1],
-            "fill": "toself",
-            "fillcolor": look.colour,
-            "opacity": 0.2,
-            "line": {"width": 0},
-            "hoverinfo": "skip",
-        }
+def _panel(figure: Figure, panel: Panel, looks: Looks) -> dict[str, Any]:
+    traces = [
+        (series.name, trace)
+        for order, series in enumerate(panel.shown)
+        for trace in _traces(panel, series, order, looks)
     ]
-
-
-def _points(series: DrawnSeries, look: Mark, scale: LogScale) -> dict[str, Any]:
     return {
-        **_common(series),
-        "type": "scatter",
-        "mode": "markers",
-        "x": [_rounded(point.x) for point in series.points],
-        "y": [_rounded(scale.place(point.y)) for point in series.points],
-        "error_y": _errors(series, scale, look.colour),
-        "marker": {"color": look.colour, "symbol": look.symbol, "size": 6},
+        "data": [trace.to_plotly_json() for _, trace in traces],
+        "layout": _layout(figure, panel).to_plotly_json(),
+        "keys": [name for name, _ in traces],
     }
 
 
-def _bars(
-    series: DrawnSeries, order: int, drawing: Drawing, scale: LogScale, looks: dict[str, Mark]
-) -> dict[str, Any]:
-    colours = [looks[drawing.categories[round(point.x)]].colour for point in series.points]
-    return {
+def _traces(panel: Panel, series: Series, order: int, looks: Looks) -> Iterator[Any]:
+    if panel.kind == "bars":
+        yield _bars(panel, series, order, looks)
+        yield _values(panel, series, order)
+        return
+    look = looks[series.name]
+    if panel.band and any(series.error):
+        yield _band(panel, series, look)
+    points = "lines+markers" if len(series.x) <= 40 else "lines"
+    yield go.Scatter(
         **_common(series),
-        "type": "bar",
-        "x": [_rounded(point.x) for point in series.points],
-        "y": [_rounded(point.y) for point in series.points],
-        "width": 0.36,
-        "error_y": _errors(series, scale, "#666666"),
-        "marker": {
-            "color": ["#FFFFFF"] * len(colours) if order == 0 else colours,
+        mode=points if series.line else "markers",
+        x=_rounded(series.x),
+        y=_rounded(map(panel.place, series.y)),
+        error_y=None if panel.band else _errors(panel, series, look.colour),
+        line={"color": look.colour, "dash": look.plotly_dash, "width": 2},
+        marker={"color": look.colour, "symbol": look.symbol, "size": 7 if series.line else 6},
+    )
+
+
+def _band(panel: Panel, series: Series, look: Mark) -> go.Scatter:
+    x = _rounded(series.x)
+    low, high = map(_rounded, panel.edges(series))
+    return go.Scatter(
+        mode="lines",
+        x=x + x[::-1],
+        y=high + low[::-1],
+        fill="toself",
+        fillcolor=look.colour,
+        opacity=0.2,
+        line={"width": 0},
+        hoverinfo="skip",
+    )
+
+
+def _places(panel: Panel, series: Series, order: int) -> list[float]:
+    """Where bars stand side by side."""
+    together = len(panel.shown)
+    return _rounded(x + (order - (together - 1) / 2) * 0.8 / together for x in series.x)
+
+
+def _bars(panel: Panel, series: Series, order: int, looks: Looks) -> go.Bar:
+    colours = [looks[panel.ticks[round(x)]].colour for x in series.x]
+    pattern = {"shape": "/", "fillmode": "overlay", "fgcolor": colours, "size": 8}
+    return go.Bar(
+        **_common(series),
+        x=_places(panel, series, order),
+        y=_rounded(series.y),
+        width=0.36,
+        error_y=_errors(panel, series, GREY),
+        marker={
+            "color": "#FFFFFF" if order == 0 else colours,
             "line": {"color": colours, "width": 1.5},
-            "pattern": {
-                "shape": "/" if order == 0 else "",
-                "fillmode": "overlay",
-                "fgcolor": colours,
-                "size": 8,
-            },
+            "pattern": pattern if order == 0 else None,
         },
-    }
+    )
 
 
-def _values(series: DrawnSeries) -> dict[str, Any]:
+def _values(panel: Panel, series: Series, order: int) -> go.Scatter:
     """The numbers above the bars."""
+    above = panel.reach(series)[1] if series.error else [0.0] * len(series.y)
+    return go.Scatter(
+        mode="text",
+        x=_places(panel, series, order),
+        y=_rounded(y + error for y, error in zip(series.y, above, strict=True)),
+        text=[number(y) for y in series.y],
+        textposition="top center",
+        textfont={"size": 12},
+        cliponaxis=False,
+        hoverinfo="skip",
+    )
+
+
+def _errors(panel: Panel, series: Series, colour: str) -> dict[str, Any] | None:
+    if not series.error:
+        return None
+    below, above = map(_rounded, panel.reach(series))
+    look = {"type": "data", "color": colour, "thickness": 1.2, "width": 2}
+    return look | {"array": above, "arrayminus": below, "symmetric": False}
+
+
+def _common(series: Series) -> dict[str, Any]:
+    count = len(series.x)
+    names, errors = series.points or [""] * count, series.error or [0.0] * count
     return {
-        "type": "scatter",
-        "mode": "text",
-        "x": [_rounded(point.x) for point in series.points],
-        "y": [_rounded(point.y + point.error) for point in series.points],
-        "text": [number(point.y) for point in series.points],
-        "textposition": "top center",
-        "textfont": {"size": 12},
-        "cliponaxis": False,
-        "hoverinfo": "skip",
+        "name": escape(series.name),
+        "hovertext": [
+            (f"{escape(name)}: " if name else "")
+            + number(y)
+            + (f" ± {number(error)}" if error else "")
+            for name, y, error in zip(names, series.y, errors, strict=True)
+        ],
+        "hovertemplate": f"<b>{escape(series.name)}</b><br>%{{hovertext}}<extra></extra>",
     }
 
 
-def _errors(series: DrawnSeries, scale: LogScale, colour: str) -> dict[str, Any]:
-    reach = [scale.reach(point.y, point.error) for point in series.points]
-    below, above = ([_rounded(length) for length in side] for side in zip(*reach, strict=True))
+def _layout(figure: Figure, panel: Panel) -> go.Layout:
+    many = len(figure.panels) > 1
+    title = {"text": page_text(panel.title) if many else "", "x": 0, "xref": "paper"}
+    return go.Layout(
+        height=INCH * max(figure.size[1], 4.0),
+        margin={"l": 64, "r": 12, "t": 34 if many else 16, "b": 56},
+        title={**title, "font": {"size": 15}},
+        font={"family": "system-ui, sans-serif", "size": 13, "color": TEXT},
+        paper_bgcolor="#FFFFFF",
+        plot_bgcolor="#FFFFFF",
+        showlegend=False,
+        hovermode="closest",
+        barmode="overlay",
+        xaxis=_axis(panel.x_label, showgrid=False) | _ticks(panel),
+        yaxis=_axis(panel.y_label, gridcolor="#DDDDDD", range=panel.limits) | _log_ticks(panel),
+        shapes=_guides(panel),
+    )
+
+
+def _axis(label: str, **more: Any) -> dict[str, Any]:
     return {
-        "type": "data",
-        "symmetric": below == above,
-        "array": above,
-        **({} if below == above else {"arrayminus": below}),
-        "color": colour,
-        "thickness": 1.2,
-        "width": 2,
-    }
-
-
-def _common(series: DrawnSeries) -> dict[str, Any]:
-    return {
-        "name": escape(series.key),
-        "hovertext": [_hover(point) for point in series.points],
-        "hovertemplate": f"<b>{escape(series.key)}</b><br>%{{hovertext}}<extra></extra>",
-    }
-
-
-def _hover(point: Point) -> str:
-    error = f" ± {number(point.error)}" if point.error else ""
-    name = f"{escape(point.name)}: " if point.name else ""
-    return f"{name}{number(point.y)}{error}"
-
-
-def _layout(drawing: Drawing, panel: DrawnPanel) -> dict[str, Any]:
-    many = len(drawing.panels) > 1
-    return {
-        "height": HEIGHTS[drawing.kind],
-        "margin": {"l": 64, "r": 12, "t": 34 if many else 16, "b": 56},
-        "title": {
-            "text": panel.title.html if many else "",
-            "x": 0,
-            "xref": "paper",
-            "font": {"size": 15},
-        },
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": TEXT},
-        "paper_bgcolor": "#FFFFFF",
-        "plot_bgcolor": "#FFFFFF",
-        "showlegend": False,
-        "hovermode": "closest",
-        "barmode": "overlay",
-        "xaxis": _horizontal(drawing),
-        "yaxis": _vertical(drawing),
-        "shapes": _guides(drawing),
-    }
-
-
-def _horizontal(drawing: Drawing) -> dict[str, Any]:
-    axis: dict[str, Any] = {
-        "title": {"text": drawing.x.html, "font": {"size": 13}},
+        "title": {"text": page_text(label), "font": {"size": 13}},
         "automargin": True,
-        "showgrid": False,
         "zeroline": False,
         "linecolor": TEXT,
         "ticks": "outside",
+        **more,
     }
-    if drawing.categories:
-        axis |= {
-            "tickvals": list(range(len(drawing.categories))),
-            "ticktext": [escape(name) for name in drawing.categories],
-            "range": [-0.5, len(drawing.categories) - 0.5],
-            "ticks": "",
-            "ticklabeloverflow": "allow",
-        }
-    return axis
 
 
-def _vertical(drawing: Drawing) -> dict[str, Any]:
-    axis: dict[str, Any] = {
-        "title": {"text": drawing.y.html, "font": {"size": 13}},
-        "automargin": True,
-        "gridcolor": GRID,
-        "zeroline": False,
-        "linecolor": TEXT,
-        "ticks": "outside",
+def _ticks(panel: Panel) -> dict[str, Any]:
+    if not panel.ticks:
+        return {}
+    return {
+        "tickvals": list(range(len(panel.ticks))),
+        "ticktext": [escape(name) for name in panel.ticks],
+        "range": [-0.5, len(panel.ticks) - 0.5],
+        "ticks": "",
+        "ticklabeloverflow": "allow",
     }
-    if drawing.limits is not None:
-        axis["range"] = [_rounded(limit) for limit in drawing.limits]
-    if drawing.log is not None:
-        axis |= _log_ticks(drawing.log)
-    return axis
 
 
-def _log_ticks(scale: LogScale) -> dict[str, Any]:
-    places = [10.0**exponent for exponent in scale.ticks]
-    names = [f"10<sup>{exponent}</sup>".replace("-", "−") for exponent in scale.ticks]
-    if scale.has_zero:
-        places, names = [scale.zero, *places], ["0", *names]
-    low, high = scale.exponents
-    return {"type": "log", "range": [low, high], "tickvals": places, "ticktext": names}
+def _log_ticks(panel: Panel) -> dict[str, Any]:
+    if panel.log is None:
+        return {}
+    places = [10.0**exponent for exponent in panel.log.ticks]
+    names = [f"10<sup>{exponent}</sup>".replace("-", "−") for exponent in panel.log.ticks]
+    if panel.log.has_zero:
+        places, names = [panel.log.zero, *places], ["0", *names]
+    return {"type": "log", "range": panel.log.exponents, "tickvals": places, "ticktext": names}
 
 
-def _guides(drawing: Drawing) -> list[dict[str, Any]]:
+def _guides(panel: Panel) -> list[dict[str, Any]]:
     """Lines between categories, and the line of zero."""
+    upright = {"type": "line", "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
     line = {"color": "#CCCCCC", "width": 1}
-    guides = [
-        {"type": "line", "x0": edge + 0.5, "x1": edge + 0.5, "y0": 0, "y1": 1, "yref": "paper"}
-        | {"line": line, "layer": "below"}
-        for edge in range(len(drawing.categories) - 1)
-    ]
-    if drawing.log is not None and drawing.log.has_zero:
-        zero = drawing.log.zero
-        guides.append(
-            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": zero, "y1": zero}
-            | {"line": {"color": "#666666", "width": 1, "dash": "dash"}, "layer": "below"}
-        )
+    edges = [place + 0.5 for place in range(len(panel.ticks) - 1)]
+    guides = [{**upright, "x0": edge, "x1": edge, "line": line} for edge in edges]
+    if panel.log is not None and panel.log.has_zero:
+        level = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "layer": "below"}
+        dashed = {"color": GREY, "width": 1, "dash": "dash"}
+        guides.append({**level, "y0": panel.log.zero, "y1": panel.log.zero, "line": dashed})
     return guides
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+def _rounded(values: Any) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values]
+
+
+def swatches(figure: Figure) -> list[dict[str, Any]]:
+    """The legend: `key` (a series), `text` and `swatch` (a small inline SVG, safe markup) of each entry."""
+    looks = marks(figure.names)
+    bars = any(panel.kind == "bars" for panel in figure.plots)
+    return [
+        {"key": series.name, "text": text, "swatch": Markup(SVG.format(sample))}
+        for place, (text, series) in enumerate(figure.legend.items())
+        for sample in [_bar(place) if bars else _sample(series, looks[series.name])]
+    ]
+
+
+def _bar(place: int) -> str:
+    fill, stripes = ("none", STRIPES) if place == 0 else (GREY, "")
+    size = 'x="6" y="2.5" width="24" height="11.5"'
+    return f'<rect {size} fill="{fill}" stroke="{GREY}" stroke-width="1.5"/>{stripes}'
+
+
+def _sample(series: Series, look: Mark) -> str:
+    """Line and marker; matplotlib's own outline of the marker, so that page and pictures agree."""
+    style = MarkerStyle(look.marker)
+    outline = style.get_path().transformed(style.get_transform()).iter_segments()
+    pieces = (
+        COMMANDS[code] + " ".join(f"{value:.3g}" for value in corners if code != Path.CLOSEPOLY)
+        for corners, code in outline
+    )
+    marker = f'<path transform="translate(18 8) scale(9 -9)" fill="{look.colour}" d="{"".join(pieces)}"/>'
+    dashes = f' stroke-dasharray="{" ".join(map(str, look.dashes))}"' if look.dashes else ""
+    line = f'<path d="M0 8H36" stroke="{look.colour}" stroke-width="2"{dashes}/>'
+    return (line if series.line else "") + marker

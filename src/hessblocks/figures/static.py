@@ -1,146 +1,142 @@
-"""Static figures: each drawing as png and svg, the same bytes for the same numbers."""
+"""A figure drawn by matplotlib: panels, and below them legend and caption."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import textwrap
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Drawn
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter
-from PIL import Image
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from hessblocks.figures.drawings import Drawing, DrawnPanel, DrawnSeries, band
+from hessblocks.figures.figure import Figure, Heatmap, Panel, Series
 from hessblocks.figures.log_scale import LogScale
-from hessblocks.figures.style import MATPLOTLIB, RESOLUTION, Mark, marks
+from hessblocks.figures.style import MARKS, MATPLOTLIB, Mark, marks
 from hessblocks.figures.text import number, plain_math
-from hessblocks.storage import atomic_path
 
-HEIGHTS = {"lines": 4.2, "points": 3.1, "bars": 4.2}
-"""Height of one panel, in inches."""
-WIDTHS = {"lines": 5.5, "points": 6.5, "bars": 9.0}
-"""Width of one panel, in inches."""
+NARROWEST = 6.5
+"""Smallest width of a figure, in inches."""
+MOST_COLUMNS = 2
+"""More make the letters too small for a page, where the figure does not ask for them."""
+LETTERS = 13
+"""Letters of the caption on an inch; of a title three quarters, of an axis label somewhat fewer."""
 LINE = 0.2
 """Height of a line of the caption, in inches."""
-LETTERS = 13.5
-"""Letters of the caption on an inch."""
-LEGEND_COLUMNS = 5
-COLOURS = 96
-"""Colours of a png."""
+LEGEND_INCHES = 2.2
+"""Width of an entry of the legend, in inches."""
+ALONE = MARKS["parallel"]
+"""Mark of bars that stand alone: black would be heavy."""
 MARKERS = 7
-"""Markers along a curve."""
-MARKER = 4.2
-"""Size of a point, in typographic points; half of it where a preset has many."""
+"""Markers along a curve of more than `MANY` points."""
 MANY = 60
+"""Points of a curve that all have markers, and loose ones that are drawn large."""
+LETTER = 0.085
+"""Width of a letter beside a tick, in inches."""
 GREY = "#666666"
+Looks = Mapping[str, Mark]
 
 
-def write_figures(drawings: tuple[Drawing, ...], presets: tuple[str, ...], folder: Path) -> None:
-    """Write each drawing to `folder` as <name>.png and <name>.svg.
-
-    Args:
-        drawings: what to draw.
-        presets: all presets, in the order that gives them their marks.
-        folder: made when missing.
-
-    Raises:
-        RunError: a file cannot be written.
-    """
-    with mpl.rc_context(dict(MATPLOTLIB)):
-        for drawing in drawings:
-            figure = draw(drawing, marks(presets))
-            with atomic_path(folder / f"{drawing.name}.png") as path:
-                _raster(figure).save(path, dpi=(RESOLUTION, RESOLUTION), optimize=True)
-            figure.set_layout_engine("none")  # places are settled; the svg need not find them again
-            with atomic_path(folder / f"{drawing.name}.svg") as path:
-                FigureCanvasSVG(figure)
-                figure.savefig(path, metadata={"Date": None, "Creator": None})
-
-
-def _raster(figure: Figure) -> Image.Image:
-    """The figure in few colours, which makes a png a third as large."""
-    figure.set_dpi(RESOLUTION)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    return image.quantize(COLOURS, dither=Image.Dither.NONE)
-
-
-def draw(drawing: Drawing, looks: dict[str, Mark]) -> Figure:
-    """The drawing as a matplotlib figure with legend and caption below the panels."""
-    rows = -(-len(drawing.panels) // drawing.columns)
-    width = WIDTHS[drawing.kind] * drawing.columns
-    caption = textwrap.wrap(drawing.caption.math, int(width * LETTERS))
-    handles = _legend(drawing, looks)
-    written = LINE * (len(caption) + 1)
-    below = written + LINE * 1.3 * -(-len(handles) // LEGEND_COLUMNS) + 0.1
-    height = HEIGHTS[drawing.kind] * rows + below
-    figure = Figure(figsize=(width, height))
-    figure.set_layout_engine("constrained", rect=(0, below / height, 1, 1 - below / height))
-    axes = figure.subplots(
-        rows, drawing.columns, sharex=True, sharey=not drawing.own_scales, squeeze=False
+@mpl.rc_context(dict(MATPLOTLIB))
+def draw(figure: Figure) -> Drawn:
+    """The figure for `write_picture`; each name has its mark in all panels."""
+    panels, looks = figure.panels, marks(figure.names)
+    columns = min(figure.columns or MOST_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    width = max(figure.size[0] * columns, NARROWEST)
+    caption = textwrap.wrap(figure.caption, int(width * LETTERS))
+    title = textwrap.wrap(figure.title, int(width * LETTERS * 0.75))
+    handles = _legend(figure, looks)
+    across = min(len(handles), int(width / LEGEND_INCHES)) or 1
+    written = LINE * (len(caption) + 0.6)
+    below = written + LINE * (1.2 * math.ceil(len(handles) / across) + 0.6)
+    height = figure.size[1] * rows + below + 1.5 * LINE * len(title)
+    drawn = Drawn(figsize=(width, height))
+    drawn.set_layout_engine("constrained", rect=(0, below / height, 1, 1 - below / height))
+    drawn.suptitle("\n".join(title), x=0.01, ha="left", fontsize=12)
+    shared = figure.shares != "none"
+    axes = drawn.subplots(
+        rows, columns, sharex=shared, sharey=figure.shares == "both", squeeze=False
     )
-    for axis in axes.flat[len(drawing.panels) :]:
-        axis.set_axis_off()
-    for place, (panel, axis) in enumerate(zip(drawing.panels, axes.flat, strict=False)):
-        _draw_panel(axis, drawing, panel, looks)
-        if place % drawing.columns == 0:
-            axis.set_ylabel(drawing.y.math if rows == 1 else "")
-        if place >= len(drawing.panels) - drawing.columns:
-            axis.set_xlabel(drawing.x.math)
-            axis.tick_params(labelbottom=True)
-    if rows > 1:
-        figure.supylabel(drawing.y.math, fontsize=MATPLOTLIB["axes.labelsize"])
-    figure.legend(
-        handles=handles,
-        loc="lower center",
-        bbox_to_anchor=(0.5, written / height),
-        ncols=min(LEGEND_COLUMNS, len(handles)),
-        borderaxespad=0,
-    )
-    figure.text(
-        0.12 / width, (written - LINE / 2) / height, "\n".join(caption), va="top", fontsize=10
-    )
-    return figure
+    for place, (axis, panel) in enumerate(zip(axes.flat, panels, strict=False)):
+        _draw_panel(axis, panel, looks, width / columns)
+        if shared:
+            _label_outer(axis, place, columns, len(panels))
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    if handles:
+        where: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, written / height)}
+        drawn.legend(handles=handles, ncols=across, borderaxespad=0.1, fontsize=9.5, **where)
+    small: Any = {"va": "top", "fontsize": 9.5}
+    drawn.text(0.01, (written - 0.1 * LINE) / height, "\n".join(caption), **small)
+    return drawn
 
 
-def _draw_panel(axis: Axes, drawing: Drawing, panel: DrawnPanel, looks: dict[str, Mark]) -> None:
-    if len(drawing.panels) > 1:
-        axis.set_title(panel.title.math, loc="left")
-    if drawing.categories:
-        _categories(axis, drawing)
-    if drawing.log is not None:
-        _log_axis(axis, drawing.log)
-    if drawing.limits is not None:
-        axis.set_ylim(*drawing.limits)
-    for order, series in enumerate(panel.series):
-        if drawing.kind == "lines":
-            _draw_line(axis, series, looks[series.key], order, drawing.log)
-        elif drawing.kind == "points" and drawing.log is not None:
-            _draw_points(axis, series, looks[series.key], drawing.log)
-        elif drawing.log is not None:
-            _draw_bars(axis, series, order, drawing, looks)
+def _label_outer(axis: Axes, place: int, columns: int, count: int) -> None:
+    """Labels of common axes at the left and at the bottom alone."""
+    if place % columns:
+        axis.set_ylabel("")
+    if place < count - columns:
+        axis.set_xlabel("")
+    axis.tick_params(labelbottom=place >= count - columns)
 
 
-def _categories(axis: Axes, drawing: Drawing) -> None:
-    count = len(drawing.categories)
-    axis.set_xlim(-0.5, count - 0.5)
-    names = [plain_math(name) for name in drawing.categories]
-    axis.set_xticks(range(count), names)
-    if count > 6:
-        for label in axis.get_xticklabels():
-            label.set(rotation=30, horizontalalignment="right", rotation_mode="anchor")
-    axis.tick_params(axis="x", length=0)
-    for edge in range(count - 1):
-        axis.axvline(edge + 0.5, color="#CCCCCC", linewidth=0.7, zorder=0)
+def _legend(figure: Figure, looks: Looks) -> list[Artist]:
+    """A sample of each entry; none for a single one, which the title names."""
+    entries = figure.legend
+    if len(entries) < 2 and not any(panel.by_tick for panel in figure.plots):
+        return []
+    found: list[Artist] = []
+    for text, series in entries.items():
+        panel = next(panel for panel in figure.plots if any(one is series for one in panel.series))
+        if panel.kind == "bars":
+            colour = GREY if panel.by_tick else looks[series.name].colour
+            found.append(Patch(label=plain_math(text), **_bar(colour, panel, series)))
+        else:
+            style = _line(series, looks[series.name])
+            found.append(Line2D([], [], label=plain_math(text), **style))
+    return found
+
+
+def _draw_panel(axis: Axes, panel: Panel | Heatmap, looks: Looks, width: float) -> None:
+    axis.set_title(panel.title, loc="left", fontsize=10.5)
+    if isinstance(panel, Heatmap):
+        _draw_map(axis, panel)
+        return
+    axis.set_xlabel(textwrap.fill(panel.x_label, 50))
+    axis.set_ylabel(textwrap.fill(panel.y_label, 32))
+    if panel.log:
+        _log_axis(axis, panel.log)
+    for order, series in enumerate(panel.shown):
+        if panel.kind == "bars":
+            _draw_bars(axis, panel, series, order, looks)
+        else:
+            _draw_series(axis, panel, series, order, looks[series.name])
+    if not panel.log:
+        axis.set_yscale(panel.y_scale)
+    if panel.limits:
+        axis.set_ylim(*panel.limits)
+    axis.set_xscale(panel.x_scale)
+    if panel.x_scale == "log":
+        _few_ticks(axis)
+    if panel.ticks:
+        _name_ticks(axis, panel, width)
+
+
+def _few_ticks(axis: Axes) -> None:
+    """Numbers at 1, 2 and 5 of a short logarithmic axis; long ones are left to matplotlib."""
+    low, high = axis.get_xlim()
+    if high < 30 * low:
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_locator(NullLocator())
 
 
 def _log_axis(axis: Axes, scale: LogScale) -> None:
@@ -151,95 +147,103 @@ def _log_axis(axis: Axes, scale: LogScale) -> None:
     if scale.has_zero:
         places, names = [scale.zero, *places], ["0", *names]
         axis.axhline(scale.zero, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-    axis.yaxis.set_major_locator(FixedLocator(places))
-    axis.yaxis.set_major_formatter(FixedFormatter(names))
+    axis.set_yticks(places, names)
+    decades = range(scale.lowest, scale.highest)
+    digits = range(2, 10) if len(decades) <= 3 else (1,)
+    axis.set_yticks([digit * 10.0**decade for decade in decades for digit in digits], minor=True)
     axis.yaxis.set_minor_formatter(NullFormatter())
-    few = scale.highest - scale.lowest <= 3
-    axis.yaxis.set_minor_locator(
-        FixedLocator(
-            [
-                digit * 10.0**exponent
-                for exponent in range(scale.lowest, scale.highest)
-                for digit in (range(2, 10) if few else (1,))
-            ]
-        )
-    )
 
 
-def _draw_line(
-    axis: Axes, series: DrawnSeries, look: Mark, order: int, scale: LogScale | None
-) -> None:
-    x = [point.x for point in series.points]
-    y = [scale.place(point.y) if scale else point.y for point in series.points]
-    gap = max(1, len(x) // MARKERS)
-    style = (0, look.dashes) if look.dashes else "solid"
-    start = order * gap // 5 % gap
-    axis.plot(x, y, color=look.colour, linestyle=style, marker=look.marker, markevery=(start, gap))
-    if any(point.error for point in series.points):
-        low, high = band(series, scale)
-        axis.fill_between(x, low, high, color=look.colour, alpha=0.2, linewidth=0)
+def _name_ticks(axis: Axes, panel: Panel, width: float) -> None:
+    """Names, slanted where they need more room; lines between categories that many points share."""
+    slant: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    names = [plain_math(name) for name in panel.ticks]
+    narrow = width / len(names) < LETTER * max(map(len, names)) + 0.2
+    axis.set_xticks(range(len(names)), names, **(slant if narrow else {}))
+    if panel.log:
+        axis.set_xlim(-0.5, len(names) - 0.5)
+        axis.tick_params(axis="x", length=0)
+        for edge in range(len(names) - 1):
+            axis.axvline(edge + 0.5, color="#CCCCCC", linewidth=0.7, zorder=0)
 
 
-def _draw_points(axis: Axes, series: DrawnSeries, look: Mark, scale: LogScale) -> None:
-    reach = [scale.reach(point.y, point.error) for point in series.points]
-    axis.errorbar(
-        [point.x for point in series.points],
-        [scale.place(point.y) for point in series.points],
-        yerr=[[low for low, _ in reach], [high for _, high in reach]],
-        fmt=look.marker,
-        color=look.colour,
-        markersize=MARKER if len(series.points) < MANY else MARKER / 2,
-        markeredgewidth=0,
-        elinewidth=1,
-    )
+def _line(series: Series, look: Mark) -> dict[str, Any]:
+    """How a row of points looks; published ones are hollow and not joined."""
+    loose = series.published or not series.line
+    dashes = (0, look.dashes) if look.dashes else "solid"
+    size = 7.0 if series.published else 3.5 if series.line else 6.0
+    if loose and not series.published and len(series.x) > 10:
+        size = 4.2 if len(series.x) < MANY else 2.1
+    return {
+        "color": look.colour,
+        "marker": look.marker,
+        "markersize": size,
+        "markerfacecolor": "none" if series.published else look.colour,
+        "linestyle": "none" if loose else dashes,
+        "linewidth": 1.4,
+    }
 
 
-def _draw_bars(
-    axis: Axes, series: DrawnSeries, order: int, drawing: Drawing, looks: dict[str, Mark]
-) -> None:
-    assert drawing.log is not None, "bars have a logarithmic axis"
-    low = drawing.log.limits[0]
-    for point in series.points:
-        look = looks[drawing.categories[round(point.x)]]
+def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, look: Mark) -> None:
+    """One row of points, joined or not, with bars or with a band."""
+    style = _line(series, look)
+    if len(series.x) > MANY and style["linestyle"] != "none":
+        gap = len(series.x) // MARKERS
+        style["markevery"] = (order * gap // 5 % gap, gap)
+    if panel.band and any(series.error):
+        low, high = panel.edges(series)
+        axis.fill_between(series.x, low, high, color=look.colour, alpha=0.2, linewidth=0)
+    bars = panel.reach(series) if series.error and not panel.band else None
+    heights = [panel.place(y) for y in series.y]
+    axis.errorbar(series.x, heights, yerr=bars, elinewidth=0.8, **style)
+
+
+def _bar(colour: str, panel: Panel, series: Series) -> dict[str, Any]:
+    """How a bar looks; of a pair the first is hatched, which tells them apart without colours."""
+    hatched = len(panel.shown) == 2 and series is panel.shown[0]
+    return {
+        "facecolor": "none" if hatched or series.published else colour,
+        "edgecolor": colour,
+        "hatch": "////" if hatched else None,
+    }
+
+
+def _draw_bars(axis: Axes, panel: Panel, series: Series, order: int, looks: Looks) -> None:
+    together = len(panel.shown)
+    width = 0.8 / together
+    low = panel.log.limits[0] if panel.log else 0.0
+    bars = panel.reach(series) if series.error else ([], [])
+    own = ALONE if together == 1 else looks.get(series.name, ALONE)
+    for place, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
+        mark = looks[panel.ticks[round(x)]] if panel.by_tick else own
+        x += (order - (together - 1) / 2) * width
         axis.bar(
-            point.x,
-            point.y - low,
-            width=0.36,
+            x,
+            y - low,
             bottom=low,
-            yerr=[[drawing.log.reach(point.y, point.error)[0]], [point.error]],
-            ecolor=GREY,
-            capsize=3,
-            **_bar_look(look.colour, order),
+            width=0.9 * width if panel.by_tick else width,
+            yerr=[[side[place]] for side in bars] if series.error else None,
+            ecolor=GREY if panel.by_tick else "black",
+            capsize=2,
+            **_bar(mark.colour, panel, series),
         )
-        axis.annotate(
-            number(point.y),
-            (point.x, point.y + point.error),
-            (0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=10,
-        )
+        if panel.by_tick:
+            top = (x, y + (bars[1][place] if series.error else 0.0))
+            axis.annotate(
+                number(y), top, (0, 3), textcoords="offset points", ha="center", fontsize=10
+            )
 
 
-def _bar_look(colour: str, order: int) -> dict[str, Any]:
-    """The first series hatched, the second solid."""
-    if order == 0:
-        return {"facecolor": "white", "edgecolor": colour, "hatch": "////"}
-    return {"facecolor": colour, "edgecolor": colour}
-
-
-def _legend(drawing: Drawing, looks: dict[str, Mark]) -> list[Artist]:
-    if drawing.kind == "bars":
-        return [
-            Patch(label=text, **_bar_look(GREY, order))
-            for order, (_, text) in enumerate(drawing.legend)
-        ]
-    handles: list[Artist] = []
-    for key, text in drawing.legend:
-        look = looks[key]
-        line = Line2D([], [], color=look.colour, marker=look.marker, label=plain_math(text))
-        line.set_linestyle((0, look.dashes) if look.dashes else "solid")
-        if drawing.kind == "points":
-            line.set_linestyle("none")
-        handles.append(line)
-    return handles
+def _draw_map(axis: Axes, panel: Heatmap) -> None:
+    """A matrix as colours, lines between blocks."""
+    values = np.asarray(panel.values)
+    low = float(np.quantile(values, 0.02))
+    image = axis.imshow(values, cmap="cividis", vmin=low, interpolation="nearest")
+    axis.figure.colorbar(image, ax=axis, label=panel.label, shrink=0.85)
+    for edge in panel.edges:
+        axis.axhline(edge - 0.5, color="white", linewidth=0.8)
+        axis.axvline(edge - 0.5, color="white", linewidth=0.8)
+    middles = [(a + b) / 2 - 0.5 for a, b in itertools.pairwise([0, *panel.edges, len(values)])]
+    axis.set_xticks(middles, panel.names, rotation=45, ha="right", fontsize=9)
+    axis.set_yticks(middles, panel.names, fontsize=9)
+    axis.grid(visible=False)

@@ -1,11 +1,10 @@
-"""TODO."""
+"""Texts of figures: numbers in words, and $mathematics$ for matplotlib and for the page."""
 
 from __future__ import annotations
 
 import math
+import re
 from html import escape
-
-from hessblocks.figures.drawings import Label
 
 LARGE = 1e7
 """From here on numbers have powers of ten."""
@@ -13,15 +12,44 @@ LARGE = 1e7
 NEGLIGIBLE = 1e-6
 """A standard error below this share of its value is rounding and not shown."""
 
+SIGNS = {
+    r"\alpha": "α", r"\beta": "β", r"\gamma": "γ", r"\tau": "τ", r"\|": "‖", r"\max": "max",
+    r"\min": "min", r"\,": " ", "=": " = ", "+": " + ",
+}  # fmt: skip
+"""What stands on the page for the commands of our formulas."""
 
-def both(text: str) -> Label:
-    """A text without mathematics, safe in matplotlib and on the page."""
-    return Label(math=plain_math(text), html=escape(text))
+SYMBOL = re.compile(r"(\\[a-z]+|\\?.)(?:_(?:\\mathrm)?(?:\{(\w+)\}|(\w)))?")
+"""A letter or command, with an index where it has one."""
 
 
 def plain_math(text: str) -> str:
-    """Text in which matplotlib sees no mathematics."""
+    """Text in which nobody sees mathematics."""
     return text.replace("$", r"\$")
+
+
+def page_text(text: str) -> str:
+    """A text with $mathematics$ as HTML: letters in italics, indices below the line.
+
+    Args:
+        text: as matplotlib takes it; of mathematics letters, `SIGNS` and indices.
+
+    Returns:
+        Safe markup; everything outside of dollars is escaped.
+    """
+    pieces = re.split(r"(?<!\\)\$", text)
+    return "".join(
+        _formula(piece) if place % 2 else escape(piece.replace(r"\$", "$"))
+        for place, piece in enumerate(pieces)
+    )
+
+
+def _formula(formula: str) -> str:
+    shown = ""
+    for symbol, long_index, index in SYMBOL.findall(formula):
+        sign = SIGNS.get(symbol, symbol)
+        shown += f"<i>{escape(sign)}</i>" if len(sign) == 1 and sign.isalpha() else escape(sign)
+        shown += f"<sub>{long_index or index}</sub>" if long_index or index else ""
+    return shown
 
 
 def number(value: float) -> str:

@@ -1,9 +1,7 @@
 """Figures, tables and the HTML page of finished or started runs, from their files alone."""
 
 from hessblocks.report.comparison import (
-    Average,
     ComparisonRow,
-    Heterogeneity,
     budget_cells,
     budget_columns,
     comparison_rows,
@@ -20,7 +18,6 @@ from hessblocks.storage import FolderResults, load_results
 __all__ = [
     "ComparisonRow",
     "FolderResults",
-    "Heterogeneity",
     "comparison_rows",
     "headline",
     "load_results",

@@ -6,18 +6,12 @@ import csv
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 
 from hessblocks.errors import RunError
-from hessblocks.figures import MATPLOTLIB, RESOLUTION, draw_study_figure
-from hessblocks.storage import atomic_path
+from hessblocks.figures import Figure, Panel, Scaling, Series, draw, write_picture
 
 Row = dict[str, str]
-QUANTITIES = {
+QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
     "token_similarity": ("token similarity", "mean cosine between tokens", "linear"),
     "stable_rank": ("stable rank", "‖X‖²_F / ‖X‖²_2", "linear"),
     "attention_entropy": ("attention entropy", "of the shaped matrix (nats)", "linear"),
@@ -49,87 +43,58 @@ def write_signal_figures(folder: Path) -> list[Path]:
         RunError: results.csv is missing or damaged, or a file cannot be written.
     """
     rows = _read(folder / "results.csv")
-    paths = []
-    for name, described in (("signal", _signal(rows)), ("gradients", _gradients(rows))):
-        if not described["panels"]:
-            continue
-        for kind, canvas in (("png", FigureCanvasAgg), ("svg", FigureCanvasSVG)):
-            path = folder / "figures" / f"{name}.{kind}"
-            with mpl.rc_context(dict(MATPLOTLIB)):
-                figure = draw_study_figure(described)
-                canvas(figure)
-                plain = {"Date": None, "Creator": None} if kind == "svg" else {}
-                with atomic_path(path) as temporary:
-                    figure.savefig(temporary, dpi=RESOLUTION, metadata=plain)
-            paths.append(path)
-    return paths
+    every = {"signal": _signal(rows), "gradients": _gradients(rows)}
+    drawn = [
+        write_picture(draw(figure), folder / "figures", name)
+        for name, figure in every.items()
+        if figure.panels
+    ]
+    return [path.with_suffix(suffix) for path in drawn for suffix in (".png", ".svg")]
 
 
-def _signal(rows: Sequence[Row]) -> dict[str, Any]:
+def _signal(rows: Sequence[Row]) -> Figure:
     panels = [
         _panel(title, y_label, scale, [row for row in rows if row["quantity"] == quantity])
         for quantity, (title, y_label, scale) in QUANTITIES.items()
     ]
-    panels += [panel for panel in _gradients(rows)["panels"] if panel["title"] in GRADIENTS]
+    panels += [panel for panel in _gradients(rows).plots if panel.title in GRADIENTS]
     return _figure("How signal passes through the layers", panels)
 
 
-def _gradients(rows: Sequence[Row]) -> dict[str, Any]:
+def _gradients(rows: Sequence[Row]) -> Figure:
     found = [row for row in rows if row["quantity"] == "gradient_norm"]
+    roles: dict[str, list[Row]] = {}
+    for row in found:
+        roles.setdefault(row["role"], []).append(row)
     panels = [
-        _panel(
-            f"gradient, {role}",
-            "norm of the loss gradient",
-            "log",
-            [row for row in found if row["role"] == role],
-        )
-        for role in dict.fromkeys(row["role"] for row in found)
+        _panel(f"gradient, {role}", "norm of the loss gradient", "log", own)
+        for role, own in roles.items()
     ]
     return _figure("Gradient norms of each group over depth", panels)
 
 
-def _figure(title: str, panels: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "title": title,
-        "caption": CAPTION,
-        "panels": [panel for panel in panels if panel["series"]],
-    }
+def _figure(title: str, panels: Sequence[Panel]) -> Figure:
+    shown = tuple(panel for panel in panels if panel.series)
+    return Figure(title=title, caption=CAPTION, panels=shown)
 
 
-def _panel(title: str, y_label: str, scale: str, rows: Sequence[Row]) -> dict[str, Any]:
-    models = dict.fromkeys(row["model"] for row in rows)
-    series = [
-        (name, list(_points([row for row in rows if row["model"] == name], scale)))
-        for name in models
-    ]
-    return {
-        "title": title,
-        "x_label": "layer",
-        "y_label": y_label,
-        "x_scale": "linear",
-        "y_scale": scale,
-        "kind": "lines",
-        "ticks": (),
-        "series": [
-            {
-                "name": name,
-                "x": [x for x, _ in points],
-                "y": [y for _, y in points],
-                "error": (),
-                "published": False,
-                "line": True,
-            }
-            for name, points in series
-            if points
-        ],
-    }
-
-
-def _points(rows: Sequence[Row], scale: str) -> Iterator[tuple[int, float]]:
+def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[Row]) -> Panel:
+    models: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
-        value = float(row["value"])
-        if math.isfinite(value) and (value > 0 or scale == "linear"):
-            yield (int(row["layer"]) if row["layer"] else -1), value
+        for point in _points(row, scale):
+            models.setdefault(row["model"], []).append(point)
+    series = tuple(
+        Series(name=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))
+        for name, points in models.items()
+    )
+    return Panel(title=title, x_label="layer", y_label=y_label, series=series, y_scale=scale)
+
+
+def _points(row: Row, scale: Scaling) -> Iterator[tuple[int, float]]:
+    """The layer and the value, where the axis can show it."""
+    value = float(row["value"])
+    if math.isfinite(value) and (value > 0 or scale == "linear"):
+        yield (int(row["layer"]) if row["layer"] else -1), value
 
 
 def _read(path: Path) -> list[Row]:

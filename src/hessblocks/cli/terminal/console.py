@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hessblocks.cli.terminal.sizes import BlockSize
-from hessblocks.report import Average, ComparisonRow, Heterogeneity, budget_cells, budget_columns
+from hessblocks.report import ComparisonRow, budget_cells, budget_columns
+from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import FolderResults
 
 NARROWEST = 110
@@ -128,7 +129,7 @@ def _number(average: Average | None, form: str) -> str:
     return f"{average.value:{form}}{error}"
 
 
-def _ratio(ratio: Heterogeneity | None) -> str:
+def _ratio(ratio: Heterogeneity[Average] | None) -> str:
     if ratio is None:
         return ""
     error = ratio.ratio.standard_error

@@ -1,11 +1,9 @@
 """The page of training runs side by side."""
 
-from hessblocks.report.comparison.averages import Average
 from hessblocks.report.comparison.budget import budget_cells, budget_columns
 from hessblocks.report.comparison.captions import short_names, with_error
 from hessblocks.report.comparison.cells import environment_rows, setting_rows
 from hessblocks.report.comparison.curvature_points import PARTS
 from hessblocks.report.comparison.headline import headline
-from hessblocks.report.comparison.heterogeneity import Heterogeneity
 from hessblocks.report.comparison.page import write_report
 from hessblocks.report.comparison.table import ComparisonRow, comparison_rows, summary

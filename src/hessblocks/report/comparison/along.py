@@ -6,14 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hessblocks.figures import Drawing, DrawnPanel, DrawnSeries, Label, Point, both, log_scale
-from hessblocks.report.comparison.averages import average
+from hessblocks.figures import Figure, Panel, Series, log_scale, plain_math
 from hessblocks.report.comparison.captions import sample, seeds_and_error
 from hessblocks.report.comparison.curvature_points import CURVATURE, PARTS
 from hessblocks.report.comparison.loss_curves import AXES, LOSS
+from hessblocks.statistics import average
 from hessblocks.storage import NORM, FolderResults, Observation
 
-GREEK = {"alpha": "α", "beta": "β", "gamma": "γ"}
+GAINS = ("alpha", "beta", "gamma")
 SIGNAL = {
     "token_similarity": "Token similarity (cosine)",
     "stable_rank": "Stable rank (of the token matrix)",
@@ -22,7 +22,7 @@ SIGNAL = {
     "attention_entropy": "Attention entropy (nats)",
     "spectral_gap": "Spectral gap (1 − s₂/s₁)",
 }
-ALIGNMENTS: Mapping[str, tuple[str, Label]] = {
+ALIGNMENTS: Mapping[str, tuple[str, str]] = {
     "steps": ("step", AXES["steps"]),
     "tokens": ("tokens", AXES["tokens"]),
     "seconds": ("training time", AXES["seconds"]),
@@ -32,33 +32,33 @@ ALIGNMENTS: Mapping[str, tuple[str, Label]] = {
 Rows = Sequence[Observation]
 
 
-def along_drawings(results: FolderResults) -> tuple[Drawing | None, ...]:
+def along_figures(results: FolderResults) -> tuple[Figure | None, ...]:
     """Every figure of what was measured along training, None where it was not."""
     return (
-        gains_drawing(results),
-        signal_drawing(results),
-        *(curvature_along_drawing(results, against) for against in ALIGNMENTS),
+        gains_figure(results),
+        signal_figure(results),
+        *(curvature_along_figure(results, against) for against in ALIGNMENTS),
     )
 
 
-def gains_drawing(results: FolderResults) -> Drawing | None:
+def gains_figure(results: FolderResults) -> Figure | None:
     """One panel a gain, each the mean over layers and heads; None where none was measured."""
     found = [row for row in results.observations if _is_gain(row.quantity)]
     names = sorted({row.quantity for row in found}, key=lambda name: ("_" in name, name))
-    return _drawing(
+    return _figure(
         results,
         name="gains",
         title="Gains along training",
         panels={name: [row for row in found if row.quantity == name] for name in names},
         titles={name: _gain_label(name) for name in names},
-        y=both("Gain (mean over layers and heads)"),
+        y="Gain (mean over layers and heads)",
         about="Trained gains: α, β, γ of shaped attention; α, β with SA or FF of the skip and the branch of "
         "a sub-block; with a weight's letter those of W = α W_init + β ΔW.",
         own_scales=True,
     )
 
 
-def signal_drawing(results: FolderResults) -> Drawing | None:
+def signal_figure(results: FolderResults) -> Figure | None:
     """One panel a quantity, at the last layer; None where none was measured."""
     found = [row for row in results.observations if row.quantity in SIGNAL and not row.group]
     last = max((row.layer for row in found if row.layer is not None), default=None)
@@ -66,20 +66,20 @@ def signal_drawing(results: FolderResults) -> Drawing | None:
         name: [row for row in found if row.quantity == name and row.layer == last]
         for name in SIGNAL
     }
-    return _drawing(
+    return _figure(
         results,
         name="signal",
         title="Signal along training",
         panels={name: rows for name, rows in panels.items() if rows},
-        titles={name: both(text) for name, text in SIGNAL.items()},
-        y=both("Value (unit above each panel)"),
+        titles=SIGNAL,
+        y="Value (unit above each panel)",
         about=f"At the last layer (number {last}, counted from 0), on {sample(results, observed=True)}. "
         "All layers and the gradient norms are in observations.jsonl.",
         own_scales=True,
     )
 
 
-def curvature_along_drawing(results: FolderResults, against: str) -> Drawing | None:
+def curvature_along_figure(results: FolderResults, against: str) -> Figure | None:
     """One panel a role and part, the mean over its groups; None where none was measured.
 
     Args:
@@ -88,17 +88,17 @@ def curvature_along_drawing(results: FolderResults, against: str) -> Drawing | N
     """
     found = [row for row in results.observations if row.quantity == NORM]
     panels: dict[str, Rows] = {}
-    titles: dict[str, Label] = {}
+    titles: dict[str, str] = {}
     for role in dict.fromkeys(row.role for row in found):
         for part, words in PARTS.items():
             key, shown = f"{role} {part}", role.replace("_", " ")
             panels[key] = [row for row in found if (row.role, row.part) == (role, part)]
-            titles[key] = Label(math=f"{shown}: {words.math}", html=f"{shown}: {words.html}")
+            titles[key] = f"{plain_math(shown)}: {words}"
     by, axis = ALIGNMENTS[against]
     backwards = ""
     if against == "loss":
         backwards = " The loss is that on the same batch; training goes from right to left."
-    return _drawing(
+    return _figure(
         results,
         name=f"curvature-along-{against}",
         title=f"Curvature along training, by {by}",
@@ -113,71 +113,65 @@ def curvature_along_drawing(results: FolderResults, against: str) -> Drawing | N
     )
 
 
-def _drawing(
+def _figure(
     results: FolderResults,
     *,
     name: str,
     title: str,
     panels: Mapping[str, Rows],
-    titles: Mapping[str, Label],
-    y: Label,
+    titles: Mapping[str, str],
+    y: str,
     about: str,
-    x: Label = AXES["steps"],
+    x: str = AXES["steps"],
     against: str = "steps",
     log: bool = False,
     own_scales: bool = False,
     single: str = "no band, since there is one seed",
-) -> Drawing | None:
-    drawn = tuple(
-        DrawnPanel(title=titles[key], series=_series(results.presets, rows, against))
-        for key, rows in panels.items()
-    )
-    shown = {series.key for panel in drawn for series in panel.series}
-    values = [point.y for panel in drawn for series in panel.series for point in series.points]
+) -> Figure | None:
+    curves = {key: _series(results.presets, rows, against) for key, rows in panels.items()}
+    values = [y for series in curves.values() for one in series for y in one.y]
     if not values:
         return None
-    return Drawing(
+    scale = log_scale(values) if log else None
+    return Figure(
         name=name,
         title=title,
-        kind="lines",
-        panels=drawn,
-        columns=min(3, len(drawn)),
-        x=x,
-        y=y,
-        caption=both(f"{about} {seeds_and_error(results, 'the band', single)}"),
-        legend=tuple((preset, preset) for preset in results.presets if preset in shown),
-        log=log_scale(values) if log else None,
-        own_scales=own_scales,
+        panels=tuple(
+            Panel(title=titles[key], x_label=x, y_label=y, series=series, log=scale, band=True)
+            for key, series in curves.items()
+        ),
+        columns=min(3, len(curves)),
+        caption=plain_math(f"{about} {seeds_and_error(results, 'the band', single)}"),
+        shares="x" if own_scales else "both",
+        marked=results.presets,
     )
 
 
-def _series(presets: Iterable[str], rows: Rows, against: str) -> tuple[DrawnSeries, ...]:
+def _series(presets: Iterable[str], rows: Rows, against: str) -> tuple[Series, ...]:
     curves = {preset: [row for row in rows if row.preset == preset] for preset in presets}
-    return tuple(
-        DrawnSeries(key=preset, points=_points(own, AXIS_VALUES[against]))
-        for preset, own in curves.items()
-        if own
-    )
+    return tuple(_curve(preset, own, AXIS_VALUES[against]) for preset, own in curves.items() if own)
 
 
-def _points(rows: Rows, x: Callable[[Observation], float]) -> tuple[Point, ...]:
+def _curve(preset: str, rows: Rows, x: Callable[[Observation], float]) -> Series:
     """One point a step: the mean over layers, heads and groups of each seed, then over seeds."""
     steps: dict[int, dict[int, list[Observation]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if math.isfinite(row.value):
             steps[row.step][row.seed].append(row)
-    points = []
+    places, means = [], []
     for step in sorted(steps):
-        seeds = [
-            (_mean(row.value for row in own), _error(own), _mean(map(x, own)))
-            for own in steps[step].values()
-        ]
-        mean = average([value for value, _, _ in seeds], seeds[0][1])
-        assert mean is not None, "only finite values were collected"
-        place = _mean(where for _, _, where in seeds)
-        error = mean.standard_error or 0.0
-        points.append(Point(x=place, y=mean.value, error=error, name=f"step {step:,}"))
-    return tuple(points)
+        own = list(steps[step].values())
+        found = average([_mean(row.value for row in seed) for seed in own], _error(own[0]))
+        assert found is not None, "only finite values were collected"
+        means.append(found)
+        places.append(_mean(_mean(map(x, seed)) for seed in own))
+    return Series(
+        name=preset,
+        x=tuple(places),
+        y=tuple(mean.value for mean in means),
+        error=tuple(mean.standard_error or 0.0 for mean in means),
+        points=tuple(f"step {step:,}" for step in sorted(steps)),
+    )
 
 
 AXIS_VALUES: Mapping[str, Callable[[Observation], float]] = {
@@ -200,13 +194,9 @@ def _error(rows: Rows) -> float | None:
 
 
 def _is_gain(quantity: str) -> bool:
-    return quantity.partition("_")[0] in GREEK
+    return quantity.partition("_")[0] in GAINS
 
 
-def _gain_label(name: str) -> Label:
+def _gain_label(name: str) -> str:
     letter, _, of = name.partition("_")
-    if not of:
-        return Label(math=f"$\\{letter}$", html=f"<i>{GREEK[letter]}</i>")
-    return Label(
-        math=f"$\\{letter}_\\mathrm{{{of}}}$", html=f"<i>{GREEK[letter]}</i><sub>{of}</sub>"
-    )
+    return f"$\\{letter}_\\mathrm{{{of}}}$" if of else f"$\\{letter}$"

@@ -1,25 +1,14 @@
-"""Means over seeds with their standard errors."""
+"""Stored values averaged over seeds: any quantity, group norms, and how uneven those are."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hessblocks.statistics import Average, Heterogeneity, average, ends
 from hessblocks.storage import NORM, FolderResults, Measurement
-
-
-@dataclass(frozen=True, kw_only=True)
-class Average:
-    """A mean over seeds."""
-
-    value: float
-    """The mean over the seeds with a finite value."""
-    standard_error: float | None
-    """Over seeds where there are several; else that of the one measurement, if it has one."""
-    seeds: int
-    """How many seeds had a finite value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,26 +23,6 @@ class GroupNorm:
     """Layer from 0; None outside the layers."""
     norm: Average
     """The norm, in nats per token per squared unit of weight."""
-
-
-def average(values: Sequence[float], own_error: float | None = None) -> Average | None:
-    """The mean of the finite values, standard error s / √n (s: sample standard deviation).
-
-    Args:
-        values: one value a seed.
-        own_error: standard error of the measurement itself, used where there is one seed.
-
-    Returns:
-        The mean; None where no value is finite.
-    """
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return None
-    mean = math.fsum(finite) / len(finite)
-    if len(finite) == 1:
-        return Average(value=mean, standard_error=own_error, seeds=1)
-    variance = math.fsum((value - mean) ** 2 for value in finite) / (len(finite) - 1)
-    return Average(value=mean, standard_error=math.sqrt(variance / len(finite)), seeds=len(finite))
 
 
 def average_rows(rows: Iterable[Measurement]) -> Average | None:
@@ -75,3 +44,36 @@ def group_norms(
         if (norm := average_rows(same)) is not None
     ]
     return tuple(sorted(norms, key=lambda norm: (norm.layer is not None, norm.layer or 0)))
+
+
+def heterogeneity(results: FolderResults, preset: str, stage: str) -> Heterogeneity[Average] | None:
+    """Largest over smallest group norm of the full Hessian of a block before or after training.
+
+    One ratio a seed, zero norms left out. With one seed its standard error is that of the two norms,
+    with several that of the mean over seeds.
+
+    Args:
+        results: a run folder.
+        preset: the block.
+        stage: `initial` or `final`.
+
+    Returns:
+        The mean ratio, and the groups that are largest and smallest in the mean over seeds; None where
+        no positive finite norm was measured.
+    """
+    rows = results.select(NORM, preset=preset, stage=stage, part="full")
+    seeds: dict[int, dict[str, tuple[float, float | None]]] = defaultdict(dict)
+    for row in rows:
+        seeds[row.seed][row.group] = row.value, row.standard_error
+    found = [one for norms in seeds.values() if (one := ends(norms)) is not None]
+    overall = average([one.ratio for one in found], found[0].standard_error if found else None)
+    means = group_norms(results, preset, stage, "full")
+    both = ends({one.group: (one.norm.value, None) for one in means})
+    if overall is None or both is None:
+        return None
+    return Heterogeneity(
+        ratio=overall,
+        largest=both.largest,
+        smallest=both.smallest,
+        zero_groups=tuple(dict.fromkeys(row.group for row in rows if row.value == 0)),
+    )

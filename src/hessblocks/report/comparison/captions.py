@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from hessblocks.figures import LARGE, NEGLIGIBLE, number
-from hessblocks.report.comparison.averages import Average
+from hessblocks.statistics import Average
 from hessblocks.storage import FolderResults
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from hessblocks.report.comparison.averages import Average
 from hessblocks.report.comparison.captions import with_error
 from hessblocks.report.comparison.table import ComparisonRow
+from hessblocks.statistics import Average
 
 ABSENT = "–"
 COLUMNS = (

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from hessblocks.figures import (
-    Drawing,
-    DrawnPanel,
-    DrawnSeries,
-    Label,
-    Point,
-    both,
-    log_scale,
-    plain_math,
-)
-from hessblocks.report.comparison.averages import group_norms
+from hessblocks.figures import Figure, Panel, Series, log_scale, plain_math
+from hessblocks.report.comparison.averages import GroupNorm, group_norms, heterogeneity
 from hessblocks.report.comparison.captions import sample, seeds_and_error, short_names
-from hessblocks.report.comparison.heterogeneity import Heterogeneity, heterogeneity
+from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import NORM, STAGES, FolderResults
 
 ROLES = (
@@ -32,9 +23,9 @@ ROLES = (
     "head",
 )
 PARTS = {
-    "outer": Label(math="Outer product $H_o$", html="Outer product <i>H</i><sub>o</sub>"),
-    "functional": Label(math="Functional $H_f$", html="Functional <i>H</i><sub>f</sub>"),
-    "full": Label(math="Full Hessian $H$", html="Full Hessian <i>H</i>"),
+    "outer": "Outer product $H_o$",
+    "functional": "Functional $H_f$",
+    "full": "Full Hessian $H$",
 }
 MOMENTS = dict(zip(STAGES, ("before training", "after training"), strict=True))
 SLOT = 0.86
@@ -43,17 +34,11 @@ FILL = 0.8
 """Share of a preset's slot over which its layers are spread."""
 HEADROOM = 2.0
 """Room for the number above a bar, as a factor."""
-CURVATURE = Label(
-    math=r"Frobenius norm $\Vert H\Vert_F$ (nats per token)",
-    html="Frobenius norm ‖<i>H</i>‖<sub>F</sub> (nats per token)",
-)
-RATIO = Label(
-    math=r"Heterogeneity $\max\Vert H\Vert_F\,/\,\min\Vert H\Vert_F$ (no unit)",
-    html="Heterogeneity max‖<i>H</i>‖<sub>F</sub> / min‖<i>H</i>‖<sub>F</sub> (no unit)",
-)
+CURVATURE = r"Frobenius norm $\|H\|_F$ (nats per token)"
+RATIO = r"Heterogeneity $\max\|H\|_F\,/\,\min\|H\|_F$ (no unit)"
 
 
-def curvature_drawing(results: FolderResults) -> Drawing | None:
+def curvature_figure(results: FolderResults) -> Figure | None:
     """One point a group: roles side by side, in each role presets, in each preset layers.
 
     Args:
@@ -64,24 +49,36 @@ def curvature_drawing(results: FolderResults) -> Drawing | None:
     """
     rows = results.select(NORM)
     roles = _roles(row.role for row in rows)
-    parts = [part for part in PARTS if any(row.part == part for row in rows)]
     stages = [stage for stage in STAGES if any(row.stage == stage for row in rows)]
-    panels = tuple(_panel(results, part, stage, roles) for part in parts for stage in stages)
-    values = [point.y for panel in panels for series in panel.series for point in series.points]
+    found = {
+        f"{words}, {MOMENTS[stage]}": _series(results, part, stage, roles)
+        for part, words in PARTS.items()
+        for stage in stages
+        if any(row.part == part for row in rows)
+    }
+    values = [y for series in found.values() for one in series for y in one.y]
     if not values:
         return None
-    return Drawing(
+    scale, ticks = log_scale(values), tuple(role.replace("_", " ") for role in roles)
+    return Figure(
         name="curvature",
         title="Curvature of each parameter group",
-        kind="points",
-        panels=panels,
+        panels=tuple(
+            Panel(
+                title=title,
+                x_label="Kind of parameter group",
+                y_label=CURVATURE,
+                series=series,
+                ticks=ticks,
+                log=scale,
+            )
+            for title, series in found.items()
+        ),
         columns=len(stages),
-        x=both("Kind of parameter group"),
-        y=CURVATURE,
+        size=(6.5, 3.3),
         caption=_curvature_caption(results, any(value == 0 for value in values)),
-        legend=tuple((preset, preset) for preset in results.presets),
-        categories=tuple(role.replace("_", " ") for role in roles),
-        log=log_scale(values),
+        shares="both",
+        marked=results.presets,
     )
 
 
@@ -92,20 +89,29 @@ def _roles(found: Iterator[str]) -> tuple[str, ...]:
     return (*known, *(role for role in present if role not in ROLES))
 
 
-def _panel(results: FolderResults, part: str, stage: str, roles: tuple[str, ...]) -> DrawnPanel:
-    words = PARTS[part]
-    return DrawnPanel(
-        title=Label(math=f"{words.math}, {MOMENTS[stage]}", html=f"{words.html}, {MOMENTS[stage]}"),
-        series=tuple(
-            DrawnSeries(key=preset, points=tuple(_points(results, preset, stage, part, roles)))
-            for preset in results.presets
-        ),
-    )
+def _series(
+    results: FolderResults, part: str, stage: str, roles: tuple[str, ...]
+) -> tuple[Series, ...]:
+    found = []
+    for preset in results.presets:
+        groups = list(_placed(results, preset, stage, part, roles))
+        found.append(
+            Series(
+                name=preset,
+                x=tuple(x for x, _ in groups),
+                y=tuple(group.norm.value for _, group in groups),
+                error=tuple(group.norm.standard_error or 0.0 for _, group in groups),
+                points=tuple(group.group for _, group in groups),
+                line=False,
+            )
+        )
+    return tuple(found)
 
 
-def _points(
+def _placed(
     results: FolderResults, preset: str, stage: str, part: str, roles: tuple[str, ...]
-) -> Iterator[Point]:
+) -> Iterator[tuple[float, GroupNorm]]:
+    """Each group with its abscissa."""
     width = SLOT / len(results.presets)
     place = (results.presets.index(preset) + 0.5) * width - SLOT / 2
     norms = group_norms(results, preset, stage, part)
@@ -113,29 +119,20 @@ def _points(
         same = [group for group in norms if group.role == role]
         for order, group in enumerate(same):
             spread = (order + 0.5) / len(same) - 0.5
-            yield Point(
-                x=index + place + FILL * width * spread,
-                y=group.norm.value,
-                error=group.norm.standard_error or 0.0,
-                name=group.group,
-            )
+            yield index + place + FILL * width * spread, group
 
 
-def _curvature_caption(results: FolderResults, zeros: bool) -> Label:
+def _curvature_caption(results: FolderResults, zeros: bool) -> str:
     layers = "In each column one point a layer, the first layer leftmost"
     error = seeds_and_error(results, "the bar", "the bar is ± 1 standard error of the estimate")
-    end = f"{layers}; {sample(results)}. {error}"
-    if zeros:
-        end += " Points on the line 0 are exactly zero."
-    return Label(
-        math="Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each "
-        f"parameter group. {plain_math(end)}",
-        html="Frobenius norm of the diagonal block of <i>H</i> = <i>H</i><sub>o</sub> + "
-        f"<i>H</i><sub>f</sub> that belongs to each parameter group. {both(end).html}",
+    end = " Points on the line 0 are exactly zero." if zeros else ""
+    return (
+        "Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each parameter group. "
+        + plain_math(f"{layers}; {sample(results)}. {error}{end}")
     )
 
 
-def heterogeneity_drawing(results: FolderResults) -> Drawing | None:
+def heterogeneity_figure(results: FolderResults) -> Figure | None:
     """Largest over smallest group norm of each preset, before and after training.
 
     Args:
@@ -145,51 +142,44 @@ def heterogeneity_drawing(results: FolderResults) -> Drawing | None:
         The figure's content; None where no curvature was measured yet.
     """
     ratios = {
-        (preset, stage): ratio
-        for preset in results.presets
+        stage: {
+            place: ratio
+            for place, preset in enumerate(results.presets)
+            if (ratio := heterogeneity(results, preset, stage)) is not None
+        }
         for stage in STAGES
-        if (ratio := heterogeneity(results, preset, stage)) is not None
     }
-    if not ratios:
+    values = [found.ratio.value for own in ratios.values() for found in own.values()]
+    if not values:
         return None
-    moments = {
-        stage: words for stage, words in MOMENTS.items() if any(s == stage for _, s in ratios)
-    }
-    return Drawing(
+    panel = Panel(
+        title="Before and after training",
+        x_label="Preset",
+        y_label=RATIO,
+        series=tuple(_bars(MOMENTS[stage], own) for stage, own in ratios.items() if own),
+        kind="bars",
+        ticks=results.presets,
+        log=log_scale([1.0, *(HEADROOM * value for value in values)]),
+        by_tick=True,
+    )
+    return Figure(
         name="heterogeneity",
         title="How uneven curvature is",
-        kind="bars",
-        panels=(
-            DrawnPanel(
-                title=both("Before and after training"),
-                series=tuple(
-                    DrawnSeries(key=words, points=tuple(_bars(results, ratios, stage)))
-                    for stage, words in moments.items()
-                ),
-            ),
-        ),
-        columns=1,
-        x=both("Preset"),
-        y=RATIO,
-        caption=both(_ratio_caption(results)),
-        legend=tuple((words, words) for words in moments.values()),
-        categories=results.presets,
-        log=log_scale([1.0, *(HEADROOM * ratio.ratio.value for ratio in ratios.values())]),
+        panels=(panel,),
+        size=(9.0, 4.2),
+        caption=plain_math(_ratio_caption(results)),
+        marked=results.presets,
     )
 
 
-def _bars(
-    results: FolderResults, ratios: dict[tuple[str, str], Heterogeneity], stage: str
-) -> Iterator[Point]:
-    for index, preset in enumerate(results.presets):
-        if (preset, stage) in ratios:
-            found = ratios[preset, stage]
-            yield Point(
-                x=index + (-0.2 if stage == "initial" else 0.2),
-                y=found.ratio.value,
-                error=found.ratio.standard_error or 0.0,
-                name=f"{found.largest} over {found.smallest}",
-            )
+def _bars(moment: str, ratios: Mapping[int, Heterogeneity[Average]]) -> Series:
+    return Series(
+        name=moment,
+        x=tuple(ratios),
+        y=tuple(found.ratio.value for found in ratios.values()),
+        error=tuple(found.ratio.standard_error or 0.0 for found in ratios.values()),
+        points=tuple(f"{found.largest} over {found.smallest}" for found in ratios.values()),
+    )
 
 
 def _ratio_caption(results: FolderResults) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hessblocks.report.comparison.averages import Average
 from hessblocks.report.comparison.captions import with_error
 from hessblocks.report.comparison.table import ComparisonRow, comparison_rows
+from hessblocks.statistics import Average
 from hessblocks.storage import FolderResults
 
 BASELINE = "pre-ln"

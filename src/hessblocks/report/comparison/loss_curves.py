@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
-from hessblocks.figures import Drawing, DrawnPanel, DrawnSeries, Label, Point, both
-from hessblocks.report.comparison.averages import average, average_rows
+from hessblocks.figures import Figure, Panel, Series, plain_math
+from hessblocks.report.comparison.averages import average_rows
 from hessblocks.report.comparison.captions import seeds_and_error
 from hessblocks.report.comparison.table import diverged
+from hessblocks.statistics import average
 from hessblocks.storage import FolderResults, Metric
 
 MOST_POINTS = 300
@@ -20,23 +22,18 @@ HEADROOM = 1.1
 MARGIN = 0.04
 """Empty share of the axis at each end."""
 AXES = {
-    "tokens": Label(math="Training tokens $n$ (tokens)", html="Training tokens <i>n</i> (tokens)"),
-    "flops": Label(
-        math="Training operations $c$ (floating-point operations)",
-        html="Training operations <i>c</i> (floating-point operations)",
-    ),
-    "steps": Label(math="Optimiser step $t$ (updates)", html="Optimiser step <i>t</i> (updates)"),
-    "seconds": Label(
-        math="Training time $\\tau$ (seconds)", html="Training time <i>τ</i> (seconds)"
-    ),
+    "tokens": "Training tokens $n$ (tokens)",
+    "flops": "Training operations $c$ (floating-point operations)",
+    "steps": "Optimiser step $t$ (updates)",
+    "seconds": r"Training time $\tau$ (seconds)",
 }
 WORDS = {"steps": "steps", "tokens": "tokens", "seconds": "training time", "flops": "operations"}
 Axis = Literal["steps", "tokens", "seconds", "flops"]
-LOSS = Label(math="Loss $L$ (nats per token)", html="Loss <i>L</i> (nats per token)")
-SPLITS = {"train": both("Training batches"), "validation": both("Held-out data")}
+LOSS = "Loss $L$ (nats per token)"
+SPLITS = {"train": "Training batches", "validation": "Held-out data"}
 
 
-def loss_drawing(results: FolderResults, against: Axis) -> Drawing | None:
+def loss_figure(results: FolderResults, against: Axis) -> Figure | None:
     """Loss of each preset on training batches and on held-out data.
 
     Args:
@@ -53,36 +50,37 @@ def loss_drawing(results: FolderResults, against: Axis) -> Drawing | None:
     if against == "flops" and not results.select("flops"):
         return None
     curves = {
-        split: {preset: _curve(results, preset, split, against) for preset in results.presets}
+        split: [
+            curve
+            for preset in results.presets
+            if (curve := _curve(results, preset, split, against)).x
+        ]
         for split in SPLITS
     }
-    window = max(_window(c) for presets in curves.values() for c in presets.values())
+    window = max(_window(curve) for split in curves.values() for curve in split)
     limits = _limits(results.metrics)
-    return Drawing(
+    return Figure(
         name=f"loss-{against}",
         title=f"Loss against {WORDS[against]}",
-        kind="lines",
         panels=tuple(
-            DrawnPanel(
+            Panel(
                 title=title,
-                series=tuple(
-                    DrawnSeries(key=preset, points=_thinned(curve, window))
-                    for preset, curve in curves[split].items()
-                    if curve
-                ),
+                x_label=AXES[against],
+                y_label=LOSS,
+                series=tuple(_thinned(curve, window) for curve in curves[split]),
+                limits=limits,
+                band=True,
             )
             for split, title in SPLITS.items()
         ),
-        columns=2,
-        x=AXES[against],
-        y=LOSS,
-        caption=both(_caption(results, window, limits[1])),
-        legend=tuple((preset, _entry(results, preset)) for preset in results.presets),
-        limits=limits,
+        caption=plain_math(_caption(results, window, limits[1])),
+        size=(5.5, 4.2),
+        shares="both",
+        marked=results.presets,
     )
 
 
-def _curve(results: FolderResults, preset: str, split: str, against: str) -> tuple[Point, ...]:
+def _curve(results: FolderResults, preset: str, split: str, against: str) -> Series:
     cost = average_rows(results.select("flops", preset=preset))
     each = cost.value if cost else math.nan
     steps: dict[int, list[Metric]] = defaultdict(list)
@@ -90,20 +88,17 @@ def _curve(results: FolderResults, preset: str, split: str, against: str) -> tup
     for row in results.metrics:
         if row.preset == preset and row.split == split and row.step < end:
             steps[row.step].append(row)
-    points = []
-    for step in sorted(steps):
-        rows = steps[step]
-        loss = average([row.loss for row in rows])
-        assert loss is not None, "the curve ends before the first loss that is not finite"
-        points.append(
-            Point(
-                x=math.fsum(_place(row, against, each) for row in rows) / len(rows),
-                y=loss.value,
-                error=loss.standard_error or 0.0,
-                name=f"step {step:,}",
-            )
-        )
-    return tuple(points)
+    losses = [average([row.loss for row in steps[step]]) for step in sorted(steps)]
+    return Series(
+        name=preset,
+        x=tuple(
+            _mean([_place(row, against, each) for row in steps[step]]) for step in sorted(steps)
+        ),
+        y=tuple(loss.value for loss in losses if loss is not None),
+        error=tuple(loss.standard_error or 0.0 for loss in losses if loss is not None),
+        points=tuple(f"step {step:,}" for step in sorted(steps)),
+        note=_entry(results, preset),
+    )
 
 
 def _place(row: Metric, against: str, flops: float) -> float:
@@ -115,24 +110,30 @@ def _place(row: Metric, against: str, flops: float) -> float:
     return row.step * (flops if against == "flops" else 1)
 
 
-def _window(curve: Sequence[Point]) -> int:
-    return math.ceil(len(curve) / MOST_POINTS) or 1
+def _window(curve: Series) -> int:
+    return math.ceil(len(curve.x) / MOST_POINTS) or 1
 
 
-def _thinned(curve: tuple[Point, ...], window: int) -> tuple[Point, ...]:
+def _thinned(curve: Series, window: int) -> Series:
     """Means over windows; an error is the root mean square of those in its window."""
-    if window == 1 or len(curve) <= MOST_POINTS:
+    if window == 1 or len(curve.x) <= MOST_POINTS:
         return curve
-    cut = [curve[start : start + window] for start in range(0, len(curve), window)]
-    return tuple(
-        Point(
-            x=math.fsum(point.x for point in part) / len(part),
-            y=math.fsum(point.y for point in part) / len(part),
-            error=math.hypot(*(point.error for point in part)) / math.sqrt(len(part)),
-            name=f"{part[0].name} and the next {len(part) - 1}",
-        )
-        for part in cut
+    cuts = [slice(start, start + window) for start in range(0, len(curve.x), window)]
+    return replace(
+        curve,
+        x=tuple(_mean(curve.x[cut]) for cut in cuts),
+        y=tuple(_mean(curve.y[cut]) for cut in cuts),
+        error=tuple(
+            math.hypot(*curve.error[cut]) / math.sqrt(len(curve.error[cut])) for cut in cuts
+        ),
+        points=tuple(
+            f"{curve.points[cut][0]} and the next {len(curve.points[cut]) - 1}" for cut in cuts
+        ),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _limits(metrics: Sequence[Metric]) -> tuple[float, float]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
-from hessblocks.figures import Drawing, Mark, marks, plotly_panels, swatch, write_figures
+from hessblocks.figures import Figure, draw, page_text, plotly_panels, swatches, write_picture
 from hessblocks.report.command_line import command_line
-from hessblocks.report.comparison.along import along_drawings
+from hessblocks.report.comparison.along import along_figures
 from hessblocks.report.comparison.budget import budget_cells, budget_columns, matched
 from hessblocks.report.comparison.cells import (
     COLUMNS,
@@ -21,14 +18,15 @@ from hessblocks.report.comparison.cells import (
     setting_rows,
 )
 from hessblocks.report.comparison.curvature_points import (
-    curvature_drawing,
-    heterogeneity_drawing,
+    curvature_figure,
+    heterogeneity_figure,
     zero_groups,
 )
 from hessblocks.report.comparison.headline import headline
-from hessblocks.report.comparison.loss_curves import loss_drawing
+from hessblocks.report.comparison.loss_curves import loss_figure
 from hessblocks.report.comparison.table import comparison_rows
-from hessblocks.storage import FolderResults, load_results, write_text
+from hessblocks.report.templates import inlined, write_page
+from hessblocks.storage import FolderResults, load_results
 
 FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "budget.json")
 """Numbers behind the page, linked where they are."""
@@ -47,39 +45,12 @@ def write_report(folder: Path) -> Path:
         ArgumentError: `folder` is not a run folder.
         RunError: a file is damaged or cannot be written.
     """
+    from plotly.offline import get_plotlyjs
+
     results = load_results(folder)
-    drawings = all_drawings(results)
-    write_figures(drawings, results.presets, folder / "figures")
-    path = folder / "report.html"
-    write_text(path, _page(results, drawings))
-    return path
-
-
-def all_drawings(results: FolderResults) -> tuple[Drawing, ...]:
-    """The figures for which there are values, in the order of the page."""
-    drawings = (
-        heterogeneity_drawing(results),
-        curvature_drawing(results),
-        loss_drawing(results, "steps"),
-        loss_drawing(results, "seconds"),
-        loss_drawing(results, "tokens") if matched(results) == "tokens" else None,
-        loss_drawing(results, "flops") if len(results.presets) > 1 else None,
-        *along_drawings(results),
-    )
-    return tuple(drawing for drawing in drawings if drawing is not None)
-
-
-def _page(results: FolderResults, drawings: tuple[Drawing, ...]) -> str:
-    templates = Environment(
-        loader=PackageLoader("hessblocks.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    looks = marks(results.presets)
-    return templates.get_template("report.html").render(
+    return write_page(
+        folder,
+        "comparison.html",
         title=f"hessblocks {results.settings.command}: {', '.join(results.presets)}",
         heading=_heading(results),
         headline=headline(results),
@@ -90,13 +61,27 @@ def _page(results: FolderResults, drawings: tuple[Drawing, ...]) -> str:
             for row in comparison_rows(results)
         ],
         zero_groups=zero_groups(results),
-        figures=[_figure(drawing, looks, results.folder) for drawing in drawings],
+        figures=[_shown(figure, folder / "figures") for figure in all_figures(results)],
         command=command_line(results.settings),
         settings=list(setting_rows(results.settings.values)),
         environment=list(environment_rows(results.environment)),
-        files=[name for name in FILES if (results.folder / name).exists()],
+        files=[name for name in FILES if (folder / name).exists()],
         plotly=Markup(get_plotlyjs()),
     )
+
+
+def all_figures(results: FolderResults) -> tuple[Figure, ...]:
+    """The figures for which there are values, in the order of the page."""
+    figures = (
+        heterogeneity_figure(results),
+        curvature_figure(results),
+        loss_figure(results, "steps"),
+        loss_figure(results, "seconds"),
+        loss_figure(results, "tokens") if matched(results) == "tokens" else None,
+        loss_figure(results, "flops") if len(results.presets) > 1 else None,
+        *along_figures(results),
+    )
+    return tuple(figure for figure in figures if figure is not None)
 
 
 def _heading(results: FolderResults) -> str:
@@ -105,17 +90,14 @@ def _heading(results: FolderResults) -> str:
     return f"hessblocks: {len(results.presets)} transformer blocks compared"
 
 
-def _figure(drawing: Drawing, looks: dict[str, Mark], folder: Path) -> dict[str, Any]:
-    picture = (folder / "figures" / f"{drawing.name}.png").read_bytes()
+def _shown(figure: Figure, folder: Path) -> dict[str, Any]:
+    """A figure on the page, drawn to its files as well."""
     return {
-        "name": drawing.name,
-        "title": drawing.title,
-        "caption": Markup(drawing.caption.html),
-        "columns": drawing.columns,
-        "panels": plotly_panels(drawing, looks),
-        "legend": [
-            {"key": key, "text": text, "swatch": swatch(drawing, looks.get(key), place)}
-            for place, (key, text) in enumerate(drawing.legend)
-        ],
-        "picture": base64.b64encode(picture).decode("ascii"),
+        "name": figure.name,
+        "title": figure.title,
+        "caption": Markup(page_text(figure.caption)),
+        "columns": min(figure.columns or 2, len(figure.panels)),
+        "panels": plotly_panels(figure),
+        "legend": swatches(figure),
+        "picture": inlined(write_picture(draw(figure), folder, figure.name)),
     }

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hessblocks.report.comparison.averages import Average, average_rows
+from hessblocks.report.comparison.averages import average_rows, heterogeneity
 from hessblocks.report.comparison.budget import matched, spent
-from hessblocks.report.comparison.heterogeneity import Heterogeneity, heterogeneity
+from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import NORM, STAGES, FolderResults, Measurement
 
 MOMENTS = ("before", "after")
@@ -32,9 +32,9 @@ class ComparisonRow:
     """Validation loss before training, nats per token."""
     final_loss: Average | None
     """Validation loss after training, nats per token; over the seeds that did not diverge."""
-    before: Heterogeneity | None
+    before: Heterogeneity[Average] | None
     """Heterogeneity at initialisation."""
-    after: Heterogeneity | None
+    after: Heterogeneity[Average] | None
     """Heterogeneity after training."""
     diverged: tuple[int, ...]
     """Seeds whose loss became infinite or not a number."""
@@ -129,7 +129,7 @@ def _preset_summary(results: FolderResults, row: ComparisonRow) -> dict[str, Any
     }
 
 
-def _ratio_summary(ratio: Heterogeneity | None) -> dict[str, Any] | None:
+def _ratio_summary(ratio: Heterogeneity[Average] | None) -> dict[str, Any] | None:
     if ratio is None:
         return None
     return {

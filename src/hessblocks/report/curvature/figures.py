@@ -7,13 +7,11 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from hessblocks.figures import MATPLOTLIB, RESOLUTION, LogScale, draw_heatmap, log_scale
+from hessblocks.figures import MATPLOTLIB, LogScale, draw_heatmap, log_scale, write_picture
 from hessblocks.report.comparison import PARTS
-from hessblocks.storage import CurvatureResults, Density, atomic_path
+from hessblocks.storage import CurvatureResults, Density
 
 LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#000000", "o")}
 """Colour and marker of each part."""
@@ -27,39 +25,30 @@ FLOOR = 1e-4
 """Smallest density shown, as a share of the largest."""
 
 
-def write_curvature_figures(results: CurvatureResults) -> list[str]:
+def write_curvature_figures(results: CurvatureResults) -> dict[str, Path]:
     """Write figures/<name>.png and .svg of whatever was measured.
 
     Returns:
-        Names: `norms`, `map-<part>`, `spectra-<part>`.
+        Name (`norms`, `map-<part>`, `spectra-<part>`) → path of the png.
 
     Raises:
         RunError: a file cannot be written.
     """
-    drawn: list[str] = []
-    with mpl.rc_context(dict(MATPLOTLIB)):
-        if results.norms:
-            _write(norms_figure(results), results.folder / "figures" / "norms", drawn)
-        for part, cells in results.cells.items():
-            names = list(results.norms)
-            values = [[cells[row, column].value for column in names] for row in names]
-            layers = [results.layers[name] for name in names]
-            figure = draw_heatmap(names, layers, values, part=part)
-            _write(figure, results.folder / "figures" / f"map-{part}", drawn)
-        for part, densities in results.spectra.items():
-            figure = spectra_figure(densities)
-            _write(figure, results.folder / "figures" / f"spectra-{part}", drawn)
-    return drawn
+    folder = results.folder / "figures"
+    return {name: write_picture(figure, folder, name) for name, figure in _figures(results)}
 
 
-def _write(figure: Figure, path: Path, drawn: list[str]) -> None:
-    with atomic_path(path.with_suffix(".png")) as temporary:
-        FigureCanvasAgg(figure)
-        figure.savefig(temporary, dpi=RESOLUTION)
-    with atomic_path(path.with_suffix(".svg")) as temporary:
-        FigureCanvasSVG(figure)
-        figure.savefig(temporary, metadata={"Date": None, "Creator": None})
-    drawn.append(path.name)
+@mpl.rc_context(dict(MATPLOTLIB))
+def _figures(results: CurvatureResults) -> list[tuple[str, Figure]]:
+    found = [("norms", norms_figure(results))] if results.norms else []
+    names = list(results.norms)
+    for part, cells in results.cells.items():
+        values = [[cells[row, column].value for column in names] for row in names]
+        layers = [results.layers[name] for name in names]
+        found.append((f"map-{part}", draw_heatmap(names, layers, values, part=part)))
+    for part, densities in results.spectra.items():
+        found.append((f"spectra-{part}", spectra_figure(densities)))
+    return found
 
 
 def norms_figure(results: CurvatureResults) -> Figure:
@@ -100,7 +89,7 @@ def _draw_part(
         color=colour,
         marker=marker,
         markersize=4.2,
-        label=PARTS[part].math,
+        label=PARTS[part],
     )
 
 

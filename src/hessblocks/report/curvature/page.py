@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from hessblocks.report.comparison import (
-    Average,
     environment_rows,
     setting_rows,
     short_names,
     with_error,
 )
 from hessblocks.report.curvature.figures import write_curvature_figures
-from hessblocks.storage import CurvatureResults, Norm, is_curvature_run, load_curvature, write_text
+from hessblocks.report.templates import inlined, write_page
+from hessblocks.statistics import Average
+from hessblocks.storage import CurvatureResults, Norm, load_curvature
 
-__all__ = ["is_curvature_run", "write_curvature_report"]
+FILES = ("results.csv", "map.csv", "spectra.csv")
+"""Numbers behind the page, linked where they are."""
 WORDS = {
     "outer": "outer product H_o",
     "functional": "functional part H_f",
@@ -41,30 +40,21 @@ def write_curvature_report(folder: Path) -> Path:
         RunError: a file is damaged or cannot be written.
     """
     results = load_curvature(folder)
-    names = write_curvature_figures(results)
-    templates = Environment(
-        loader=PackageLoader("hessblocks.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = templates.get_template("curvature.html").render(
-        name=results.name,
+    pictures = write_curvature_figures(results)
+    return write_page(
+        folder,
+        "curvature.html",
+        title=f"hessblocks curvature: {results.name}",
+        heading=f"The curvature of {results.name}",
         headline=_headline(results),
         missing=results.missing,
-        figures=[_figure(results, name) for name in names],
-        parts=results.parts,
+        figures=[_figure(results, name, path) for name, path in pictures.items()],
+        columns=("Group", "Role", *results.parts),
         rows=[_row(results, group) for group in results.by_size()],
         zeros={WORDS[part]: short_names(groups) for part, groups in results.zero_groups().items()},
-        settings=list(setting_rows(_settings(results.config))),
-        environment=list(environment_rows(results.environment)),
-        files=[
-            name for name in ("results.csv", "map.csv", "spectra.csv") if (folder / name).exists()
-        ],
+        settings=[*setting_rows(_settings(results.config)), *environment_rows(results.environment)],
+        files=[name for name in FILES if (folder / name).exists()],
     )
-    write_text(folder / "report.html", page)
-    return folder / "report.html"
 
 
 def text(norm: Norm) -> str:
@@ -93,23 +83,14 @@ def _headline(results: CurvatureResults) -> str:
     return " ".join(sentences)
 
 
-def _row(results: CurvatureResults, group: str) -> dict[str, Any]:
-    return {
-        "group": group,
-        "role": results.roles[group].replace("_", " "),
-        "norms": [text(results.norms[group][part]) for part in results.parts],
-    }
+def _row(results: CurvatureResults, group: str) -> tuple[str, ...]:
+    norms = [text(results.norms[group][part]) for part in results.parts]
+    return group, results.roles[group].replace("_", " "), *norms
 
 
-def _figure(results: CurvatureResults, name: str) -> dict[str, str]:
-    picture = (results.folder / "figures" / f"{name}.png").read_bytes()
+def _figure(results: CurvatureResults, name: str, picture: Path) -> dict[str, str]:
     title, caption = _words(results, name)
-    return {
-        "name": name,
-        "title": title,
-        "caption": caption,
-        "picture": base64.b64encode(picture).decode("ascii"),
-    }
+    return {"name": name, "title": title, "caption": caption, "picture": inlined(picture)}
 
 
 def _words(results: CurvatureResults, name: str) -> tuple[str, str]:

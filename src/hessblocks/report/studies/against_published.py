@@ -1,12 +1,13 @@
-"""How far our curves are from the published ones, point by point, from figure.json alone."""
+"""How far our curves are from the published ones, point by point, from its figure alone."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+
+from hessblocks.figures import Figure, Panel, Series
 
 NEAR = 3.0
 """Joint standard errors within which two values are said to agree."""
@@ -36,27 +37,24 @@ class Difference:
         return self.name, f"{self.typical:.1%}", f"{self.largest:.1%}", near
 
 
-def differences(figure: Mapping[str, Any]) -> list[Difference]:
+def differences(figure: Figure) -> list[Difference]:
     """The differences of a figure, one for each curve that has a published one beside it."""
     return [
         difference
-        for panel in figure["panels"]
+        for panel in figure.plots
         for ours, published in _pairs(panel)
-        if (difference := _difference(panel["title"], ours, published)) is not None
+        if (difference := _difference(panel.title, ours, published)) is not None
     ]
 
 
-def _pairs(panel: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    series = panel.get("series", [])
-    ours = {each["name"]: each for each in series if not each["published"]}
-    for each in series:
-        if each["published"] and each["name"] in ours:
-            yield ours[each["name"]], each
+def _pairs(panel: Panel) -> Iterator[tuple[Series, Series]]:
+    ours = {each.name: each for each in panel.series if not each.published}
+    for each in panel.series:
+        if each.published and each.name in ours:
+            yield ours[each.name], each
 
 
-def _difference(
-    title: str, ours: Mapping[str, Any], published: Mapping[str, Any]
-) -> Difference | None:
+def _difference(title: str, ours: Series, published: Series) -> Difference | None:
     pairs = [
         (own, other)
         for own in _values(ours)
@@ -66,17 +64,16 @@ def _difference(
     if not pairs:
         return None
     relative = [abs(own[1] - other[1]) / abs(other[1]) for own, other in pairs]
-    bars = bool(ours["error"])
     near = [abs(a[1] - b[1]) <= NEAR * math.hypot(a[2], b[2]) for a, b in pairs]
     return Difference(
-        name=f"{ours['name']} ({title})" if title else str(ours["name"]),
+        name=f"{ours.name} ({title})" if title else ours.name,
         points=len(pairs),
         typical=statistics.median(relative),
         largest=max(relative),
-        near=sum(near) if bars else None,
+        near=sum(near) if ours.error else None,
     )
 
 
-def _values(series: Mapping[str, Any]) -> list[tuple[float, float, float]]:
-    errors = series["error"] or [0.0] * len(series["x"])
-    return list(zip(series["x"], series["y"], errors, strict=True))
+def _values(series: Series) -> list[tuple[float, float, float]]:
+    errors = series.error or [0.0] * len(series.x)
+    return list(zip(series.x, series.y, errors, strict=True))

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from hessblocks.errors import ArgumentError
 from hessblocks.report.studies.section import command, load_section, read_json
-from hessblocks.storage import write_text
+from hessblocks.report.templates import write_page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +64,17 @@ def write_gallery(folder: Path, order: Sequence[str] = ()) -> Path:
     )
     if not folders:
         raise ArgumentError(f"{folder}: no study there; `hessblocks reproduce` makes one.")
-    templates = Environment(
-        loader=PackageLoader("hessblocks.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     sections = [load_section(path) for path in folders]
-    page = templates.get_template("gallery.html").render(
-        sections=sections, not_begun=not_begun(folder)
+    studies = "study" if len(sections) == 1 else "studies"
+    return write_page(
+        folder,
+        "studies.html",
+        title="hessblocks: figures and tables reproduced",
+        heading="Figures and tables reproduced",
+        headline=f"{len(sections)} {studies}, each beside what was published or expected.",
+        sections=sections,
+        not_begun=not_begun(folder),
     )
-    write_text(folder / "report.html", page)
-    return folder / "report.html"
 
 
 def missing_lines(folder: Path) -> list[str]:

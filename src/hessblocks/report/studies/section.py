@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import RunError
-from hessblocks.figures import write_study_figure
+from hessblocks.figures import Figure, draw, read_figure, write_picture
 from hessblocks.report.studies.against_published import Difference, differences
+from hessblocks.report.templates import inlined
 
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 """What is written of a check."""
@@ -52,6 +52,13 @@ class StudySection:
     def checks(self) -> list[dict[str, str]]:
         """Rows of the table of facts."""
         return [{**check, "verdict": VERDICTS[check["holds"]]} for check in self.summary["checks"]]
+
+    @property
+    def facts(self) -> list[list[str]]:
+        """The checks as cells of a table."""
+        return [
+            [check[one] for one in ("fact", "expected", "ours", "verdict")] for check in self.checks
+        ]
 
     @property
     def tally(self) -> str:
@@ -103,17 +110,20 @@ def load_section(folder: Path) -> StudySection:
     Raises:
         RunError: a file is missing or damaged.
     """
-    pictures = write_study_figure(folder)
-    figure = read_json(folder / "figure.json")
+    figure = read_figure(folder / "figure.json")
     return StudySection(
         name=read_json(folder / "summary.json")["study"],
         summary=read_json(folder / "summary.json"),
         config=read_json(folder / "config.json"),
         environment=read_json(folder / "environment.json"),
-        caption=figure["caption"],
+        caption=figure.caption,
         differences=tuple(differences(figure)),
-        picture=base64.b64encode(pictures[0].read_bytes()).decode("ascii") if pictures else "",
+        picture=inlined(_drawn(figure, folder)) if figure.panels else "",
     )
+
+
+def _drawn(figure: Figure, folder: Path) -> Path:
+    return write_picture(draw(figure), folder / "figures", folder.name)
 
 
 def read_json(path: Path) -> dict[str, Any]:

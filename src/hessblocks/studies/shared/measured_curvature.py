@@ -12,6 +12,7 @@ from torch import nn
 from hessblocks.curvature import Hessian, ParameterGroup, Problem, group_norms, parameter_groups
 from hessblocks.data import Corpus
 from hessblocks.linalg import Estimate, jensen_shannon_distance, spectral_density
+from hessblocks.statistics import ends, variance
 from hessblocks.storage import Row
 
 MATRICES = ("query", "key", "value", "projection", "mlp_in", "mlp_out")
@@ -75,23 +76,18 @@ def curvature_rows(model: nn.Module, corpus: Corpus, probe: Probe) -> list[Row]:
 
 def _unevenness(norms: Mapping[str, Estimate]) -> list[Row]:
     """Heterogeneity and spread, with errors from those of the norms."""
-    positive = [norm for norm in norms.values() if norm.value > 0]
-    if len(positive) < 2:
+    found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
+    logs = [math.log10(norm.value) for norm in norms.values() if norm.value > 0]
+    if found is None or len(logs) < 2:
         return []
-    largest = max(positive, key=lambda norm: norm.value)
-    smallest = min(positive, key=lambda norm: norm.value)
-    ratio = largest.value / smallest.value
-    logs = [math.log10(norm.value) for norm in positive]
-    mean = sum(logs) / len(logs)
-    spread = math.sqrt(sum((each - mean) ** 2 for each in logs) / (len(logs) - 1))
     return [
         {
             "quantity": HETEROGENEITY,
-            "value": ratio,
-            "standard_error": ratio * math.hypot(largest.relative_error, smallest.relative_error),
+            "value": found.ratio,
+            "standard_error": found.standard_error,
             "method": "estimate",
         },
-        {"quantity": SPREAD, "value": spread, "method": "estimate"},
+        {"quantity": SPREAD, "value": math.sqrt(variance(logs)), "method": "estimate"},
     ]
 
 

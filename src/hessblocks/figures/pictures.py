@@ -1,0 +1,48 @@
+"""Pictures as files: each figure as png and svg, the same bytes for the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from PIL import Image
+
+from hessblocks.figures.style import MATPLOTLIB, RESOLUTION
+from hessblocks.storage import atomic_path
+
+COLOURS = 255
+"""Colours of a png: enough for a colour scale, and a file a third as large."""
+
+
+def write_picture(figure: Figure, folder: Path, name: str) -> Path:
+    """Write a drawn figure to `folder` as <name>.png and <name>.svg.
+
+    Args:
+        figure: of matplotlib.
+        folder: made when missing.
+        name: without suffix.
+
+    Returns:
+        The path of the png; that of the svg differs in its suffix.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    path = folder / f"{name}.png"
+    with mpl.rc_context(dict(MATPLOTLIB)):
+        figure.set_dpi(RESOLUTION)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+        with atomic_path(path) as temporary:
+            few = image.quantize(COLOURS, dither=Image.Dither.NONE)
+            few.save(temporary, dpi=(RESOLUTION, RESOLUTION), optimize=True)
+        figure.set_layout_engine("none")  # places are settled; the svg need not find them again
+        with atomic_path(path.with_suffix(".svg")) as temporary:
+            FigureCanvasSVG(figure)
+            figure.savefig(temporary, metadata={"Date": None, "Creator": None})
+    return path

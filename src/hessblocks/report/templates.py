@@ -1,0 +1,42 @@
+"""Pages of HTML that need no other file and no network: one environment for all templates."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from hessblocks.storage import write_text
+
+
+def write_page(folder: Path, template: str, **content: Any) -> Path:
+    """Write report.html of a folder; everything that is not marked as safe is escaped.
+
+    Args:
+        folder: of the results.
+        template: name of the page's template, which fills the blocks of base.html.
+        **content: what the template shows, with `title`, `heading` and `headline`.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    templates = Environment(
+        loader=PackageLoader("hessblocks.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    write_text(folder / "report.html", templates.get_template(template).render(content))
+    return folder / "report.html"
+
+
+def inlined(picture: Path) -> str:
+    """A png file in base64, to stand inside the page."""
+    return base64.b64encode(picture.read_bytes()).decode("ascii")

@@ -1,0 +1,60 @@
+"""Means and their standard errors s / √n, with s the sample standard deviation of n values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+Total = Callable[[Iterable[float]], float]
+"""Adds values up: `sum` in their order, as studies have stored them, or `math.fsum` exactly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """A mean over seeds."""
+
+    value: float
+    """The mean over the seeds with a finite value."""
+    standard_error: float | None
+    """Over seeds where there are several; else that of the one measurement, if it has one."""
+    seeds: int
+    """How many seeds had a finite value."""
+
+
+def mean_and_error(values: Sequence[float], total: Total = sum) -> tuple[float, float]:
+    """Mean and its standard error; the error of a single value, or beside one that is not finite, is nan.
+
+    Args:
+        values: at least one.
+        total: how they are added up.
+    """
+    mean = total(values) / len(values)
+    if len(values) < 2 or not math.isfinite(mean):
+        return mean, math.nan
+    return mean, (variance(values, total) / len(values)) ** 0.5
+
+
+def variance(values: Sequence[float], total: Total = sum) -> float:
+    """Sample variance Σ (x − x̄)² / (n − 1) of n ≥ 2 finite values."""
+    mean = total(values) / len(values)
+    return total((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def average(values: Iterable[float], own_error: float | None = None) -> Average | None:
+    """The mean of the finite values with its standard error.
+
+    Args:
+        values: one value a seed.
+        own_error: standard error of the measurement itself, used where there is one seed.
+
+    Returns:
+        The mean; None where no value is finite.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    mean, error = mean_and_error(finite, math.fsum)
+    if len(finite) == 1:
+        return Average(value=mean, standard_error=own_error, seeds=1)
+    return Average(value=mean, standard_error=error, seeds=len(finite))
