@@ -17,8 +17,8 @@ import torch
 from benchmarks.attention_hessian import estimated_norms
 from hessblocks.data import addition_batch
 from hessblocks.studies import run_study
-from hessblocks.studies.engine import Settings, number, seed_of, whole
-from hessblocks.studies.hessian_paper.fig3a import settings
+from hessblocks.studies.engine import seed_of
+
 from hessblocks.studies.shared import GROUPS, addition_model
 
 SCALE = "laptop"

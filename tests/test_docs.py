@@ -10,9 +10,9 @@ import pytest
 
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError
-from hessblocks.studies.engine.catalogue import names
-from hessblocks.studies.engine.runner import run_studies
+from hessblocks.studies.catalogue import names
 from hessblocks.studies.engine.store import POINTS
+from hessblocks.studies.runner import run_studies
 from tests.report.folders import Folder
 
 ROOT = Path(__file__).parents[1]

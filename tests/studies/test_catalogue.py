@@ -9,10 +9,10 @@ import pytest
 from hessblocks.errors import ArgumentError
 from hessblocks.figures import draw, read_figure, write_picture
 from hessblocks.report.studies.page import write_gallery
-from hessblocks.studies.engine.catalogue import find, names
-from hessblocks.studies.engine.point import canonical
-from hessblocks.studies.engine.runner import run_studies, run_study
+from hessblocks.studies.catalogue import find, names
+from hessblocks.studies.engine.point import canonical, plain
 from hessblocks.studies.engine.study import SCALES
+from hessblocks.studies.runner import run_studies, run_study
 
 QUICK = ("heatmap", "fig3a", "fig3b", "histograms", "deep-softmax", "deep-linear", "mlp", "sigma-linear", "one-matrix")  # fmt: skip
 
@@ -29,7 +29,7 @@ def test_a_study_says_what_it_is_and_its_points_differ(name: str) -> None:
         assert len({point.key for point in points}) == len(points) > 0
         sizes.append(len(points))
         more = study.points(scale, seeds=2)
-        assert len({canonical(dict(point.settings)) for point in more}) == len(more)
+        assert len({canonical(plain(point.settings)) for point in more}) == len(more)
     assert sizes == sorted(sizes)
 
 

@@ -82,7 +82,7 @@ def kill_a_worker(seen: list[int]) -> None:
 
 
 def test_a_worker_killed_from_outside_changes_no_number(tmp_path: Path, cluster: str) -> None:
-    points = [{"number": number, "pause": 0.7} for number in range(4)]
+    points = [toy.ToySettings(number=number, pause=0.7) for number in range(4)]
     killed: list[int] = []
     killer = threading.Thread(target=kill_a_worker, args=(killed,))
     killer.start()
@@ -111,8 +111,8 @@ def test_the_command_on_a_cluster_gives_what_it_gives_here(
 def test_the_cluster_gives_what_this_process_gives_though_a_worker_dies(
     tmp_path: Path, cluster: str
 ) -> None:
-    dying = {"number": 9, "die": str(tmp_path / "mark")}
-    points = [dying, *({"number": number} for number in range(4))]
+    dying = toy.ToySettings(number=9, die=str(tmp_path / "mark"))
+    points = [dying, *(toy.ToySettings(number=number) for number in range(4))]
     there = toy.run(tmp_path / "there", points, ray=cluster)
     assert there.retried == 1
     assert there.rows == toy.run(tmp_path / "here", points).rows
@@ -120,7 +120,7 @@ def test_the_cluster_gives_what_this_process_gives_though_a_worker_dies(
 
 def test_a_point_that_no_machine_can_take_is_refused(tmp_path: Path, cluster: str) -> None:
     with pytest.raises(RunError, match="no machine of the cluster has the 1 cores and 3"):
-        toy.run(tmp_path, [{"number": 1}], ray=cluster, gpus=3)
+        toy.run(tmp_path, [toy.ToySettings(number=1)], ray=cluster, gpus=3)
 
 
 def test_an_address_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
 
 
 def test_a_cluster_that_goes_away_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
-    points = [{"number": number, "pause": 0.1 + 10 * (number > 1)} for number in range(6)]
+    points = [toy.ToySettings(number=number, pause=0.1 + 10 * (number > 1)) for number in range(6)]
     with started() as (address, head):
         stop = threading.Thread(target=stop_when_stored, args=(tmp_path, head))
         stop.start()

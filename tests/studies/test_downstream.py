@@ -15,9 +15,9 @@ from hessblocks.storage.tables import Row
 from hessblocks.studies.blocks_paper import finetuning as downstream
 from hessblocks.studies.blocks_paper import masked_lm
 from hessblocks.studies.blocks_paper.finetuning import ACCURACY, FRESH, PUBLISHED_SCORES
-from hessblocks.studies.engine.catalogue import find
-from hessblocks.studies.engine.runner import run_study
+from hessblocks.studies.catalogue import find
 from hessblocks.studies.engine.study import Check
+from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.step_times import STEP_TIME
 from hessblocks.studies.shared.trained_points import LOSS
 from tests.data.library import write_library
@@ -68,7 +68,7 @@ def test_a_study_runs_is_summed_up_from_any_part_and_drawn(finished: Path, name:
 
 def test_downstream_takes_the_models_that_masked_lm_pretrained(finished: Path) -> None:
     (pretraining, tuning) = (
-        next(p for p in find(name).points("smoke", 1) if p.settings["variant"] == "sas-p")
+        next(p for p in find(name).points("smoke", 1) if p.settings.variant == "sas-p")
         for name in NAMES
     )
     assert masked_lm.pretraining(pretraining.settings) == masked_lm.pretraining(tuning.settings)
@@ -104,7 +104,7 @@ def test_a_point_that_was_killed_is_measured_again_to_the_same_numbers(
         with pytest.raises(RunError, match="killed half-way"):
             run_study(name, out=tmp_path, scale="smoke", seeds=1)
     points = study.points("smoke", 1)
-    kept = [point for point in points if point.settings["variant"] in ("all", FRESH)]
+    kept = [point for point in points if point.settings.variant in ("all", FRESH)]
     result = run_study(name, out=tmp_path, scale="smoke", seeds=1)
     assert result.measured == len(points) - len(kept) > 0
     timed = {STEP_TIME, "answer_time"}

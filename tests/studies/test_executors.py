@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.storage.tables import Row, Scalar
+from hessblocks.storage.tables import Row
 from hessblocks.studies.engine.point import Point
 from hessblocks.studies.engine.store import POINTS, read
 from hessblocks.studies.engine.workers import LocalProcesses
@@ -20,12 +20,12 @@ from tests.studies import toy
 
 def stored(folder: Path, points: int = 12) -> list[dict]:
     made = [toy.point(each) for each in toy.settings("smoke", points)]
-    return read(folder).rows(made)
+    return read(folder).progress(made).rows
 
 
 def test_local_processes_give_what_this_process_gives_though_one_dies(tmp_path: Path) -> None:
-    points = [{"number": number} for number in range(5)]
-    dying = {"number": 5, "die": str(tmp_path / "mark")}
+    points = [toy.ToySettings(number=number) for number in range(5)]
+    dying = toy.ToySettings(number=5, die=str(tmp_path / "mark"))
     there = toy.run(tmp_path / "there", [dying, *points], workers=2)
     assert there.retried == 1
     here = toy.run(tmp_path / "here", [dying, *points])
@@ -47,21 +47,27 @@ def test_a_point_that_kills_every_worker_fails_and_the_others_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hessblocks.studies.engine.executors.MOST_ATTEMPTS", 2)
-    points = [{"number": 0, "die_always": True}, {"number": 1}, {"number": 2}]
+    points = [
+        toy.ToySettings(number=0, die_always=True),
+        toy.ToySettings(number=1),
+        toy.ToySettings(number=2),
+    ]
     with pytest.raises(RunError, match=r"1 point\(s\) failed.*died 2 times"):
         toy.run(tmp_path, points, workers=1)
     assert len(read(tmp_path)) == 2
 
 
 def test_an_error_in_a_point_is_told_with_its_settings(tmp_path: Path) -> None:
-    points = [{"number": 7, "fail": "no such thing"}, {"number": 1}]
+    points = [toy.ToySettings(number=7, fail="no such thing"), toy.ToySettings(number=1)]
     with pytest.raises(RunError, match=r"\(number 7.*no such thing"):
         toy.run(tmp_path, points)
     assert len(read(tmp_path)) == 1
 
 
 def test_what_is_dropped_is_not_taken_for_what_comes_next() -> None:
-    first, second = ([toy.point({"number": n, "pause": 0.2}) for n in r] for r in ((0, 1), (2, 3)))
+    first, second = (
+        [toy.point(toy.ToySettings(number=n, pause=0.2)) for n in r] for r in ((0, 1), (2, 3))
+    )
     crew = LocalProcesses(2)
     try:
         dropped = crew.outcomes(toy.measure, first)
@@ -73,7 +79,7 @@ def test_what_is_dropped_is_not_taken_for_what_comes_next() -> None:
     assert sorted(found, key=lambda point: point.key) == sorted(second, key=lambda point: point.key)
 
 
-def seen_device(settings: Mapping[str, Scalar]) -> list[Row]:
+def seen_device(settings: toy.ToySettings) -> list[Row]:
     """The accelerator that a worker sees, and the worker."""
     time.sleep(0.2)
     return [{"device": os.environ["CUDA_VISIBLE_DEVICES"], "process": os.getpid()}]
@@ -81,7 +87,7 @@ def seen_device(settings: Mapping[str, Scalar]) -> list[Row]:
 
 def test_points_that_need_an_accelerator_have_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hessblocks.studies.engine.workers.accelerators", lambda: ["4", "6"])
-    points = [toy.point({"number": number}, gpus=1) for number in range(6)]
+    points = [toy.point(toy.ToySettings(number=number), gpus=1) for number in range(6)]
     crew = LocalProcesses(3)
     try:
         rows = [outcome.rows[0] for outcome in crew.outcomes(seen_device, points)]
@@ -134,11 +140,19 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
 
 
 def test_keys_tell_points_apart() -> None:
-    base = Point(study="toy", settings={"sigma": 0.1, "seed": 1})
-    assert base.key == Point(study="toy", settings={"seed": 1, "sigma": 0.1}).key
+    one, other = toy.ToySettings(number=1, pause=0.1), toy.ToySettings(number=2, pause=0.1)
+    base = Point(study="toy", settings=one)
+    assert base.key == Point(study="toy", settings=toy.ToySettings(pause=0.1, number=1)).key
     others = [
-        Point(study="toy", settings={"sigma": 0.1, "seed": 2}),
-        Point(study="toy", settings={"sigma": 0.1 + 1e-16, "seed": 1}, revision=2),
-        Point(study="tow", settings={"sigma": 0.1, "seed": 1}),
+        Point(study="toy", settings=other),
+        Point(study="toy", settings=replace(one, pause=0.1 + 1e-16), revision=2),
+        Point(study="tow", settings=one),
     ]
     assert len({base.key, *(other.key for other in others)}) == 4
+
+
+def test_a_key_is_plain_names_and_values() -> None:
+    """Stores on disk hold these texts."""
+    point = Point(study="toy", settings=toy.ToySettings(number=1, pause=0.5), revision=2)
+    assert point.key == '{"revision":2,"settings":{"number":1,"pause":0.5},"study":"toy"}'
+    assert point.label == "number 1, pause 0.5"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hessblocks.report.studies.page import write_gallery
-from hessblocks.studies.engine.catalogue import names
-from hessblocks.studies.engine.runner import run_studies
+from hessblocks.studies.catalogue import names
+from hessblocks.studies.runner import run_studies
 from tests.report.browser import chromium, open_page
 
 

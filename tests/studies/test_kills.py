@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.studies.engine.catalogue import names
+from hessblocks.studies.catalogue import names
 from hessblocks.studies.engine.store import POINTS
 from tests.studies import toy
 from tests.studies.kills import differences, killed_and_finished, reproduce, stored

@@ -1,6 +1,7 @@
 """The studies' numbers against dense autodiff, closed forms and the authors' data."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hessblocks.studies.hessian_paper import fig3a, one_matrix
 from hessblocks.studies.hessian_paper import linear_mlp as mlp
 from hessblocks.studies.hessian_paper.heatmap import cell_means
 from hessblocks.studies.shared.addition_model import addition_model, one_hot_squares
-from hessblocks.studies.shared.growth_points import GROUPS, measure_growth
+from hessblocks.studies.shared.growth_points import GROUPS, GrowthSettings, measure_growth
 from hessblocks.studies.shared.growth_summary import averaged, by_curve
 
 BATCH = addition_batch(3, seed=1)
@@ -63,9 +64,9 @@ def test_exact_norms_of_the_last_layer_are_those_of_dense_autodiff(
 
 @pytest.mark.parametrize("sigma", [0.01, 0.1, 1.0, 10.0])
 def test_single_precision_is_double_precision_to_a_thousandth(sigma: float) -> None:
-    (point,) = fig3a.settings("laptop", 1)[:1]
-    small = {**point, "width": 32, "sums": 8, "sigma": sigma}
-    single, double = (measure_growth({**small, "precision": p}) for p in ("float32", "float64"))
+    (point,) = fig3a.STUDY.settings("laptop", 1)[:1]
+    small = replace(point, width=32, sums=8, sigma=sigma)
+    single, double = (measure_growth(replace(small, precision=p)) for p in ("float32", "float64"))
     for one, other in zip(single, double, strict=True):
         assert one["value"] == pytest.approx(other["value"], rel=1e-3)
         assert (one["value"] != other["value"]) == bool(other["value"])
@@ -95,15 +96,11 @@ def test_estimates_of_earlier_layers_are_within_three_errors_of_dense_autodiff(
     monkeypatch.setattr(
         "hessblocks.studies.shared.growth_points.addition_batch", lambda *_, **__: BATCH
     )
-    shared = {
-        "study": "x",
-        "precision": "float64",
-        "sums": 3,
-        "sigma": 0.5,
-        "seed": 0,
-        "probes": 24,
-    }
-    rows = measure_growth({**shared, "block": block, "loss": loss, "layers": 2, "width": 6})
+    settings = GrowthSettings(
+        study="x", block=block, loss=loss, layers=2, width=6, sums=3, sigma=0.5, seed=0, probes=24,
+        precision="float64",
+    )  # fmt: skip
+    rows = measure_growth(settings)
     first = {row["group"]: row for row in rows if row["layer"] == 0 and row["part"] == "full"}
     for group in GROUPS:
         truth = float(dense_hessian(model, f"model.layers.0.attention.{group}.weight", loss).norm())
@@ -182,7 +179,9 @@ def test_cells_are_means_of_logarithms() -> None:
 @pytest.mark.slow
 def test_the_paper_scale_of_figure_3a_agrees_with_the_authors_data() -> None:
     """At least 90 % of the means within 3 joint standard errors (released results of the paper)."""
-    rows = [row for settings in fig3a.settings("paper", None) for row in measure_growth(settings)]
+    rows = [
+        row for settings in fig3a.STUDY.settings("paper", None) for row in measure_growth(settings)
+    ]
     theirs = by_curve(fig3a.published())
     agree = []
     for curve, members in by_curve(rows).items():

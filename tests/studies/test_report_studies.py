@@ -8,8 +8,8 @@ import pytest
 
 from hessblocks.cli.app import main
 from hessblocks.storage.locks import held
-from hessblocks.studies.engine.runner import run_studies
 from hessblocks.studies.engine.store import POINTS
+from hessblocks.studies.runner import run_studies
 
 STUDIES = ("mlp", "histograms", "fig3b")
 

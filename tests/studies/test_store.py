@@ -12,7 +12,7 @@ from hessblocks.studies.engine.point import Outcome
 from hessblocks.studies.engine.store import DAMAGED, POINTS, opened, read
 from tests.studies import toy
 
-TOY_POINTS = [toy.point({"number": number}) for number in range(4)]
+TOY_POINTS = [toy.point(toy.ToySettings(number=number)) for number in range(4)]
 
 
 def fill(folder: Path, count: int = 3) -> None:
@@ -25,17 +25,15 @@ def test_what_was_added_is_read_back(tmp_path: Path) -> None:
     fill(tmp_path)
     store = read(tmp_path)
     assert len(store) == 3
-    assert TOY_POINTS[2] in store
-    assert TOY_POINTS[3] not in store
-    assert store.rows(TOY_POINTS) == [
-        row for p in TOY_POINTS[:3] for row in toy.measure(p.settings)
-    ]
-    assert store.seconds(TOY_POINTS) == 3.0
+    progress = store.progress(TOY_POINTS)
+    assert progress.missing == [TOY_POINTS[3]]
+    assert progress.rows == [row for p in TOY_POINTS[:3] for row in toy.measure(p.settings)]
+    assert progress.seconds == 3.0
 
 
 def test_rows_come_in_the_order_of_the_points_asked_for(tmp_path: Path) -> None:
     fill(tmp_path)
-    assert [row["number"] for row in read(tmp_path).rows(TOY_POINTS[::-1])] == [2, 1, 0]
+    assert [row["number"] for row in read(tmp_path).progress(TOY_POINTS[::-1]).rows] == [2, 1, 0]
 
 
 def damage_byte(lines: list[bytes]) -> list[bytes]:
@@ -65,7 +63,7 @@ def test_a_damaged_line_is_kept_aside_and_its_point_redone(tmp_path: Path, damag
     with pytest.warns(UserWarning, match="1 damaged line"), opened(tmp_path) as store:
         assert len(store) == 2
     assert (tmp_path / DAMAGED).read_bytes().splitlines() == bad
-    missing = [point for point in TOY_POINTS[:3] if point not in read(tmp_path)]
+    missing = read(tmp_path).progress(TOY_POINTS[:3]).missing
     assert len(missing) == 1
     with opened(tmp_path) as store:  # no second warning: the store is clean
         rows = tuple(toy.measure(missing[0].settings))

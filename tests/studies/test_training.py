@@ -13,20 +13,21 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import load_corpus
 from hessblocks.models.build import build
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.catalogue import find, names
-from hessblocks.studies.engine.runner import run_study
+from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.study import SCALES, Scale
 from hessblocks.studies.our_questions import adaptivity, simplification
+from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared import texts
 from hessblocks.studies.shared import trained_points as trained
 from hessblocks.studies.shared.step_times import STEP_TIME
 from hessblocks.studies.shared.trained_points import (
     LOSS,
     SMOKE,
+    TrainedSettings,
+    every_run,
     run_settings,
     train,
     train_point,
-    trained_settings,
 )
 from hessblocks.studies.shared.trained_summary import (
     close_check,
@@ -141,7 +142,7 @@ def test_curvature_is_measured_at_every_stage(scale: Scale) -> None:
 
 def test_each_block_and_seed_is_mapped_once_by_adaptivity() -> None:
     points = adaptivity.settings("laptop", 2)
-    mapped = [(p["variant"], p["seed"]) for p in points if p["curvature"]]
+    mapped = [(p.variant, p.seed) for p in points if p.curvature]
     assert len(mapped) == len(set(mapped)) == 2 * len(adaptivity.PRESETS)
 
 
@@ -212,9 +213,9 @@ def test_a_block_has_one_name_at_both_depths() -> None:
 def test_paper_scale_has_the_published_text_and_steps() -> None:
     for name in TRAINED:
         (points, *_) = find(name).settings("paper", 1)
-        assert points["data"] == "hub:codeparrot", name
-    assert find("longer").settings("paper", 1)[0]["steps"] == 120_000
-    assert find("skipless").settings("paper", 1)[0]["steps"] == 43_000
+        assert points.size.data == "hub:codeparrot", name
+    assert find("longer").settings("paper", 1)[0].size.steps == 120_000
+    assert find("skipless").settings("paper", 1)[0].size.steps == 43_000
 
 
 def test_a_preset_that_an_optimiser_cannot_train_is_named() -> None:
@@ -235,7 +236,9 @@ def test_a_preset_that_an_optimiser_cannot_train_is_named() -> None:
 
 
 def test_a_points_settings_are_those_of_its_run() -> None:
-    (settings,) = trained_settings("x", ["sas"], SMOKE, 1, optimiser="sgd", decay="cosine")
+    (settings,) = every_run(
+        TrainedSettings, "x", ["sas"], SMOKE, 1, optimiser="sgd", decay="cosine"
+    )
     found = run_settings(settings)
     assert found.model == ModelSettings(depth=2, width=32, heads=2, mlp_width=128, context=32)
     assert found.training == TrainingSettings(
@@ -246,10 +249,10 @@ def test_a_points_settings_are_those_of_its_run() -> None:
 
 
 def test_runs_repeat_to_the_last_digit(corpus: Corpus) -> None:
-    (settings,) = trained_settings("x", ["sas"], SMOKE, 1)
-    short = {**settings, "steps": 4}
+    (settings,) = every_run(TrainedSettings, "x", ["sas"], SMOKE, 1)
+    short = replace(settings, size=replace(settings.size, steps=4))
     assert train_point(short) == train_point(short)
-    assert train_point(short) != train_point({**short, "seed": 1})
+    assert train_point(short) != train_point(replace(short, seed=1))
 
 
 LOSSES = {

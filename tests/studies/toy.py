@@ -4,39 +4,54 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hessblocks.errors import RunError
 from hessblocks.figures.figure import Figure
-from hessblocks.storage.tables import Row, Scalar
+from hessblocks.storage.tables import Row
 from hessblocks.studies.engine.point import Point
 from hessblocks.studies.engine.reporter import Silent
-from hessblocks.studies.engine.runner import StudyResult, executor, measure_study
-from hessblocks.studies.engine.study import Settings, Study, Summary
+from hessblocks.studies.engine.study import Rows, Study, Summary
+from hessblocks.studies.runner import StudyResult, executor, measure_study
 
 
-def settings(scale: str, seeds: int | None) -> list[Settings]:
-    return [{"number": number, "pause": 0.02} for number in range(seeds or 12)]
+@dataclass(frozen=True, kw_only=True)
+class ToySettings:
+    """A point that squares a number."""
+
+    number: int
+    """What is squared."""
+    pause: float | None = None
+    """Seconds before it."""
+    fail: str | None = None
+    """Message of the error that it ends with."""
+    die: str | None = None
+    """A file that is there after the first attempt, which dies."""
+    die_always: bool | None = None
+    """Whether every attempt dies."""
 
 
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
-    """Squares; `die` names a file that is there after the first attempt, `fail` a message."""
-    time.sleep(float(settings.get("pause") or 0))
-    if settings.get("fail"):
-        raise RunError(str(settings["fail"]))
-    mark = settings.get("die")
-    if mark and not Path(str(mark)).exists():
-        Path(str(mark)).touch()
+def settings(scale: str, seeds: int | None) -> list[ToySettings]:
+    return [ToySettings(number=number, pause=0.02) for number in range(seeds or 12)]
+
+
+def measure(settings: ToySettings) -> list[Row]:
+    """Squares."""
+    time.sleep(settings.pause or 0)
+    if settings.fail:
+        raise RunError(settings.fail)
+    if settings.die and not Path(settings.die).exists():
+        Path(settings.die).touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    if settings.get("die_always"):
+    if settings.die_always:
         os.kill(os.getpid(), signal.SIGKILL)
-    number = settings["number"]
-    assert isinstance(number, int)
+    number = settings.number
     return [{"number": number, "square": number**2, "root": number**0.5}]
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     return Summary(figure=Figure(title="squares", caption="", panels=()), checks=())
 
 
@@ -45,6 +60,7 @@ STUDY = Study(
     title="squares",
     source="nowhere",
     published="They are squares.",
+    kind=ToySettings,
     settings=settings,
     measure=measure,
     summarise=summarise,
@@ -54,7 +70,7 @@ STUDY = Study(
 
 def run(
     folder: Path,
-    points: Sequence[Settings] | int = 12,
+    points: Sequence[ToySettings] | int = 12,
     workers: int | None = None,
     ray: str | None = None,
     gpus: float = 0,
@@ -68,7 +84,7 @@ def run(
         )
 
 
-def point(settings: Settings, gpus: float = 0) -> Point:
+def point(settings: ToySettings, gpus: float = 0) -> Point:
     return Point(study="toy", settings=settings, gpus=gpus)
 
 

@@ -1,1 +1,14 @@
 """The figures and tables of "Simplifying Transformer Blocks"."""
+
+STUDIES = {
+    "skipless": "skipless",
+    "restrict-updates": "restrict_updates",
+    "gains": "gain_trajectories",
+    "speed": "speed",
+    "depth": "depth",
+    "masked-lm": "masked_lm",
+    "downstream": "finetuning",
+    "longer": "longer",
+    "ablations": "ablations",
+}
+"""Name → module of this room that holds the study as `STUDY`, in the paper's order."""

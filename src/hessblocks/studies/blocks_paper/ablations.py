@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from hessblocks.figures import Figure, mean_and_error
-from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Check, Scale, Settings, Study, Summary, word
+from hessblocks.storage import Row
+from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (
     MLP_GAINS,
     SEEDS,
     SIZES,
-    TRAINED_COLUMNS,
-    TRAINED_REVISION,
     Losses,
+    TrainedSettings,
     close_check,
+    every_run,
     final_losses,
-    loss_table,
+    finite,
+    loss_summary,
     places_panel,
     slower_check,
     train_point,
-    trained_settings,
+    trained_study,
 )
 
 INITIALS = ("normal values", "orthogonal values", "tied values", "identity values")
@@ -37,79 +35,64 @@ COSINE = ("pre-ln", "sas")
 """Variants that are trained with a cosine decay too."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+def settings(scale: Scale, seeds: int | None) -> list[TrainedSettings]:
     """Points of a scale."""
-    size, count = SIZES[scale], seeds or SEEDS[scale]
-    linear = trained_settings("ablations", VARIANTS, size, count, decay="linear")
-    return linear + trained_settings("ablations", COSINE, size, count, decay="cosine")
+    return [
+        point
+        for decay, variants in (("linear", VARIANTS), ("cosine", COSINE))
+        for point in every_run(
+            TrainedSettings,
+            "ablations",
+            variants,
+            SIZES[scale],
+            seeds or SEEDS[scale],
+            decay=decay,
+        )
+    ]
 
 
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: TrainedSettings) -> list[Row]:
     """Train one model; a cosine decay is part of the variant's name."""
-    cosine = settings["decay"] == "cosine"
-    name = f"{word(settings, 'variant')}, cosine" if cosine else settings["variant"]
+    name = settings.variant + (", cosine" if settings.decay == "cosine" else "")
     return [{**row, "variant": name} for row in train_point(settings)]
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """Final losses, and the appendix's facts."""
     losses = final_losses(rows)
-    finite = {
-        name: mean_and_error(list(runs.values()))
-        for name, runs in losses.items()
-        if max(runs.values()) < float("inf")
-    }
     label = "final validation loss (nats per token)"
-    panel = places_panel({"final loss": finite}, label, bars=False)
-    return Summary(
-        figure=Figure(
-            title="What the details are worth",
-            caption=(
-                "The rows of values are skipless blocks with freely trainable values and projections from "
-                "that initial value. Python source; mean over seeds, bars are its standard errors."
-            ),
-            panels=(panel,) if finite else (),
+    shown = finite(losses)
+    return loss_summary(
+        rows,
+        title="What the details are worth",
+        caption=(
+            "The rows of values are skipless blocks with freely trainable values and projections from "
+            "that initial value."
         ),
-        checks=tuple(_checks(losses)),
-        tables={"losses": loss_table(losses, rows)},
+        panels=[places_panel({"final loss": shown}, label, bars=False)] if shown else [],
+        checks=_checks(losses),
     )
 
 
 def _checks(losses: Losses) -> list[Check]:
-    return [
-        *(
-            close_check(
-                losses,
-                name,
-                f"{name}, cosine",
-                0.0,
-                f"linear decay is no worse than cosine ({name})",
-            )
-            for name in COSINE
-        ),
-        slower_check(
-            losses,
-            "pre-ln, identity values",
-            "pre-ln",
-            "identity values beside an attention skip hurt",
-        ),
-        slower_check(
-            losses,
+    no_worse = "linear decay is no worse than cosine"
+    slower = (
+        ("pre-ln, identity values", "pre-ln", "identity values beside an attention skip hurt"),
+        (
             "sas, no MLP skip",
             "sas",
             "removing the MLP skip of the sequential block slows training",
         ),
-        slower_check(
-            losses,
-            "sas, no first values",
-            "sas",
-            "the first layer's values are worth keeping",
-        ),
+        ("sas, no first values", "sas", "the first layer's values are worth keeping"),
+    )
+    return [
+        *(close_check(losses, n, f"{n}, cosine", 0.0, f"{no_worse} ({n})") for n in COSINE),
+        *(slower_check(losses, slow, fast, fact) for slow, fast, fact in slower),
     ]
 
 
-STUDY = Study(
-    name="ablations",
+STUDY = trained_study(
+    "ablations",
     title="decay, MLP gain, initial values, first values, MLP skip",
     source="Simplified blocks, appendix",
     published=(
@@ -119,7 +102,4 @@ STUDY = Study(
     settings=settings,
     measure=measure,
     summarise=summarise,
-    columns=TRAINED_COLUMNS,
-    revision=TRAINED_REVISION,
-    gpus=1,
 )

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hessblocks.figures import Figure
-from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Scale, Settings, Study, Summary, word
+from hessblocks.storage import Row
+from hessblocks.studies.engine import Rows, Scale, Summary
 from hessblocks.studies.shared import (
     SEEDS,
     SIZES,
-    TRAINED_COLUMNS,
-    TRAINED_REVISION,
+    TrainedSettings,
     close_check,
+    every_run,
     final_losses,
     loss_panel,
-    loss_table,
+    loss_summary,
     train_point,
-    trained_settings,
+    trained_study,
 )
-from hessblocks.training import RunSize
 
 BLOCKS = ("pre-ln", "sas", "sas-p")
 DEPTHS: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (3, 12), "paper": (18, 72)}
@@ -28,38 +25,31 @@ CLOSE = 0.05
 """Nats per token that still count as "no slower"."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+def settings(scale: Scale, seeds: int | None) -> list[TrainedSettings]:
     """Points of a scale: MLPs of two widths, at both depths."""
-    points: list[Settings] = []
+    points: list[TrainedSettings] = []
     for depth in DEPTHS[scale]:
-        size = _shallow(SIZES[scale], depth)
-        points += trained_settings("depth", BLOCKS, size, seeds or SEEDS[scale])
+        size = replace(SIZES[scale], depth=depth, mlp_width=2 * SIZES[scale].width)
+        points += every_run(TrainedSettings, "depth", BLOCKS, size, seeds or SEEDS[scale])
     return points
 
 
-def _shallow(size: RunSize, depth: int) -> RunSize:
-    return replace(size, depth=depth, mlp_width=2 * size.width)
-
-
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: TrainedSettings) -> list[Row]:
     """Train one model; its depth is part of the variant's name."""
-    name = f"{word(settings, 'variant')}, {settings['depth']} layers"
+    name = f"{settings.variant}, {settings.size.depth} layers"
     return [{**row, "variant": name} for row in train_point(settings)]
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """Loss curves at each depth, and final losses against pre-ln of the same depth."""
     losses = final_losses(rows)
     depths = sorted({int(name.split(", ")[1].split()[0]) for name in losses})
-    return Summary(
-        figure=Figure(
-            title="Simplified blocks at two depths, one four times the other",
-            caption="MLP of two widths. Python source; mean over seeds, bars are its standard errors.",
-            panels=tuple(
-                loss_panel(_at(rows, depth), BLOCKS, f"{depth} layers") for depth in depths
-            ),
-        ),
-        checks=tuple(
+    return loss_summary(
+        rows,
+        title="Simplified blocks at two depths, one four times the other",
+        caption="MLP of two widths.",
+        panels=[loss_panel(_at(rows, depth), BLOCKS, f"{depth} layers") for depth in depths],
+        checks=[
             close_check(
                 losses,
                 f"{name}, {depth} layers",
@@ -69,30 +59,26 @@ def summarise(rows: Sequence[Row]) -> Summary:
             )
             for depth in depths
             for name in BLOCKS[1:]
-        ),
-        tables={"losses": loss_table(losses, rows)},
+        ],
     )
 
 
-def _at(rows: Sequence[Row], depth: int) -> list[Row]:
+def _at(rows: Rows, depth: int) -> Rows:
     """The rows of one depth, named by their block alone: a block has one colour at every depth."""
     end = f", {depth} layers"
     return [
-        {**row, "variant": word(row, "variant").removesuffix(end)}
+        {**row, "variant": row["variant"].removesuffix(end)}
         for row in rows
-        if word(row, "variant").endswith(end)
+        if row["variant"].endswith(end)
     ]
 
 
-STUDY = Study(
-    name="depth",
+STUDY = trained_study(
+    "depth",
     title="simplified blocks at two depths, one four times the other",
     source="Simplified blocks, Figure 6",
     published="SAS and SAS-P keep the training speed of pre-ln from 18 to 72 layers.",
     settings=settings,
     measure=measure,
     summarise=summarise,
-    columns=TRAINED_COLUMNS,
-    revision=TRAINED_REVISION,
-    gpus=1,
 )

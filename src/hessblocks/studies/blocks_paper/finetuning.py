@@ -6,7 +6,7 @@ At smoke and laptop scale the tasks are stand-ins with labels true by constructi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +14,25 @@ import torch
 from hessblocks.data import TASKS, Task, load_docstrings, make_task
 from hessblocks.figures import Figure, Panel, Series, mean_and_error
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.blocks_paper import masked_lm
-from hessblocks.studies.blocks_paper.masked_lm import ALL, COLUMNS, PRESETS, SEEDS, SIZES
-from hessblocks.studies.engine import Check, Scale, Settings, Study, Summary, number, whole, word
+from hessblocks.studies.blocks_paper.masked_lm import (
+    ALL,
+    COLUMNS,
+    PRESETS,
+    SEEDS,
+    SIZES,
+    MaskedSettings,
+    pretraining,
+    timed,
+)
+from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary
 from hessblocks.studies.shared import (
     PUBLISHED_SPEED,
     Values,
+    curve,
     difference,
+    every_run,
     exceeds,
+    of_quantity,
     shown,
     speed_check,
     speeds,
@@ -74,36 +85,46 @@ TUNINGS: dict[Scale, Tuning] = {
 }
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+@dataclass(frozen=True, kw_only=True)
+class TunedSettings(MaskedSettings):
+    """A point of this study: one block fine-tuned on all tasks, or all blocks in turns."""
+
+    tuning: Tuning | None = None
+    """Fine-tuning; None where all blocks take turns."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[TunedSettings]:
     """A point for each block and seed, the control, and one that times all blocks."""
-    extra: dict[str, Scalar] = dict(vars(TUNINGS[scale]))
-    points = masked_lm.masked_settings(
-        "downstream", (*PRESETS[scale], FRESH), SIZES[scale], seeds or SEEDS[scale], **extra
-    )
-    return [masked_lm.timing_settings("downstream", PRESETS[scale], SIZES[scale]), *points]
+    presets, size = PRESETS[scale], SIZES[scale]
+    blocks, count, tuning = (*presets, FRESH), seeds or SEEDS[scale], TUNINGS[scale]
+    timing = every_run(TunedSettings, "downstream", [ALL], size, 1, presets=",".join(presets))
+    return timing + every_run(TunedSettings, "downstream", blocks, size, count, tuning=tuning)
 
 
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: TunedSettings) -> list[Row]:
     """One block's scores, or the costs of all."""
-    if settings["variant"] == ALL:
-        return masked_lm.timed(settings) + _published_sizes()
-    fresh = settings["variant"] == FRESH
-    made = masked_lm.pretraining(settings, "pre-ln" if fresh else None)
-    corpus = text_of(settings)
+    if settings.tuning is None:
+        return timed(settings) + _published_sizes()
+    fresh = settings.variant == FRESH
+    made = pretraining(settings, "pre-ln" if fresh else None)
+    corpus = text_of(settings.size)
     model = None if fresh else pretrained(made, corpus)
     tuning = Finetuning(
-        epochs=whole(settings, "epochs"),
-        batch_size=whole(settings, "tuning_batch_size"),
-        learning_rate=number(settings, "tuning_rate"),
-        examples=whole(settings, "examples") or None,
-        seed=whole(settings, "seed"),
+        epochs=settings.tuning.epochs,
+        batch_size=settings.tuning.tuning_batch_size,
+        learning_rate=settings.tuning.tuning_rate,
+        examples=settings.tuning.examples or None,
+        seed=settings.seed,
     )
     rows: list[Row] = []
-    for task in tasks(word(settings, "tasks")):
+    for task in tasks(settings.tuning.tasks):
         score = Score(accuracy=None, examples=0, chance=0.0)
         if model is None or not model.diverged:
             score = finetune(made, model.folder if model else None, corpus, task, tuning)
-        rows += _score_rows(settings, task.name, score)
+        shared: Row = {**settings.owner, "task": task.name, "method": "measured"}
+        chance = score.chance if score.examples else None
+        rows.append({**shared, "quantity": ACCURACY, "value": score.accuracy})
+        rows.append({**shared, "quantity": CHANCE, "value": chance})
     return rows
 
 
@@ -116,15 +137,6 @@ def tasks(names: str) -> list[Task]:
         return [load_glue(name) for name in chosen]
     records = load_docstrings()
     return [make_task(name, records) for name in chosen]
-
-
-def _score_rows(settings: Mapping[str, Scalar], task: str, score: Score) -> list[Row]:
-    shared = {name: settings[name] for name in ("study", "variant", "seed")}
-    values = [(ACCURACY, score.accuracy), (CHANCE, score.chance if score.examples else None)]
-    return [
-        {**shared, "task": task, "quantity": quantity, "value": value, "method": "measured"}
-        for quantity, value in values
-    ]
 
 
 def _published_sizes() -> list[Row]:
@@ -148,14 +160,12 @@ Scores = dict[str, dict[Scalar, dict[str, float | None]]]
 """Block → {seed: {task: accuracy in percent, or None}}."""
 
 
-def scores(rows: Sequence[Row]) -> Scores:
+def scores(rows: Rows) -> Scores:
     """The accuracies, in percent."""
     found: Scores = {}
-    for row in rows:
-        if row["quantity"] == ACCURACY:
-            value = None if row["value"] is None else 100 * number(row, "value")
-            runs = found.setdefault(word(row, "variant"), {})
-            runs.setdefault(row["seed"], {})[word(row, "task")] = value
+    for row in of_quantity(rows, ACCURACY):
+        value = None if row["value"] is None else 100 * row["value"]
+        found.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["task"]] = value
     return found
 
 
@@ -175,7 +185,7 @@ def finished(runs: Mapping[Scalar, float]) -> list[float]:
     return [value for value in runs.values() if math.isfinite(value)]
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """The table of the paper's kind, and its facts."""
     found = scores(rows)
     return Summary(
@@ -188,7 +198,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
             ),
             panels=_panels(rows, found),
         ),
-        checks=tuple(_checks(rows, means(found))),
+        checks=_checks(rows, means(found)),
         tables={"downstream": table(rows, found)},
     )
 
@@ -205,7 +215,7 @@ def _about(found: Scores) -> str:
     return "Tasks of GLUE"
 
 
-def table(rows: Sequence[Row], found: Scores) -> list[dict[str, object]]:
+def table(rows: Rows, found: Scores) -> list[dict[str, object]]:
     """One block a row: scores, parameters, speed and memory."""
     average = means(found)
     training, answering = speeds(rows), speeds(rows, "answer_time")
@@ -235,7 +245,7 @@ def table(rows: Sequence[Row], found: Scores) -> list[dict[str, object]]:
     return lines
 
 
-def _panels(rows: Sequence[Row], found: Scores) -> tuple[Panel, ...]:
+def _panels(rows: Rows, found: Scores) -> tuple[Panel, ...]:
     if not found:
         return ()
     names = task_names(found)
@@ -245,15 +255,8 @@ def _panels(rows: Sequence[Row], found: Scores) -> tuple[Panel, ...]:
             [v for each in runs.values() if (v := each.get(task)) is not None] for task in names
         ]
         places = [*per_task, finished(means(found)[block])]
-        kept = [(x, mean_and_error(v)) for x, v in enumerate(places) if v]
-        bars.append(
-            Series(
-                name=block,
-                x=tuple(float(x) for x, _ in kept),
-                y=tuple(mean for _, (mean, _) in kept),
-                error=tuple(error for _, (_, error) in kept),
-            )
-        )
+        kept = [(float(x), *mean_and_error(v)) for x, v in enumerate(places) if v]
+        bars.append(curve(block, kept) if kept else Series(name=block, x=(), y=()))
     panels = [
         Panel(
             title="accuracy", x_label="", y_label="accuracy (%)", kind="bars",
@@ -263,15 +266,15 @@ def _panels(rows: Sequence[Row], found: Scores) -> tuple[Panel, ...]:
     return (*panels, *_speed_panel(rows, found))
 
 
-def _with_chance(rows: Sequence[Row], task: str) -> str:
+def _with_chance(rows: Rows, task: str) -> str:
     """The task, and what answering with the commonest class would score."""
-    for row in rows:
-        if row["quantity"] == CHANCE and row["task"] == task and row["value"] is not None:
-            return f"{task}\n(chance {100 * number(row, 'value'):.0f} %)"
+    for row in of_quantity(rows, CHANCE):
+        if row["task"] == task and row["value"] is not None:
+            return f"{task}\n(chance {100 * row['value']:.0f} %)"
     return task
 
 
-def _speed_panel(rows: Sequence[Row], found: Scores) -> list[Panel]:
+def _speed_panel(rows: Rows, found: Scores) -> list[Panel]:
     """Score above pre-ln's against training speed, ours beside the published ones."""
     average = means(found)
     times = speeds(rows)
@@ -279,20 +282,15 @@ def _speed_panel(rows: Sequence[Row], found: Scores) -> list[Panel]:
     ours = {name: gap for name, gap in gaps.items() if gap and not gap.diverged}
     if not ours:
         return []
+    published = {name: PUBLISHED_SCORES[name] for name in ours if name in PUBLISHED_SCORES}
+    base, _ = PUBLISHED_SCORES["pre-ln"]
     series = [
-        Series(name=name, x=(times[name][0],), y=(gap.mean,), error=(gap.error,), line=False)
+        curve(name, [(times[name][0], gap.mean, gap.error)], line=False)
         for name, gap in ours.items()
     ]
     series += [
-        Series(
-            name=name,
-            x=(PUBLISHED_SPEED[name],),
-            y=(PUBLISHED_SCORES[name][0] - PUBLISHED_SCORES["pre-ln"][0],),
-            error=(PUBLISHED_SCORES[name][1],),
-            published=True,
-        )
-        for name in ours
-        if name in PUBLISHED_SCORES
+        curve(name, [(PUBLISHED_SPEED[name], score - base, error)], published=True)
+        for name, (score, error) in published.items()
     ]
     return [
         Panel(
@@ -304,7 +302,7 @@ def _speed_panel(rows: Sequence[Row], found: Scores) -> list[Panel]:
     ]
 
 
-def _checks(rows: Sequence[Row], average: Values) -> list[Check]:
+def _checks(rows: Rows, average: Values) -> list[Check]:
     checks = [_score_check(average, block) for block in ("sas", "sas-p") if block in average]
     if "pre-ln" in average and FRESH in average:
         checks.append(_pretraining_check(average))
@@ -349,6 +347,7 @@ STUDY = Study(
     title="scores after fine-tuning, parameters, speed and memory",
     source="Simplified blocks, Tables 1 and 2",
     published="On GLUE SAS-P scores 78.3 ± 0.4 against 78.9 ± 0.7 of pre-ln, with 16 % fewer parameters at 1.16 times the speed.",
+    kind=TunedSettings,
     settings=settings,
     measure=measure,
     summarise=summarise,

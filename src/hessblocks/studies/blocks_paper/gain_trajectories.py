@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from hessblocks.blocks import ReparametrisedLinear
-from hessblocks.figures import Figure, Panel, Series, mean_and_error
-from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Check, Scale, Settings, Study, Summary, number, whole, word
+from hessblocks.figures import Figure, Panel, mean_and_error
+from hessblocks.storage import Row
+from hessblocks.studies.engine import Check, Rows, Summary
 from hessblocks.studies.shared import (
     GAINED,
-    SEEDS,
-    SIZES,
-    TRAINED_COLUMNS,
-    TRAINED_REVISION,
+    TrainedSettings,
+    curve,
+    gathered,
+    mean_places,
+    of_quantity,
     train_point,
-    trained_settings,
+    trained_study,
 )
 
 GROUPS = ("value", "projection")
@@ -27,12 +29,7 @@ SHRUNK = 0.9
 """Share of the initial ratio below which it counts as fallen."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
-    """Points of a scale."""
-    return trained_settings("gains", [GAINED], SIZES[scale], seeds or SEEDS[scale])
-
-
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: TrainedSettings) -> list[Row]:
     """Train with trainable gains; their ratios whenever a loss is taken."""
     return train_point(settings, gain_ratios)
 
@@ -65,18 +62,16 @@ Curves = dict[tuple[str, int], dict[int, list[float]]]
 """(group, layer) → {step: ratio of each seed}."""
 
 
-def curves(rows: Sequence[Row]) -> Curves:
+def curves(rows: Rows) -> Curves:
     """The ratios of every matrix along training."""
     found: Curves = {}
-    for row in rows:
-        if row["quantity"] == RATIO:
-            key = (word(row, "group"), whole(row, "layer"))
-            steps = found.setdefault(key, {})
-            steps.setdefault(whole(row, "step"), []).append(number(row, "value"))
+    ratios = gathered(of_quantity(rows, RATIO), "group", "layer", "step")
+    for (group, layer, step), values in ratios.items():
+        found.setdefault((group, layer), {})[step] = values
     return found
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """Ratios along training, and how many have fallen."""
     found = curves(rows)
     table = [
@@ -94,7 +89,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
             caption="W = α I + β ΔW from α = 1, β = 0.2; mean over seeds, bars are its standard errors.",
             panels=tuple(_panel(group, found) for group in GROUPS if found),
         ),
-        checks=tuple(_checks(table)),
+        checks=_checks(table),
         tables={"ratios": table},
     )
 
@@ -105,11 +100,9 @@ def _panel(group: str, found: Curves) -> Panel:
         x_label="training step",
         y_label="|β / α|",
         series=tuple(
-            Series(
-                name=f"layer {layer + 1}",
-                x=tuple(float(step) for step in sorted(steps)),
-                y=tuple(mean_and_error(steps[step])[0] for step in sorted(steps)),
-                error=tuple(mean_and_error(steps[step])[1] for step in sorted(steps)),
+            curve(
+                f"layer {layer + 1}",
+                mean_places({float(step): steps[step] for step in sorted(steps)}),
             )
             for (own, layer), steps in found.items()
             if own == group
@@ -117,11 +110,11 @@ def _panel(group: str, found: Curves) -> Panel:
     )
 
 
-def _checks(table: Sequence[Mapping[str, object]]) -> list[Check]:
+def _checks(table: Sequence[Mapping[str, Any]]) -> list[Check]:
     others = [row for row in table if (row["group"], row["layer"]) != ("value", 0)]
     if not others:
         return []
-    fallen = sum(float(str(row["last"])) < SHRUNK * float(str(row["first"])) for row in others)
+    fallen = sum(row["last"] < SHRUNK * row["first"] for row in others)
     return [
         Check(
             fact="the ratio falls in nearly all matrices but the first layer's values",
@@ -132,15 +125,12 @@ def _checks(table: Sequence[Mapping[str, object]]) -> list[Check]:
     ]
 
 
-STUDY = Study(
-    name="gains",
+STUDY = trained_study(
+    "gains",
     title="trainable gains of values and projections along training",
     source="Simplified blocks, Figure 4",
     published="From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first layer's values.",
-    settings=settings,
+    variants=[GAINED],
     measure=measure,
     summarise=summarise,
-    columns=TRAINED_COLUMNS,
-    revision=TRAINED_REVISION,
-    gpus=1,
 )

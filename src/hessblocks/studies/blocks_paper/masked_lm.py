@@ -5,19 +5,19 @@ The models stay in the cache, where the study `downstream` finds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 
-from hessblocks.figures import Figure, Panel, Series
+from hessblocks.figures import Figure, Panel
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Scale, Settings, Study, Summary, whole, word
+from hessblocks.studies.engine import Rows, Scale, Study, Summary
 from hessblocks.studies.shared import (
     LOSS,
     PUBLISHED_SPEED,
     STEP_TIME,
     TextSize,
     close_check,
+    every_run,
     final_losses,
     loss_panel,
     loss_table,
@@ -43,8 +43,6 @@ PRESETS: dict[Scale, tuple[str, ...]] = {
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
 CLOSE = 0.05
 """Nats per masked token that still count as keeping up."""
-
-
 SIZES: dict[Scale, TextSize] = {
     "smoke": TextSize(
         depth=2, width=32, heads=2, mlp_width=64, context=32, vocab_size=1024, steps=40,
@@ -67,42 +65,44 @@ both halves; the paper trained for 24 hours on one GPU, not for a number of step
 are ours."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+@dataclass(frozen=True, kw_only=True)
+class MaskedSettings:
+    """A point of a study of masked models: one model, or all in turns."""
+
+    study: str
+    """Name of the study."""
+    variant: str
+    """A preset, or `ALL`."""
+    seed: int
+    """Of weights, masks and order of the data."""
+    presets: str | None = None
+    """The presets that `ALL` times, with commas; None where one block is meant."""
+    size: TextSize
+    """Sizes of model and training, and the text."""
+
+    @property
+    def owner(self) -> dict[str, Scalar]:
+        """What the rows of this point are told apart by."""
+        return {"study": self.study, "variant": self.variant, "seed": self.seed}
+
+
+def settings(scale: Scale, seeds: int | None) -> list[MaskedSettings]:
     """A point for each block and seed, and one that times them all."""
-    presets = PRESETS[scale]
-    points = masked_settings("masked-lm", presets, SIZES[scale], seeds or SEEDS[scale])
-    return [timing_settings("masked-lm", presets, SIZES[scale]), *points]
+    presets, size = PRESETS[scale], SIZES[scale]
+    timing = every_run(MaskedSettings, "masked-lm", [ALL], size, 1, presets=",".join(presets))
+    return timing + every_run(MaskedSettings, "masked-lm", presets, size, seeds or SEEDS[scale])
 
 
-def masked_settings(
-    study: str, presets: Sequence[str], size: TextSize, seeds: int, **extra: Scalar
-) -> list[Settings]:
-    """One point for each block and seed."""
-    return [
-        {"study": study, "variant": preset, "seed": seed, **asdict(size), **extra}
-        for preset in presets
-        for seed in range(seeds)
-    ]
-
-
-def timing_settings(study: str, presets: Sequence[str], size: TextSize) -> Settings:
-    """The point in which all blocks take turns."""
-    return {
-        "study": study, "variant": ALL, "seed": 0, "presets": ",".join(presets), **asdict(size),
-    }  # fmt: skip
-
-
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: MaskedSettings) -> list[Row]:
     """One block's validation losses, or the costs of all."""
-    if settings["variant"] == ALL:
+    if settings.variant == ALL:
         return timed(settings)
     made = pretraining(settings)
-    found = pretrained(made, text_of(settings))
-    shared = {name: settings[name] for name in ("study", "variant", "seed")}
+    found = pretrained(made, text_of(settings.size))
     tokens = made.batch_size * made.context
     return [
         {
-            **shared,
+            **settings.owner,
             "step": step,
             "tokens": step * tokens,
             "quantity": LOSS,
@@ -113,24 +113,20 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
     ]
 
 
-def pretraining(settings: Mapping[str, Scalar], preset: str | None = None) -> Pretraining:
+def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretraining:
     """The pretraining that a point's settings describe, of its own block by default."""
-    names = {field.name for field in fields(TextSize)}
-    sizes: dict[str, Any] = {name: settings[name] for name in names}
-    return Pretraining(
-        preset=preset or word(settings, "variant"), seed=whole(settings, "seed"), **sizes
-    )
+    sizes = asdict(settings.size)
+    return Pretraining(preset=preset or settings.variant, seed=settings.seed, **sizes)
 
 
-def timed(settings: Mapping[str, Scalar]) -> list[Row]:
+def timed(settings: MaskedSettings) -> list[Row]:
     """Costs of every block as rows."""
-    presets = word(settings, "presets").split(",")
+    presets = (settings.presets or "").split(",")
     found = costs(pretraining(settings, presets[0]), presets)
     return [
         {
-            "study": settings["study"],
+            **settings.owner,
             "variant": name,
-            "seed": 0,
             "quantity": quantity,
             "value": value,
             "standard_error": error,
@@ -152,7 +148,7 @@ def cost_values(cost: Cost) -> list[tuple[str, float, float | None, str]]:
     ]
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """Loss against steps and time, and the final losses."""
     losses = final_losses(rows)
     names = tuple(losses)
@@ -191,19 +187,14 @@ def _against_time(panel: Panel, times: Mapping[str, tuple[float, float]]) -> Pan
         x_label="training time (s)",
         y_label=panel.y_label,
         series=tuple(
-            Series(
-                name=series.name,
-                x=tuple(step * times[series.name][0] for step in series.x),
-                y=series.y,
-                error=series.error,
-            )
+            replace(series, x=tuple(step * times[series.name][0] for step in series.x))
             for series in panel.series
             if series.name in times
         ),
     )
 
 
-def _times(rows: Sequence[Row]) -> list[dict[str, object]]:
+def _times(rows: Rows) -> list[dict[str, object]]:
     return [
         {
             "variant": name,
@@ -220,6 +211,7 @@ STUDY = Study(
     title="masked-LM pretraining against steps and time",
     source="Simplified blocks, Figure 7",
     published="With 24 hours on one GPU, SAS and SAS-P pretrain a BERT as well as pre-ln, at higher speed.",
+    kind=MaskedSettings,
     settings=settings,
     measure=measure,
     summarise=summarise,

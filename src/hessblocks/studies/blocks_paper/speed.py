@@ -10,20 +10,20 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
-from hessblocks.figures import Figure, Panel, Series, mean_and_error
+from hessblocks.figures import Figure, Panel, mean_and_error
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Check, Scale, Settings, Study, Summary
+from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (
     SEEDS,
     SIZES,
     STEP_TIME,
-    TRAINED_COLUMNS,
-    TRAINED_REVISION,
-    Difference,
+    TrainedSettings,
+    curve,
     difference,
+    every_run,
     exceeds,
     final_losses,
     loss_table,
@@ -37,37 +37,42 @@ from hessblocks.studies.shared import (
     speed_check,
     text_of,
     train_point,
-    trained_settings,
+    trained_study,
     values,
 )
 from hessblocks.training import step_seconds
 
 VARIANTS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
+ALL = "all"
+"""The variant of the point that times every block."""
 ROUNDS = 12
 """Turns of every block, a few steps each."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+def settings(scale: Scale, seeds: int | None) -> list[TrainedSettings]:
     """The runs, and one point for the time of their steps."""
-    size = SIZES[scale]
-    timing: Settings = {"study": "speed", "variant": "all", "seed": 0, **asdict(size)}
-    return [timing, *trained_settings("speed", VARIANTS, size, seeds or SEEDS[scale])]
+    timing = every_run(TrainedSettings, "speed", [ALL], SIZES[scale], 1)
+    return timing + every_run(
+        TrainedSettings, "speed", VARIANTS, SIZES[scale], seeds or SEEDS[scale]
+    )
 
 
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: TrainedSettings) -> list[Row]:
     """One run's losses, or the time of a step of every block."""
-    return step_times(settings) if settings["variant"] == "all" else train_point(settings)
+    return step_times(settings) if settings.variant == ALL else train_point(settings)
 
 
-def step_times(settings: Mapping[str, Scalar]) -> list[Row]:
+def step_times(settings: TrainedSettings) -> list[Row]:
     """Median time of a training step of each block, all taking turns."""
-    runs = {name: {**settings, "variant": name} for name in VARIANTS}
-    models = {name: make_model(run) for name, run in runs.items()}
-    text = text_of(settings)
+    turns = {name: replace(settings, variant=name) for name in VARIANTS}
+    models = {name: make_model(turn) for name, turn in turns.items()}
+    text = text_of(settings.size)
     times: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for _ in range(ROUNDS):
         for name, model in models.items():
-            times[name].append(statistics.mean(step_seconds(run_settings(runs[name]), text, model)))
+            times[name].append(
+                statistics.mean(step_seconds(run_settings(turns[name]), text, model))
+            )
     return [
         {
             "study": "speed",
@@ -82,7 +87,7 @@ def step_times(settings: Mapping[str, Scalar]) -> list[Row]:
     ]
 
 
-def steps_to(rows: Sequence[Row], variant: str, seed: Scalar, loss: float) -> float:
+def steps_to(rows: Rows, variant: str, seed: Scalar, loss: float) -> float:
     """Steps until a run's validation loss is `loss`, on a line between evaluations; infinite if never."""
     for (step, before), (later, after) in itertools.pairwise(run_curve(rows, variant, seed)):
         if after <= loss <= before:
@@ -90,9 +95,7 @@ def steps_to(rows: Sequence[Row], variant: str, seed: Scalar, loss: float) -> fl
     return math.inf
 
 
-def time_shares(
-    rows: Sequence[Row], step_time: Mapping[str, float]
-) -> dict[str, dict[Scalar, float]]:
+def time_shares(rows: Rows, step_time: Mapping[str, float]) -> dict[str, dict[Scalar, float]]:
     """Block → {seed: its time to the last loss of pre-ln, as a share of pre-ln's}; infinite if never."""
     found: dict[str, dict[Scalar, float]] = {}
     for seed, target in final_losses(rows).get("pre-ln", {}).items():
@@ -107,7 +110,7 @@ def time_shares(
     return found
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """Loss against time, and the time to the loss that pre-ln ends with."""
     clocks = values(rows, STEP_TIME)
     step_time = {name: seconds for name, (seconds, _) in clocks.items()}
@@ -134,21 +137,16 @@ def summarise(rows: Sequence[Row]) -> Summary:
     )
 
 
-def _panel(rows: Sequence[Row], step_time: Mapping[str, float]) -> Panel:
+def _panel(rows: Rows, step_time: Mapping[str, float]) -> Panel:
     found = {name: mean_curve(rows, name) for name in VARIANTS if name in step_time}
     return Panel(
         title="",
         x_label="training time (s)",
         y_label="validation loss (nats per token)",
         series=tuple(
-            Series(
-                name=name,
-                x=tuple(step * step_time[name] for step, _, _ in curve),
-                y=tuple(loss for _, loss, _ in curve),
-                error=tuple(error for _, _, error in curve),
-            )
-            for name, curve in found.items()
-            if curve
+            curve(name, [(step * step_time[name], loss, error) for step, loss, error in places])
+            for name, places in found.items()
+            if places
         ),
     )
 
@@ -181,27 +179,18 @@ def _time_checks(
             expected="below 0 % more time",
             ours=f"not reached by {len(never)} of {len(shares['sas-p'])} seeds"
             if never
-            else shown(_percent(found), "% more time", digits=0),
+            else shown(found and found.times(100), "% more time", digits=0),
             holds=None if more is None else not more,
         )
     ]
 
 
-def _percent(found: Difference | None) -> Difference | None:
-    if found is None:
-        return None
-    return replace(found, mean=100 * found.mean, error=100 * found.error, common=100 * found.common)
-
-
-STUDY = Study(
-    name="speed",
+STUDY = trained_study(
+    "speed",
     title="loss against training time",
     source="Simplified blocks, Figure 5",
     published="SAS trains at least as fast in time as pre-ln, SAS-P about as fast as the parallel block with 13 % fewer parameters.",
     settings=settings,
     measure=measure,
     summarise=summarise,
-    columns=TRAINED_COLUMNS,
-    revision=TRAINED_REVISION,
-    gpus=1,
 )

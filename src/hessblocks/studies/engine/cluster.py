@@ -44,7 +44,7 @@ class RayCluster(Executor):
             raise RunError(f"ray: no Ray cluster at {address!r} ({first}).") from error
         self._attempt = self._ray.remote(attempt)  # once: each such call sends the function anew
 
-    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Generator[Outcome]:
+    def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
         """See `Executor`."""
         self._check_answer()
         self._check_resources(points)
@@ -83,7 +83,7 @@ class RayCluster(Executor):
         """Leave the cluster; it runs on."""
         self._ray.shutdown()
 
-    def _start(self, measure: Measure, point: Point, attempts: int) -> Any:
+    def _start(self, measure: Measure[Any], point: Point, attempts: int) -> Any:
         placed = self._attempt.options(num_cpus=point.cpus, num_gpus=point.gpus, max_retries=0)
         return placed.remote(measure, point, attempts)
 

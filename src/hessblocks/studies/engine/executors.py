@@ -6,6 +6,7 @@ import abc
 import contextlib
 import time
 from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ class Executor(abc.ABC):
     """Measures points, in any order."""
 
     @abc.abstractmethod
-    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Generator[Outcome]:
+    def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
         """Yield an outcome for each of `points`, as they finish; closed earlier, it drops the others.
 
         Args:
@@ -38,13 +39,13 @@ class Executor(abc.ABC):
 class InProcess(Executor):
     """One after the other, here."""
 
-    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Generator[Outcome]:
+    def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
         """See `Executor`."""
         for point in points:
             yield attempt(measure, point, attempts=1)
 
 
-def attempt(measure: Measure, point: Point, attempts: int) -> Outcome:
+def attempt(measure: Measure[Any], point: Point, attempts: int) -> Outcome:
     """Measure one point on one thread; an exception becomes the outcome's error."""
     start = time.perf_counter()
     try:

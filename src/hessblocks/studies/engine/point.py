@@ -5,10 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
+from hessblocks.errors import RunError
 from hessblocks.storage import Row, Scalar
+
+S = TypeVar("S")
+"""The frozen dataclass that holds the settings of a study's points, a field each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +22,8 @@ class Point:
 
     study: str
     """Name of the study."""
-    settings: Mapping[str, Scalar]
-    """All that the numbers depend on."""
+    settings: Any
+    """All that the numbers depend on, an instance of the study's dataclass."""
     revision: int = 1
     """Raised when the study computes something else for equal settings."""
     cpus: float = field(default=1, compare=False)
@@ -26,11 +31,11 @@ class Point:
     gpus: float = field(default=0, compare=False)
     """Accelerators to reserve on a cluster."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A text that two points share only if they are the same."""
         return canonical(
-            {"study": self.study, "revision": self.revision, "settings": dict(self.settings)}
+            {"study": self.study, "revision": self.revision, "settings": plain(self.settings)}
         )
 
     @property
@@ -38,7 +43,7 @@ class Point:
         """The settings, short, for people."""
         return ", ".join(
             f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in self.settings.items()
+            for name, value in plain(self.settings).items()
         )
 
 
@@ -58,7 +63,7 @@ class Outcome:
     """Why it failed, or None."""
 
 
-Measure = Callable[[Mapping[str, Scalar]], list[Row]]
+Measure = Callable[[S], list[Row]]
 """From a point's settings to its rows; a function at the top of a module, so that it can travel."""
 
 
@@ -77,22 +82,48 @@ def seed_of(*parts: Scalar) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def whole(values: Mapping[str, Scalar], name: str) -> int:
-    """The whole number of that name."""
-    value = values[name]
-    assert isinstance(value, int), f"{name} is {value!r}"
-    return value
+def plain(settings: Any) -> dict[str, Scalar]:
+    """Settings by name: a group of settings is laid flat, and what is None is left out."""
+    found: dict[str, Scalar] = {}
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if is_dataclass(value):
+            found |= plain(value)
+        elif value is not None:
+            found[one.name] = value
+    return found
 
 
-def number(values: Mapping[str, Scalar], name: str) -> float:
-    """The number of that name."""
-    value = values[name]
-    assert isinstance(value, int | float), f"{name} is {value!r}"
-    return float(value)
+def from_plain(kind: type[S], values: Mapping[str, object]) -> S:
+    """The settings that `plain` laid flat.
+
+    Args:
+        kind: their dataclass.
+        values: by name; none may be left over.
+
+    Returns:
+        The settings, every value of the type that its field states.
+
+    Raises:
+        RunError: a value is missing, left over, or of another type: it was stored by other code.
+    """
+    left = dict(values)
+    found = _taken(kind, left)
+    if left:
+        raise RunError(f"{kind.__name__}: has no setting {', '.join(sorted(left))}.")
+    return found
 
 
-def word(values: Mapping[str, Scalar], name: str) -> str:
-    """The text of that name."""
-    value = values[name]
-    assert isinstance(value, str), f"{name} is {value!r}"
-    return value
+def _taken(kind: type[S], left: dict[str, object]) -> S:
+    """An instance of `kind` made from what it takes out of `left`."""
+    found: dict[str, object] = {}
+    for name, hint in get_type_hints(kind).items():
+        group = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+        if group is None:
+            value = left.pop(name, None)
+            if not isinstance(value, hint | int if hint is float else hint):
+                raise RunError(f"{kind.__name__}.{name}: expected {hint}, got {value!r}.")
+            found[name] = value
+        elif group is hint or {one.name for one in fields(group)} & set(left):
+            found[name] = _taken(cast(type[Any], group), left)
+    return kind(**found)

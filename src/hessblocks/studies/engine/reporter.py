@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from hessblocks.studies.engine.point import Outcome
-
 
 @dataclass(frozen=True, kw_only=True)
 class StudyProgress:
@@ -47,11 +45,10 @@ class Pace:
         self._finished = self._failed = 0
         self._start = time.monotonic()
 
-    def now(self, outcome: Outcome | None = None) -> StudyProgress:
-        """Count `outcome`, if one is given, and say where the study stands."""
-        if outcome is not None:
-            self._finished += outcome.error is None
-            self._failed += outcome.error is not None
+    def now(self, *, finished: int = 0, failed: int = 0) -> StudyProgress:
+        """Count points that finished and failed since the last call; say where the study stands."""
+        self._finished += finished
+        self._failed += failed
         seen = self._finished + self._failed
         left = self._total - self._before - seen
         pace = (time.monotonic() - self._start) / seen if seen else None

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,31 @@ class Record:
         return canonical(checked).encode() + b"\n"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far some points are."""
+
+    finished: Sequence[Record]
+    """Of those that are measured, in their order."""
+    missing: Sequence[Point]
+    """Those that are not, in their order."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """All measurements."""
+        return [row for record in self.finished for row in record.rows]
+
+    @property
+    def seconds(self) -> float:
+        """Time that the finished points took, summed."""
+        return sum(record.seconds for record in self.finished)
+
+    @property
+    def retried(self) -> int:
+        """Times that a point was started again after its worker died."""
+        return sum(record.attempts - 1 for record in self.finished)
+
+
 class Store:
     """The finished points of one folder; made by `opened` (to write) or `read` (to look)."""
 
@@ -56,23 +81,19 @@ class Store:
         self.folder = folder
         self._records = records
 
-    def __contains__(self, point: Point) -> bool:
-        return point.key in self._records
-
     def __len__(self) -> int:
         return len(self._records)
 
-    def rows(self, points: Iterable[Point]) -> list[Row]:
-        """The rows of those of `points` that are finished, in the order of `points`."""
-        return [row for point in points if point in self for row in self._records[point.key].rows]
-
-    def seconds(self, points: Iterable[Point]) -> float:
-        """Time that those of `points` took that are finished, summed."""
-        return sum(self._records[point.key].seconds for point in points if point in self)
-
-    def retried(self, points: Iterable[Point]) -> int:
-        """Times that a point was started again after its worker died."""
-        return sum(self._records[point.key].attempts - 1 for point in points if point in self)
+    def progress(self, points: Iterable[Point]) -> Progress:
+        """Which of `points` are finished, and what they gave."""
+        found: list[Record] = []
+        missing: list[Point] = []
+        for point in points:
+            if point.key in self._records:
+                found.append(self._records[point.key])
+            else:
+                missing.append(point)
+        return Progress(finished=found, missing=missing)
 
     def add(self, outcome: Outcome) -> None:
         """Append a finished point and force it to disk.

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, get_args
 
 from hessblocks.errors import unknown_name
 from hessblocks.figures import Figure
-from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine.point import Measure, Point
+from hessblocks.studies.engine.point import Measure, Point, S
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
+Rows = Sequence[Mapping[str, Any]]
+"""Measurements as they come back from a store: by column, what a row lacks is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class Summary:
 
     figure: Figure
     """The picture."""
-    checks: tuple[Check, ...]
+    checks: Sequence[Check]
     """Facts."""
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Numbers worth keeping, such as fits, by name."""
@@ -57,11 +58,8 @@ def _known(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-Settings = Mapping[str, Scalar]
-
-
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class Study(Generic[S]):
     """One figure, table or question."""
 
     name: str
@@ -72,11 +70,13 @@ class Study:
     """Paper and figure."""
     published: str
     """What is known, one sentence."""
-    settings: Callable[[Scale, int | None], list[Settings]]
+    kind: type[S]
+    """The frozen dataclass of a point's settings."""
+    settings: Callable[[Scale, int | None], Sequence[S]]
     """From a scale and a number of seeds (None: the scale's own) to the points' settings."""
-    measure: Measure
+    measure: Measure[S]
     """From a point's settings to its rows."""
-    summarise: Callable[[Sequence[Row]], Summary]
+    summarise: Callable[[Rows], Summary]
     """From all rows to what they amount to; works on partial results too."""
     columns: tuple[str, ...]
     """Of its results.csv."""
@@ -91,6 +91,9 @@ class Study:
         Args:
             scale: smoke, laptop or paper.
             seeds: how many; None means the scale's own number.
+
+        Returns:
+            The points, each once, in the order in which they are measured.
 
         Raises:
             ArgumentError: an unknown scale.

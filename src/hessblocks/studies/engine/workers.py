@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from hessblocks.studies.engine.executors import Executor, after_death, attempt
 from hessblocks.studies.engine.point import Measure, Outcome, Point
 
 _SPAWN = multiprocessing.get_context("spawn")
-Task = tuple[Measure, Point, int]
+Task = tuple[Measure[Any], Point, int]
 """What to measure, and which attempt this is."""
 
 
@@ -41,7 +42,7 @@ class LocalProcesses(Executor):
         self.workers = workers
         self._crew: list[_Worker] = []
 
-    def outcomes(self, measure: Measure, points: Sequence[Point]) -> Generator[Outcome]:
+    def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
         """See `Executor`."""
         waiting: deque[Task] = deque((measure, point, 1) for point in points)
         devices = accelerators()

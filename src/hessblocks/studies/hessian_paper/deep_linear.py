@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
-from hessblocks.storage import GROWTH_COLUMNS, Row
-from hessblocks.studies.engine import Scale, Settings, Study, Summary
-from hessblocks.studies.shared import (
-    GROUPS,
-    Expected,
-    Size,
-    growth_settings,
-    growth_summary,
-    logspace,
-    measure_growth,
-)
+from hessblocks.studies.engine import Scale
+from hessblocks.studies.shared import GROUPS, Expected, Size, growth_study, growth_summary, logspace
 
 _SIGMAS = logspace(-1, 0, 20)
 SIZES: dict[Scale, Size] = {
@@ -31,31 +22,19 @@ EXPECTED = tuple(
     for depth in (1, 2, 3)
     for group in GROUPS
 )
-
-
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
-    """Points of a scale."""
-    return growth_settings("deep-linear", "linear-alone", "squares", SIZES[scale], seeds)
-
-
-def summarise(rows: Sequence[Row]) -> Summary:
-    """Slopes over all σ."""
-    return growth_summary(
-        rows,
+STUDY = growth_study(
+    "deep-linear",
+    title="1 to 3 layers of linear attention without skip, norm and MLP",
+    source="Hessian paper, appendix: deep linear self-attention",
+    published="The outer blocks grow as σ^(2·3^D) with D the depth: slopes 6, 18 and 54.",
+    block="linear-alone",
+    loss="squares",
+    sizes=SIZES,
+    summarise=partial(
+        growth_summary,
         title="Linear attention alone: slopes 6, 18, 54 at depths 1, 2, 3",
         caption="No skip, no norm, no MLP; squared loss; float64, which the slope of 54 needs.",
         expected=EXPECTED,
         largest=1.0,
-    )
-
-
-STUDY = Study(
-    name="deep-linear",
-    title="1 to 3 layers of linear attention without skip, norm and MLP",
-    source="Hessian paper, appendix: deep linear self-attention",
-    published="The outer blocks grow as σ^(2·3^D) with D the depth: slopes 6, 18 and 54.",
-    settings=settings,
-    measure=measure_growth,
-    summarise=summarise,
-    columns=GROWTH_COLUMNS,
+    ),
 )

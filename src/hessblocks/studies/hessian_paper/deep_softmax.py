@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
-from hessblocks.storage import GROWTH_COLUMNS, Row
-from hessblocks.studies.engine import Scale, Settings, Study, Summary
-from hessblocks.studies.shared import (
-    Expected,
-    Size,
-    growth_settings,
-    growth_summary,
-    logspace,
-    measure_growth,
-)
+from hessblocks.studies.engine import Scale
+from hessblocks.studies.shared import Expected, Size, growth_study, growth_summary, logspace
 
 _SIGMAS = logspace(-2, 1, 20)
 SIZES: dict[Scale, Size] = {
@@ -27,30 +19,18 @@ EXPECTED = (
     Expected(group="value", part="outer", slope=2),
     Expected(group="value", part="full", slope=2),
 )
-
-
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
-    """Points of a scale."""
-    return growth_settings("deep-softmax", "softmax", "cross-entropy", SIZES[scale], seeds)
-
-
-def summarise(rows: Sequence[Row]) -> Summary:
-    """Slopes for σ ≤ 0.1, those of a single layer at every place."""
-    return growth_summary(
-        rows,
-        title="With skips, every layer grows as a single one does",
-        caption="The last layer's norms are exact, those of earlier layers estimates.",
-        expected=EXPECTED,
-    )
-
-
-STUDY = Study(
-    name="deep-softmax",
+STUDY = growth_study(
+    "deep-softmax",
     title="2 to 5 softmax layers without norm against the size of the data",
     source="Hessian paper, appendix: deeper softmax networks",
     published="For small σ the slopes of one layer hold in every layer: value 2, query 5 (outer 6).",
-    settings=settings,
-    measure=measure_growth,
-    summarise=summarise,
-    columns=GROWTH_COLUMNS,
+    block="softmax",
+    loss="cross-entropy",
+    sizes=SIZES,
+    summarise=partial(
+        growth_summary,
+        title="With skips, every layer grows as a single one does",
+        caption="The last layer's norms are exact, those of earlier layers estimates.",
+        expected=EXPECTED,
+    ),
 )

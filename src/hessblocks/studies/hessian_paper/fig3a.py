@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from importlib.resources import files
 
-from hessblocks.storage import GROWTH_COLUMNS, Row
-from hessblocks.studies.engine import Scale, Settings, Study, Summary
-from hessblocks.studies.shared import (
-    Expected,
-    Size,
-    growth_settings,
-    growth_summary,
-    logspace,
-    measure_growth,
-)
+from hessblocks.studies.engine import Rows, Scale, Summary
+from hessblocks.studies.shared import Expected, Size, growth_study, growth_summary, logspace
 
 _SIGMAS = logspace(-2, 1, 20)
 SIZES: dict[Scale, Size] = {
@@ -32,9 +23,9 @@ EXPECTED = (
 )
 
 
-def published() -> list[Row]:
+def published() -> Rows:
     """The authors' means over 20 seeds, by 20-probe estimates (their released results)."""
-    text = files("hessblocks.studies").joinpath("reference/fig3a.csv").read_text("utf-8")
+    text = files("hessblocks.studies.hessian_paper").joinpath("fig3a.csv").read_text("utf-8")
     return [
         {
             "layers": int(row["layers"]),
@@ -49,14 +40,7 @@ def published() -> list[Row]:
     ]
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
-    """Points of a scale."""
-    return growth_settings(
-        "fig3a", "softmax", "cross-entropy", SIZES[scale], seeds, precision="float32"
-    )
-
-
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """Slopes for σ ≤ 0.1, and the curves beside the paper's."""
     return growth_summary(
         rows,
@@ -67,16 +51,17 @@ def summarise(rows: Sequence[Row]) -> Summary:
     )
 
 
-STUDY = Study(
-    name="fig3a",
+STUDY = growth_study(
+    "fig3a",
     title="query and value blocks of one softmax layer against the size of the data",
     source="Hessian paper, Figure 3a",
     published=(
         "For σ ≤ 0.1 the value block grows as σ² and the query block as σ⁵ (outer part σ⁶), so that "
         "they differ by a factor of 5e5 at σ = 0.01 and meet at 0.8."
     ),
-    settings=settings,
-    measure=measure_growth,
+    block="softmax",
+    loss="cross-entropy",
+    precision="float32",
+    sizes=SIZES,
     summarise=summarise,
-    columns=GROWTH_COLUMNS,
 )

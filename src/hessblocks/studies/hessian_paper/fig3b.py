@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
-from hessblocks.storage import GROWTH_COLUMNS, Row
-from hessblocks.studies.engine import Scale, Settings, Study, Summary
-from hessblocks.studies.shared import (
-    Expected,
-    Size,
-    growth_settings,
-    growth_summary,
-    logspace,
-    measure_growth,
-)
+from hessblocks.studies.engine import Scale
+from hessblocks.studies.shared import Expected, Size, growth_study, growth_summary, logspace
 
 _SIGMAS = logspace(-2, 1, 20)
 SIZES: dict[Scale, Size] = {
@@ -28,30 +20,18 @@ EXPECTED = tuple(
     for group in ("query", "value")
     for part in ("outer", "functional", "full")
 )
-
-
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
-    """Points of a scale."""
-    return growth_settings("fig3b", "softmax-pre-ln", "cross-entropy", SIZES[scale], seeds)
-
-
-def summarise(rows: Sequence[Row]) -> Summary:
-    """Slopes for σ ≤ 0.1, expected to be 0."""
-    return growth_summary(
-        rows,
-        title="Layer norm before each sub-block stops the growth",
-        caption="Layer norms stand before attention, before the MLP and at the end.",
-        expected=EXPECTED,
-    )
-
-
-STUDY = Study(
-    name="fig3b",
+STUDY = growth_study(
+    "fig3b",
     title="the same layer with Pre-LN",
     source="Hessian paper, Figure 3b",
     published="With Pre-LN the blocks hardly depend on the size of the data while it is small.",
-    settings=settings,
-    measure=measure_growth,
-    summarise=summarise,
-    columns=GROWTH_COLUMNS,
+    block="softmax-pre-ln",
+    loss="cross-entropy",
+    sizes=SIZES,
+    summarise=partial(
+        growth_summary,
+        title="Layer norm before each sub-block stops the growth",
+        caption="Layer norms stand before attention, before the MLP and at the end.",
+        expected=EXPECTED,
+    ),
 )

@@ -12,19 +12,16 @@ from torch.nn import functional as F  # noqa: N812
 from hessblocks.curvature import Hessian, ParameterGroup, Problem, parameter_groups
 from hessblocks.data import addition_batch
 from hessblocks.figures import Figure, Heatmap
-from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import (
-    Check,
-    Scale,
-    Settings,
-    Study,
-    Summary,
-    number,
-    seed_of,
-    whole,
-    word,
+from hessblocks.storage import Row
+from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks.studies.shared import (
+    DrawSettings,
+    Size,
+    addition_model,
+    draws,
+    gathered,
+    weight_size,
 )
-from hessblocks.studies.shared import GAIN, addition_model
 
 ATTENTION = ("query", "key", "value", "projection")
 GROUPS = (*ATTENTION, "mlp in", "mlp out")
@@ -33,32 +30,23 @@ _NAMES = (
     "layers.0.mlp.in",
     "layers.0.mlp.out",
 )
-_SIZES: dict[Scale, tuple[int, int, int]] = {
-    "smoke": (8, 8, 1),
-    "laptop": (16, 64, 1),
-    "paper": (16, 64, 1),
+_SIZES: dict[Scale, Size] = {
+    "smoke": Size(width=8, sums=8, seeds=1),
+    "laptop": Size(width=16, sums=64, seeds=1),
+    "paper": Size(width=16, sums=64, seeds=1),
 }
-"""Width, sums, seeds."""
 CELLS = 8
 """Rows and columns of the map's cells for each group of width² parameters."""
 SMALLEST = 1e-30
 """Entries below it, exact zeros among them, count as this size."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
-    """One point a seed."""
-    width, sums, own = _SIZES[scale]
-    return [{"width": width, "sums": sums, "seed": seed} for seed in range(seeds or own)]
-
-
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: DrawSettings) -> list[Row]:
     """The dense Hessian of the block, averaged over cells: the mean of log10 |entry|."""
-    width, seed = whole(settings, "width"), whole(settings, "seed")
+    width, seed = settings.width, settings.seed
     draw = seed_of("heatmap", seed)
-    model = addition_model(
-        "softmax", layers=1, width=width, sigma=GAIN / math.sqrt(width), seed=draw
-    )
-    problem = Problem(model, [addition_batch(whole(settings, "sums"), seed=draw)])
+    model = addition_model("softmax", layers=1, width=width, sigma=weight_size(width), seed=draw)
+    problem = Problem(model, [addition_batch(settings.sums, seed=draw)])
     groups = parameter_groups(model)
     parts = [groups[name] for name in _NAMES]
     sizes = torch.tensor([group.size for group in parts])
@@ -94,7 +82,7 @@ def _dense(problem: Problem, groups: Sequence[ParameterGroup], columns: int = 64
     return torch.cat([operator @ part for part in unit.split(columns, dim=1)], dim=1)
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """The map of the first seed, whole and attention alone, and the mean size of each group's block."""
     first = [row for row in rows if row["seed"] == 0]
     attention = [
@@ -119,10 +107,10 @@ def summarise(rows: Sequence[Row]) -> Summary:
     )
 
 
-def _map(title: str, rows: Sequence[Row]) -> Heatmap:
+def _map(title: str, rows: Rows) -> Heatmap:
     side = math.isqrt(len(rows))
-    values = [number(row, "value") for row in rows]
-    owners = [word(row, "column_group") for row in rows[:side]]
+    values = [row["value"] for row in rows]
+    owners = [row["column_group"] for row in rows[:side]]
     edges = [place for place in range(1, side) if owners[place] != owners[place - 1]]
     return Heatmap(
         title=title,
@@ -133,13 +121,10 @@ def _map(title: str, rows: Sequence[Row]) -> Heatmap:
     )
 
 
-def _sizes(rows: Sequence[Row]) -> dict[str, float]:
+def _sizes(rows: Rows) -> dict[str, float]:
     """Mean of log10 |entry| of each group's own block."""
-    own: dict[str, list[float]] = {}
-    for row in rows:
-        if row["row_group"] == row["column_group"]:
-            own.setdefault(word(row, "row_group"), []).append(number(row, "value"))
-    return {group: sum(values) / len(values) for group, values in own.items()}
+    own = gathered((row for row in rows if row["row_group"] == row["column_group"]), "row_group")
+    return {group: sum(values) / len(values) for (group,), values in own.items()}
 
 
 def _checks(sizes: Mapping[str, float]) -> tuple[Check, ...]:
@@ -161,7 +146,8 @@ STUDY = Study(
     title="map of the Hessian of one whole block",
     source="Hessian paper, Figure 1",
     published="The blocks of the Hessian differ by orders of magnitude: value entries about 2e-5, query about 6e-7.",
-    settings=settings,
+    kind=DrawSettings,
+    settings=draws(_SIZES),
     measure=measure,
     summarise=summarise,
     columns=("study", "seed", "row", "column", "row_group", "column_group", "value"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -11,27 +11,16 @@ from hessblocks.curvature import exact_attention_curvature
 from hessblocks.data import addition_batch
 from hessblocks.figures import Figure, Panel, Series
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import (
-    Check,
-    Scale,
-    Settings,
-    Study,
-    Summary,
-    number,
-    seed_of,
-    whole,
-    word,
-)
-from hessblocks.studies.shared import GAIN, addition_model
+from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks.studies.shared import DrawSettings, Size, addition_model, draws, weight_size
 
 GROUPS = ("value", "query")
 BLOCKS = ("softmax", "linear")
-_SIZES: dict[Scale, tuple[int, int, int]] = {
-    "smoke": (16, 64, 4),
-    "laptop": (16, 64, 20),
-    "paper": (16, 64, 20),
+_SIZES: dict[Scale, Size] = {
+    "smoke": Size(width=16, sums=64, seeds=4),
+    "laptop": Size(width=16, sums=64, seeds=20),
+    "paper": Size(width=16, sums=64, seeds=20),
 }
-"""Width, sums, seeds."""
 _LOWEST, _HIGHEST, _PER_DECADE = -14, 4, 5
 PUBLISHED = {"value": 2e-5, "query": 6e-7}
 """Modes of the entries' sizes with softmax."""
@@ -39,25 +28,23 @@ FACTOR = 2.0
 """How far a mode may lie from the published one."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
-    """One point for each kind of scores and each seed."""
-    width, sums, own = _SIZES[scale]
-    return [
-        {"block": block, "width": width, "sums": sums, "seed": seed}
-        for block in BLOCKS
-        for seed in range(seeds or own)
-    ]
+@dataclass(frozen=True, kw_only=True)
+class EntrySettings(DrawSettings):
+    """A point of this study: the entries of one model's blocks."""
+
+    block: str
+    """Kind of scores, softmax or linear."""
 
 
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: EntrySettings) -> list[Row]:
     """Shares of |entry| in bins of a fifth of a decade, from the exact dense blocks of H."""
-    width, seed = whole(settings, "width"), whole(settings, "seed")
+    width, seed = settings.width, settings.seed
     draw = seed_of("histograms", seed)
     model = addition_model(
-        word(settings, "block"), layers=1, width=width, sigma=GAIN / math.sqrt(width), seed=draw
+        settings.block, layers=1, width=width, sigma=weight_size(width), seed=draw
     )
-    hessian = exact_attention_curvature(model, addition_batch(whole(settings, "sums"), seed=draw))
-    shared = {"study": "histograms", "block": settings["block"], "seed": seed}
+    hessian = exact_attention_curvature(model, addition_batch(settings.sums, seed=draw))
+    shared: Row = {"study": "histograms", "block": settings.block, "seed": seed}
     return [
         {**shared, "group": group, "log10_size": centre, "share": share}
         for group in GROUPS
@@ -75,23 +62,22 @@ def _histogram(entries: torch.Tensor) -> list[tuple[float, float]]:
     return list(zip(centres.tolist(), (counts / len(logarithms)).tolist(), strict=True))
 
 
-def mean_histograms(rows: Sequence[Row]) -> dict[tuple[str, str], dict[float, float]]:
+def mean_histograms(rows: Rows) -> dict[tuple[str, str], dict[float, float]]:
     """(block, group) → {log10 size: share}, averaged over seeds."""
     found: dict[tuple[str, str], dict[float, float]] = {}
     seeds: dict[str, set[Scalar]] = {}
     for row in rows:
-        block = word(row, "block")
-        seeds.setdefault(block, set()).add(row["seed"])
-        shares = found.setdefault((block, word(row, "group")), {})
-        centre = number(row, "log10_size")
-        shares[centre] = shares.get(centre, 0.0) + number(row, "share")
+        seeds.setdefault(row["block"], set()).add(row["seed"])
+        shares = found.setdefault((row["block"], row["group"]), {})
+        centre = row["log10_size"]
+        shares[centre] = shares.get(centre, 0.0) + row["share"]
     return {
         (block, group): {centre: shares[centre] / len(seeds[block]) for centre in sorted(shares)}
         for (block, group), shares in found.items()
     }
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """Modes against the published ones, and the histograms."""
     histograms = mean_histograms(rows)
     modes = {
@@ -109,7 +95,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
                 if any(key[0] == block for key in histograms)
             ),
         ),
-        checks=tuple(_checks(modes)),
+        checks=_checks(modes),
         tables={
             "modes": [
                 {"block": block, "group": group, "mode": mode}
@@ -169,7 +155,8 @@ STUDY = Study(
         "With softmax value entries peak at 2e-5 and query entries at 6e-7; without it query entries "
         "rise to the size of value entries."
     ),
-    settings=settings,
+    kind=EntrySettings,
+    settings=draws(_SIZES, EntrySettings, block=BLOCKS),
     measure=measure,
     summarise=summarise,
     columns=("study", "block", "group", "seed", "log10_size", "share"),

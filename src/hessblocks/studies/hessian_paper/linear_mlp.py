@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -21,8 +22,8 @@ from torch import Tensor
 from hessblocks.conventions import IGNORED
 from hessblocks.data import SYMBOLS, addition_batch
 from hessblocks.figures import Figure, Panel
-from hessblocks.storage import GROWTH_COLUMNS, Row, Scalar
-from hessblocks.studies.engine import Scale, Settings, Study, Summary, number, seed_of, whole
+from hessblocks.storage import GROWTH_COLUMNS, Row
+from hessblocks.studies.engine import Rows, Scale, Study, Summary, seed_of
 from hessblocks.studies.shared import (
     GAIN,
     SMALL,
@@ -30,10 +31,11 @@ from hessblocks.studies.shared import (
     Size,
     averaged,
     by_curve,
-    curve_series,
+    curve,
     fit_table,
     growth_panel,
     logspace,
+    seen,
     slope_checks,
     slopes,
 )
@@ -48,25 +50,39 @@ SIZES: dict[Scale, Size] = {
 EXPECTED = (Expected(group="weight", part="full", slope=2),)
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+@dataclass(frozen=True, kw_only=True)
+class LinearSettings:
+    """A point of this study: one network at one σ."""
+
+    layers: int
+    """Depth."""
+    width: int
+    """Entries of a token's vector."""
+    sums: int
+    """Sums in the batch."""
+    sigma: float
+    """Standard deviation of the embeddings."""
+    seed: int
+    """Repetition, from 0; network and sums are drawn from depth, σ and it."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[LinearSettings]:
     """One point for each depth, σ and seed."""
     size = SIZES[scale]
     return [
-        {"layers": depth, "width": size.width, "sums": size.sums, "sigma": sigma, "seed": seed}
+        LinearSettings(layers=depth, width=size.width, sums=size.sums, sigma=sigma, seed=seed)
         for depth, sigma, seed in itertools.product(
             size.layers, size.sigmas, range(seeds or size.seeds)
         )
     ]
 
 
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: LinearSettings) -> list[Row]:
     """Exact norms of every layer's block; weights, embeddings and sums drawn afresh for each point."""
-    layers, sigma = whole(settings, "layers"), number(settings, "sigma")
-    draw = seed_of("mlp", layers, sigma, settings["seed"])
-    embedding, weights, head = network(layers, whole(settings, "width"), sigma, draw)
-    norms = outer_norms(
-        embedding, weights, head, addition_batch(whole(settings, "sums"), seed=draw)
-    )
+    layers, sigma = settings.layers, settings.sigma
+    draw = seed_of("mlp", layers, sigma, settings.seed)
+    embedding, weights, head = network(layers, settings.width, sigma, draw)
+    norms = outer_norms(embedding, weights, head, addition_batch(settings.sums, seed=draw))
     return [
         {
             "study": "mlp",
@@ -75,7 +91,7 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
             "group": "weight",
             "part": part,
             "sigma": sigma,
-            "seed": settings["seed"],
+            "seed": settings.seed,
             "value": 0.0 if part == "functional" else norm,
             "standard_error": 0.0,
             "method": "exact",
@@ -114,7 +130,7 @@ def outer_norms(
     return norms
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """Slopes for σ ≤ 0.1, and a panel for each depth."""
     fits = slopes(rows, SMALL)
     seeds = len({row["seed"] for row in rows})
@@ -127,17 +143,17 @@ def summarise(rows: Sequence[Row]) -> Summary:
             ),
             panels=tuple(_panel(rows, depth) for depth in _DEPTHS),
         ),
-        checks=tuple(slope_checks(fits, EXPECTED)),
+        checks=slope_checks(fits, EXPECTED),
         tables={"slopes": fit_table(fits)},
     )
 
 
-def _panel(rows: Sequence[Row], depth: int) -> Panel:
-    curves = by_curve(row for row in rows if row["layers"] == depth and row["part"] == "full")
+def _panel(rows: Rows, depth: int) -> Panel:
+    curves = by_curve([row for row in rows if row["layers"] == depth and row["part"] == "full"])
     return growth_panel(
         "one layer" if depth == 1 else f"{depth} layers",
         [
-            curve_series(f"layer {layer + 1}", averaged(members))
+            curve(f"layer {layer + 1}", seen(averaged(members)))
             for (_, layer, *_), members in curves.items()
         ],
     )
@@ -148,6 +164,7 @@ STUDY = Study(
     title="linear MLPs of depth 1 to 5 against the size of the data",
     source="Hessian paper, appendix: MLP",
     published="Without attention all blocks grow as σ², whatever the depth.",
+    kind=LinearSettings,
     settings=settings,
     measure=measure,
     summarise=summarise,

@@ -10,7 +10,9 @@ With two matrices H_f has the blocks ± G between W_Q and W_K, whose eigenvalues
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,49 +22,43 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.data import addition_batch
 from hessblocks.figures import Figure, Panel, Series, mean_and_error
-from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import (
-    Check,
-    Scale,
-    Settings,
-    Study,
-    Summary,
-    number,
-    seed_of,
-    whole,
-    word,
+from hessblocks.storage import Row
+from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks.studies.shared import (
+    DrawSettings,
+    Size,
+    addition_model,
+    draws,
+    gathered,
+    mean_table,
+    weight_size,
 )
-from hessblocks.studies.shared import GAIN, addition_model
 from hessblocks.theory import AttentionHessian
 
 BLOCKS = {"two-matrix": ("query", "key"), "one-matrix": ("query_key",)}
 """Parametrisation → its groups."""
 SCORES = ("softmax", "linear")
-_SIZES: dict[Scale, tuple[int, int, int]] = {
-    "smoke": (8, 8, 2),
-    "laptop": (16, 64, 10),
-    "paper": (16, 64, 20),
+_SIZES: dict[Scale, Size] = {
+    "smoke": Size(width=8, sums=8, seeds=2),
+    "laptop": Size(width=16, sums=64, seeds=10),
+    "paper": Size(width=16, sums=64, seeds=20),
 }
-"""Width, sums, seeds."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
-    """One point for each kind of scores and each seed."""
-    width, sums, own = _SIZES[scale]
-    return [
-        {"scores": scores, "width": width, "sums": sums, "seed": seed}
-        for scores in SCORES
-        for seed in range(seeds or own)
-    ]
+@dataclass(frozen=True, kw_only=True)
+class PairSettings(DrawSettings):
+    """A point of this study: one function in both parametrisations."""
+
+    scores: str
+    """softmax or linear."""
 
 
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: PairSettings) -> list[Row]:
     """Eigenvalues and mean entry of each part over the query and key weights, both parametrisations."""
-    width, seed = whole(settings, "width"), whole(settings, "seed")
-    scores = word(settings, "scores")
+    seed, scores = settings.seed, settings.scores
     draw = seed_of("one-matrix", seed)
-    models = equal_models(scores, width, draw)
-    batch = addition_batch(whole(settings, "sums"), seed=draw)
+    models = equal_models(scores, settings.width, draw)
+    batch = addition_batch(settings.sums, seed=draw)
     rows: list[Row] = []
     for name, groups in BLOCKS.items():
         hessian = exact_attention_curvature(models[name], batch)
@@ -81,7 +77,7 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
 
 def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedModel]:
     """Two models of the same function, by parametrisation."""
-    sigma = GAIN / math.sqrt(width)
+    sigma = weight_size(width)
     two = addition_model(scores, layers=1, width=width, sigma=sigma, seed=seed)
     other = "one-matrix" if scores == "softmax" else "one-matrix-linear"
     one = addition_model(other, layers=1, width=width, sigma=sigma, seed=seed)
@@ -133,44 +129,24 @@ def _joint(hessian: AttentionHessian, groups: Sequence[str], part: Part) -> Tens
     )
 
 
-Values = dict[tuple[str, str, str, str], list[float]]
+Values = dict[tuple[Any, ...], list[float]]
 """(scores, parametrisation, part, quantity) → the value of each seed."""
 _KEY = ("scores", "parametrisation", "part", "quantity")
 
 
-def by_quantity(rows: Sequence[Row]) -> Values:
-    """The rows gathered over seeds."""
-    found: Values = {}
-    for row in rows:
-        scores, parametrisation, part, quantity = (word(row, name) for name in _KEY)
-        key = (scores, parametrisation, part, quantity)
-        found.setdefault(key, []).append(number(row, "value"))
-    return found
-
-
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """How indefinite each parametrisation is, and whether eigenvalues come in pairs."""
-    found = by_quantity(rows)
+    found = gathered(rows, *_KEY)
+    means = {key: each for key, each in found.items() if not key[-1].startswith("eigenvalue")}
     return Summary(
         figure=Figure(
             title="One matrix W_QK leaves fewer negative directions than W_Q and W_K",
             caption="Eigenvalues of H over the query and key weights, first seed, by size; same function.",
             panels=tuple(_panel(scores, found) for scores in SCORES),
         ),
-        checks=tuple(_checks(found)),
-        tables={"quantities": _table(found)},
+        checks=_checks(found),
+        tables={"quantities": mean_table(means, *_KEY)},
     )
-
-
-def _table(found: Values) -> list[dict[str, object]]:
-    """Mean over seeds of everything but single eigenvalues."""
-    rows = []
-    for key, values in found.items():
-        if not key[-1].startswith("eigenvalue"):
-            mean, error = mean_and_error(values)
-            names = dict(zip(_KEY, key, strict=True))
-            rows.append({**names, "value": mean, "standard_error": error})
-    return rows
 
 
 def _panel(scores: str, found: Values) -> Panel:
@@ -236,7 +212,8 @@ STUDY = Study(
         "With W_Q and W_K apart the functional Hessian gains a block-hollow term whose eigenvalues come "
         "in ± pairs; one matrix W_QK has no such term."
     ),
-    settings=settings,
+    kind=PairSettings,
+    settings=draws(_SIZES, PairSettings, scores=SCORES),
     measure=measure,
     summarise=summarise,
     columns=("study", "scores", "parametrisation", "part", "quantity", "seed", "value"),

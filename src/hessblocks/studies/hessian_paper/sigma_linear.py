@@ -7,15 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from hessblocks.figures import Figure, Panel
-from hessblocks.storage import GROWTH_COLUMNS, Row
-from hessblocks.studies.engine import Scale, Settings, Study, Summary, number
+from hessblocks.studies.engine import Rows, Scale, Summary
 from hessblocks.studies.shared import (
     Expected,
     Size,
     curves_panel,
     fit_table,
-    growth_settings,
-    measure_growth,
+    growth_study,
     slope_checks,
     slopes,
 )
@@ -36,16 +34,9 @@ EXPECTED = (
 )
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
-    """Points of a scale; both ranges of σ together."""
-    return growth_settings(
-        "sigma-linear", "softmax", "cross-entropy", SIZES[scale], seeds, precision="float32"
-    )
-
-
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """Slopes above σ = 1, and both ranges side by side."""
-    large = slopes([row for row in rows if number(row, "sigma") >= LARGE], max(WIDE))
+    large = slopes([row for row in rows if row["sigma"] >= LARGE], max(WIDE))
     seeds = len({row["seed"] for row in rows})
     return Summary(
         figure=Figure(
@@ -53,23 +44,24 @@ def summarise(rows: Sequence[Row]) -> Summary:
             caption=f"Mean over {seeds} seeds; bars are its standard errors.",
             panels=(_panel(rows, WIDE), _panel(rows, NARROW)),
         ),
-        checks=tuple(slope_checks(large, EXPECTED)),
+        checks=slope_checks(large, EXPECTED),
         tables={"slopes above 1": fit_table(large)},
     )
 
 
-def _panel(rows: Sequence[Row], sigmas: Sequence[float]) -> Panel:
+def _panel(rows: Rows, sigmas: Sequence[float]) -> Panel:
     title = f"σ from {min(sigmas):g} to {max(sigmas):g}"
     return curves_panel([row for row in rows if row["sigma"] in sigmas], title, x_scale="linear")
 
 
-STUDY = Study(
-    name="sigma-linear",
+STUDY = growth_study(
+    "sigma-linear",
     title="one softmax layer on linear scales of σ, 0.1 to 10 and 0.1 to 1",
     source="Hessian paper, appendix: σ on linear scales",
     published="Above σ = 1 the curves flatten: value about σ^1.8, query about σ⁴.",
-    settings=settings,
-    measure=measure_growth,
+    block="softmax",
+    loss="cross-entropy",
+    precision="float32",
+    sizes=SIZES,
     summarise=summarise,
-    columns=GROWTH_COLUMNS,
 )

@@ -8,32 +8,35 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from hessblocks.curvature import AttentionBackendWarning
-from hessblocks.figures import Figure, Panel, Series, mean_and_error
-from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Check, Scale, Settings, Study, Summary, number, whole, word
+from hessblocks.figures import Figure, Panel, mean_and_error
+from hessblocks.storage import Row
+from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (
     LAPTOP,
     PAPER,
     SMOKE,
     SPREAD,
-    TRAINED_COLUMNS,
-    TRAINED_REVISION,
     Losses,
     Probe,
+    TextSize,
+    TrainedSettings,
     curvature_rows,
+    curve,
+    every_run,
     final_losses,
+    gathered,
     loss_table,
+    of_quantity,
     rank_correlation,
     text_of,
     train_point,
-    trained_settings,
+    trained_study,
 )
-from hessblocks.training import RunSize
 
 PRESETS = ("pre-ln", "parallel", "skipless", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")
 RATES: dict[str, dict[Scale, tuple[float, ...]]] = {
@@ -49,7 +52,7 @@ RATES: dict[str, dict[Scale, tuple[float, ...]]] = {
     },
 }
 """Learning rates of each optimiser."""
-SIZES: dict[Scale, RunSize] = {
+SIZES: dict[Scale, TextSize] = {
     "smoke": replace(SMOKE, steps=12),
     "laptop": replace(LAPTOP, depth=4, steps=400, evaluations=4),
     "paper": PAPER,
@@ -58,38 +61,46 @@ _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 2, "paper": 3}
 _PROBE = Probe(sequences=8, tokens=32, probes=8, spectrum_steps=0, spectrum_probes=0)
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+@dataclass(frozen=True, kw_only=True)
+class RateSettings(TrainedSettings):
+    """A point of this study: one model, one optimiser, one learning rate."""
+
+    curvature: bool
+    """Whether the spread of the curvature at initialisation is measured: once a block and seed."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[RateSettings]:
     """One point for each preset, optimiser, rate and seed."""
-    points: list[Settings] = []
-    for optimiser, rates in RATES.items():
-        for rate in rates[scale]:
-            size = replace(SIZES[scale], learning_rate=rate)
-            points += trained_settings(
-                "adaptivity",
-                PRESETS,
-                size,
-                seeds or _SEEDS[scale],
-                optimiser=optimiser,
-                curvature=(optimiser, rate) == ("adamw", rates[scale][0]),
-            )
-    return points
+    return [
+        point
+        for optimiser, rates in RATES.items()
+        for rate in rates[scale]
+        for point in every_run(
+            RateSettings,
+            "adaptivity",
+            PRESETS,
+            replace(SIZES[scale], learning_rate=rate),
+            seeds or _SEEDS[scale],
+            optimiser=optimiser,
+            curvature=(optimiser, rate) == ("adamw", rates[scale][0]),
+        )
+    ]
 
 
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: RateSettings) -> list[Row]:
     """Train one model, named with its optimiser and rate; one of a block and seed also maps curvature."""
-    optimiser, rate = word(settings, "optimiser"), number(settings, "learning_rate")
-    corpus = text_of(settings)
-    probe = replace(_PROBE, tokens=min(_PROBE.tokens, whole(settings, "context")))
+    corpus = text_of(settings.size)
+    probe = replace(_PROBE, tokens=min(_PROBE.tokens, settings.size.context))
 
     def observe(model: nn.Module, step: int) -> list[Row]:
-        if step or not settings["curvature"]:
+        if step or not settings.curvature:
             return []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AttentionBackendWarning)
             rows = curvature_rows(model.eval(), corpus, probe)
         return [row for row in rows if row["quantity"] == SPREAD]
 
-    name = f"{word(settings, 'variant')}, {optimiser} {rate:g}"
+    name = f"{settings.variant}, {settings.optimiser} {settings.size.learning_rate:g}"
     return [{**row, "variant": name} for row in train_point(settings, observe)]
 
 
@@ -118,17 +129,15 @@ def gaps(losses: Losses) -> dict[str, tuple[float, float]]:
     return found
 
 
-def spreads(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
+def spreads(rows: Rows) -> dict[str, tuple[float, float]]:
     """Preset → spread of the norms at initialisation, mean over seeds, with its error."""
-    at: dict[str, dict[Scalar, float]] = {}
-    for row in rows:
-        if row["quantity"] == SPREAD:
-            preset = word(row, "variant").partition(", ")[0]
-            at.setdefault(preset, {})[row["seed"]] = number(row, "value")
-    return {preset: mean_and_error(list(seeds.values())) for preset, seeds in at.items()}
+    found: dict[str, list[float]] = {}
+    for (variant,), values in gathered(of_quantity(rows, SPREAD), "variant").items():
+        found.setdefault(variant.partition(", ")[0], []).extend(values)
+    return {preset: mean_and_error(values) for preset, values in found.items()}
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """The gap between the optimisers against the spread of the curvature."""
     losses = final_losses(rows)
     gap, spread = gaps(losses), spreads(rows)
@@ -138,14 +147,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
         x_label="spread of log10 ‖H‖ over weight matrices at initialisation (decades)",
         y_label="loss of SGD above that of AdamW (nats per token)",
         series=tuple(
-            Series(
-                name=preset,
-                x=(spread[preset][0],),
-                y=(gap[preset][0],),
-                error=(gap[preset][1],),
-                line=False,
-            )
-            for preset in common
+            curve(preset, [(spread[preset][0], *gap[preset])], line=False) for preset in common
         ),
     )
     best = best_losses(losses)
@@ -155,7 +157,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
             caption="Each optimiser at the best rate of its grid; bars are standard errors over seeds.",
             panels=(panel,) if common else (),
         ),
-        checks=tuple(_checks(spread, gap, [p for p in spread if p not in gap])),
+        checks=_checks(spread, gap, [p for p in spread if p not in gap]),
         tables={
             "gaps": [
                 {
@@ -205,15 +207,13 @@ def _checks(
     ]
 
 
-STUDY = Study(
-    name="adaptivity",
+STUDY = trained_study(
+    "adaptivity",
     title="gap between SGD and AdamW against the unevenness of the curvature",
     source="ours, testing a claim of the Hessian paper",
     published="Argued, not tested: heterogeneous blocks of the Hessian are why transformers need Adam.",
+    kind=RateSettings,
     settings=settings,
     measure=measure,
     summarise=summarise,
-    columns=TRAINED_COLUMNS,
-    revision=TRAINED_REVISION,
-    gpus=1,
 )

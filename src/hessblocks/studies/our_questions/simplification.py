@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
 from hessblocks.conventions import PARTS
 from hessblocks.curvature import AttentionBackendWarning, exact_norms
 from hessblocks.data import addition_batch
-from hessblocks.figures import Figure, Panel, Scaling, Series, mean_and_error
+from hessblocks.figures import Figure, Panel, Scaling, mean_and_error
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Check, Scale, Settings, Study, Summary, number, whole, word
+from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (
     DISTANCE,
     HETEROGENEITY,
@@ -24,27 +25,32 @@ from hessblocks.studies.shared import (
     PAPER,
     SMOKE,
     SPREAD,
-    TRAINED_COLUMNS,
-    TRAINED_REVISION,
     Losses,
     Probe,
     Sizes,
+    TextSize,
+    TrainedSettings,
     addition_model,
     curvature_rows,
+    curve,
+    every_run,
     final_losses,
+    finite,
     fit_growth,
+    gathered,
     less_check,
     logspace,
     loss_panel,
     loss_table,
     make_block,
+    mean_table,
+    of_quantity,
     places_panel,
     rank_correlation,
     text_of,
     train_point,
-    trained_settings,
+    trained_study,
 )
-from hessblocks.training import RunSize
 
 CHAIN = (
     "pre-ln",
@@ -58,7 +64,7 @@ CHAIN = (
 )
 """Each block lacks one more part than the one before: attention skip, plain attention (shaped from
 here on), values, projection, sequential order, MLP skip, norms."""
-SIZES: dict[Scale, RunSize] = {
+SIZES: dict[Scale, TextSize] = {
     "smoke": replace(SMOKE, steps=20),
     "laptop": replace(LAPTOP, depth=4, steps=600, evaluations=12),
     "paper": replace(PAPER, evaluations=40),
@@ -91,19 +97,24 @@ LABELS = {
 INDICES = tuple(LABELS)
 
 
-def settings(scale: Scale, seeds: int | None) -> list[Settings]:
+@dataclass(frozen=True, kw_only=True)
+class ChainSettings(TrainedSettings):
+    """A point of this study: one model whose curvature is measured as it trains."""
+
+    probe: Probe
+    """How the curvature is measured."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[ChainSettings]:
     """Points of a scale."""
-    return trained_settings(
-        "simplification", CHAIN, SIZES[scale], seeds or _SEEDS[scale], **asdict(_PROBES[scale])
-    )
+    count, probe = seeds or _SEEDS[scale], _PROBES[scale]
+    return every_run(ChainSettings, "simplification", CHAIN, SIZES[scale], count, probe=probe)
 
 
-def measure(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure(settings: ChainSettings) -> list[Row]:
     """Train one block; its curvature along the way, and its growth exponents at initialisation."""
-    names = ("sequences", "tokens", "probes", "spectrum_steps", "spectrum_probes")
-    probe = Probe(**{name: whole(settings, name) for name in names})
-    steps = whole(settings, "steps")
-    corpus = text_of(settings)
+    probe, steps = settings.probe, settings.size.steps
+    corpus = text_of(settings.size)
 
     def observe(model: nn.Module, step: int) -> list[Row]:
         if step not in {steps * stage // STAGES for stage in range(STAGES + 1)}:
@@ -117,10 +128,10 @@ def measure(settings: Mapping[str, Scalar]) -> list[Row]:
     return rows + growth_exponents(settings)
 
 
-def growth_exponents(settings: Mapping[str, Scalar]) -> list[Row]:
+def growth_exponents(settings: ChainSettings) -> list[Row]:
     """Exponents of the query and value blocks of one layer, exactly, with one draw scaled by σ."""
-    width, seed = _GROWTH["width"], whole(settings, "seed")
-    block = make_block(word(settings, "variant"), Sizes(width=width, heads=1, mlp_width=4 * width))
+    width, seed = _GROWTH["width"], settings.seed
+    block = make_block(settings.variant, Sizes(width=width, heads=1, mlp_width=4 * width))
     batch = addition_batch(_GROWTH["sums"], seed=seed)
     norms = [
         exact_norms(
@@ -131,7 +142,6 @@ def growth_exponents(settings: Mapping[str, Scalar]) -> list[Row]:
         )
         for sigma in _SIGMAS
     ]
-    shared = {name: settings[name] for name in ("study", "variant", "seed")}
     rows: list[Row] = []
     for group in ("query", "value"):
         for part in PARTS:
@@ -139,7 +149,7 @@ def growth_exponents(settings: Mapping[str, Scalar]) -> list[Row]:
             fit = fit_growth(_SIGMAS, values, [None] * len(values))
             if fit is not None:
                 found: Row = {"group": group, "part": part, "method": "exact"}
-                rows.append({**shared, **found, "quantity": EXPONENT, "value": fit.slope})
+                rows.append({**settings.owner, **found, "quantity": EXPONENT, "value": fit.slope})
     return rows
 
 
@@ -147,39 +157,39 @@ Values = dict[str, dict[str, dict[str, dict[Scalar, float]]]]
 """Quantity → before | after → variant → {seed: value}."""
 
 
-def indices(rows: Sequence[Row]) -> Values:
+def indices(rows: Rows) -> Values:
     """The indices of unevenness before and after training."""
-    last = max((number(row, "step") for row in rows if row["quantity"] == NORM), default=0.0)
+    last = max((row["step"] for row in of_quantity(rows, NORM)), default=0)
     found: Values = {}
-    for row in rows:
-        if row["quantity"] in INDICES and row["step"] in (0, last):
-            moments = found.setdefault(word(row, "quantity"), {})
+    for row in of_quantity(rows, *INDICES):
+        if row["step"] in (0, last):
+            moments = found.setdefault(row["quantity"], {})
             variants = moments.setdefault("before" if row["step"] == 0 else "after", {})
-            variants.setdefault(word(row, "variant"), {})[row["seed"]] = number(row, "value")
+            variants.setdefault(row["variant"], {})[row["seed"]] = row["value"]
     common = {
-        moment: common_spreads(rows, step) for moment, step in (("before", 0.0), ("after", last))
+        moment: common_spreads(rows, step) for moment, step in (("before", 0), ("after", last))
     }
     if common["after"]:
         found[COMMON_SPREAD] = common
     return found
 
 
-def common_spreads(rows: Sequence[Row], step: float) -> dict[str, dict[Scalar, float]]:
+def common_spreads(rows: Rows, step: int) -> dict[str, dict[Scalar, float]]:
     """Variant → {seed: spread of the norms of H over the matrices that all blocks have}."""
-    norms: dict[str, dict[Scalar, list[float]]] = {}
-    measured = (row for row in rows if row["quantity"] == NORM and row["part"] == "full")
-    for row in measured:
-        value = number(row, "value")
-        if row["step"] == step and word(row, "group").endswith(COMMON) and value > 0:
-            seeds = norms.setdefault(word(row, "variant"), {})
-            seeds.setdefault(row["seed"], []).append(math.log10(value))
-    return {
-        variant: {seed: statistics.stdev(values) for seed, values in seeds.items()}
-        for variant, seeds in norms.items()
-    }
+    common = [
+        {**row, "value": math.log10(row["value"])}
+        for row in of_quantity(rows, NORM)
+        if (row["part"], row["step"]) == ("full", step)
+        and row["group"].endswith(COMMON)
+        and row["value"] > 0
+    ]
+    found: dict[str, dict[Scalar, float]] = {}
+    for (variant, seed), values in gathered(common, "variant", "seed").items():
+        found.setdefault(variant, {})[seed] = statistics.stdev(values)
+    return found
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Rows) -> Summary:
     """Loss curves, unevenness before and after training, growth exponents."""
     losses, found = final_losses(rows), indices(rows)
     panels = [loss_panel(rows, CHAIN, "loss at equal tokens")] if losses else []
@@ -212,10 +222,7 @@ def _bars(found: Values) -> list[Panel]:
     panels = []
     for quantity, label in LABELS.items():
         if quantity in found:
-            means = {
-                moment: {variant: mean_and_error(list(v.values())) for variant, v in each.items()}
-                for moment, each in found[quantity].items()
-            }
+            means = {moment: finite(each) for moment, each in found[quantity].items()}
             scale: Scaling = "log" if quantity == HETEROGENEITY else "linear"
             panel = places_panel(means, label, bars=scale == "linear")
             panels.append(replace(panel, y_scale=scale, title=quantity.replace("_", " ")))
@@ -224,45 +231,37 @@ def _bars(found: Values) -> list[Panel]:
 
 def _scatter(moment: str, spreads: Mapping[str, Mapping[Scalar, float]], losses: Losses) -> Panel:
     """Final loss against unevenness, one point a block."""
-    points = []
-    for variant in CHAIN:
-        if variant in spreads and math.isfinite(sum(losses[variant].values())):
-            x, _ = mean_and_error(list(spreads[variant].values()))
-            y, error = mean_and_error(list(losses[variant].values()))
-            points.append(Series(name=variant, x=(x,), y=(y,), error=(error,), line=False))
+    even, final = finite(spreads), finite(losses)
     return Panel(
         title=f"final loss and unevenness {moment} training",
         x_label=f"{LABELS[SPREAD]}, {moment} training",
         y_label="final validation loss (nats per token)",
-        series=tuple(points),
+        series=tuple(
+            curve(variant, [(even[variant][0], *final[variant])], line=False)
+            for variant in CHAIN
+            if variant in even and variant in final
+        ),
     )
 
 
 def _index_table(found: Values) -> list[dict[str, object]]:
-    table: list[dict[str, object]] = []
-    for quantity, moments in found.items():
-        for moment, variants in moments.items():
-            for variant, seeds in variants.items():
-                value, error = mean_and_error(list(seeds.values()))
-                names = {"quantity": quantity, "moment": moment, "variant": variant}
-                table.append(
-                    {**names, "value": value, "standard_error": error, "seeds": len(seeds)}
-                )
-    return table
+    by_block = {
+        (quantity, moment, variant): list(seeds.values())
+        for quantity, moments in found.items()
+        for moment, variants in moments.items()
+        for variant, seeds in variants.items()
+    }
+    lines = mean_table(by_block, "quantity", "moment", "variant")
+    return [
+        {**line, "seeds": len(values)}
+        for line, values in zip(lines, by_block.values(), strict=True)
+    ]
 
 
-def _growth_table(rows: Sequence[Row]) -> list[dict[str, object]]:
-    gathered: dict[tuple[str, str, str], list[float]] = {}
-    for row in rows:
-        if row["quantity"] == EXPONENT:
-            key = (word(row, "variant"), word(row, "group"), word(row, "part"))
-            gathered.setdefault(key, []).append(number(row, "value"))
-    table: list[dict[str, object]] = []
-    for (variant, group, part), values in gathered.items():
-        slope, error = mean_and_error(values)
-        names = {"variant": variant, "group": group, "part": part}
-        table.append({**names, "slope": slope, "standard_error": error})
-    return table
+def _growth_table(rows: Rows) -> list[dict[str, Any]]:
+    columns = ("variant", "group", "part")
+    exponents = gathered(of_quantity(rows, EXPONENT), *columns)
+    return mean_table(exponents, *columns, value="slope")
 
 
 def _even_checks(spreads: Mapping[str, Losses]) -> list[Check]:
@@ -304,15 +303,13 @@ def _training_checks(spreads: Mapping[str, Losses], losses: Losses, matrices: st
     return checks
 
 
-STUDY = Study(
-    name="simplification",
+STUDY = trained_study(
+    "simplification",
     title="curvature from pre-ln to sas-p without norm, one removal at a time",
     source="ours, joining both papers",
     published="Nothing is published: does simplifying a block make its curvature more even?",
+    kind=ChainSettings,
     settings=settings,
     measure=measure,
     summarise=summarise,
-    columns=TRAINED_COLUMNS,
-    revision=TRAINED_REVISION,
-    gpus=1,
 )

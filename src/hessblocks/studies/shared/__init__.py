@@ -1,25 +1,33 @@
 """What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
 
-from hessblocks.studies.shared.addition_model import GAIN, addition_model
-from hessblocks.studies.shared.differences import Difference, Values, difference, exceeds, shown
+from hessblocks.studies.shared.addition_model import GAIN, addition_model, weight_size
+from hessblocks.studies.shared.differences import Values, difference, exceeds, shown
 from hessblocks.studies.shared.fits import fit_growth
+from hessblocks.studies.shared.gathering import (
+    curve,
+    gathered,
+    mean_places,
+    mean_table,
+    of_quantity,
+)
 from hessblocks.studies.shared.growth_points import (
     GROUPS,
+    DrawSettings,
     Size,
-    growth_settings,
+    draws,
+    growth_study,
     logspace,
-    measure_growth,
 )
 from hessblocks.studies.shared.growth_summary import (
     SMALL,
     Expected,
     averaged,
     by_curve,
-    curve_series,
     curves_panel,
     fit_table,
     growth_panel,
     growth_summary,
+    seen,
     slope_checks,
     slopes,
 )
@@ -48,20 +56,21 @@ from hessblocks.studies.shared.trained_points import (
     SEEDS,
     SIZES,
     SMOKE,
-    TRAINED_COLUMNS,
-    TRAINED_REVISION,
+    TrainedSettings,
+    every_run,
     make_model,
-    measure_trained,
     run_settings,
     train_point,
-    trained_settings,
+    trained_study,
 )
 from hessblocks.studies.shared.trained_summary import (
     Losses,
     close_check,
     final_losses,
+    finite,
     less_check,
     loss_panel,
+    loss_summary,
     loss_table,
     mean_curve,
     places_panel,

@@ -67,6 +67,11 @@ BLOCKS = {
 """Name → block of a width: one head as wide as the block, ReLU MLP of 4 widths, no norm but pre-ln's."""
 
 
+def weight_size(width: int) -> float:
+    """Standard deviation of a weight, 0.8/√width."""
+    return GAIN / math.sqrt(width)
+
+
 def addition_model(
     block: str | BlockConfig, *, layers: int, width: int, sigma: float, seed: int
 ) -> PreTrainedModel:
@@ -107,7 +112,7 @@ def draw(model: nn.Module, *, width: int, sigma: float, seed: int) -> None:
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=sigma, generator=generator)
         elif isinstance(module, nn.Linear) and module.weight.any():
-            nn.init.normal_(module.weight, std=GAIN / math.sqrt(width), generator=generator)
+            nn.init.normal_(module.weight, std=weight_size(width), generator=generator)
 
 
 def one_hot_squares(outputs: Any, batch: Any) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hessblocks.figures import mean_and_error
 from hessblocks.storage import Scalar
@@ -45,6 +45,11 @@ class Difference:
         own = student_quantile(0.975, self.seeds - 1) * self.error
         reach = math.hypot(own, NORMAL * self.common)
         return None if abs(self.mean - limit) < reach else self.mean > limit
+
+    def times(self, factor: float) -> Difference:
+        """The same in a unit so many times smaller."""
+        scaled = {name: factor * getattr(self, name) for name in ("mean", "error", "common")}
+        return replace(self, **scaled)
 
     def text(self, unit: str, digits: int = 3) -> str:
         """Mean, error and seeds in words."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from hessblocks.curvature import Norms, Problem, exact_norms, group_norms, parameter_groups
 from hessblocks.data import addition_batch
-from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Settings, number, seed_of, whole, word
+from hessblocks.storage import GROWTH_COLUMNS, Row
+from hessblocks.studies.engine import Rows, Scale, Study, Summary, seed_of
 from hessblocks.studies.shared.addition_model import LOSSES, addition_model
 
 GROUPS = ("query", "value")
@@ -21,15 +22,15 @@ GROUPS = ("query", "value")
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Sizes of a growth study at one scale."""
+    """Sizes of a study at initialisation at one scale."""
 
     width: int
     """Entries of a token's vector, of a query and of a key."""
     sums: int
     """Sums in the batch."""
     seeds: int
-    """Models drawn at each σ."""
-    sigmas: tuple[float, ...]
+    """Models drawn, at each σ where there are several."""
+    sigmas: tuple[float, ...] = ()
     """Sizes of the data."""
     layers: tuple[int, ...] = (1,)
     """Depths."""
@@ -37,92 +38,161 @@ class Size:
     """Random vectors of each estimate; unused where the norm is exact."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrawSettings:
+    """A point of a study at initialisation: a model and sums drawn from a seed."""
+
+    width: int
+    """Entries of a token's vector."""
+    sums: int
+    """Sums in the batch."""
+    seed: int
+    """Repetition, from 0; model and sums are drawn from it and the study's name."""
+
+
+def draws(
+    sizes: Mapping[Scale, Size], kind: type[Any] = DrawSettings, **choices: Sequence[str]
+) -> Callable[[Scale, int | None], list[Any]]:
+    """The settings of a study with a point for each choice and seed.
+
+    Args:
+        sizes: of each scale.
+        kind: dataclass of the points.
+        **choices: further settings of `kind`, each with all its values.
+
+    Returns:
+        From a scale and a number of seeds to the points' settings.
+    """
+
+    def settings(scale: Scale, seeds: int | None) -> list[Any]:
+        size = sizes[scale]
+        return [
+            kind(
+                width=size.width,
+                sums=size.sums,
+                seed=seed,
+                **dict(zip(choices, chosen, strict=True)),
+            )
+            for chosen in itertools.product(*choices.values())
+            for seed in range(seeds or size.seeds)
+        ]
+
+    return settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthSettings:
+    """A point of a growth study: one model at one σ."""
+
+    study: str
+    """Name of the study; model and sums are drawn from it, depth, σ and seed."""
+    block: str
+    """Name in `addition_model.BLOCKS`."""
+    loss: str
+    """Name in `addition_model.LOSSES`."""
+    layers: int
+    """Depth of the model."""
+    width: int
+    """Entries of a token's vector."""
+    sums: int
+    """Sums in the batch."""
+    sigma: float
+    """Standard deviation of embeddings and positions."""
+    seed: int
+    """Repetition, from 0."""
+    probes: int
+    """Random vectors of each estimate."""
+    precision: str
+    """float64, or float32, which is twice as fast: for one layer without norm its norms are those of
+    float64 to 1e-3, and to 1e-5 for σ up to 1."""
+
+
 def logspace(first: float, last: float, count: int) -> tuple[float, ...]:
     """`count` sizes from 10^first to 10^last, equal steps on a logarithmic scale."""
     return tuple(float(value) for value in np.logspace(first, last, count))
 
 
-def growth_settings(
-    study: str,
+def growth_study(
+    name: str,
+    *,
     block: str,
     loss: str,
-    size: Size,
-    seeds: int | None,
+    sizes: Mapping[Scale, Size],
+    summarise: Callable[[Rows], Summary],
     precision: str = "float64",
-) -> list[Settings]:
-    """One point for each depth, σ and seed.
+    **about: Any,
+) -> Study[GrowthSettings]:
+    """A study of one point for each depth, σ and seed.
 
     Args:
-        study: name of the study.
+        name: of the study.
         block: name in `addition_model.BLOCKS`.
-        loss: name in `losses.LOSSES`.
-        size: sizes.
-        seeds: repetitions; None means those of `size`.
-        precision: float64 or float32, which is twice as fast; for one layer without norm its norms are
-            those of float64 to 1e-3, and to 1e-5 for σ up to 1.
+        loss: name in `addition_model.LOSSES`.
+        sizes: of each scale.
+        summarise: from rows to what they amount to.
+        precision: float64 or float32.
+        **about: title, source and published of the `Study`.
+
+    Returns:
+        The study.
     """
-    return [
-        {
-            "study": study,
-            "block": block,
-            "loss": loss,
-            "layers": layers,
-            "width": size.width,
-            "sums": size.sums,
-            "sigma": sigma,
-            "seed": seed,
-            "probes": size.probes,
-            "precision": precision,
-        }
-        for layers in size.layers
-        for sigma in size.sigmas
-        for seed in range(seeds or size.seeds)
-    ]
+
+    def settings(scale: Scale, seeds: int | None) -> list[GrowthSettings]:
+        size = sizes[scale]
+        return [
+            GrowthSettings(
+                study=name,
+                block=block,
+                loss=loss,
+                layers=layers,
+                width=size.width,
+                sums=size.sums,
+                sigma=sigma,
+                seed=seed,
+                probes=size.probes,
+                precision=precision,
+            )
+            for layers in size.layers
+            for sigma in size.sigmas
+            for seed in range(seeds or size.seeds)
+        ]
+
+    return Study(
+        name=name,
+        kind=GrowthSettings,
+        settings=settings,
+        measure=measure_growth,
+        summarise=summarise,
+        columns=GROWTH_COLUMNS,
+        **about,
+    )
 
 
-def measure_growth(settings: Mapping[str, Scalar]) -> list[Row]:
+def measure_growth(settings: GrowthSettings) -> list[Row]:
     """Norms of the W_Q and W_V blocks of every layer: the last one exactly, earlier ones estimated.
 
     Weights, embeddings and sums are drawn afresh for each point.
     """
-    draw = seed_of(*(settings[name] for name in ("study", "layers", "sigma", "seed")))
+    layers, sigma = settings.layers, settings.sigma
+    draw = seed_of(settings.study, layers, sigma, settings.seed)
     model = addition_model(
-        word(settings, "block"),
-        layers=whole(settings, "layers"),
-        width=whole(settings, "width"),
-        sigma=number(settings, "sigma"),
-        seed=draw,
+        settings.block, layers=layers, width=settings.width, sigma=sigma, seed=draw
     )
-    model.to(getattr(torch, word(settings, "precision")))
-    batch = addition_batch(whole(settings, "sums"), seed=draw)
-    layers = whole(settings, "layers")
-    rows = []
+    model.to(getattr(torch, settings.precision))
+    batch = addition_batch(settings.sums, seed=draw)
+    problem, groups = Problem(model, [batch], loss=LOSSES[settings.loss]), parameter_groups(model)
+    found: list[Norms] = []
     for layer in range(layers - 1):
-        norms = _estimates(model, batch, layer, settings)
-        rows += _rows(settings, layer, norms)
-    exact = exact_norms(model, batch, word(settings, "loss"), GROUPS)
-    return rows + _rows(settings, layers - 1, exact)
-
-
-def _estimates(
-    model: PreTrainedModel, batch: Mapping[str, object], layer: int, settings: Settings
-) -> Norms:
-    problem = Problem(model, [batch], loss=LOSSES[word(settings, "loss")])
-    all_groups = parameter_groups(model)
-    found = group_norms(
-        problem,
-        {name: all_groups[f"layers.{layer}.attention.{name}"] for name in GROUPS},
-        probes=whole(settings, "probes"),
-        seed=whole(settings, "seed"),
-    )
-    return {(name, part): norm for name, parts in found.items() for part, norm in parts.items()}
-
-
-def _rows(settings: Settings, layer: int, norms: Norms) -> list[Row]:
-    shared = {name: settings[name] for name in ("study", "layers", "sigma", "seed")}
+        named = {name: groups[f"layers.{layer}.attention.{name}"] for name in GROUPS}
+        norms = group_norms(problem, named, probes=settings.probes, seed=settings.seed)
+        found.append({(name, part): norms[name][part] for name in norms for part in norms[name]})
+    found.append(exact_norms(model, batch, settings.loss, GROUPS))
     return [
         {
-            **shared,
+            "study": settings.study,
+            "layers": layers,
+            "sigma": sigma,
+            "seed": settings.seed,
             "layer": layer,
             "group": group,
             "part": part,
@@ -130,5 +200,6 @@ def _rows(settings: Settings, layer: int, norms: Norms) -> list[Row]:
             "standard_error": norm.standard_error,
             "method": norm.method,
         }
+        for layer, norms in enumerate(found)
         for (group, part), norm in norms.items()
     ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from hessblocks.figures import Figure, Panel, Scaling, Series, mean_and_error
-from hessblocks.storage import Row
-from hessblocks.studies.engine import Check, Summary, number
+from hessblocks.figures import Figure, Panel, Scaling, Series
+from hessblocks.studies.engine import Check, Rows, Summary
 from hessblocks.studies.shared.fits import Growth, fit_growth
+from hessblocks.studies.shared.gathering import Place, curve, mean_places
 
 Curve = tuple[int, int, str, str]
 """layers, layer, group, part."""
@@ -34,33 +35,25 @@ class Expected:
     """Where the number is from."""
 
 
-def slopes(rows: Sequence[Row], largest: float) -> dict[Curve, Growth]:
+def slopes(rows: Rows, largest: float) -> dict[Curve, Growth]:
     """Power laws of all curves for σ up to `largest`; curves that are 0 or too short are left out."""
     found = {}
-    for curve, members in by_curve(rows).items():
-        small = [row for row in members if number(row, "sigma") <= largest * (1 + 1e-9)]
-        growth = fit_growth(
-            [number(row, "sigma") for row in small],
-            [number(row, "value") for row in small],
-            [number(row, "standard_error") for row in small],
-        )
+    for place, members in by_curve(rows).items():
+        small = [row for row in members if row["sigma"] <= largest * (1 + 1e-9)]
+        names = ("sigma", "value", "standard_error")
+        growth = fit_growth(*([row[name] for row in small] for name in names))
         if growth is not None:
-            found[curve] = growth
+            found[place] = growth
     return found
 
 
-def by_curve(rows: Iterable[Row]) -> dict[Curve, list[Row]]:
+def by_curve(rows: Rows) -> dict[Curve, Rows]:
     """The rows of each curve."""
-    found: dict[Curve, list[Row]] = {}
+    found: dict[Curve, list[Mapping[str, Any]]] = {}
     for row in rows:
-        curve = (
-            int(number(row, "layers")),
-            int(number(row, "layer")),
-            str(row["group"]),
-            str(row["part"]),
-        )
-        found.setdefault(curve, []).append(row)
-    return found
+        key = (row["layers"], row["layer"], row["group"], row["part"])
+        found.setdefault(key, []).append(row)
+    return {**found}
 
 
 def slope_checks(fits: Mapping[Curve, Growth], expected: Sequence[Expected]) -> list[Check]:
@@ -82,13 +75,13 @@ def fit_table(fits: Mapping[Curve, Growth]) -> list[dict[str, object]]:
 
 
 def growth_summary(
-    rows: Sequence[Row],
+    rows: Rows,
     *,
     title: str,
     caption: str,
     expected: Sequence[Expected],
     largest: float = SMALL,
-    published: Sequence[Row] = (),
+    published: Rows = (),
     x_scale: Scaling = "log",
 ) -> Summary:
     """Fits, checks and figure of a growth study.
@@ -111,35 +104,44 @@ def growth_summary(
     bars = f"Mean over {seeds} seeds; bars are its standard errors. {caption}"
     return Summary(
         figure=Figure(title=title, caption=bars, panels=panels),
-        checks=tuple(slope_checks(fits, expected)),
+        checks=slope_checks(fits, expected),
         tables={"slopes": fit_table(fits)},
     )
 
 
-def averaged(rows: Sequence[Row]) -> list[tuple[float, float, float]]:
+def averaged(rows: Rows) -> list[Place]:
     """(σ, mean, standard error of the mean) of one curve, smallest σ first."""
     at: dict[float, list[float]] = {}
     for row in rows:
-        at.setdefault(number(row, "sigma"), []).append(number(row, "value"))
-    return [(sigma, *mean_and_error(at[sigma])) for sigma in sorted(at)]
+        at.setdefault(row["sigma"], []).append(row["value"])
+    return mean_places({sigma: at[sigma] for sigma in sorted(at)})
 
 
 def curves_panel(
-    rows: Sequence[Row],
+    rows: Rows,
     title: str,
-    published: Sequence[Row] = (),
+    published: Rows = (),
     x_scale: Scaling = "log",
 ) -> Panel:
     """The curves of one layer; those that are 0 everywhere are left out."""
     theirs = by_curve(published)
     series = []
-    for curve, members in by_curve(rows).items():
-        name = f"{curve[2]}, {curve[3]}"
-        if any(row["value"] for row in members):
-            series.append(curve_series(name, averaged(members)))
-        if any(row["value"] for row in theirs.get(curve, [])):
-            series.append(_published(name, theirs[curve]))
+    for place, members in by_curve(rows).items():
+        name = f"{place[2]}, {place[3]}"
+        ours = seen(averaged(members))
+        if ours:
+            series.append(curve(name, ours))
+        known = [
+            (row["sigma"], row["value"], row["standard_error"]) for row in theirs.get(place, [])
+        ]
+        if seen(known):
+            series.append(curve(name, seen(known), published=True, line=False))
     return growth_panel(title, series, x_scale)
+
+
+def seen(places: Iterable[Place]) -> list[Place]:
+    """The places that a logarithmic axis has room for: those above 0."""
+    return [place for place in places if place[1] > 0]
 
 
 def growth_panel(title: str, series: Sequence[Series], x_scale: Scaling = "log") -> Panel:
@@ -154,34 +156,15 @@ def growth_panel(title: str, series: Sequence[Series], x_scale: Scaling = "log")
     )
 
 
-def _by_layer(rows: Sequence[Row]) -> dict[tuple[int, int], list[Row]]:
-    found: dict[tuple[int, int], list[Row]] = {}
+def _by_layer(rows: Rows) -> dict[tuple[int, int], Rows]:
+    found: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for (layers, layer, *_), members in by_curve(rows).items():
         found.setdefault((layers, layer), []).extend(members)
-    return found
+    return {**found}
 
 
 def _place(layers: int, layer: int) -> str:
     return "one layer" if layers == 1 else f"layer {layer + 1} of {layers}"
-
-
-def curve_series(name: str, points: Sequence[tuple[float, float, float]]) -> Series:
-    """A curve of (σ, mean, standard error); values of 0 have no place on a logarithmic axis."""
-    kept = [point for point in points if point[1] > 0]
-    x, y, error = zip(*kept, strict=True)
-    return Series(name=name, x=x, y=y, error=error)
-
-
-def _published(name: str, rows: Sequence[Row]) -> Series:
-    kept = [row for row in rows if number(row, "value") > 0]
-    return Series(
-        name=name,
-        x=tuple(number(row, "sigma") for row in kept),
-        y=tuple(number(row, "value") for row in kept),
-        error=tuple(number(row, "standard_error") for row in kept),
-        published=True,
-        line=False,
-    )
 
 
 def _slope_check(curve: Curve, growth: Growth, wanted: Expected) -> Check:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hessblocks.figures import mean_and_error
-from hessblocks.storage import Row
-from hessblocks.studies.engine import Check, number, word
+from hessblocks.studies.engine import Check, Rows
+from hessblocks.studies.shared.gathering import of_quantity
 
 STEP_TIME = "step_time"
 """Seconds of a training step, median over the turns."""
@@ -22,18 +22,15 @@ def median_error(times: Sequence[float]) -> float:
     return 1.25 * mean_and_error(times)[1]
 
 
-def values(rows: Sequence[Row], quantity: str) -> dict[str, tuple[float, float]]:
+def values(rows: Rows, quantity: str) -> dict[str, tuple[float, float]]:
     """Block → (value, standard error) of a cost."""
     return {
-        word(row, "variant"): (number(row, "value"), number(row, "standard_error"))
-        if row.get("standard_error") is not None
-        else (number(row, "value"), 0.0)
-        for row in rows
-        if row["quantity"] == quantity
+        row["variant"]: (float(row["value"]), float(row.get("standard_error") or 0.0))
+        for row in of_quantity(rows, quantity)
     }
 
 
-def speeds(rows: Sequence[Row], quantity: str = STEP_TIME) -> dict[str, tuple[float, float]]:
+def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, tuple[float, float]]:
     """Block → (times as fast as pre-ln, its standard error)."""
     found = values(rows, quantity)
     if "pre-ln" not in found:
@@ -45,7 +42,7 @@ def speeds(rows: Sequence[Row], quantity: str = STEP_TIME) -> dict[str, tuple[fl
     }
 
 
-def speed_check(rows: Sequence[Row], block: str = "sas-p") -> list[Check]:
+def speed_check(rows: Rows, block: str = "sas-p") -> list[Check]:
     """Whether a training step of `block` takes less time than one of pre-ln."""
     found = speeds(rows)
     if block not in found:

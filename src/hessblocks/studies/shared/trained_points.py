@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,13 +23,12 @@ from hessblocks.data import Corpus
 from hessblocks.models import build
 from hessblocks.quiet import quiet
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Scale, Settings, whole, word
+from hessblocks.studies.engine import Measure, Scale, Study
 from hessblocks.studies.shared.texts import TextSize, text_of
 from hessblocks.studies.shared.variants import Sizes, make_block
 from hessblocks.training import (
     ModelSettings,
     RunSettings,
-    RunSize,
     RunTrainer,
     TrainingSettings,
     make_trainer,
@@ -38,6 +37,7 @@ from hessblocks.training import (
 LOSS = "validation_loss"
 """Nats per token on held-out windows; empty where training diverged."""
 
+S = TypeVar("S")
 Observer = Callable[[nn.Module, int], list[Row]]
 """From the model and the step to rows of what is seen there."""
 
@@ -109,11 +109,11 @@ TRAINED_COLUMNS = (
 )  # fmt: skip
 TRAINED_REVISION = 2
 """Of the studies that train; raised whenever equal settings give other losses."""
-SMOKE = RunSize(
+SMOKE = TextSize(
     depth=2, width=32, heads=2, mlp_width=128, context=32, vocab_size=1024, steps=40, batch_size=8,
     learning_rate=3e-3, evaluations=4, evaluation_sequences=32,
 )  # fmt: skip
-LAPTOP = RunSize(
+LAPTOP = TextSize(
     depth=6, width=64, heads=4, mlp_width=256, context=64, vocab_size=1024, steps=800, batch_size=16,
     learning_rate=3e-3, evaluations=16, evaluation_sequences=256,
 )  # fmt: skip
@@ -122,95 +122,149 @@ PAPER = TextSize(
     batch_size=128, learning_rate=1e-3, evaluations=43, evaluation_sequences=1024,
     data="hub:codeparrot",
 )  # fmt: skip
-SIZES: dict[Scale, RunSize] = {"smoke": SMOKE, "laptop": LAPTOP, "paper": PAPER}
+SIZES: dict[Scale, TextSize] = {"smoke": SMOKE, "laptop": LAPTOP, "paper": PAPER}
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
 
 
-def trained_settings(
+@dataclass(frozen=True, kw_only=True)
+class TrainedSettings:
+    """A point of a study that trains: one model."""
+
+    study: str
+    """Name of the study."""
+    variant: str
+    """Name in `variants.VARIANTS`."""
+    seed: int
+    """Of weights and order of the data; equal seeds see the same data in the same order."""
+    size: TextSize
+    """Sizes of model and training, and the text."""
+    decay: str | None = None
+    """Of the learning rate, linear or cosine; None for linear."""
+    optimiser: str | None = None
+    """adamw or sgd; None for adamw."""
+
+    @property
+    def owner(self) -> dict[str, Scalar]:
+        """What the rows of this point are told apart by."""
+        return {"study": self.study, "variant": self.variant, "seed": self.seed}
+
+
+def every_run(
+    kind: Callable[..., S],
     study: str,
-    variants: Sequence[str],
-    size: RunSize,
+    variants: Iterable[str],
+    size: TextSize,
     seeds: int,
-    **extra: Scalar,
-) -> list[Settings]:
+    **extra: object,
+) -> list[S]:
     """One point for each variant and seed.
 
     Args:
+        kind: dataclass of the points.
         study: name of the study.
-        variants: names in `variants.VARIANTS`.
+        variants: names of blocks.
         size: sizes of model and training.
-        seeds: how many; equal seeds see the same data in the same order.
-        **extra: further settings of `measure`: decay, optimiser.
+        seeds: how many.
+        **extra: further settings of `kind`.
+
+    Returns:
+        The points, all seeds of a variant together.
     """
     return [
-        {"study": study, "variant": variant, "seed": seed, **asdict(size), **extra}
+        kind(study=study, variant=variant, seed=seed, size=size, **extra)
         for variant in variants
         for seed in range(seeds)
     ]
 
 
-def measure_trained(settings: Mapping[str, Scalar]) -> list[Row]:
-    """Train one model and give its losses."""
-    return train_point(settings)
-
-
-def train_point(settings: Mapping[str, Scalar], observer: Observer | None = None) -> list[Row]:
+def train_point(settings: TrainedSettings, observer: Observer | None = None) -> list[Row]:
     """Train one model.
 
     Args:
-        settings: as `trained_settings` gives them.
+        settings: of model and training.
         observer: looks at the model before the first step and whenever a loss is taken.
 
     Returns:
         Parameters, validation losses, and what the observer saw.
     """
     model = make_model(settings)
-    shared = {name: settings[name] for name in ("study", "variant", "seed")}
     count = sum(parameter.numel() for parameter in model.parameters())
     rows: list[Row] = [{"quantity": "parameters", "value": count, "method": "exact"}]
-    rows += train(model, run_settings(settings), text_of(settings), observer)
-    return [{**shared, **row} for row in rows]
+    rows += train(model, run_settings(settings), text_of(settings.size), observer)
+    return [{**settings.owner, **row} for row in rows]
 
 
-def run_settings(settings: Mapping[str, Scalar]) -> RunSettings:
+def run_settings(settings: TrainedSettings) -> RunSettings:
     """How the model of a point is trained."""
-    size = run_size(settings)
-    optimiser = str(settings.get("optimiser", "adamw"))
     training = TrainingSettings.chosen(
-        **_common(TrainingSettings, size),
-        optimiser=optimiser,
-        schedule=str(settings.get("decay", "linear")),
+        **_common(TrainingSettings, settings.size),
+        optimiser=settings.optimiser or "adamw",
+        schedule=settings.decay or "linear",
     )
     return RunSettings(
-        preset=word(settings, "variant"),
-        seed=whole(settings, "seed"),
-        model=ModelSettings(**_common(ModelSettings, size)),
+        preset=settings.variant,
+        seed=settings.seed,
+        model=ModelSettings(**_common(ModelSettings, settings.size)),
         training=training,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )
 
 
-def run_size(settings: Mapping[str, Scalar]) -> RunSize:
-    """The size of a point's run."""
-    found: dict[str, Any] = {field.name: settings[field.name] for field in fields(RunSize)}
-    return RunSize(**found)
-
-
-def _common(kind: type, size: RunSize) -> dict[str, Any]:
+def _common(kind: type, size: TextSize) -> dict[str, Any]:
     """What `size` says of the fields of a kind of settings."""
     return {
         field.name: getattr(size, field.name) for field in fields(kind) if hasattr(size, field.name)
     }
 
 
-def make_model(settings: Mapping[str, Scalar]) -> PreTrainedModel:
+def make_model(settings: TrainedSettings) -> PreTrainedModel:
     """The freshly initialised model of a point."""
-    size = run_size(settings)
-    torch.manual_seed(whole(settings, "seed"))
+    size = settings.size
+    torch.manual_seed(settings.seed)
     sizes = Sizes(width=size.width, heads=size.heads, mlp_width=size.mlp_width)
     return build(
-        make_block(word(settings, "variant"), sizes),
+        make_block(settings.variant, sizes),
         depth=size.depth,
         vocab_size=size.vocab_size,
         context=size.context,
+    )
+
+
+def trained_study(
+    name: str,
+    *,
+    kind: type[Any] = TrainedSettings,
+    variants: Sequence[str] = (),
+    measure: Measure[Any] = train_point,
+    size: Callable[[Scale], TextSize] = SIZES.__getitem__,
+    settings: Callable[[Scale, int | None], Sequence[Any]] | None = None,
+    **about: Any,
+) -> Study[Any]:
+    """A study of trained models: by default a point for each variant and seed, that keeps its losses.
+
+    Args:
+        name: of the study.
+        kind: dataclass of its points.
+        variants: names in `variants.VARIANTS`.
+        measure: from settings to rows.
+        size: of each scale.
+        settings: the points, where they are not one for each variant and seed.
+        **about: title, source, published and summarise of the `Study`.
+
+    Returns:
+        The study.
+    """
+
+    def each(scale: Scale, seeds: int | None) -> list[TrainedSettings]:
+        return every_run(TrainedSettings, name, variants, size(scale), seeds or SEEDS[scale])
+
+    return Study(
+        name=name,
+        kind=kind,
+        settings=settings or each,
+        measure=measure,
+        columns=TRAINED_COLUMNS,
+        revision=TRAINED_REVISION,
+        gpus=1,
+        **about,
     )

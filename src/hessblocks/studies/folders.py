@@ -11,9 +11,8 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage import held, write_json
-from hessblocks.studies.engine.catalogue import find, names
-from hessblocks.studies.engine.outputs import write_outputs
-from hessblocks.studies.engine.store import Store, opened
+from hessblocks.studies.catalogue import find, names
+from hessblocks.studies.engine import Store, opened, write_outputs
 
 CONFIG = "config.json"
 

@@ -11,16 +11,24 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage import Row, held, write_json
-from hessblocks.studies.engine.catalogue import find
-from hessblocks.studies.engine.cluster import RayCluster
-from hessblocks.studies.engine.executors import Executor, InProcess
-from hessblocks.studies.engine.folders import remember
-from hessblocks.studies.engine.outputs import write_outputs
-from hessblocks.studies.engine.point import Outcome, Point
-from hessblocks.studies.engine.reporter import Pace, Reporter, Silent
-from hessblocks.studies.engine.store import Store, opened
-from hessblocks.studies.engine.study import Check, Study
-from hessblocks.studies.engine.workers import LocalProcesses
+from hessblocks.studies.catalogue import find
+from hessblocks.studies.engine import (
+    Check,
+    Executor,
+    InProcess,
+    LocalProcesses,
+    Outcome,
+    Pace,
+    Point,
+    RayCluster,
+    Reporter,
+    Silent,
+    Store,
+    Study,
+    opened,
+    write_outputs,
+)
+from hessblocks.studies.folders import remember
 
 
 class FailedPointsError(RunError):
@@ -124,7 +132,7 @@ def run_studies(
 
 
 def measure_study(
-    study: Study,
+    study: Study[Any],
     points: Sequence[Point],
     *,
     folder: Path,
@@ -149,27 +157,38 @@ def measure_study(
     from hessblocks.storage import keep_environment, warn_of_another_environment
 
     with opened(folder) as store:
-        missing = [point for point in points if point not in store]
+        missing = store.progress(points).missing
         _warn_of_a_narrower_request(study.name, folder, len(points), store)
         write_json(folder / "config.json", {**config, "points": len(points)})
         keep_environment(folder / "environment.json")
         if missing:
             warn_of_another_environment(folder / "environment.json")
         checks = write_outputs(study, points, store)
-        failures = _measure(study, points, missing, store, where, reporter)
+        pace = Pace(study.name, done=len(points) - len(missing), total=len(points))
+        reporter.show(pace.now())
+        failures = []
+        with contextlib.closing(where.outcomes(study.measure, missing)) as outcomes:
+            for outcome in outcomes:
+                if outcome.error is None:
+                    store.add(outcome)
+                    reporter.show(pace.now(finished=1))
+                else:
+                    failures.append(outcome)
+                    reporter.show(pace.now(failed=1))
         if missing:
             checks = write_outputs(study, points, store)
     if failures:
-        raise _failure(study, failures)
+        raise _failure(study.name, failures)
+    progress = store.progress(points)
     return StudyResult(
         name=study.name,
         folder=folder,
-        rows=tuple(store.rows(points)),
+        rows=tuple(progress.rows),
         checks=checks,
         points=len(points),
         measured=len(missing),
-        retried=store.retried(points),
-        seconds=store.seconds(points),
+        retried=progress.retried,
+        seconds=progress.seconds,
     )
 
 
@@ -204,31 +223,9 @@ def executor(workers: int | None, ray: str | None) -> Iterator[Executor]:
         found.close()
 
 
-def _measure(
-    study: Study,
-    points: Sequence[Point],
-    missing: Sequence[Point],
-    store: Store,
-    where: Executor,
-    reporter: Reporter,
-) -> list[Outcome]:
-    """Measure and store; give back what failed."""
-    pace = Pace(study.name, done=len(points) - len(missing), total=len(points))
-    reporter.show(pace.now())
-    failures = []
-    with contextlib.closing(where.outcomes(study.measure, missing)) as outcomes:
-        for outcome in outcomes:
-            if outcome.error is None:
-                store.add(outcome)
-            else:
-                failures.append(outcome)
-            reporter.show(pace.now(outcome))
-    return failures
-
-
-def _failure(study: Study, failures: Sequence[Outcome]) -> RunError:
+def _failure(study: str, failures: Sequence[Outcome]) -> RunError:
     first = failures[0]
     return RunError(
-        f"{study.name}: {len(failures)} point(s) failed, the first ({first.point.label}) with: "
+        f"{study}: {len(failures)} point(s) failed, the first ({first.point.label}) with: "
         f"{first.error} All others are stored; the same command tries these again."
     )

@@ -1,0 +1,68 @@
+"""Rows gathered over seeds: values by what they belong to, their means, and curves of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hessblocks.figures import Series, mean_and_error
+from hessblocks.studies.engine import Rows
+
+Place = tuple[float, float, float]
+"""Abscissa, ordinate and its standard error."""
+
+
+def gathered(
+    rows: Iterable[Mapping[str, Any]], *columns: str
+) -> dict[tuple[Any, ...], list[float]]:
+    """The values of rows that agree in some columns, both in the order of the rows."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in columns), []).append(float(row["value"]))
+    return found
+
+
+def of_quantity(rows: Rows, *quantities: str) -> Rows:
+    """The rows of some quantities."""
+    return [row for row in rows if row["quantity"] in quantities]
+
+
+def mean_table(
+    values: Mapping[tuple[Any, ...], Sequence[float]], *columns: str, value: str = "value"
+) -> list[dict[str, Any]]:
+    """A row with mean and standard error for each of `gathered` values.
+
+    Args:
+        values: by what they belong to.
+        columns: names of what they belong to.
+        value: name of the mean.
+
+    Returns:
+        The rows of the table.
+    """
+    table = []
+    for key, each in values.items():
+        mean, error = mean_and_error(each)
+        names = dict(zip(columns, key, strict=True))
+        table.append({**names, value: mean, "standard_error": error})
+    return table
+
+
+def mean_places(values: Mapping[float, Sequence[float]]) -> list[Place]:
+    """(x, mean, standard error) of the values at each x, in their order."""
+    return [(x, *mean_and_error(each)) for x, each in values.items()]
+
+
+def curve(name: str, places: Iterable[Place], **style: bool) -> Series:
+    """A series through places.
+
+    Args:
+        name: in the legend.
+        places: at least one.
+        **style: line and published of the `Series`.
+
+    Returns:
+        The series, with the errors as bars.
+    """
+    x, y, error = zip(*places, strict=True)
+    return Series(name=name, x=x, y=y, error=error, **style)
