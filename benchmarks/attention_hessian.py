@@ -28,7 +28,7 @@ from hessblocks.data import addition_batch
 from hessblocks.storage import atomic_path
 from hessblocks.studies.shared import addition_model
 from hessblocks.theory import AttentionHessian
-from hessblocks.theory.verification.reference import attention_output
+from hessblocks.theory.verification import attention_output
 
 THREADS = 2
 PARTS = ("outer", "functional", "full")

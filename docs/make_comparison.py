@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hessblocks.errors import HessblocksError
 from hessblocks.report import comparison_rows, write_report
-from hessblocks.report.comparison.cells import COLUMNS, comparison_cells
+from hessblocks.report.comparison import COLUMNS, comparison_cells
 from hessblocks.storage import FolderResults, atomic_path, load_results
 
 TARGET = Path(__file__).parent / "results"

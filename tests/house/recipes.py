@@ -41,7 +41,7 @@ PRESET = Recipe(
         ),
     },
     proof="""
-from hessblocks.figures import marks
+from hessblocks.figures.style import marks
 assert "quiet" in hb.PRESETS
 assert hb.preset("quiet", width=16).attention_branch.gain == 0.1
 model = hb.build("quiet", depth=1, width=16, heads=2, vocab_size=9, context=8)
@@ -220,4 +220,165 @@ else:
 """,
 )
 
-RECIPES = (PRESET, PART, ARCHITECTURE, ESTIMATOR)
+STUDY = Recipe(
+    name="study",
+    edits={
+        "studies/our_questions/coins.py": (
+            (
+                "",
+                '''"""How often a coin falls on its head, by throws."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from hessblocks.figures import Figure, Panel, Series
+from hessblocks.statistics import mean_and_error
+from hessblocks.storage import Row
+from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+
+THROWS: dict[Scale, int] = {"smoke": 100, "laptop": 1000, "paper": 10_000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoinSettings:
+    """A point of this study: one coin."""
+
+    throws: int
+    """How often it is thrown."""
+    seed: int
+    """Of the throws."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[CoinSettings]:
+    """One point a seed."""
+    return [CoinSettings(throws=THROWS[scale], seed=seed) for seed in range(seeds or 4)]
+
+
+def measure(settings: CoinSettings) -> list[Row]:
+    """The share of heads."""
+    draw = random.Random(seed_of("coins", settings.seed))
+    heads = sum(draw.random() < 0.5 for _ in range(settings.throws))
+    return [{"seed": settings.seed, "share": heads / settings.throws}]
+
+
+def summarise(rows: Rows) -> Summary:
+    """The mean share over seeds."""
+    mean, error = mean_and_error([row["share"] for row in rows] or [math.nan])
+    series = Series(name="share of heads", x=(0.0,), y=(mean,), error=(error,))
+    panel = Panel(title="Coins", x_label="Coin", y_label="Share (1)", series=(series,))
+    holds = abs(mean - 0.5) <= 3 * error if len(rows) > 1 else None
+    return Summary(
+        figure=Figure(title="Coins are fair", caption=f"{len(rows)} seeds.", panels=(panel,)),
+        checks=(Check(fact="Coins are fair.", expected="0.5", ours=f"{mean:.3g}", holds=holds),),
+    )
+
+
+STUDY = Study(
+    name="coins",
+    title="throws of coins",
+    source="Our question",
+    published="Coins are fair.",
+    kind=CoinSettings,
+    settings=settings,
+    measure=measure,
+    summarise=summarise,
+    columns=("seed", "share"),
+)
+''',
+            ),
+        ),
+        "studies/our_questions/__init__.py": (
+            ('"simplification": "simplification"', '"coins": "coins", '),
+        ),
+    },
+    proof="""
+import csv, json, pathlib
+from hessblocks.studies import find, names, run_study
+assert "coins" in names()
+assert [point.settings.throws for point in find("coins").points("laptop", 2)] == [1000, 1000]
+out = pathlib.Path(folder)
+first = run_study("coins", out=out, scale="smoke", seeds=3)
+assert first.measured == 3, first
+again = run_study("coins", out=out, scale="smoke", seeds=4)
+assert again.measured == 1, again
+assert len(list(csv.DictReader((out / "coins" / "results.csv").open()))) == 4
+assert json.loads((out / "coins" / "summary.json").read_text())["checks"][0]["holds"] is not None
+""",
+)
+
+FIGURE = Recipe(
+    name="figure",
+    edits={
+        "report/comparison/parameter_bars.py": (
+            (
+                "",
+                '''"""Parameters of each block, as bars."""
+
+from __future__ import annotations
+
+from hessblocks.figures import Figure, Panel, Series
+from hessblocks.storage import FolderResults
+
+
+def parameter_figure(results: FolderResults) -> Figure | None:
+    """How many parameters the models have; None where none is counted yet.
+
+    Args:
+        results: a run folder.
+
+    Returns:
+        The figure's content.
+    """
+    counted = {row.preset: row.value for row in results.select("parameters")}
+    if not counted:
+        return None
+    bars = Series(
+        name="parameters", x=tuple(map(float, range(len(counted)))), y=tuple(counted.values())
+    )
+    panel = Panel(
+        title="Parameters",
+        x_label="Block",
+        y_label="Parameters $P$ (numbers)",
+        series=(bars,),
+        kind="bars",
+        ticks=tuple(counted),
+        by_tick=True,
+    )
+    return Figure(
+        name="parameters",
+        title="How large the models are",
+        caption="Counted.",
+        panels=(panel,),
+        marked=results.presets,
+    )
+''',
+            ),
+        ),
+        "report/comparison/page.py": (
+            (
+                "from hessblocks.report.comparison.table import",
+                "from hessblocks.report.comparison.parameter_bars import parameter_figure\n",
+            ),
+            ("        *along_figures(results),\n", "        parameter_figure(results),\n"),
+        ),
+    },
+    proof="""
+import pathlib
+from hessblocks.figures import draw, plotly_panels
+from hessblocks.report import load_results, write_report
+from hessblocks.report.comparison.page import all_figures
+from tests.report.folders import Folder
+out = Folder(presets=("pre-ln", "sas"), layers=1).write(pathlib.Path(folder) / "run")
+(figure,) = [one for one in all_figures(load_results(out)) if one.name == "parameters"]
+assert len(plotly_panels(figure)) == len(draw(figure).axes) == 1
+page = write_report(out).read_text()
+assert "How large the models are" in page
+for suffix in ("png", "svg"):
+    assert (out / "figures" / f"parameters.{suffix}").stat().st_size > 1000
+""",
+)
+
+RECIPES = (STUDY, PRESET, PART, ARCHITECTURE, ESTIMATOR, FIGURE)

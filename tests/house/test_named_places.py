@@ -18,6 +18,7 @@ SCRIPTS = sorted(
     path for folder in ("benchmarks", "docs", "examples") for path in (TOP / folder).glob("*.py")
 )
 DOTTED = re.compile(r"\bhessblocks(?:\.[A-Za-z_]\w*)+")
+IMPORT = re.compile(r"^ *from (hessblocks[\w.]*) import (\([^)]*\)|[^\n(]+)", re.MULTILINE)
 FILE = re.compile(r"(?<![\w./*{-])[\w.-]+(?:/[\w.-]+)+\.(?:py|md|json|svg|png|csv|txt|toml|yml)\b")
 MADE = "runs/"
 """Begins the path of a file that a command makes."""
@@ -26,6 +27,16 @@ MADE = "runs/"
 def names(text: str) -> set[str]:
     """Dotted names of the library; a file's name that begins as one does not count."""
     return {name for name in DOTTED.findall(text) if f"{name}/" not in text}
+
+
+def imported(text: str) -> set[str]:
+    """Dotted names that code imports from the library."""
+    found = set()
+    for module, listed in IMPORT.findall(text):
+        for name in listed.strip("()").split(","):
+            if word := name.partition(" as ")[0].strip():
+                found.add(f"{module}.{word}")
+    return found
 
 
 def is_there(dotted: str) -> bool:
@@ -57,7 +68,14 @@ def missing_files(text: str, beside: Path) -> set[str]:
 @pytest.mark.parametrize("page", [*PAGES, *SCRIPTS], ids=lambda path: path.name)
 def test_every_name_of_the_library_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert [name for name in sorted(names(text)) if not is_there(name)] == []
+    assert [name for name in sorted(names(text) | imported(text)) if not is_there(name)] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *SCRIPTS], ids=lambda path: path.name)
+def test_code_outside_the_library_enters_by_a_face(page: Path) -> None:
+    modules = {module for module, _ in IMPORT.findall(page.read_text(encoding="utf-8"))}
+    inner = [name for name in modules if not (ROOT.parent / name.replace(".", "/")).is_dir()]
+    assert [name for name in inner if name.count(".") > 1] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -70,5 +88,7 @@ def test_a_planted_wrong_name_and_a_planted_wrong_path_are_seen(tmp_path: Path) 
     assert is_there("hessblocks.blocks.preset")
     assert not is_there("hessblocks.blocks.pre_set")
     assert not is_there("hessblocks.bricks")
+    code = "from hessblocks.blocks import (\n    Dense as D,\n    preset,\n)\n"
+    assert imported(code) == {"hessblocks.blocks.Dense", "hessblocks.blocks.preset"}
     text = "`blocks/rules.py`, `blocks/bricks.py` and `runs/demo/report.html`, `docs/none.md`"
     assert missing_files(text, tmp_path) == {"blocks/bricks.py", "docs/none.md"}
