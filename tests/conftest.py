@@ -1,13 +1,19 @@
 """Every test runs on one thread, offline, with annotated shapes checked."""
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import jaxtyping
 import pytest
 import torch
 
+from tests import shape_checks
+
+if not os.environ.get("SHAPES_OFF"):
+    shape_checks.install()
 torch.set_num_threads(1)
 torch.set_warn_always(True)  # or only the first test that meets one of torch's warnings would see it
 
@@ -16,3 +22,12 @@ torch.set_warn_always(True)  # or only the first test that meets one of torch's 
 def _seeded() -> None:
     """Each test starts from the same random state."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _shapes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test of bad input meets the errors of the package itself, not those of the checker."""
+    exempt = request.node.get_closest_marker("bad_input") is not None
+    jaxtyping.config.update("jaxtyping_disable", exempt)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

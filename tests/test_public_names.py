@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +20,53 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         hb.hesian  # noqa: B018
 
 
+def test_every_public_name_stands_once_and_packages_are_there_too() -> None:
+    assert len(hb.__all__) == len(set(hb.__all__)) > 25
+    assert hb.curvature.Hessian is hb.Hessian
+    assert "measure_curvature" in hb.__all__
+
+
+def run(script: str, *words: object) -> str:
+    """What a process of its own prints."""
+    command = [sys.executable, "-c", script, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_importing_the_package_loads_neither_figures_nor_training() -> None:
     script = "import hessblocks, sys; print(*sorted({m.split('.')[0] for m in sys.modules}))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert not {"matplotlib", "plotly"} & set(loaded.stdout.split())
+    assert not {"matplotlib", "plotly", "torch", "transformers"} & set(run(script).split())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    hb.build("sas", depth=1, width=8, heads=2, vocab_size=20, context=8).save_pretrained(folder)
+    return folder
+
+
+ORDERS = {
+    "ours first": "import hessblocks, transformers",
+    "theirs first": "import transformers, hessblocks",
+    "theirs loaded": "from transformers import AutoModelForCausalLM; import hessblocks, transformers",
+    "half-way through their import": "import hessblocks, transformers.modeling_utils",
+    "with their trainer": "import hessblocks; from transformers import Trainer; import transformers",
+    "our models first": "import hessblocks.models, transformers",
+}
+
+
+OPENED = """
+import sys
+for name in ("AutoConfig", "AutoModelForCausalLM", "AutoModel"):
+    print(type(getattr(transformers, name).from_pretrained(sys.argv[1])).__name__)
+print(type(transformers.AutoConfig.for_model("hessblocks")).__name__)
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_auto_classes_open_a_saved_model_in_each_order_of_imports(saved: Path, order: str) -> None:
+    assert run(ORDERS[order] + OPENED, saved).split() == [
+        "HessblocksConfig",
+        "HessblocksForCausalLM",
+        "HessblocksModel",
+        "HessblocksConfig",
+    ]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import hessblocks.training
 from hessblocks.cli.app import main
 from hessblocks.cli.commands.demo import PRESETS
-from hessblocks.training.settings.run_settings import ComparisonSettings
+from hessblocks.settings.run_settings import ComparisonSettings
 from tests.cli.helpers import Shell, sentence, use_the_terminal
 
 
@@ -160,10 +160,16 @@ def test_help_ends_well(shell: Shell, words: list[str]) -> None:
     assert "Usage: hessblocks" in outcome.output
 
 
-@pytest.mark.parametrize("command", ["demo", "presets", "compare", "train"])
+@pytest.mark.parametrize(
+    "command", ["demo", "presets", "compare", "train", "curvature", "signal", "verify", "reproduce"]
+)
 def test_every_command_has_the_common_options(shell: Shell, command: str) -> None:
+    """Where nothing is drawn and the device is not the user's choice, they are left out."""
     text = shell(command, "--help").output
-    assert all(name in text for name in ("--out", "--seed", "--device", "--json", "--traceback"))
+    assert all(name in text for name in ("--out", "--json", "--traceback"))
+    assert "Without effect" not in text
+    if command not in ("presets", "reproduce"):
+        assert all(name in text for name in ("--seed", "--device"))
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def _no_figures(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     """Figures take seconds; one test draws them."""
     if "with_figures" not in request.fixturenames:
         monkeypatch.setattr(
-            "hessblocks.report.curvature.page.write_curvature_report",
+            "hessblocks.report.write_curvature_report",
             lambda out: out / "report.html",
         )
 

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import hessblocks as hb
 from hessblocks.blocks.shaped import CHUNK
 from hessblocks.cli.terminal.sizes import block_sizes
+from hessblocks.settings.run_settings import PresetSizes
 from tests.cli.helpers import Shell
 
 SMALL = {"depth": 3, "width": 32, "heads": 4, "mlp_width": None, "vocab_size": 50, "context": 8}
@@ -18,7 +19,7 @@ SMALL = {"depth": 3, "width": 32, "heads": 4, "mlp_width": None, "vocab_size": 5
 
 @pytest.mark.parametrize("preset", hb.PRESETS)
 def test_sizes_are_those_of_a_model_that_is_built(preset: str) -> None:
-    (size,) = (size for size in block_sizes(**SMALL) if size.preset == preset)
+    (size,) = (size for size in block_sizes(PresetSizes(**SMALL)) if size.preset == preset)
     model = hb.build(preset, **SMALL)
     model.set_attn_implementation("eager")
     tokens = torch.zeros(1, 8, dtype=torch.long)
@@ -57,7 +58,7 @@ def test_no_weight_is_allocated(shell: Shell) -> None:
 
 
 def test_removing_values_and_projections_removes_matmuls() -> None:
-    matmuls = {size.preset: size.matmuls for size in block_sizes(**SMALL)}
+    matmuls = {size.preset: size.matmuls for size in block_sizes(PresetSizes(**SMALL))}
     assert matmuls["pre-ln"] == 3 * 8 + 1
     assert matmuls["sas"] == matmuls["sas-p"] == 3 * 6 + 2  # the first layer keeps its values
 

@@ -12,8 +12,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.inspection import signal_models as signal_model
+from hessblocks.inspection import opening
 from hessblocks.report.signal_figure import write_signal_figures
+from hessblocks.settings.inspected import InspectionSettings
 from hessblocks.signal.propagation import propagate
 from tests.cli.helpers import Shell, sentence
 
@@ -47,9 +48,10 @@ def test_collapse_64_layers_deep_with_plain_attention_and_none_with_shaped(
 def test_every_number_is_that_of_propagate(shell: Shell, tmp_path: Path) -> None:
     outcome = shell("signal", "preset:sas", *SMALL, "--seed", "5", "--out", tmp_path)
     assert outcome.status == 0
-    sample = signal_model_sample(seed=5)
-    looked = signal_model.looked_at("preset:sas", sample, SIZES, 5)
-    expected = propagate(looked.subject.model, looked.batch, jacobian_steps=8).to_rows()
+    sample = InspectionSettings(data="random", sequences=2, tokens=8, seed=5, **SIZES)
+    subject, batch = opening.opened("preset:sas", sample)
+    batch["labels"] = batch["input_ids"]
+    expected = propagate(subject.model, batch, jacobian_steps=8).to_rows()
     found = rows(tmp_path)
     assert [(r["layer"], r["quantity"], r["role"]) for r in found] == [
         (str(r["layer"]), r["quantity"], r["role"]) for r in expected
@@ -66,12 +68,6 @@ def test_every_number_is_that_of_propagate(shell: Shell, tmp_path: Path) -> None
 SIZES: dict[str, Any] = {
     "depth": 3, "width": 16, "heads": 2, "mlp_width": None, "vocab_size": 64,
 }  # fmt: skip
-
-
-def signal_model_sample(seed: int) -> Any:
-    from hessblocks.inspection.samples import Sample
-
-    return Sample(data="random", sequences=2, tokens=8, seed=seed)
 
 
 def test_folders_and_presets_stand_side_by_side(shell: Shell, tmp_path: Path) -> None:
@@ -104,9 +100,9 @@ def test_text_is_the_same_for_every_preset_and_the_table_says_what_it_shows(
 
 
 def test_plain_names_are_the_block_without_shaping() -> None:
-    assert "skipless-plain" in signal_model.plain_names()
-    assert "pre-ln-plain" not in signal_model.plain_names()
-    plain, shaped = (signal_model.block(name, width=16, heads=2) for name in ("sas-plain", "sas"))
+    assert "skipless-plain" in opening.plain_names()
+    assert "pre-ln-plain" not in opening.plain_names()
+    plain, shaped = (opening.block(name, width=16, heads=2) for name in ("sas-plain", "sas"))
     assert plain.attention.shaping is None
     assert plain.attention.query.initial == "normal"
     assert plain.replace(attention=shaped.attention) == shaped
@@ -190,4 +186,4 @@ def test_missing_results_are_said(tmp_path: Path) -> None:
 
 def test_the_same_model_twice_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ArgumentError, match="given twice"):
-        signal_model.sources(["a", "a"], "")
+        opening.check_sources(["a", "a"])

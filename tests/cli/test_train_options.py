@@ -7,34 +7,84 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
 
+from hessblocks.cli import options
+from hessblocks.cli.app import app
 from hessblocks.cli.commands.compare import compare
 from hessblocks.cli.commands.train import train
-from hessblocks.cli.terminal import options
-from hessblocks.training.settings.observation import CurvatureSettings, ObservationSettings
-from hessblocks.training.settings.optimisation import TrainingSettings
-from hessblocks.training.settings.run_settings import ModelSettings
+from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
+from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
+from hessblocks.settings.optimisation import TrainingSettings
+from hessblocks.settings.run_settings import (
+    ComparisonSettings,
+    DataSettings,
+    ModelSettings,
+    PresetSizes,
+    RunSettings,
+)
 from tests.cli.helpers import Shell, sentence
 
-GROUPS = {
-    "model": (options.MODEL, ModelSettings, ""),
-    "training": (options.TRAINING, TrainingSettings, ""),
-    "observation": (options.OBSERVATION, ObservationSettings, ""),
-    "sample": (options.SAMPLE, CurvatureSettings, "curvature_"),
-}
+SETTINGS = [
+    (command, settings, prefix)
+    for command, several in {
+        "train": [(DataSettings, ""), (ModelSettings, ""), (TrainingSettings, "")],
+        "compare": [(ObservationSettings, ""), (CurvatureSettings, "curvature_")],
+        "curvature": [(CurvatureInspection, "")],
+        "signal": [(SignalInspection, "")],
+        "presets": [(PresetSizes, "")],
+    }.items()
+    for settings, prefix in several
+]
+LEFT_OUT = {"warmup", "betas", "clip", "log_every", "evaluation_sequences", "sample"}
+"""Fields that are no options; `sample` stands for those of its own."""
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_options_have_the_names_and_defaults_of_the_settings(group: str) -> None:
-    table, settings, prefix = GROUPS[group]
-    defaults = {prefix + f.name: f.default for f in fields(settings)}
-    for name, (_, default) in table.items():
-        expected = defaults[name]
+def written_lines(settings: type) -> dict[str, str]:
+    """The line under each field, cut out of the source by its quotes: a second witness."""
+    found = {}
+    for base in reversed(settings.__mro__[:-1]):
+        pieces = inspect.getsource(base).split('"""')
+        for code, line in zip(pieces[2::2], pieces[3::2], strict=False):
+            *_, name = re.findall(r"^    (\w+)", code, re.M)
+            found[name] = " ".join(line.split())
+    return found
+
+
+@pytest.mark.parametrize(("command", "settings", "prefix"), SETTINGS)
+def test_an_option_has_the_default_and_the_help_of_its_field(
+    command: str, settings: type, prefix: str
+) -> None:
+    known = {one.name: one for one in typer.main.get_command(app).commands[command].params}  # type: ignore[attr-defined]
+    lines = written_lines(settings)
+    compared = 0
+    for field in fields(settings):
+        name = prefix + field.name
+        if field.name in LEFT_OUT or name == "curvature_seed":
+            assert name not in known
+            continue
+        shown, default = known[name], field.default
         if name in ("learning_rate", "momentum", "weight_decay"):
-            expected = None
-        if name == "curvature_groups":
-            expected = ",".join(expected)
-        assert default == expected, name
+            assert f"[default: {default:g}" in shown.help
+            default = None
+        if isinstance(default, tuple):
+            default = ",".join(default)
+        assert shown.default == default, name
+        assert shown.help.startswith(lines[field.name]), name
+        assert shown.opts == ["--" + name.replace("_", "-")]
+        compared += 1
+    assert compared >= 2
+
+
+@pytest.mark.parametrize(("name", "own"), [("match", ComparisonSettings), ("seed", RunSettings)])
+def test_a_single_field_as_an_option(name: str, own: type) -> None:
+    (shown,) = (
+        one
+        for one in typer.main.get_command(app).commands["compare"].params  # type: ignore[attr-defined]
+        if one.name == name
+    )
+    assert shown.default == getattr(own, name)
+    assert shown.help == written_lines(own)[name]
 
 
 def test_each_optimiser_has_its_own_defaults() -> None:
@@ -133,7 +183,14 @@ def test_a_run_that_diverges_ends_with_its_numbers_and_status_1(
 
 
 def test_options_that_differ_from_their_defaults_are_said_again() -> None:
-    values = {"steps": 8, "bf16": True, "optimiser": "sgd", "learning_rate": None, "momentum": 0.5}
-    words = options.said_again(options.TRAINING, values)
-    assert words == ["--steps", "8", "--optimiser", "sgd", "--momentum", "0.5", "--bf16"]
-    assert options.said_again(options.MODEL, {}) == []
+    chosen = TrainingSettings.chosen(steps=8, bf16=True, optimiser="sgd", momentum=0.5)
+    words = ["--steps", "8", "--optimiser", "sgd", "--momentum", "0.5", "--bf16"]
+    assert options.said_again(chosen) == words
+    assert options.said_again(ModelSettings()) == []
+
+
+def test_words_that_are_said_again_are_quoted(shell: Shell, tmp_path: Path) -> None:
+    folder = tmp_path / "my texts"
+    folder.symlink_to(shell.code)
+    outcome = shell.compare(tmp_path / "out", "--data", folder, "--presets", "sas")
+    assert f"--data '{folder}'" in outcome.output

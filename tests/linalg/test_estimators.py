@@ -214,6 +214,7 @@ def test_products_whose_squares_overflow_are_an_error(
         call(DenseOperator((size * (matrix + matrix.T)).to(dtype), symmetric=True))
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -12,6 +12,8 @@ import torch
 from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import load_corpus
 from hessblocks.models.build import build
+from hessblocks.settings.optimisation import TrainingSettings
+from hessblocks.settings.run_settings import ModelSettings, RunSettings
 from hessblocks.storage.tables import Row
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.study import SCALES, Scale
@@ -36,8 +38,6 @@ from hessblocks.studies.shared.trained_summary import (
     slower_check,
 )
 from hessblocks.studies.shared.variants import VARIANTS, Sizes, make_block
-from hessblocks.training.settings.optimisation import TrainingSettings
-from hessblocks.training.settings.run_settings import ModelSettings, RunSettings
 from hessblocks.training.trainer.data_order import ShuffledPasses, spread
 from tests.data.helpers import write_code
 

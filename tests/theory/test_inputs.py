@@ -142,6 +142,7 @@ BAD = {
 }
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("name", BAD)
 def test_the_message_names_the_argument(name: str) -> None:
     made, message = BAD[name]

@@ -12,11 +12,11 @@ from typing import Any
 
 from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
+from hessblocks.settings.observation import CurvatureSettings
+from hessblocks.settings.optimisation import TrainingSettings
+from hessblocks.settings.run_settings import ComparisonSettings, ModelSettings
 from hessblocks.storage.rows import read_results
 from hessblocks.training.comparison import compare
-from hessblocks.training.settings.observation import CurvatureSettings
-from hessblocks.training.settings.optimisation import TrainingSettings
-from hessblocks.training.settings.run_settings import ComparisonSettings, ModelSettings
 
 TIMINGS = {"tokens_per_second", "peak_memory", "training_time"}
 MODEL = ModelSettings(depth=2, width=16, heads=2, context=16)

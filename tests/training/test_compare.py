@@ -17,14 +17,14 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
+from hessblocks.settings.observation import CurvatureSettings
+from hessblocks.settings.optimisation import TrainingSettings
+from hessblocks.settings.run_settings import ComparisonSettings, ModelSettings, RunSettings
 from hessblocks.storage.environment import EnvironmentWarning
 from hessblocks.storage.rows import read_results
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder.run_folder import claimed
-from hessblocks.training.settings.checks import resolve_device
-from hessblocks.training.settings.observation import CurvatureSettings
-from hessblocks.training.settings.optimisation import TrainingSettings
-from hessblocks.training.settings.run_settings import ComparisonSettings, ModelSettings, RunSettings
+from hessblocks.training.preparation import config_of, resolve_device
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
 
 
@@ -102,18 +102,18 @@ def test_a_file_in_the_place_of_the_folder_is_named(corpus: Corpus, tmp_path: Pa
 
 
 def test_two_processes_never_write_to_the_same_folder(corpus: Corpus, tmp_path: Path) -> None:
-    config = COMPARISON.config("compare", corpus)
+    config = config_of(COMPARISON, "compare", corpus)
     with claimed(tmp_path / "out", config), pytest.raises(RunError, match="in use by process"):  # noqa: SIM117
         with claimed(tmp_path / "out", config):
             pass
 
 
 def test_other_versions_are_said(corpus: Corpus, tmp_path: Path) -> None:
-    config = COMPARISON.config("compare", corpus)
+    config = config_of(COMPARISON, "compare", corpus)
     run = COMPARISON.runs()[0]
     with claimed(tmp_path / "out", config) as folder:
         own = folder.run(run.preset, run.seed)
-        own.prepare(run.config("compare", corpus))
+        own.prepare(config_of(run, "compare", corpus))
         values = json.loads(own.environment.read_text())
     values["packages"]["torch"] = "1.0"
     own.environment.write_text(json.dumps(values))

@@ -15,12 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
+from hessblocks.settings.run_settings import ComparisonSettings
 from hessblocks.storage.environment import EnvironmentWarning
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
 from hessblocks.training import matching
 from hessblocks.training.comparison import compare
-from hessblocks.training.settings.run_settings import ComparisonSettings
 from hessblocks.training.trainer.flops import update_flops
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
 

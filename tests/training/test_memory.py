@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hessblocks.training.settings.run_settings import RunSettings
+from hessblocks.settings.run_settings import RunSettings
 from hessblocks.training.trainer.memory import start_counting
 from tests.training.helpers import MODEL, TRAINING
 

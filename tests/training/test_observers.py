@@ -22,12 +22,12 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
+from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
+from hessblocks.settings.run_settings import ComparisonSettings, RunSettings
 from hessblocks.signal.propagation import propagate
 from hessblocks.storage.lines import read_lines
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.folder.checkpoints import CheckpointWarning
-from hessblocks.training.settings.observation import CurvatureSettings, ObservationSettings
-from hessblocks.training.settings.run_settings import ComparisonSettings, RunSettings
 from hessblocks.training.trained_gains import gain_values
 from tests.training.helpers import MODEL, TRAINING, killed_at_write
 

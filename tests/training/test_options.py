@@ -14,11 +14,11 @@ import hessblocks as hb
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError
 from hessblocks.progress import Progress
+from hessblocks.settings.optimisation import TrainingSettings
+from hessblocks.settings.run_settings import RunSettings
 from hessblocks.storage.lines import read_lines
 from hessblocks.training.comparison import train
 from hessblocks.training.folder.run_folder import RunFolder
-from hessblocks.training.settings.optimisation import TrainingSettings
-from hessblocks.training.settings.run_settings import RunSettings
 from tests.training.helpers import MODEL, TRAINING, killed_at_write
 from tests.training.test_run import batches, loss_of
 

@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import hessblocks as hb
 from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
+from hessblocks.settings.run_settings import RunSettings
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import ResultRow, read_results
 from hessblocks.training.folder.run_folder import RunFolder
+from hessblocks.training.preparation import config_of
 from hessblocks.training.run import Run
-from hessblocks.training.settings.run_settings import RunSettings
 from hessblocks.training.trainer.data_order import ShuffledPasses, spread
 from tests.training.helpers import MODEL, TRAINING
 
@@ -32,7 +33,7 @@ def settings(preset: str = "sas", **training: object) -> RunSettings:
 
 def run(corpus: Corpus, out: Path, chosen: RunSettings) -> tuple[RunFolder, list[ResultRow]]:
     folder = RunFolder(out)
-    folder.prepare(chosen.config("train", corpus))
+    folder.prepare(config_of(chosen, "train", corpus))
     return folder, list(Run(chosen, corpus, folder, Progress()).complete())
 
 

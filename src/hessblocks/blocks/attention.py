@@ -20,7 +20,10 @@ from hessblocks.blocks.positions import Rotation, rotate
 from hessblocks.blocks.shaped import centre, shape_attention
 from hessblocks.blocks.weights import TIED, Dense, Tied, Weight
 
-Cache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Cache = Callable[
+    [Float[Tensor, "B G T K"], Float[Tensor, "B G T K"]],
+    tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]],
+]
 
 
 @dataclass(frozen=True, kw_only=True)

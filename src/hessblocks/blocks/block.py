@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.blocks.attention import Cache
@@ -33,13 +34,23 @@ class Block(nn.Module):
         self.attention_branch = config.attention_branch.build(depth)
         self.mlp_branch = config.mlp_branch.build(depth)
 
-    def forward(self, x: Tensor, context: Context, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Float[Tensor, "sequences tokens width"],
+        context: Context,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "sequences tokens width"]:
         """Map (sequences, tokens, width) to the same shape."""
         inputs = x if self.post else self.attention_norm(x)
         attended = self.attention(inputs, context, cache)
         return self.after_attention(attended, x, inputs)
 
-    def after_attention(self, attended: Tensor, x: Tensor, inputs: Tensor) -> Tensor:
+    def after_attention(
+        self,
+        attended: Float[Tensor, "*tokens width"],
+        x: Float[Tensor, "*tokens width"],
+        inputs: Float[Tensor, "*tokens width"],
+    ) -> Float[Tensor, "*tokens width"]:
         """The rest of the block, which acts on each token by itself.
 
         Args:

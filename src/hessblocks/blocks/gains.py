@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.blocks.parts import Part, check_finite
@@ -62,7 +63,9 @@ class ShapedGains(nn.Module):
         nn.init.constant_(self.beta, self._part.beta)
         nn.init.constant_(self.gamma, self._part.gamma if self.centred else 0.0)
 
-    def per_head(self) -> tuple[Tensor, Tensor, Tensor]:
+    def per_head(
+        self,
+    ) -> tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]]:
         """α, β, γ shaped (heads, 1, 1), to multiply (batch, heads, tokens, width)."""
         alpha, beta, gamma = (g[:, None, None] for g in (self.alpha, self.beta, self.gamma))
         return alpha, beta, gamma
@@ -121,7 +124,9 @@ class ResidualSum(nn.Module):
         for name, parameter in self.named_parameters():
             nn.init.constant_(parameter, self._initial[name])
 
-    def forward(self, branch: Tensor, x: Tensor | None = None) -> Tensor:
+    def forward(
+        self, branch: Float[Tensor, "*shape"], x: Float[Tensor, "*shape"] | None = None
+    ) -> Float[Tensor, "*shape"]:
         """Add the scaled branch to the scaled skip; `x` may be left out where there is no skip."""
         scaled = _times(self.gain, branch)
         if x is None or (isinstance(self.skip, float) and self.skip == 0.0):

@@ -6,10 +6,10 @@ Letters: B sequences, T queries, S keys, H heads, G key-value heads, K head widt
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -23,14 +23,14 @@ class Kernel(Protocol):
     def __call__(
         self,
         module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        query: Float[Tensor, "B H T K"],
+        key: Float[Tensor, "B G S K"],
+        value: Float[Tensor, "B G S V"],
+        mask: Any,
         *,
         scale: float,
         causal: bool,
-    ) -> Tensor:
+    ) -> Float[Tensor, "B H T V"]:
         """Map (B, H, T, K), (B, G, S, K), (B, G, S, V) to (B, H, T, V).
 
         Without a mask and with `causal`, query number i attends to keys 0 to i.
@@ -39,14 +39,14 @@ class Kernel(Protocol):
 
 def fused_kernel(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B G S K"],
+    value: Float[Tensor, "B G S V"],
+    mask: Shaped[Tensor, "... #T S"] | None,
     *,
     scale: float,
     causal: bool,
-) -> Tensor:
+) -> Float[Tensor, "B H T V"]:
     """Softmax attention by `torch.nn.functional.scaled_dot_product_attention`."""
     return F.scaled_dot_product_attention(
         query,
@@ -61,14 +61,14 @@ def fused_kernel(
 
 def linear_kernel(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B G S K"],
+    value: Float[Tensor, "B G S V"],
+    mask: object,
     *,
     scale: float,
     causal: bool,
-) -> Tensor:
+) -> Float[Tensor, "B H T V"]:
     """A is the scores themselves, 0 where attention is not permitted.
 
     Raises:
@@ -81,7 +81,7 @@ def linear_kernel(
     return scores @ value.repeat_interleave(groups, dim=1)
 
 
-def _permitted(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
+def _permitted(scores: Tensor, mask: object, causal: bool) -> Tensor | None:
     if mask is None:
         return torch.ones_like(scores, dtype=torch.bool).tril() if causal else None
     if not isinstance(mask, Tensor) or mask.ndim != 4:
@@ -97,7 +97,7 @@ class Context:
 
     causal: bool = True
     """Whether a token attends to itself and what stands before it only."""
-    mask: Tensor | None = None
+    mask: Any = None
     """Mask in the form that the kernel understands; None means `causal` says all."""
     allowed: Bool[Tensor, "B S"] | None = None
     """False marks padding keys; None means no padding."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -50,7 +51,7 @@ class FeedForward(nn.Module):
         self.output = part.output.build(hidden, width)
         self._activation = _activation(part)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "... width"]) -> Float[Tensor, "... width"]:
         """Apply to (..., width)."""
         if self.gate is None:
             hidden = self._activation(self.input(x))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.blocks.parts import Part, check_above_zero, check_finite
@@ -133,6 +134,6 @@ class DynamicTanh(nn.Module):
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "... width"]) -> Float[Tensor, "... width"]:
         """Apply to (..., width)."""
         return torch.tanh(self.scale * x) * self.weight + self.bias

@@ -1,6 +1,6 @@
 """The position slot: learned or sinusoidal vectors added to the embeddings, RoPE, or none.
 
-Letters: B sequences, H heads, T tokens, K head width.
+Letters: B sequences, H heads, T tokens, K head width, D width.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hessblocks.blocks.parts import Part, check_above_zero, check_finite
 
-Rotation = tuple[Tensor, Tensor]
+Rotation = tuple[Float[Tensor, "#B 1 T K"], Float[Tensor, "#B 1 T K"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Sinusoids(nn.Module):
         return self.scale * torch.cat([angles.sin(), angles.cos()], dim=-1)[..., : self.width]
 
 
-def rotate(x_BHTK: Tensor, rotation: Rotation) -> Tensor:
+def rotate(x_BHTK: Float[Tensor, "B H T K"], rotation: Rotation) -> Float[Tensor, "B H T K"]:
     """Turn each pair (entry i, entry i + K/2) by its angle."""
     cosines, sines = rotation
     first, second = x_BHTK.chunk(2, dim=-1)

@@ -1,29 +1,26 @@
 """Which parts of a block exclude each other, and why; each rule returns a reason or None.
 
-A reason names both parts, by the fields of `BlockConfig`, and what to do instead.
+A reason names both parts, by the fields of the block, and what to do instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
+from hessblocks.blocks.block_fields import BlockFields
 from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.positions import RotaryPosition
 from hessblocks.blocks.weights import TIED, Dense, Weight
 
-if TYPE_CHECKING:
-    from hessblocks.blocks.block_config import BlockConfig
-
-Rule = Callable[["BlockConfig"], str | None]
+Rule = Callable[[BlockFields], str | None]
 
 
-def first_refusal(block: BlockConfig) -> str | None:
+def first_refusal(block: BlockFields) -> str | None:
     """The reason of the first rule that the block breaks."""
     return next((reason for rule in RULES if (reason := rule(block))), None)
 
 
-def _heads(block: BlockConfig) -> str | None:
+def _heads(block: BlockFields) -> str | None:
     if block.width % block.heads == 0:
         return None
     divisors = [h for h in range(1, block.width + 1) if block.width % h == 0]
@@ -34,13 +31,13 @@ def _heads(block: BlockConfig) -> str | None:
     )
 
 
-def _key_value_heads(block: BlockConfig) -> str | None:
+def _key_value_heads(block: BlockFields) -> str | None:
     if block.heads % block.resolved_key_value_heads == 0:
         return None
     return f"key_value_heads: {block.key_value_heads} does not divide the {block.heads} heads"
 
 
-def _grouped(block: BlockConfig) -> str | None:
+def _grouped(block: BlockFields) -> str | None:
     """W_V = I needs heads · head width = width, and so does every other square matrix."""
     if block.resolved_key_value_heads == block.heads:
         return None
@@ -58,7 +55,7 @@ def _grouped(block: BlockConfig) -> str | None:
     return None
 
 
-def _one_matrix(block: BlockConfig) -> str | None:
+def _one_matrix(block: BlockFields) -> str | None:
     attention = block.attention
     if attention.query_key != "one-matrix":
         return None
@@ -76,7 +73,7 @@ def _one_matrix(block: BlockConfig) -> str | None:
     return None
 
 
-def _rotary(block: BlockConfig) -> str | None:
+def _rotary(block: BlockFields) -> str | None:
     if not isinstance(block.position, RotaryPosition) or block.head_width % 2 == 0:
         return None
     return (
@@ -85,7 +82,7 @@ def _rotary(block: BlockConfig) -> str | None:
     )
 
 
-def _zero_under_norm(block: BlockConfig) -> str | None:
+def _zero_under_norm(block: BlockFields) -> str | None:
     attention = block.attention
     for name, weight, norm in (
         ("query", attention.query, attention.resolved_query_norm),
@@ -100,7 +97,7 @@ def _zero_under_norm(block: BlockConfig) -> str | None:
     return None
 
 
-def _zero_scores(block: BlockConfig) -> str | None:
+def _zero_scores(block: BlockFields) -> str | None:
     """Scores are a product: where both factors start at zero, neither ever gets a gradient."""
     attention = block.attention
     query = _zero_source("query", attention.query, attention.resolved_query_norm)
@@ -117,7 +114,7 @@ def _zero_source(name: str, weight: Weight, norm: Norm) -> str | None:
     return f"a {name} norm with gain=0" if getattr(norm, "gain", 1.0) == 0 else None
 
 
-def _zero_norms(block: BlockConfig) -> str | None:
+def _zero_norms(block: BlockFields) -> str | None:
     """A norm whose output starts at zero leaves a sub-block, or the model, without a signal."""
     for name in ("norm", "first_norm", "final_norm"):
         norm = getattr(block, name)
@@ -130,7 +127,7 @@ def _zero_norms(block: BlockConfig) -> str | None:
     return None
 
 
-def _zero_pairs(block: BlockConfig) -> str | None:
+def _zero_pairs(block: BlockFields) -> str | None:
     """What a sub-block returns is a product: with two factors at zero, none ever gets a gradient."""
     mlp = block.mlp
     for name, zeros in (
@@ -148,7 +145,7 @@ def _zero_pairs(block: BlockConfig) -> str | None:
     return None
 
 
-def _silent_without_skip(block: BlockConfig) -> str | None:
+def _silent_without_skip(block: BlockFields) -> str | None:
     """Without a skip, a sub-block whose output starts at zero stops the signal; in parallel, two of them."""
     attention, mlp = _attention_zeros(block), _mlp_zeros(block)
     if block.layout == "parallel":
@@ -162,7 +159,7 @@ def _silent_without_skip(block: BlockConfig) -> str | None:
     return None
 
 
-def _attention_zeros(block: BlockConfig) -> list[str]:
+def _attention_zeros(block: BlockFields) -> list[str]:
     """Factors of what attention adds that are zero at initialisation."""
     attention = block.attention
     values = [n for n in ("value", "first_value") if _is_zero(getattr(attention, n))]
@@ -173,13 +170,13 @@ def _attention_zeros(block: BlockConfig) -> list[str]:
     return found + (["gain=0"] if block.attention_branch.gain == 0 else [])
 
 
-def _mlp_zeros(block: BlockConfig) -> list[str]:
+def _mlp_zeros(block: BlockFields) -> list[str]:
     """Factors of what the MLP adds that are zero at initialisation."""
     names = [n for n in ("input", "output") if _is_zero(getattr(block.mlp, n))]
     return [f"a zero {name}" for name in names] + (["gain=0"] if block.mlp_branch.gain == 0 else [])
 
 
-def _zero_shaping(block: BlockConfig) -> str | None:
+def _zero_shaping(block: BlockFields) -> str | None:
     """Words for αI + βA − γC = 0: without gains, or with α = 0, β = γ where A is its own centre C."""
     attention, shaping = block.attention, block.attention.shaping
     if shaping is None or shaping.alpha != 0:
@@ -195,7 +192,7 @@ def _zero_shaping(block: BlockConfig) -> str | None:
     )
 
 
-def _linear(block: BlockConfig) -> str | None:
+def _linear(block: BlockFields) -> str | None:
     attention = block.attention
     if attention.scores != "linear":
         return None
@@ -215,7 +212,7 @@ def _linear(block: BlockConfig) -> str | None:
     return None
 
 
-def _tied(block: BlockConfig) -> str | None:
+def _tied(block: BlockFields) -> str | None:
     attention = block.attention
     for name, weight in _weights(block):
         if getattr(weight, "init", None) == TIED and name != "projection":
@@ -236,7 +233,7 @@ def _tied(block: BlockConfig) -> str | None:
     return None
 
 
-def _mlp_squares(block: BlockConfig) -> str | None:
+def _mlp_squares(block: BlockFields) -> str | None:
     wide = block.resolved_mlp_width
     if wide == block.width:
         return None
@@ -249,7 +246,7 @@ def _mlp_squares(block: BlockConfig) -> str | None:
     return None
 
 
-def _parallel(block: BlockConfig) -> str | None:
+def _parallel(block: BlockFields) -> str | None:
     if block.layout != "parallel":
         return None
     if block.mlp_branch.has_skip:
@@ -265,7 +262,7 @@ def _parallel(block: BlockConfig) -> str | None:
     return None
 
 
-def _post(block: BlockConfig) -> str | None:
+def _post(block: BlockFields) -> str | None:
     if block.norm_placement != "post":
         return None
     if isinstance(block.norm, NoNorm):
@@ -282,7 +279,7 @@ def _is_zero(weight: Weight | None) -> bool:
     return weight is not None and weight.initial == "zeros"
 
 
-def _weights(block: BlockConfig) -> Iterator[tuple[str, Weight]]:
+def _weights(block: BlockFields) -> Iterator[tuple[str, Weight]]:
     for part, names in (
         (block.attention, ("query", "key", "value", "first_value", "projection")),
         (block.mlp, ("input", "output")),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -171,7 +172,7 @@ class DenseLinear(nn.Linear, Tied):
             nn.init.zeros_(self.bias)
 
     @property
-    def initial_weight(self) -> Tensor:
+    def initial_weight(self) -> Float[Tensor, "outputs inputs"]:
         """The matrix that the initial value is written to."""
         return self.weight
 
@@ -182,7 +183,7 @@ class ReparametrisedLinear(nn.Module, Tied):
     An identity W_init is not stored: α x is added instead.
     """
 
-    initial: Tensor | None
+    initial: Float[Tensor, "outputs inputs"] | None
 
     def __init__(self, part: Reparametrised, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -209,11 +210,11 @@ class ReparametrisedLinear(nn.Module, Tied):
             nn.init.constant_(self.update_gain, self._part.update_gain)
 
     @property
-    def initial_weight(self) -> Tensor | None:
+    def initial_weight(self) -> Float[Tensor, "outputs inputs"] | None:
         """The matrix that the initial value is written to; None for an identity."""
         return self.initial
 
-    def effective_weight(self) -> Tensor:
+    def effective_weight(self) -> Float[Tensor, "outputs inputs"]:
         """α W_init + β ΔW, (outputs, inputs)."""
         initial = (
             torch.eye(self.update.shape[0], dtype=self.update.dtype, device=self.update.device)
@@ -222,14 +223,14 @@ class ReparametrisedLinear(nn.Module, Tied):
         )
         return self.initial_gain * initial + self.update_gain * self.update
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Apply to (..., inputs)."""
         if self.initial is None:
             return self.initial_gain * x + F.linear(x, self.update_gain * self.update)
         return F.linear(x, self.effective_weight())
 
 
-def initialise(weight: Tensor, init: str, std: float) -> None:
+def initialise(weight: Float[Tensor, "outputs inputs"], init: str, std: float) -> None:
     """Fill a matrix in place; through `torch.nn.init`, which leaves loaded values alone.
 
     A tied initial value is orthogonal until `Tied.tie_to` names its source.

@@ -8,34 +8,44 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from hessblocks.cli.commands import (
-    compare,
-    curvature,
-    demo,
-    presets,
-    report,
-    reproduce,
-    signal,
-    train,
-    verify,
-)
+from hessblocks._version import __version__
+from hessblocks.cli.commands import COMMANDS
 from hessblocks.errors import HessblocksError
 
 app = typer.Typer(
     name="hessblocks",
-    help="Transformer blocks, simplified, and the curvature of their loss.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"hessblocks {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def hessblocks(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Transformer blocks, simplified, and the curvature of their loss."""
+
+
 _UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; it has no public name in every version."""
-for command in (demo, presets, compare, train, curvature, signal, verify, reproduce, report):
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
@@ -36,7 +37,7 @@ class ColumnSquares:
         return norm_of(torch.tensor(self.squares[part][row], dtype=torch.float64), exact=self.exact)
 
 
-def norm_of(squares: Tensor, *, exact: bool) -> Estimate:
+def norm_of(squares: Float[Tensor, " K"], *, exact: bool) -> Estimate:
     """Root of the sum of exact squares, or of the mean of random ones with its standard error."""
     if exact:
         return Estimate(value=float(squares.sum().sqrt()), method="exact")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -16,7 +17,7 @@ from hessblocks.data.cache import Entry
 from hessblocks.data.tokens import token_type
 from hessblocks.errors import ArgumentError
 
-Example = dict[str, Tensor]
+Example = dict[str, Int[Tensor, "... tokens"]]
 
 
 class Windows(Dataset[Example]):

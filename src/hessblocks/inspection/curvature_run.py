@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.curvature_tables import Tables
 from hessblocks.linalg import Estimate, spectral_density
 from hessblocks.progress import Progress
+from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import write_json
 from hessblocks.theory import AttentionHessian
 
@@ -37,24 +38,6 @@ SPECTRUM = {"steps": 40, "probes": 10, "points": 256}
 """Lanczos steps, probes and points of a spectrum."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurvatureRunSettings:
-    """What is measured of each group."""
-
-    parts: tuple[Part, ...]
-    """Which of outer, functional and full."""
-    probes: int
-    """Random vectors a group."""
-    map: bool
-    """Whether all pairs of groups are measured."""
-    spectrum: bool
-    """Whether each group's spectrum is measured."""
-    level: str
-    """How finely parameters are grouped: role, head or tensor."""
-    seed: int
-    """Of the probes."""
-
-
 class CurvatureRun:
     """A run; `complete` does what is not done yet."""
 
@@ -63,7 +46,7 @@ class CurvatureRun:
         name: str,
         problem: Problem,
         groups: Mapping[str, ParameterGroup],
-        settings: CurvatureRunSettings,
+        settings: CurvatureInspection,
         folder: Path,
     ) -> None:
         """Take in what is to be measured; nothing is computed yet.

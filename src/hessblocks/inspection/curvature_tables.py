@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +16,14 @@ from hessblocks.curvature import (
     heterogeneity,
 )
 from hessblocks.linalg import Estimate
-from hessblocks.storage import ResultRow, write_results, write_text
+from hessblocks.storage import (
+    MAP_COLUMNS,
+    SPECTRUM_COLUMNS,
+    ResultRow,
+    write_results,
+    write_table,
+)
 
-MAP_COLUMNS = ("row", "column", "part", "value", "standard_error", "method")
-SPECTRUM_COLUMNS = ("group", "part", "eigenvalue", "density", "standard_error", "method")
 Record = Mapping[str, Any]
 """All that was measured of one group, as JSON values."""
 
@@ -58,10 +60,10 @@ class Tables:
             rows += self._summary_rows(records, maps)
         write_results(self.folder / "results.csv", rows)
         if _all_have("spectra", records):
-            _write_table(self.folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
+            write_table(self.folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
         if maps:
             cells = [row for one in maps for row in one.to_rows()]
-            _write_table(self.folder / "map.csv", MAP_COLUMNS, cells)
+            write_table(self.folder / "map.csv", MAP_COLUMNS, cells)
 
     def _norm_row(self, record: Record, part: Part) -> ResultRow:
         norm = record["norms"][part]
@@ -125,11 +127,3 @@ def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
             found["eigenvalue"], found["density"], found["standard_error"], strict=True
         )
     ]
-
-
-def _write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())

@@ -1,15 +1,15 @@
-"""The tokens on which curvature is measured: held-out text in the model's own tokens, or random ones."""
+"""The tokens on which a model is looked at: held-out text in the model's own tokens, or random ones."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from hessblocks.data import (
@@ -22,57 +22,48 @@ from hessblocks.data import (
 )
 from hessblocks.errors import ArgumentError
 from hessblocks.inspection.subject import Subject
+from hessblocks.settings import InspectionSettings
 
 RANDOM = "random"
 PYTHON_CODE = "python-code"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """Where the tokens come from and how many are drawn."""
-
-    data: str
-    """`python-code`, `random`, or a file or folder of text."""
-    sequences: int
-    """Windows."""
-    tokens: int
-    """Tokens of each."""
-    seed: int
-    """Of the draw."""
-
-    @property
-    def random(self) -> bool:
-        """Whether tokens are drawn uniformly from the vocabulary instead of from text."""
-        return self.data == RANDOM
-
-    def corpus(self, vocabulary: int) -> Corpus:
-        """The text, with an encoding of its own."""
-        return load_corpus(None if self.data == PYTHON_CODE else Path(self.data), vocabulary)
+def corpus_of(settings: InspectionSettings, vocabulary: int) -> Corpus:
+    """The text that is asked for, with an encoding of its own."""
+    return load_corpus(None if settings.data == PYTHON_CODE else Path(settings.data), vocabulary)
 
 
-def random_batch(subject: Subject, sample: Sample) -> dict[str, Tensor]:
+def random_batch(
+    subject: Subject, settings: InspectionSettings
+) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Tokens drawn uniformly from the model's vocabulary."""
-    generator = torch.Generator().manual_seed(sample.seed)
-    shape = (sample.sequences, sample.tokens)
+    generator = torch.Generator().manual_seed(settings.seed)
+    shape = (settings.sequences, settings.tokens)
     return {"input_ids": torch.randint(subject.vocabulary, shape, generator=generator)}
 
 
-def corpus_batch(corpus: Corpus, sample: Sample) -> dict[str, Tensor]:
+def corpus_batch(
+    corpus: Corpus, settings: InspectionSettings
+) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Held-out windows of a corpus in its own encoding.
 
     Raises:
         ArgumentError: fewer held-out windows than asked for.
     """
-    return _drawn(corpus.splits["validation"], corpus.name, sample)
+    return _drawn(corpus.splits["validation"], corpus.name, settings)
 
 
-def encoded_batch(subject: Subject, sample: Sample) -> dict[str, Tensor]:
-    """Held-out windows of text in the encoding that came with the model.
+def encoded_batch(
+    subject: Subject, settings: InspectionSettings
+) -> dict[str, Int[Tensor, "sequences tokens"]]:
+    """Held-out windows of text in the encoding that came with the model, or random tokens.
 
     Raises:
         ArgumentError: the model has no tokeniser, its vocabulary is too small for the tokeniser, or
             there are fewer held-out windows than asked for.
     """
+    if settings.data == RANDOM:
+        return random_batch(subject, settings)
     if subject.encode is None:
         raise ArgumentError(
             f"MODEL: {subject.name} has no tokenizer beside it, so that text cannot become its tokens; "
@@ -80,7 +71,7 @@ def encoded_batch(subject: Subject, sample: Sample) -> dict[str, Tensor]:
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "--vocab-size", CorpusWarning)
-        corpus = sample.corpus(DEFAULT_VOCABULARY)
+        corpus = corpus_of(settings, DEFAULT_VOCABULARY)
     ids = [token for text in _documents(corpus) for token in subject.encode(text)]
     if ids and max(ids) >= subject.vocabulary:
         raise ArgumentError(
@@ -88,7 +79,7 @@ def encoded_batch(subject: Subject, sample: Sample) -> dict[str, Tensor]:
             f"those below {subject.vocabulary}; give the tokenizer that it was trained with, or ask for "
             "random tokens with --data random."
         )
-    return _drawn(np.asarray(ids), corpus.name, sample)
+    return _drawn(np.asarray(ids), corpus.name, settings)
 
 
 def _documents(corpus: Corpus) -> Iterator[str]:
@@ -100,14 +91,14 @@ def _documents(corpus: Corpus) -> Iterator[str]:
             yield text
 
 
-def _drawn(ids: np.ndarray[Any, Any], name: str, sample: Sample) -> dict[str, Tensor]:
+def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -> dict[str, Tensor]:
     """Windows without replacement, the same for the same seed."""
-    windows = Windows(ids, sample.tokens)
-    if len(windows) < sample.sequences:
+    windows = Windows(ids, settings.tokens)
+    if len(windows) < settings.sequences:
         raise ArgumentError(
-            f"--sequences: {sample.sequences} windows of {sample.tokens} tokens were asked for, the "
+            f"--sequences: {settings.sequences} windows of {settings.tokens} tokens were asked for, the "
             f"held-out text of {name} has {len(windows)}; ask for fewer or shorter ones."
         )
-    generator = np.random.default_rng(sample.seed)
-    chosen = generator.choice(len(windows), size=sample.sequences, replace=False)
+    generator = np.random.default_rng(settings.seed)
+    chosen = generator.choice(len(windows), size=settings.sequences, replace=False)
     return {"input_ids": torch.stack([windows[int(index)]["input_ids"] for index in chosen])}

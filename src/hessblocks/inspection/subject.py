@@ -1,10 +1,10 @@
-"""The model whose curvature is asked for: a preset, a saved folder, or a name in the local hub cache."""
+"""A causal language model with what is needed to feed it, and how a saved one is loaded."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from hessblocks.blocks import PRESETS
-from hessblocks.errors import ArgumentError, HessblocksError, RunError, unknown_name
-from hessblocks.models import build
+from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.quiet import quiet
 
-PRESET = "preset:"
 Encode = Callable[[str], list[int]]
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -43,7 +40,7 @@ class Subject:
     @property
     def context(self) -> int | None:
         """Longest sequence, where the model has one."""
-        config = self.model.config
+        config = getattr(self.model, "config", None)
         for name in ("context", "max_position_embeddings", "n_positions"):
             if isinstance(found := getattr(config, name, None), int):
                 return found
@@ -58,31 +55,9 @@ class Subject:
         return digest.hexdigest()
 
 
-def preset_of(source: str) -> str | None:
-    """The block that `preset:NAME` names; None for folders and hub names.
-
-    Raises:
-        ArgumentError: an unknown name.
-    """
-    if not source.startswith(PRESET):
-        return None
-    name = source.removeprefix(PRESET)
-    if name not in PRESETS:
-        raise unknown_name("MODEL", name, PRESETS)
-    return name
-
-
-def fresh_model(preset: str, sizes: Mapping[str, Any], seed: int) -> Subject:
-    """A preset at initialisation.
-
-    Args:
-        preset: name of a block.
-        sizes: depth, width, heads, vocab_size, context.
-        seed: of the weights.
-    """
-    torch.manual_seed(seed)
-    model = build(preset, **sizes).eval()
-    return Subject(name=preset, model=model, encode=None)
+def given_model(model: nn.Module) -> Subject:
+    """A model as an object; text cannot become its tokens."""
+    return Subject(name=type(model).__name__, model=model, encode=None)
 
 
 def saved_model(source: str) -> Subject:
@@ -90,6 +65,9 @@ def saved_model(source: str) -> Subject:
 
     Args:
         source: a folder, a run folder of `hessblocks train`, or a hub name.
+
+    Returns:
+        The model in evaluation mode and float32, with the tokeniser beside it.
 
     Raises:
         ArgumentError: no such folder, or a model that gives no logits of the next token.

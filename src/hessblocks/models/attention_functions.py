@@ -1,6 +1,7 @@
 """Hugging Face's attention functions (sdpa, eager, flash, flex) as the blocks call them.
 
-Letters: B sequences, H heads, T queries, S keys, K head width.
+Letters: B sequences, H heads, T queries, S keys, G key-value heads, K head width,
+V value width.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -39,13 +41,13 @@ def attention_kernel(implementation: str) -> Kernel:
 
 def eager_attention(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B G S K"],
+    value: Float[Tensor, "B G S V"],
+    mask: Shaped[Tensor, "#B #H T S"] | None,
     scaling: float,
     **_: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H T S"]]:
     """Softmax attention that builds A; every derivative of it exists.
 
     Returns:

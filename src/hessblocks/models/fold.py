@@ -12,6 +12,7 @@ import copy
 from typing import Any, cast
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
@@ -29,7 +30,7 @@ from hessblocks.blocks import (
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models.modeling import HessblocksModel
 
-State = dict[str, Tensor]
+State = dict[str, Shaped[Tensor, "..."]]
 
 PLAIN = Dense()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
@@ -48,15 +49,15 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        input_ids: Int[Tensor, "sequences tokens"] | None = None,
+        attention_mask: Shaped[Tensor, "sequences ..."] | None = None,
+        position_ids: Int[Tensor, "#sequences tokens"] | None = None,
         past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
+        inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
+        labels: Int[Tensor, "sequences tokens"] | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: Tensor | int | None = None,
+        logits_to_keep: int | Int[Tensor, " kept"] = 0,
+        num_items_in_batch: Num[Tensor, ""] | int | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (sequences, tokens, vocabulary) and, with labels, the mean loss in nats per token.
@@ -106,12 +107,12 @@ class HessblocksForMaskedLM(_LanguageModel):
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        input_ids: Int[Tensor, "sequences tokens"] | None = None,
+        attention_mask: Shaped[Tensor, "sequences ..."] | None = None,
+        position_ids: Int[Tensor, "#sequences tokens"] | None = None,
+        inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
+        labels: Int[Tensor, "sequences tokens"] | None = None,
+        num_items_in_batch: Num[Tensor, ""] | int | None = None,
         **others: Any,
     ) -> MaskedLMOutput:
         """Logits (sequences, tokens, vocabulary) and, with labels, the mean loss in nats per masked token.
@@ -152,12 +153,12 @@ class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        input_ids: Int[Tensor, "sequences tokens"] | None = None,
+        attention_mask: Shaped[Tensor, "sequences ..."] | None = None,
+        position_ids: Int[Tensor, "#sequences tokens"] | None = None,
+        inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
+        labels: Int[Tensor, " sequences"] | None = None,
+        num_items_in_batch: Num[Tensor, ""] | int | None = None,
         **others: Any,
     ) -> SequenceClassifierOutput:
         """Logits (sequences, classes) and, with labels, the mean loss in nats per sequence.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
@@ -56,11 +57,11 @@ class HessblocksModel(HessblocksPreTrainedModel):
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        input_ids: Int[Tensor, "sequences tokens"] | None = None,
+        attention_mask: Shaped[Tensor, "sequences ..."] | None = None,
+        position_ids: Int[Tensor, "#sequences tokens"] | None = None,
         past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
+        inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         **others: Any,

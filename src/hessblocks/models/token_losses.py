@@ -1,9 +1,12 @@
-"""Losses in nats per valid token or sequence, in the precision of the logits (single at least)."""
+"""Losses in nats per valid token or sequence, in the precision of the logits (single at least).
+
+Letters: B sequences, T tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -13,7 +16,7 @@ from hessblocks.conventions import IGNORED
 def cross_entropy(
     logits: Float[Tensor, "*batch classes"],
     labels: Int[Tensor, "*batch"],
-    items: Tensor | int | None = None,
+    items: Num[Tensor, ""] | int | None = None,
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy over the labels that are not `IGNORED`, in nats.
 
@@ -34,7 +37,9 @@ def cross_entropy(
 
 
 def next_token_loss(
-    logits: Float[Tensor, "B T V"], tokens: Int[Tensor, "B T"], items: Tensor | int | None = None
+    logits: Float[Tensor, "B T V"],
+    tokens: Int[Tensor, "B T"],
+    items: Num[Tensor, ""] | int | None = None,
 ) -> Float[Tensor, ""]:
     """`cross_entropy` of each token given those before it; the last logits have no label."""
     following = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)

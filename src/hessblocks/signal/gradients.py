@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 ROLES = {
@@ -21,7 +22,7 @@ ROLES = {
 """Role and the names of its modules within a layer of this library."""
 
 
-def gradient_norms(layers: list[nn.Module], loss: Tensor) -> list[dict[str, float]]:
+def gradient_norms(layers: list[nn.Module], loss: Float[Tensor, ""]) -> list[dict[str, float]]:
     """Euclidean norm of the loss gradient of each role, layer by layer.
 
     Layers of other libraries have the names of their modules as roles.

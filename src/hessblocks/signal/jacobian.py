@@ -1,7 +1,7 @@
 """The condition number of a layer's Jacobian, from products with it.
 
 Letters: J the Jacobian of all output entries of one sequence by all its input entries, N × N with
-N = tokens · width; V orthonormal columns.
+N = tokens · width; T tokens, D width; V orthonormal columns, k of them.
 """
 
 from __future__ import annotations

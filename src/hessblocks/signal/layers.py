@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from hessblocks.errors import ArgumentError
 
-Batch = Mapping[str, Tensor]
+Batch = Mapping[str, Shaped[Tensor, "sequences ..."]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +26,18 @@ class Call:
     """By position; the first are the vectors (sequences, tokens, width)."""
     keywords: dict[str, Any]
     """By name."""
-    output: Tensor
+    output: Float[Tensor, "sequences tokens outputs"]
     """The first output."""
 
     @property
-    def x(self) -> Tensor:
+    def x(self) -> Float[Tensor, "sequences tokens width"]:
         """The vectors that went in."""
         first: Tensor = self.arguments[0]
         return first
 
-    def again(self, x: Tensor) -> Tensor:
+    def again(
+        self, x: Float[Tensor, "sequences tokens width"]
+    ) -> Float[Tensor, "sequences tokens outputs"]:
         """The first output for other vectors."""
         return _first(self.module(x, *self.arguments[1:], **self.keywords))
 
@@ -94,7 +97,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def real_tokens(batch: Batch) -> Tensor:
+def real_tokens(batch: Batch) -> Bool[Tensor, "sequences tokens"]:
     """True at unpadded tokens, (sequences, tokens)."""
     if "attention_mask" in batch:
         return batch["attention_mask"].bool()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from hessblocks.errors import ArgumentError
@@ -55,7 +56,7 @@ class Signal:
 
 def propagate(
     model: nn.Module,
-    batch: Batch | Tensor,
+    batch: Batch | Int[Tensor, "sequences tokens"],
     *,
     jacobian_steps: int = 16,
     dense_limit: int = 512,

@@ -2,6 +2,8 @@
 
 from hessblocks.storage.config import differences
 from hessblocks.storage.curvature_results import (
+    MAP_COLUMNS,
+    SPECTRUM_COLUMNS,
     CurvatureResults,
     Density,
     Norm,

@@ -7,23 +7,38 @@ of W: with entry (a c), (b d) of the Hessian in W, a and b on the side of W_Q,
     query, key:   contract c with W_K, b with W_Q, and add (∂ℓ/∂W) ⊗ I_K
 
 and one large matrix product, with both of its factors symmetric, stands in for three. Letters: D width
-of the input, K query-key width, X parameters of any other group.
+of the input, K query-key width, X parameters of any other group,
+P all parameters.
 """
 
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.linalg import KroneckerTerm, TokenMatrices
+from hessblocks.conventions import Part
+from hessblocks.linalg import ExactOperator, KroneckerTerm, TokenMatrices
 from hessblocks.theory.functional import product_gradient
+from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
+from hessblocks.theory.token_curvature import TokenCurvature
 
-if TYPE_CHECKING:
-    from hessblocks.conventions import Part
-    from hessblocks.theory.hessian import AttentionHessian
+
+class Blocks(Protocol):
+    """The blocks of a layer's Hessian, one at a time."""
+
+    layer: AttentionLayer
+    groups: tuple[str, ...]
+    curvature: TokenCurvature
+
+    def block(self, row: str, column: str, part: Part) -> ExactOperator:
+        """The block of two groups."""
+
+    def head_tokens(self, head: int) -> HeadTokens:
+        """What one head knows about each token that enters the loss."""
 
 
 def pays_off(layer: AttentionLayer) -> bool:
@@ -34,15 +49,19 @@ def pays_off(layer: AttentionLayer) -> bool:
     return heads == 1 and width <= 2 * head_width
 
 
-def assembled_through_product(hessian: AttentionHessian, part: Part) -> Tensor:
+def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> Float[Tensor, "P P"]:
     """The whole matrix of a layer with one head, (P, P), groups in the order of `hessian.groups`.
+
+    Args:
+        hessian: in W_Q and W_K.
+        product: of the same layer in the one matrix W_Q W_Kᵀ.
+        part: outer, functional or full.
 
     Cost: N D² (D² / 4 + X) multiplications for the blocks of W, X the parameters of the other groups,
         then K D² (D² + X) for each contraction.
     """
     assert hessian.layer.key is not None
     w_query, w_key = hessian.layer.query[0], hessian.layer.key[0]
-    product = hessian.in_product()
     others = [group for group in hessian.groups if group not in ("query", "key")]
     blocks = _score_blocks(product.block("query_key", "query_key", part).dense(), w_query, w_key)
     if part != "outer":
@@ -56,7 +75,7 @@ def assembled_through_product(hessian: AttentionHessian, part: Part) -> Tensor:
     return _placed(blocks, hessian.groups)
 
 
-def _mixed(product: AttentionHessian, row: str, part: Part) -> Tensor:
+def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
     """The block of another group and W, (X, D·D).
 
     Where all tokens share Λ, that of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2, whose second factor

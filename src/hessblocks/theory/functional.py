@@ -16,8 +16,11 @@ s the scale and β the gain of A, entry (p r), (t w) of Σ_n is:
 | gain, value / projection | φ_t g_w / (W_Vᵀ φ)_t g_w, φ = x, m, −c̄ | the same |
 
 g is the loss gradient at the head's values (value rows) or at the output (projection columns).
-Letters as in `heads`. (D, D) matrices of wide inputs are never held: Σ_j over keys changes places with
-Σ_n over tokens, and x_j x_jᵀ ⊗ (one small matrix a key) takes their place.
+(D, D) matrices of wide inputs are never held: Σ_j over keys changes places with Σ_n over tokens, and
+x_j x_jᵀ ⊗ (one small matrix a key) takes their place.
+
+Letters: B sequences, L tokens, Q queries, N tokens that enter the loss, D width of the input, K query-key
+width, V value width, E and U any widths.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg import KroneckerTerm, TokenMatrices
@@ -86,7 +90,7 @@ def _key_key(head: HeadTokens) -> Terms:
     ]
 
 
-def product_gradient(head: HeadTokens) -> Tensor:
+def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
     """Σ_n x (sβ e)ᵀ, the gradient of the loss in W_Q W_Kᵀ, (D, D)."""
     return head.x_query.T @ (head.scale * head.beta * _score_response(head))
 
@@ -228,7 +232,7 @@ def _score_response(head: HeadTokens) -> Tensor:
 
 
 def _sum_by_key(head: HeadTokens, weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Σ over queries of weight left rightᵀ for each key, (B·L, E, E'), from (B, Q, L), (N, E), (N, E')."""
+    """Σ over queries of weight left rightᵀ for each key, (B·L, E, U), from (B, Q, L), (N, E), (N, U)."""
     pairs = (left[:, :, None] * right[:, None, :]).flatten(1)
     summed = (weights.mT @ pairs.view(*weights.shape[:2], -1)).flatten(0, 1)
     return summed.view(-1, left.shape[1], right.shape[1])

@@ -2,7 +2,7 @@
 
 Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a sequence,
 N = B·Q; D width of the input, K query-key width, V value width, O width of the output, C directions,
-E width of whatever the keys carry.
+E and U widths of whatever the keys carry.
 
 A derivative of attention with respect to its scores is a weighting of the keys. Along a direction r in
 value space it is ρ_j = p_j (r·y_j − Σ_j p_j r·y_j), with p the attention row (softmax), or ρ_j = r·y_j
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hessblocks.linalg import chunks
@@ -24,27 +25,27 @@ from hessblocks.linalg import chunks
 class HeadTokens:
     """One head over a batch. Frozen; what is derived from the fields is computed once, when asked for."""
 
-    x: Tensor
+    x: Float[Tensor, "B L D"]
     """Input of the layer, (B, L, D); a last column of ones makes the biases rows of the weights."""
-    query_positions: Tensor
+    query_positions: Int[Tensor, " Q"]
     """Positions whose output enters the loss, (Q,)."""
-    attention: Tensor
+    attention: Float[Tensor, "B Q L"]
     """Rows of A at those positions, (B, Q, L)."""
-    permitted: Tensor
+    permitted: Bool[Tensor, "#B Q L"]
     """True where a query may attend, (B | 1, Q, L)."""
     softmax: bool
     """Whether A is a softmax of the scores (else the scores themselves)."""
     scale: float
     """s, the factor of the scores."""
-    w_query: Tensor
+    w_query: Float[Tensor, "D K"]
     """(D, K)."""
-    w_key: Tensor | None
+    w_key: Float[Tensor, "D K"] | None
     """(D, K), or None where the keys are the inputs themselves (one matrix; K = D)."""
-    w_value: Tensor
+    w_value: Float[Tensor, "D V"]
     """(D, V)."""
-    w_projection: Tensor
+    w_projection: Float[Tensor, "V O"]
     """(V, O)."""
-    gradient: Tensor
+    gradient: Float[Tensor, "N O"]
     """∂ℓ/∂F at the query positions, (N, O)."""
     alpha: float = 0.0
     """Gain of the identity; 0, 1, 0 is plain attention."""
@@ -56,46 +57,46 @@ class HeadTokens:
     """Bytes that intermediate results may take."""
 
     @cached_property
-    def x_query(self) -> Tensor:
+    def x_query(self) -> Float[Tensor, "N D"]:
         """Inputs of the queries, (N, D)."""
         return self.x[:, self.query_positions].flatten(0, 1)
 
     @cached_property
-    def queries(self) -> Tensor:
+    def queries(self) -> Float[Tensor, "N K"]:
         """Q = W_Qᵀ x, (N, K)."""
         return self.x_query @ self.w_query
 
     @cached_property
-    def mean(self) -> Tensor:
+    def mean(self) -> Float[Tensor, "N D"]:
         """First moment m = Σ_j a_j x_j, (N, D)."""
         return (self.attention @ self.x).flatten(0, 1)
 
     @cached_property
-    def uniform_mean(self) -> Tensor:
+    def uniform_mean(self) -> Float[Tensor, "N D"]:
         """c̄, the mean input over the permitted keys, (N, D)."""
         weights = self.permitted.to(self.x.dtype)
         uniform = (weights / weights.sum(-1, keepdim=True)).expand(self.x.shape[0], -1, -1)
         return (uniform @ self.x).flatten(0, 1)
 
     @cached_property
-    def features(self) -> Tensor:
+    def features(self) -> Float[Tensor, "N D"]:
         """F = α x + β m − γ c̄, what W_V acts on, (N, D)."""
         if (self.alpha, self.beta, self.gamma) == (0.0, 1.0, 0.0):
             return self.mean
         return self.alpha * self.x_query + self.beta * self.mean - self.gamma * self.uniform_mean
 
     @cached_property
-    def values(self) -> Tensor:
+    def values(self) -> Float[Tensor, "N V"]:
         """Z = W_Vᵀ f, what W_O acts on, (N, V)."""
         return self.features @ self.w_value
 
     @cached_property
-    def value_gradient(self) -> Tensor:
+    def value_gradient(self) -> Float[Tensor, "N V"]:
         """W_O g, the loss gradient at this head's values, (N, V)."""
         return self.gradient @ self.w_projection.T
 
     @cached_property
-    def carried_x(self) -> Tensor:
+    def carried_x(self) -> Float[Tensor, "B L D"]:
         """Inputs as the keys carry them, (B, L, D).
 
         Softmax sees differences of keys only, so the mean of the sequence is taken off: it would
@@ -104,34 +105,36 @@ class HeadTokens:
         return self.x - self.x.mean(1, keepdim=True) if self.softmax else self.x
 
     @cached_property
-    def carried_keys(self) -> Tensor:
+    def carried_keys(self) -> Float[Tensor, "B L K"]:
         """W_Kᵀ x as the keys carry it, (B, L, K)."""
         return self.carried_x if self.w_key is None else self.carried_x @ self.w_key
 
     @cached_property
-    def carried_values(self) -> Tensor:
+    def carried_values(self) -> Float[Tensor, "B L V"]:
         """Y = W_Vᵀ x as the keys carry it, (B, L, V)."""
         return self.carried_x @ self.w_value
 
     @cached_property
-    def slope(self) -> Tensor:
+    def slope(self) -> Float[Tensor, "B Q L"]:
         """p: the attention row (softmax) or 1 at the permitted keys (linear), (B, Q, L)."""
         if self.softmax:
             return self.attention
         return self.permitted.to(self.x.dtype).expand_as(self.attention)
 
     @cached_property
-    def score_gradient(self) -> Tensor:
+    def score_gradient(self) -> Float[Tensor, "B Q L"]:
         """ρ along the loss gradient, (B, Q, L): ∂ℓ/∂T but for β."""
         gradient = self.value_gradient.view(self.x.shape[0], -1, 1, self.w_value.shape[1])
         return self._response(gradient, slice(None))[:, :, 0]
 
     @cached_property
-    def second_moment(self) -> Tensor:
+    def second_moment(self) -> Float[Tensor, "N D D"]:
         """S β M_2 of the inputs, (N, D, D); for narrow inputs only."""
         return self.covariance(self.carried_x, self.scale * self.beta * self.carried_x)
 
-    def respond(self, directions: Tensor | None, carried: Tensor) -> Tensor:
+    def respond(
+        self, directions: Float[Tensor, "N C V"] | None, carried: Float[Tensor, "B L E"]
+    ) -> Float[Tensor, "N C E"]:
         """Σ_j ρ_j (what key j carries), for each direction.
 
         Args:
@@ -152,8 +155,10 @@ class HeadTokens:
 
         return self._gathered(count, response, carried)
 
-    def covariance(self, left: Tensor, right: Tensor) -> Tensor:
-        """Second moment of what the keys carry, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ, (N, E, E').
+    def covariance(
+        self, left: Float[Tensor, "B L E"], right: Float[Tensor, "B L U"]
+    ) -> Float[Tensor, "N E U"]:
+        """Second moment of what the keys carry, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ, (N, E, U).
 
         For linear scores Σ_j left_j right_jᵀ over the permitted keys.
         """
@@ -166,8 +171,10 @@ class HeadTokens:
 
         return self._gathered(left.shape[2], weighted, right)
 
-    def third_moment(self, left: Tensor, right: Tensor) -> Tensor:
-        """Third central moment along u = W_V W_O g, (N, E, E'); softmax only (zero for linear scores).
+    def third_moment(
+        self, left: Float[Tensor, "B L E"], right: Float[Tensor, "B L U"]
+    ) -> Float[Tensor, "N E U"]:
+        """Third central moment along u = W_V W_O g, (N, E, U); softmax only (zero for linear scores).
 
         Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i) right_jᵀ
         """
@@ -181,8 +188,10 @@ class HeadTokens:
 
         return self._gathered(left.shape[2], weighted, right)
 
-    def third_factors(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """`third_moment` as a thin product over the keys, (N, L, E) and (N, L, E')."""
+    def third_factors(
+        self, left: Float[Tensor, "B L E"], right: Float[Tensor, "B L U"]
+    ) -> tuple[Float[Tensor, "N L E"], Float[Tensor, "N L U"]]:
+        """`third_moment` as a thin product over the keys, (N, L, E) and (N, L, U)."""
         assert self.softmax
         slope, weights = self.slope[..., None], self.score_gradient[..., None]
         mean, along = ((w @ left)[:, :, None] for w in (self.slope, self.score_gradient))
@@ -206,7 +215,7 @@ class HeadTokens:
             out[:, some] = found.unflatten(1, (-1, count))
         return out.flatten(0, 1)
 
-    def average(self, carried: Tensor) -> Tensor:
+    def average(self, carried: Float[Tensor, "B L E"]) -> Float[Tensor, "N E"]:
         """Attention-weighted mean of what the keys carry, (N, E)."""
         return (self.slope @ carried).flatten(0, 1)
 

@@ -1,7 +1,7 @@
 """The Hessian of a loss in the weights of one self-attention layer, in closed form.
 
 Letters: B sequences, L tokens, D width, H heads, K query-key width, V value width, O output width,
-C rank of a curvature factor, N = B·L.
+C rank of a curvature factor, N = B·L, P all parameters.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class AttentionHessian:
         pieces = [piece for group in self.groups for piece in self._pieces(group, None)]
         return self._grid(pieces, pieces, part)
 
-    def dense(self, part: Part = "full") -> Tensor:
+    def dense(self, part: Part = "full") -> Float[Tensor, "P P"]:
         """The whole matrix, assembled; groups in the order of `groups`, each flattened row by row.
 
         Cost: N K² D² multiplications and as many numbers as the matrix has.
@@ -104,7 +104,7 @@ class AttentionHessian:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
         if pays_off(self.layer):
-            return assembled_through_product(self, part)
+            return assembled_through_product(self, self.in_product(), part)
         return self.whole(part).dense()
 
     def in_product(self) -> AttentionHessian:

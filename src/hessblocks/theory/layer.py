@@ -1,7 +1,7 @@
 """One layer of self-attention with its input: the numbers from which every block follows.
 
 Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
-O width of the output.
+O width of the output, Q positions whose output is asked for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hessblocks.linalg import MEMORY_LIMIT
@@ -82,7 +82,9 @@ class AttentionLayer:
             return scores.masked_fill(~self.permitted, 0.0)
         return scores.masked_fill(~self.permitted, -torch.inf).softmax(-1)
 
-    def head(self, index: int, positions: Tensor, gradient: Float[Tensor, "B L O"]) -> HeadTokens:
+    def head(
+        self, index: int, positions: Int[Tensor, " Q"], gradient: Float[Tensor, "B L O"]
+    ) -> HeadTokens:
         """One head at the positions whose output enters the loss.
 
         Args:
@@ -106,7 +108,7 @@ class AttentionLayer:
             **{name: float(gain[index]) for name, gain in self.gains.items()},
         )
 
-    def output(self, positions: Tensor | None = None) -> Float[Tensor, "B Q O"]:
+    def output(self, positions: Int[Tensor, " Q"] | None = None) -> Float[Tensor, "B Q O"]:
         """F(X), without the projection's bias, at some positions (Q,) or at all."""
         if positions is None:
             positions = torch.arange(self.x.shape[1], device=self.x.device)

@@ -1,7 +1,8 @@
 """Moments of the inputs under the attention rows: why a block of the Hessian is large or small.
 
 One-hot attention and identical tokens (rank collapse) make the second and third moment vanish, and
-with them every query and key block. Letters: B sequences, L tokens, H heads, D width.
+with them every query and key block. Letters: B sequences, L tokens, H heads, D width,
+O width of the output.
 """
 
 from __future__ import annotations

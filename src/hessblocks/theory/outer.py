@@ -10,7 +10,8 @@ so is every block. Per head, with s the scale, β the gain of A and covariances 
 | projection | z = W_Vᵀ f | identity, after W_O |
 | alpha, beta, gamma | 1 | W_Vᵀ x, W_Vᵀ m, −W_Vᵀ c̄ |
 
-Letters as in `heads`.
+Letters: N tokens, D width of the input, V value width, O width of the output, C rank of a factor of Λ
+(V where Λ is whole), P entries of a Jacobian's vector, R columns of its matrix.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg import BoundedCache, KroneckerTerm, TokenMatrices
@@ -30,11 +32,11 @@ from hessblocks.theory.token_curvature import TokenCurvature
 class TokenJacobian:
     """∂F_n/∂(weight) = mapᵀ (matrix_n ⊗ vector_n) for every token."""
 
-    vector: Tensor
+    vector: Float[Tensor, "N P"]
     """(N, P)."""
-    matrix: Tensor | None
+    matrix: Float[Tensor, "N C R"] | None
     """(N, C, R), or None for the identity."""
-    output_map: Tensor | None
+    output_map: Float[Tensor, "V O"] | None
     """(C, O), from the matrix' rows to the attention output; None for the identity."""
     swapped: bool = False
     """Whether the weight's rows belong to the matrix rather than to the vector."""
@@ -148,7 +150,7 @@ class OuterPart:
         return self._curvature.factor @ head.w_projection.mT
 
 
-def gain_feature(head: HeadTokens, gain: str) -> Tensor:
+def gain_feature(head: HeadTokens, gain: str) -> Float[Tensor, "N D"]:
     """∂f/∂(gain): x, m or −c̄, (N, D)."""
     if gain == "alpha":
         return head.x_query

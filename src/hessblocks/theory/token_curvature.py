@@ -1,13 +1,14 @@
 """Curvature of the loss at the output of attention, one matrix for each token.
 
 Letters: N tokens (1 where all share one matrix), O width of the attention output, C rank of a factor,
-V and V' widths of two heads' values.
+V and U widths of two heads' values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -15,9 +16,9 @@ from torch import Tensor
 class TokenCurvature:
     """Λ_n = ∂²ℓ/∂F_n², as a symmetric matrix or as a factor R_n with R_nᵀ R_n = Λ_n."""
 
-    matrix: Tensor | None = None
+    matrix: Float[Tensor, "#N O O"] | None = None
     """(N | 1, O, O), symmetric; may be indefinite."""
-    factor: Tensor | None = None
+    factor: Float[Tensor, "#N C O"] | None = None
     """(N | 1, C, O); exactly one of `matrix` and `factor` is given."""
     positive_semidefinite: bool = False
     """Whether every Λ_n is known to be positive semi-definite; a factor always is."""
@@ -28,7 +29,7 @@ class TokenCurvature:
             object.__setattr__(self, "positive_semidefinite", True)
 
     @property
-    def numbers(self) -> Tensor:
+    def numbers(self) -> Float[Tensor, "#N rows O"]:
         """Whichever of the two is held."""
         held = self.matrix if self.factor is None else self.factor
         assert held is not None
@@ -44,8 +45,10 @@ class TokenCurvature:
         factor = self.factor
         return factor is not None and factor.shape[0] > 1 and factor.shape[1] < value_width
 
-    def between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
-        """U Λ_n U'ᵀ for maps U (V, O) and U' (V', O), None being the identity; (N | 1, V, V')."""
+    def between(
+        self, left: Float[Tensor, "V O"] | None, right: Float[Tensor, "U O"] | None
+    ) -> Float[Tensor, "#N rows columns"]:
+        """A Λ_n Bᵀ for maps A (V, O) and B (U, O), None being the identity; (N | 1, V, U)."""
         if self.factor is not None:
             return _apply(self.factor, left).mT @ _apply(self.factor, right)
         assert self.matrix is not None

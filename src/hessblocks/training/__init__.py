@@ -1,6 +1,15 @@
 """Training runs and comparisons that stop and go on without changing a digit."""
 
 from hessblocks.progress import Progress
+from hessblocks.settings import (
+    ComparisonSettings,
+    CurvatureSettings,
+    ModelSettings,
+    ObservationSettings,
+    RunSettings,
+    RunSize,
+    TrainingSettings,
+)
 from hessblocks.storage import EnvironmentWarning
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed
@@ -13,18 +22,9 @@ from hessblocks.training.masked import (
     finetune,
     pretrained,
 )
+from hessblocks.training.preparation import build_model, model_without_weights, resolve_device
 from hessblocks.training.processes import is_first
 from hessblocks.training.run import DamageWarning, Run
-from hessblocks.training.settings import (
-    ComparisonSettings,
-    CurvatureSettings,
-    ModelSettings,
-    ObservationSettings,
-    RunSettings,
-    RunSize,
-    TrainingSettings,
-    resolve_device,
-)
 from hessblocks.training.trainer import DivergenceWarning, RunTrainer, make_trainer, step_seconds
 
 __all__ = [

@@ -10,6 +10,7 @@ from typing import Any
 
 from hessblocks.data import Corpus
 from hessblocks.progress import Progress
+from hessblocks.settings import ComparisonSettings, RunSettings
 from hessblocks.storage import (
     is_trained,
     read_finished_lines,
@@ -21,8 +22,8 @@ from hessblocks.storage import (
 from hessblocks.training.execution import together
 from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.matching import steps_of
+from hessblocks.training.preparation import config_of, line_files
 from hessblocks.training.run import Run
-from hessblocks.training.settings import ComparisonSettings, RunSettings
 
 
 def compare(
@@ -60,12 +61,12 @@ def _compare(
     command: str,
     finish: Callable[[Path], object] | None,
 ) -> None:
-    config = settings.config(command, corpus)
+    config = config_of(settings, command, corpus)
     with claimed(out, config, growing=("presets", "seeds")) as folder:
         runs = settings.runs(steps_of(settings, corpus, folder, progress))
         for run in runs:
             own = folder.run(run.preset, run.seed)
-            own.prepare(run.config(command, corpus))
+            own.prepare(config_of(run, command, corpus))
             Run(run, corpus, own, progress).complete()
             _gather(folder, runs, corpus.vocab_size)
         if finish:
@@ -77,7 +78,7 @@ def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int)
     runs = [(run, folder.run(run.preset, run.seed)) for run in settings]
     rows = [read_results(own.results) for _, own in runs]
     expected = [
-        run.line_files(vocab_size) if is_trained(found) else ()
+        line_files(run, vocab_size) if is_trained(found) else ()
         for (run, _), found in zip(runs, rows, strict=True)
     ]
     for name in ("metrics", "observations"):
@@ -120,7 +121,7 @@ def train(
     """
     with together(settings, [settings.preset], corpus) as deciding:
         if deciding:
-            with claimed(out, settings.config(command, corpus)) as folder:
+            with claimed(out, config_of(settings, command, corpus)) as folder:
                 Run(settings, corpus, folder, progress).complete()
                 if finish:
                     finish(out)

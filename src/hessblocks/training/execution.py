@@ -14,9 +14,10 @@ from transformers import PreTrainedModel, TrainerCallback
 from hessblocks.data import Corpus
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
+from hessblocks.settings import RunSettings, SharedSettings
 from hessblocks.training import processes
 from hessblocks.training.folder import RunFolder, progress_of
-from hessblocks.training.settings import RunSettings, SharedSettings
+from hessblocks.training.preparation import build_model, check
 from hessblocks.training.trainer import (
     Observer,
     Recorder,
@@ -38,7 +39,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
     Raises:
         ArgumentError: sizes that do not fit, too little data, or updates that cannot be shared out.
     """
-    settings.check(presets, corpus)
+    check(settings, presets, corpus)
     settings.training.sequences_each(processes.asked_for())
     processes.join(settings.device)
     if not processes.is_first():
@@ -66,7 +67,7 @@ def carry_out(order: Order, corpus: Corpus, progress: Progress) -> tuple[PreTrai
     callbacks: list[TrainerCallback] = [recorder]
     if settings.observation.any:
         callbacks.append(Observer(recorder, corpus))
-    model = settings.model.build(settings.preset, corpus.vocab_size, settings.seed)
+    model = build_model(settings.model, settings.preset, corpus.vocab_size, settings.seed)
     trainer = recorder.trainer = make_trainer(
         model,
         settings,

@@ -8,19 +8,15 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
+from hessblocks.settings import ComparisonSettings, RunSettings
 from hessblocks.storage import write_json
 from hessblocks.training.execution import Order, give
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.settings import RunSettings
 from hessblocks.training.trainer import step_seconds, update_flops
-
-if TYPE_CHECKING:
-    from hessblocks.training.settings import ComparisonSettings
 
 UNITS = {"tokens": "tokens", "time": "seconds", "flops": "floating-point operations"}
 ROUNDS = 3

@@ -19,6 +19,7 @@ from hessblocks.data import Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
+from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.storage import (
     STEPS,
     ResultRow,
@@ -42,7 +43,7 @@ from hessblocks.training.folder import (
     save_model,
     step_of,
 )
-from hessblocks.training.settings import CurvatureSettings, RunSettings
+from hessblocks.training.preparation import build_model, line_files, model_without_weights
 from hessblocks.training.trainer import Recorder, curvature_rows, update_flops
 
 
@@ -99,7 +100,7 @@ class Run:
     def _check(self) -> None:
         """Look over what an earlier process left: files of a trained run, rows of each step."""
         if is_trained(self.rows):
-            for name in self.settings.line_files(self.corpus.vocab_size):
+            for name in line_files(self.settings, self.corpus.vocab_size):
                 read_finished_lines(getattr(self.folder, name))
             if not self._diverged and not is_whole(self.folder.model):
                 self._warn(f"{self.folder.model} is damaged; {self._remedy}")
@@ -125,8 +126,7 @@ class Run:
         if not self.settings.curvature:
             return ()
         settings = self.settings
-        with torch.device("meta"):
-            model = settings.model.build(settings.preset, self.corpus.vocab_size, settings.seed)
+        model = model_without_weights(settings.model, settings.preset, self.corpus.vocab_size)
         return tuple(parameter_groups(model))
 
     @property
@@ -151,7 +151,7 @@ class Run:
 
     def _fresh(self) -> PreTrainedModel:
         settings = self.settings
-        return settings.model.build(settings.preset, self.corpus.vocab_size, settings.seed)
+        return build_model(settings.model, settings.preset, self.corpus.vocab_size, settings.seed)
 
     def _begun(self) -> list[ResultRow]:
         with torch.device("meta"):

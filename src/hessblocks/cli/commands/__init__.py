@@ -9,3 +9,6 @@ from hessblocks.cli.commands.reproduce import reproduce
 from hessblocks.cli.commands.signal import signal
 from hessblocks.cli.commands.train import train
 from hessblocks.cli.commands.verify import verify
+
+COMMANDS = (demo, presets, compare, train, curvature, signal, verify, reproduce, report)
+"""In the order in which the help lists them."""

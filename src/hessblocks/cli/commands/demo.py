@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from hessblocks.cli.terminal import Device, Json, Out, Seed, Traceback
+from hessblocks.cli import options
+from hessblocks.settings import (
+    ComparisonSettings,
+    CurvatureSettings,
+    DataSettings,
+    ModelSettings,
+    RunSettings,
+    TrainingSettings,
+)
 
 PRESETS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
 
 
+@options.taking
 def demo(
-    out: Out = Path("runs/demo"),
-    seed: Seed = 0,
-    device: Device = "auto",
-    as_json: Json = False,
-    traceback: Traceback = False,
+    *,
+    out: options.Out = Path("runs/demo"),
+    seed: Annotated[int, options.Of(RunSettings)],
+    device: options.Device = "auto",
+    screen: options.Screen,
 ) -> None:
     """Train five blocks on Python code, map their curvature before and after, write the report."""
+    from hessblocks import training as runs
     from hessblocks.cli.terminal import carry_out
-    from hessblocks.training import (
-        ComparisonSettings,
-        CurvatureSettings,
-        ModelSettings,
-        TrainingSettings,
-        compare,
-        resolve_device,
-    )
 
     settings = ComparisonSettings(
         presets=PRESETS,
@@ -33,15 +36,14 @@ def demo(
         model=ModelSettings(depth=4, width=128, heads=4, context=128),
         training=TrainingSettings(steps=400, batch_size=8, learning_rate=1e-3),
         curvature=CurvatureSettings(sequences=8, tokens=32, probes=8),
-        device=resolve_device(device),
+        device=runs.resolve_device(device),
     )
     carry_out(
-        lambda corpus, progress, report: compare(
+        lambda corpus, progress, report: runs.compare(
             settings, corpus, out, progress, "demo", finish=report
         ),
-        data=None,
-        vocab_size=4096,
+        text=DataSettings(vocab_size=4096),
         out=out,
-        as_json=as_json,
+        as_json=screen.json,
         hint="hessblocks train sas-p --steps 2000 --data FILE_OR_FOLDER --out runs/mine",
     )

@@ -8,17 +8,18 @@ from typing import Annotated
 
 import typer
 
-from hessblocks.cli.terminal import options
+from hessblocks.cli import options
 from hessblocks.errors import ArgumentError, RunError
 
 
+@options.taking
 def report(
     folders: Annotated[
         list[Path],
         typer.Argument(metavar="DIR...", help="Run folders, studies or folders of studies."),
     ],
-    as_json: options.Json = False,
-    traceback: options.Traceback = False,
+    *,
+    screen: options.Screen,
 ) -> None:
     """Write figures and report.html into run folders, from their files alone.
 
@@ -34,7 +35,7 @@ def report(
         else:
             page = _run_page(folder)
         pages.append(page)
-    if as_json:
+    if screen.json:
         found = {"reports": [str(page) for page in pages], "missing": lacking}
         print(json.dumps({"command": "report", **found}))
         return

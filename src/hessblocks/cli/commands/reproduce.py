@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hessblocks.cli.terminal import options
+from hessblocks.cli import options
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 
 if TYPE_CHECKING:
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
+@options.taking
 def reproduce(
     name: Annotated[
         str | None,
         typer.Argument(help="A study, several with commas, or all.", show_default=False),
     ] = None,
+    *,
     list_names: Annotated[
         bool, typer.Option("--list", help="List the studies and what each is of.")
     ] = False,
@@ -54,21 +56,13 @@ def reproduce(
         ),
     ] = None,
     out: options.Out = Path("runs/reproduce"),
-    seed: Annotated[int, typer.Option(help="Without effect: repetitions are 0, 1, ….")] = 0,
-    device: Annotated[
-        str,
-        typer.Option(
-            help="Without effect: studies that train take CUDA where there is one, all others cores."
-        ),
-    ] = "cpu",
-    as_json: options.Json = False,
-    traceback: options.Traceback = False,
+    screen: options.Screen,
 ) -> None:
     """Measure a figure or table again and show it beside what was published."""
     from hessblocks import studies
 
     if list_names or name is None:
-        _list(as_json=as_json)
+        _list(as_json=screen.json)
         return
     from hessblocks.cli.terminal import make_reporter
     from hessblocks.report import write_gallery
@@ -97,7 +91,7 @@ def reproduce(
             ) from None
     page = write_gallery(out, studies.names())
     seconds = time.perf_counter() - start
-    if as_json:
+    if screen.json:
         print(json.dumps(_summary(results, out, scale, seconds), allow_nan=False))
         return
     _show(results, page, seconds)

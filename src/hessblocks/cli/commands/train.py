@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hessblocks.cli.terminal import options
+from hessblocks.cli import options
+from hessblocks.settings import DataSettings, ModelSettings, RunSettings
 
 
-@options.taking(
-    model=options.MODEL,
-    training=options.TRAINING,
-    observation=options.OBSERVATION,
-    sample=options.SAMPLE,
-)
+@options.taking
 def train(
     preset: Annotated[
         str, typer.Argument(help="Name of a block; `hessblocks presets` lists them.")
     ],
     *,
-    data: options.Data = None,
-    vocab_size: options.VocabSize = options.VOCABULARY,
-    model: dict[str, Any],
-    training: dict[str, Any],
-    observation: dict[str, Any],
-    sample: dict[str, Any],
+    text: DataSettings,
+    model: ModelSettings,
+    training: options.Training,
+    observation: options.Observation,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -34,30 +28,31 @@ def train(
             show_default=False,
         ),
     ] = None,
-    seed: options.Seed = 0,
+    seed: Annotated[int, options.Of(RunSettings)],
     device: options.Device = "auto",
-    as_json: options.Json = False,
-    traceback: options.Traceback = False,
+    screen: options.Screen,
 ) -> None:
     """Train one block; --out then holds the model, ready for `from_pretrained`."""
     from hessblocks import training as runs
-    from hessblocks.cli.terminal import carry_out, shared_settings
+    from hessblocks.cli.terminal import carry_out
 
     folder = out or Path("runs", preset)
-    settings = runs.RunSettings(
+    settings = RunSettings(
         preset=preset,
         seed=seed,
-        **shared_settings(model, training, observation, sample, device),
+        model=model,
+        training=training,
+        observation=observation,
+        device=runs.resolve_device(device),
     )
-    settings.model.check_sizes(preset, vocab_size)
+    runs.model_without_weights(model, preset, text.vocab_size)
     carry_out(
         lambda corpus, progress, report: runs.train(
             settings, corpus, folder, progress, finish=report
         ),
-        data=data,
-        vocab_size=vocab_size,
+        text=text,
         out=folder,
-        as_json=as_json,
+        as_json=screen.json,
         hint=f'python -c "import hessblocks, transformers; print(transformers.AutoModelForCausalLM.'
         f"from_pretrained('{folder / 'model'}'))\"",
     )

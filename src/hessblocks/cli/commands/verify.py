@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hessblocks.cli.terminal import options
+from hessblocks.cli import options
 from hessblocks.errors import RunError, unknown_name
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from hessblocks.theory import Check
 
 
+@options.taking
 def verify(
+    *,
     dtype: Annotated[
         str, typer.Option(help="float64 or float32: precision of the closed form.")
     ] = "float64",
@@ -30,8 +32,7 @@ def verify(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the inputs.")] = 0,
     device: options.Device = "auto",
-    as_json: options.Json = False,
-    traceback: options.Traceback = False,
+    screen: options.Screen,
 ) -> None:
     """Compare closed-form curvature with autodiff on this machine, every block and part."""
     from hessblocks.cli.terminal import console, counter
@@ -45,7 +46,7 @@ def verify(
     described = _summary(checks, dtype, chosen)
     if out is not None:
         write_json(out / "verify.json", described)
-    if as_json:
+    if screen.json:
         print(json.dumps(described, allow_nan=False))
     else:
         console().print(_table(checks))

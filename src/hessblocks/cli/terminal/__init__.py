@@ -1,11 +1,8 @@
-"""Options, tables and progress bars on the terminal."""
+"""Tables and progress bars on the terminal."""
 
 from hessblocks.cli.terminal.bars import counter, make_progress, make_reporter
 from hessblocks.cli.terminal.console import console, plain_table, sizes_table
 from hessblocks.cli.terminal.curvature_screen import curvature_table, summary_lines
-from hessblocks.cli.terminal.grouped import names, sample_settings, shared_settings
-from hessblocks.cli.terminal.interruption import interruptible
-from hessblocks.cli.terminal.options import Device, Json, Out, Seed, Traceback
 from hessblocks.cli.terminal.signal_screen import described, lines
 from hessblocks.cli.terminal.sizes import block_sizes
-from hessblocks.cli.terminal.work import carry_out
+from hessblocks.cli.terminal.work import carry_out, interruptible

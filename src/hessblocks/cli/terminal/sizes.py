@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
 
 from hessblocks.blocks import PRESETS, ReparametrisedLinear, summary
 from hessblocks.models import build
+from hessblocks.settings import PresetSizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +30,11 @@ class BlockSize:
     mean of shaped attention, which adds only."""
 
 
-def block_sizes(
-    *, depth: int, width: int, heads: int, mlp_width: int | None, vocab_size: int, context: int
-) -> list[BlockSize]:
+def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
     """The size of every preset at the same sizes.
 
     Args:
-        depth: layers.
-        width: entries of a token's vector.
-        heads: attention heads.
-        mlp_width: hidden width of the MLP; None means the preset's own.
-        vocab_size: entries of the vocabulary.
-        context: tokens of a sequence.
+        sizes: layers, widths, vocabulary and context.
 
     Returns:
         One entry a preset.
@@ -51,23 +45,15 @@ def block_sizes(
     found = []
     for name in PRESETS:
         with torch.device("meta"):
-            model = build(
-                name,
-                depth=depth,
-                width=width,
-                heads=heads,
-                mlp_width=mlp_width,
-                vocab_size=vocab_size,
-                context=context,
-            )
+            model = build(name, **asdict(sizes))
         weights = list(_applied_weights(model))
         found.append(
             BlockSize(
                 preset=name,
                 summary=summary(name),
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
-                matmuls=len(weights) + 2 * depth,
-                multiply_adds=sum(weights) + 2 * depth * context * width,
+                matmuls=len(weights) + 2 * sizes.depth,
+                multiply_adds=sum(weights) + 2 * sizes.depth * sizes.context * sizes.width,
             )
         )
     return found

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -19,26 +19,37 @@ from hessblocks.cli.terminal.console import (
     time_line,
     zero_group_lines,
 )
-from hessblocks.cli.terminal.interruption import interruptible
 from hessblocks.data import Corpus, load_corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.report import ComparisonRow, budget_columns, comparison_rows, summary, write_report
+from hessblocks.settings import DataSettings
 from hessblocks.storage import FolderResults, load_results
 from hessblocks.training import is_first
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, an interruption says that the command can go on.
+
+    Raises:
+        RunError: the user interrupted.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunError("interrupted; the same command goes on where it stopped.") from None
+
 
 Work = Callable[[Corpus, Progress, Callable[[Path], None]], None]
 
 
-def carry_out(
-    work: Work, *, data: Path | None, vocab_size: int, out: Path, as_json: bool, hint: str
-) -> None:
+def carry_out(work: Work, *, text: DataSettings, out: Path, as_json: bool, hint: str) -> None:
     """Do the work on the data, write the report, and show the results.
 
     Args:
         work: fills `out`, then calls its last argument to write the report there.
-        data: file or folder of text; None means Python's standard library.
-        vocab_size: entries of the vocabulary.
+        text: what is trained on.
         out: run folder.
         as_json: print one JSON object instead of the table.
         hint: what the user may type next.
@@ -55,7 +66,7 @@ def carry_out(
 
     with contextlib.redirect_stdout(sys.stderr), interruptible():
         with progress.stage("data"):
-            corpus = load_corpus(data, vocab_size)
+            corpus = load_corpus(text.data, text.vocab_size)
         work(corpus, progress, report)
     if not is_first():
         return

@@ -14,24 +14,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 
 def layer_norm(
-    x: Tensor,
+    x: Float[Tensor, "*shape"],
     shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Float[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Float[Tensor, "*shape"]:
     """`torch.nn.functional.layer_norm`, twice differentiable."""
     return _norm(x, shape, weight, bias, eps, centre=True)
 
 
 def rms_norm(
-    x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
+    x: Float[Tensor, "*shape"],
+    shape: Sequence[int],
+    weight: Float[Tensor, "..."] | None = None,
+    eps: float | None = None,
+) -> Float[Tensor, "*shape"]:
     """`torch.nn.functional.rms_norm`, twice differentiable."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     return _norm(x, shape, weight, None, eps, centre=False)

@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
+    query: Float[Tensor, "... heads tokens width"],
+    key: Float[Tensor, "... key_heads others width"],
+    value: Float[Tensor, "... key_heads others value_width"],
+    attn_mask: Shaped[Tensor, "..."] | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,

@@ -1,6 +1,6 @@
 """Derivatives of what follows the last attention, which acts on each token by itself.
 
-Letters: N tokens with a label, D width, C classes, a the attention sub-block's output at one token,
+Letters: N tokens with a label, D width, C classes, F rows of a factor of Λ_o, a the attention sub-block's output at one token,
 f(a) that token's logits, ℓ its share of the loss.
 
 Gauss-Newton split with the logits as network output:
@@ -21,7 +21,7 @@ from torch.func import grad, jacfwd, jacrev, vjp, vmap
 from hessblocks.curvature.exact.piecewise_linear import piecewise_linear
 from hessblocks.linalg import MEMORY_LIMIT
 
-TokenNetwork = Callable[..., Tensor]
+TokenNetwork = Callable[..., Float[Tensor, "... C"]]
 """From one token's attention output (D,) and its side inputs to its logits (C,)."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 SUMS = ("Add", "Sub", "Cat")
@@ -28,7 +29,9 @@ _NODE = re.compile(r"(\w+)Backward\d+")
 _POINT = "torch::autograd::AccumulateGrad"
 
 
-def piecewise_linear(function: Callable[[Tensor], Tensor], point: Tensor) -> bool:
+def piecewise_linear(
+    function: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]], point: Float[Tensor, "..."]
+) -> bool:
     """Whether the operations from a point to its image show that there is no second derivative.
 
     Args:

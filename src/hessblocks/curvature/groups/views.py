@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -35,15 +36,15 @@ class ParameterView:
         """Number of entries."""
         return math.prod(self.shape)
 
-    def read(self, tensors: Tensor) -> Tensor:
+    def read(self, tensors: Shaped[Tensor, "K ..."]) -> Shaped[Tensor, "K size"]:
         """Cut from (K, *parameter shape), as (K, size)."""
         return self._cut(tensors.contiguous()).reshape(tensors.shape[0], self.size)
 
-    def write(self, tensors: Tensor, values: Tensor) -> None:
+    def write(self, tensors: Shaped[Tensor, "K ..."], values: Shaped[Tensor, "K size"]) -> None:
         """Set the cut of contiguous (K, *parameter shape) `tensors` to (K, size) `values`."""
         self._cut(tensors).copy_(values.reshape(-1, *self.shape))
 
-    def positions(self) -> Tensor:
+    def positions(self) -> Int[Tensor, " size"]:
         """The entries' places in the flattened parameter, (size,)."""
         places = torch.tensor(self.offset)
         for length, step in zip(self.shape, self.stride, strict=True):
@@ -83,7 +84,11 @@ class ParameterGroup:
         return tuple(dict.fromkeys(view.parameter for view in self.views))
 
     def collect(
-        self, tensors: Mapping[str, Tensor | None], into: Tensor, *, add: bool = False
+        self,
+        tensors: Mapping[str, Float[Tensor, "K ..."] | None],
+        into: Float[Tensor, "K size"],
+        *,
+        add: bool = False,
     ) -> None:
         """Read the group's entries of `tensors`.
 
@@ -101,7 +106,9 @@ class ParameterGroup:
             elif not add:
                 piece.zero_()
 
-    def scatter(self, vectors: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def scatter(
+        self, vectors: Float[Tensor, "K size"], like: Mapping[str, Float[Tensor, "..."]]
+    ) -> dict[str, Float[Tensor, "K ..."]]:
         """Whole parameters that are zero outside the group.
 
         Args:
@@ -126,14 +133,16 @@ class ParameterGroup:
         return tensors
 
 
-def whole(name: str, parameter: Tensor) -> ParameterView:
+def whole(name: str, parameter: Shaped[Tensor, "..."]) -> ParameterView:
     """The view of a whole parameter."""
     shape = tuple(parameter.shape)
     strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return ParameterView(parameter=name, shape=shape, stride=strides)
 
 
-def check_disjoint(groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]) -> None:
+def check_disjoint(
+    groups: Iterable[ParameterGroup], parameters: Mapping[str, Shaped[Tensor, "..."]]
+) -> None:
     """Make sure that no entry belongs to two groups.
 
     Raises:
@@ -142,7 +151,9 @@ def check_disjoint(groups: Iterable[ParameterGroup], parameters: Mapping[str, Te
     _count_owners(groups, parameters)
 
 
-def check_partition(groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]) -> None:
+def check_partition(
+    groups: Iterable[ParameterGroup], parameters: Mapping[str, Shaped[Tensor, "..."]]
+) -> None:
     """Make sure that every entry of every parameter belongs to exactly one group.
 
     Raises:

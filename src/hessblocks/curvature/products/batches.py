@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError
@@ -22,13 +23,13 @@ class Batch:
     """Positional arguments of the model."""
     keywords: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the model; `labels` never is among them."""
-    labels: Tensor | None = None
+    labels: Shaped[Tensor, "..."] | None = None
     """Labels, or None where the batch has none."""
     number: int = 0
     """Place of the batch in the set that was given, counted from 0."""
 
     @property
-    def inputs(self) -> Tensor:
+    def inputs(self) -> Shaped[Tensor, "rows ..."]:
         """Token ids or features, the model's first input."""
         for name in ("input_ids", "pixel_values", "inputs_embeds"):
             if name in self.keywords:
@@ -56,7 +57,7 @@ class Batch:
         return _map(self.raw, lambda t: t[part] if t.ndim and t.shape[0] == self.rows else t)
 
     @property
-    def attention_mask(self) -> Tensor | None:
+    def attention_mask(self) -> Shaped[Tensor, "rows ..."] | None:
         """The mask of padded positions, where given."""
         return self.keywords.get("attention_mask")
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -23,7 +24,7 @@ from hessblocks.curvature.products.batches import Batch
 from hessblocks.curvature.products.losses import LossDerivatives
 from hessblocks.curvature.products.problem import Problem, check_finite
 
-Tensors = dict[str, Tensor | None]
+Tensors = dict[str, Float[Tensor, "K ..."] | None]
 """By parameter name, (K, *shape); None stands for zeros."""
 
 
@@ -74,11 +75,11 @@ class BatchGraph:
         }
 
     @property
-    def parameters(self) -> Mapping[str, Tensor]:
+    def parameters(self) -> Mapping[str, Float[Tensor, "..."]]:
         """The parameters at which the graph ends."""
         return self._leaves
 
-    def full(self, vectors: Mapping[str, Tensor], rows: Sequence[str]) -> Tensors:
+    def full(self, vectors: Mapping[str, Float[Tensor, "K ..."]], rows: Sequence[str]) -> Tensors:
         """This pass's share of H z; for a graph made with `split=False`.
 
         Args:
@@ -91,7 +92,10 @@ class BatchGraph:
         return self._replay(vectors, [self._leaves[name] for name in rows], rows)
 
     def split(
-        self, vectors: Mapping[str, Tensor], rows: Sequence[str], parts: Sequence[Part]
+        self,
+        vectors: Mapping[str, Float[Tensor, "K ..."]],
+        rows: Sequence[str],
+        parts: Sequence[Part],
     ) -> dict[Part, Tensors]:
         """This pass's share of the parts' products; for a graph made with `split=True`.
 

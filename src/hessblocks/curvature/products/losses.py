@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -22,7 +23,7 @@ from hessblocks.errors import ArgumentError, unknown_name
 CHUNK = 1 << 22
 """Logits handled together where a temporary of their size is needed."""
 
-LossFunction = Callable[[Any, Any], Tensor]
+LossFunction = Callable[[Any, Any], Float[Tensor, "..."]]
 """From the model's outputs and the batch to the losses of the valid tokens or rows."""
 
 
@@ -32,9 +33,9 @@ class LossDerivatives:
 
     total: float
     """Sum over the valid rows, times the share of one."""
-    gradient: Tensor
+    gradient: Float[Tensor, "..."]
     """∂ total / ∂ logits, shaped as the logits."""
-    curvature: Callable[[Tensor], Tensor]
+    curvature: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
     """u ↦ H_ℓ u for one direction shaped as the logits; may be vmapped."""
 
 
@@ -47,11 +48,11 @@ class BatchLoss(abc.ABC):
         """Rows that count: valid tokens, labelled rows or target entries."""
 
     @abc.abstractmethod
-    def total(self, logits: Tensor) -> float:
+    def total(self, logits: Float[Tensor, "..."]) -> float:
         """The sum of the losses."""
 
     @abc.abstractmethod
-    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
+    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
         """Sum, gradient and curvature at logits without gradient history, all times `share`."""
 
 
@@ -61,7 +62,7 @@ class CrossEntropy(BatchLoss):
     Its curvature is the closed form p∘u − p (p·u) of each row.
     """
 
-    def __init__(self, targets: Tensor) -> None:
+    def __init__(self, targets: Int[Tensor, "..."]) -> None:
         """Hold `targets`, shaped as the logits without their last axis; IGNORED does not count."""
         self._targets = targets
 
@@ -70,7 +71,7 @@ class CrossEntropy(BatchLoss):
         """Labels that are not ignored."""
         return int((self._targets != IGNORED).sum())
 
-    def total(self, logits: Tensor) -> float:
+    def total(self, logits: Float[Tensor, "... V"]) -> float:
         """See `BatchLoss`."""
         check_targets(self._targets, logits)
         rows, targets = logits.flatten(0, -2), self._targets.flatten()
@@ -79,7 +80,7 @@ class CrossEntropy(BatchLoss):
             for part in _row_chunks(rows)
         )
 
-    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
+    def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
         """See `BatchLoss`."""
         total = self.total(logits) * share
         targets = self._targets.flatten()
@@ -102,7 +103,7 @@ class CrossEntropy(BatchLoss):
 class SquaredError(BatchLoss):
     """(f − y)² summed over all target entries."""
 
-    def __init__(self, targets: Tensor) -> None:
+    def __init__(self, targets: Num[Tensor, "..."]) -> None:
         """Hold `targets`, shaped as the logits."""
         self._targets = targets
 
@@ -111,11 +112,11 @@ class SquaredError(BatchLoss):
         """Entries of the targets."""
         return self._targets.numel()
 
-    def total(self, logits: Tensor) -> float:
+    def total(self, logits: Float[Tensor, "..."]) -> float:
         """See `BatchLoss`."""
         return float(self._residual(logits).square().sum())
 
-    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
+    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
         """See `BatchLoss`."""
         return LossDerivatives(
             total=self.total(logits) * share,
@@ -140,9 +141,9 @@ class CallableLoss(BatchLoss):
     def __init__(
         self,
         function: LossFunction,
-        replace: Callable[[Tensor], Any],
+        replace: Callable[[Float[Tensor, "..."]], Any],
         batch: Batch,
-        logits: Tensor,
+        logits: Float[Tensor, "..."],
     ) -> None:
         """Bind the function to a batch; `replace` puts other logits into the model's outputs."""
         self._function = function
@@ -155,11 +156,11 @@ class CallableLoss(BatchLoss):
         """Losses that the function returns."""
         return self._losses(self._logits).numel()
 
-    def total(self, logits: Tensor) -> float:
+    def total(self, logits: Float[Tensor, "..."]) -> float:
         """See `BatchLoss`."""
         return float(self._losses(logits).sum())
 
-    def derivatives(self, logits: Tensor, share: float) -> LossDerivatives:
+    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
         """See `BatchLoss`.
 
         Raises:
@@ -201,7 +202,7 @@ def _row_chunks(rows: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows.shape[0], step))
 
 
-def check_targets(targets: Tensor, logits: Tensor) -> None:
+def check_targets(targets: Int[Tensor, "..."], logits: Float[Tensor, "... V"]) -> None:
     """Make sure that cross-entropy can be taken.
 
     Raises:
@@ -220,7 +221,7 @@ def check_targets(targets: Tensor, logits: Tensor) -> None:
         )
 
 
-def causal_targets(batch: Batch) -> Tensor:
+def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
     """The next token at each position; the last position is ignored.
 
     Without labels, padding is neither predicted nor predicted from.
@@ -234,7 +235,7 @@ def causal_targets(batch: Batch) -> Tensor:
     return targets.masked_fill(~real | ~F.pad(real[:, 1:], (0, 1)), IGNORED)
 
 
-def given_labels(batch: Batch) -> Tensor:
+def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:
     """The batch's own labels.
 
     Raises:

@@ -6,18 +6,19 @@ The loss is a sum over rows, so the cut changes no answer, only where rounding h
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from hessblocks.curvature.products.batches import Batch
+from hessblocks.curvature.products.losses import LossFunction
 from hessblocks.curvature.products.repeatable import check_same
+from hessblocks.curvature.products.sharing import Processes
 from hessblocks.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from hessblocks.curvature.products.problem import Problem
 
 LARGE = 1 << 36
 """Multiplications of a forward pass above which a CPU gains nothing from more rows together (measured)."""
@@ -59,7 +60,27 @@ class RowCost:
     """Bytes at the worst moment of one product, parameters aside."""
 
 
-def make_plan(problem: Problem) -> Plan:
+class Work(Protocol):
+    """What the plan needs to know of a problem."""
+
+    model: nn.Module
+    batches: list[Batch]
+    loss: str | LossFunction
+    device: torch.device
+    processes: Processes
+    memory_limit: int | None
+
+    @property
+    def parameters(self) -> dict[str, Float[Tensor, "..."]]:
+        """The trainable parameters by name."""
+
+    def forward(
+        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]]
+    ) -> tuple[Float[Tensor, "..."], object]:
+        """Logits of one batch at other parameters, and its loss."""
+
+
+def make_plan(problem: Work) -> Plan:
     """Choose rows a pass and vectors together.
 
     Args:
@@ -113,7 +134,7 @@ def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
     return max(1, min(worth, fitting))
 
 
-def _row_cost(problem: Problem) -> RowCost:
+def _row_cost(problem: Work) -> RowCost:
     """Measure one row of the batch with the most tokens a row."""
     widest = max(problem.batches, key=lambda batch: batch.inputs.numel() // batch.rows)
     row = widest.split(1)[0]

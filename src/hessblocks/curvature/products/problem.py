@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -83,7 +84,7 @@ class Problem:
         self._extra = {"use_cache": False} if "use_cache" in accepted else {}
 
     @property
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Float[Tensor, "..."]]:
         """The trainable parameters by name, without gradient history; tied ones once."""
         return {
             name: parameter.detach()
@@ -126,7 +127,9 @@ class Problem:
             self.processes.total(torch.tensor(own, dtype=torch.float64, device=self.device))
         )
 
-    def forward(self, batch: Batch, parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchLoss]:
+    def forward(
+        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]]
+    ) -> tuple[Float[Tensor, "..."], BatchLoss]:
         """Logits of one batch at other parameters, and its loss as a function of them.
 
         Args:

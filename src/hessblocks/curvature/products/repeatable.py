@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -36,7 +37,7 @@ def notice_randomness(model: nn.Module, batches: Any) -> None:
         warnings.warn(f"curvature: {message}", RepeatabilityWarning, stacklevel=3)
 
 
-def check_same(first: Tensor, second: Tensor) -> None:
+def check_same(first: Float[Tensor, "*shape"], second: Float[Tensor, "*shape"]) -> None:
     """Refuse a model whose logits differ between two passes over the same rows.
 
     Raises:

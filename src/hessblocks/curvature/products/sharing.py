@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError, unknown_name
@@ -60,7 +61,7 @@ class Processes:
         each = math.ceil(count / self.count)
         return slice(min(count, self.rank * each), min(count, (self.rank + 1) * each))
 
-    def total(self, share: Tensor) -> Tensor:
+    def total(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Add up the shares of all processes, in place.
 
         Raises:
@@ -72,7 +73,7 @@ class Processes:
                 raise RunError("curvature: another process failed; its own message says why")
         return share
 
-    def fail(self, share: Tensor) -> None:
+    def fail(self, share: Float[Tensor, "..."]) -> None:
         """Let the others, who wait for this share, know that there is none: NaN everywhere."""
         if self.shard is not None:
             dist.all_reduce(share.fill_(float("nan")))

@@ -1,10 +1,14 @@
-"""Products of a block with vectors, added up over passes and processes."""
+"""Products of a block with vectors, added up over passes and processes.
+
+Letters: K vectors multiplied together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
@@ -17,13 +21,13 @@ from hessblocks.linalg import working_dtype
 
 def total_products(
     problem: Problem,
-    vectors: Tensor,
+    vectors: Float[Tensor, "K columns"],
     rows: ParameterGroup,
     columns: ParameterGroup,
     parts: Sequence[Part],
     *,
     later: Sequence[str] = (),
-) -> dict[Part, Tensor]:
+) -> dict[Part, Float[Tensor, "K rows"]]:
     """Products of a block of H_o, H_f or H with vectors.
 
     Args:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg.estimators.probes import Probes, chunk_sizes, multiply
@@ -62,7 +63,7 @@ class EntryMoments:
             2 * variance / self.count
         ) * pooled_factor(self.count)
 
-    def standard_errors(self) -> Tensor:
+    def standard_errors(self) -> Float[Tensor, " N"]:
         """Standard error of each entry's mean, with Student's factor for few probes."""
         variance = self._squares / (self.count - 1)
         return (variance / self.count).sqrt() * student_factor(self.count)

@@ -98,7 +98,9 @@ def assemble(
     return multiply(operator, identity, probe_chunk)
 
 
-def closed_form(operator: LinearOperator, name: str) -> Callable[[], Tensor | float] | None:
+def closed_form(
+    operator: LinearOperator, name: str
+) -> Callable[[], Float[Tensor, " size"] | float] | None:
     """The operator's own exact method `name` (`trace`, `diagonal`, `frobenius_norm`), if any."""
     method: Callable[[], Tensor | float] | None = getattr(operator, name, None)
     return method

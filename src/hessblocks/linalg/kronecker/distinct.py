@@ -1,7 +1,9 @@
 """Fewer tokens where several carry the same vectors: their matrices are added up.
 
 In the first layer of a language model equal tokens at equal positions have equal inputs, so that a
-batch of many sequences may have few distinct ones. Letters as in `kronecker_terms`; U distinct pairs.
+batch of many sequences may have few distinct ones.
+
+Letters: N tokens; R and W, rows and columns of the matrices; U distinct pairs.
 """
 
 from __future__ import annotations

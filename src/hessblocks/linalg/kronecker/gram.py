@@ -1,7 +1,11 @@
 """Inner products of sums of Kronecker products, by Gram matrices over their tokens.
 
 ⟨Σ_n a_n b_nᵀ ⊗ D_n, Σ_m a_m b_mᵀ ⊗ D_m⟩ = Σ_nm (a_n·a_m)(b_n·b_m)⟨D_n, D_m⟩: three N × M matrices
-in place of one with P·T·R·W entries. Letters as in `kronecker_terms`; M tokens of the second sum.
+in place of one with P·T·R·W entries.
+
+Letters: N tokens (1 where all share a matrix); P and T, lengths of the row and the column
+vectors; R and W, rows and columns of the matrices; C, inner size of
+a thin product; M tokens of the second sum.
 """
 
 from __future__ import annotations

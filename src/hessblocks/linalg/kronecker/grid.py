@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg.kronecker.sum import ExactOperator
@@ -21,7 +22,7 @@ class BlockGrid(ExactOperator):
         *,
         row_lengths: Sequence[int],
         column_lengths: Sequence[int],
-        like: Tensor,
+        like: Float[Tensor, "..."],
         norm: Callable[[int, int], float] | None = None,
         symmetric: bool = False,
         positive_semidefinite: bool = False,
@@ -85,7 +86,7 @@ class BlockGrid(ExactOperator):
     def _rmatmat(self, columns: Tensor) -> Tensor:
         return self.adjoint() @ columns
 
-    def add_dense(self, out: Tensor) -> None:
+    def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
         """Add the assembled blocks; of a symmetric grid the lower half is copied from the upper."""
         for i, j in self._visited():
             rows, columns = self._rows[i], self._columns[j]
@@ -96,7 +97,7 @@ class BlockGrid(ExactOperator):
             else:
                 self.block(i, j).add_dense(out[rows, columns])
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, " size"]:
         """The diagonals of the diagonal blocks."""
         return torch.cat([self.block(i, i).diagonal() for i in range(len(self._rows))])
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.linalg.operators import chunks
@@ -22,13 +23,13 @@ TOGETHER = 1 << 18
 class UpperTriangle:
     """Where the entries on and above the diagonal of a square matrix stand."""
 
-    rows: Tensor
+    rows: Int[Tensor, " entries"]
     """Row of each entry."""
-    columns: Tensor
+    columns: Int[Tensor, " entries"]
     """Column of each entry."""
-    places: Tensor
+    places: Int[Tensor, " entries"]
     """Index of each entry in the flattened matrix."""
-    numbers: Tensor
+    numbers: Int[Tensor, " places"]
     """Number of the entry that each place of the flattened symmetric matrix repeats."""
 
 
@@ -47,9 +48,9 @@ def upper_triangle(size: int, device: torch.device) -> UpperTriangle:
 class TokenMatrices:
     """One (R, W) matrix for each token: D_n = right_n, or the thin product D_n = left_nᵀ right_n."""
 
-    right: Tensor
+    right: Float[Tensor, "#N C W"]
     """(N | 1, C, W); the matrices themselves where `left` is None."""
-    left: Tensor | None = None
+    left: Float[Tensor, "#N C R"] | None = None
     """(N | 1, C, R), or None for whole matrices."""
     symmetric: bool = False
     """Whether every matrix is known to be symmetric."""
@@ -74,7 +75,7 @@ class TokenMatrices:
         """Whether all tokens have the same matrix."""
         return self.right.shape[0] == 1 and (self.left is None or self.left.shape[0] == 1)
 
-    def whole(self) -> Tensor:
+    def whole(self) -> Float[Tensor, "#N R W"]:
         """The matrices, (N | 1, R, W)."""
         return self.right if self.left is None else self.left.mT @ self.right
 
@@ -123,12 +124,12 @@ class TokenMatrices:
             return TokenMatrices(right=self.right[:, rows])
         return TokenMatrices(left=self.left[:, :, rows], right=self.right)
 
-    def times(self, columns: Tensor) -> Tensor:
+    def times(self, columns: Float[Tensor, "#N W K"]) -> Float[Tensor, "#N R K"]:
         """D_n X_n for a stack (N, W, K), as (N, R, K)."""
         inner = self.right @ columns
         return inner if self.left is None else self.left.mT @ inner
 
-    def times_each(self, vectors: Tensor) -> Tensor:
+    def times_each(self, vectors: Float[Tensor, "M W"]) -> Float[Tensor, "#N R M"]:
         """D_n v_m for every pair of a token and one of M vectors (M, W), as (N, R, M)."""
         inner = self.right @ vectors.T
         return inner if self.left is None else self.left.mT @ inner
@@ -139,7 +140,7 @@ class TokenMatrices:
         left = 0 if self.left is None or self.left is self.right else self.left.nbytes
         return self.right.nbytes + left
 
-    def diagonals(self) -> Tensor:
+    def diagonals(self) -> Float[Tensor, "#N R"]:
         """The diagonal of each square matrix, (N | 1, R)."""
         if self.left is None:
             return self.right.diagonal(dim1=1, dim2=2)

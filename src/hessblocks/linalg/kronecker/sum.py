@@ -1,6 +1,6 @@
 """Sums of Kronecker products over tokens, as operators that are never assembled.
 
-Letters as in `kronecker_terms`: N tokens; a block has rows (P, R) and columns (T, W); K, columns.
+Letters: N tokens; a block has rows (P, R) and columns (T, W); K, columns multiplied together.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import combinations_with_replacement
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg.kronecker.distinct import distinct
@@ -32,7 +33,7 @@ class ExactOperator(LinearOperator):
         """The transposed operator."""
 
     @abc.abstractmethod
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, " size"]:
         """The main diagonal of a square operator."""
 
     @abc.abstractmethod
@@ -40,7 +41,7 @@ class ExactOperator(LinearOperator):
         """Square root of the sum of all squared entries."""
 
     @abc.abstractmethod
-    def add_dense(self, out: Tensor) -> None:
+    def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
         """Add the assembled matrix to `out`, a view of the operator's shape."""
 
     @property
@@ -52,7 +53,7 @@ class ExactOperator(LinearOperator):
         """Sum of the diagonal."""
         return float(self.diagonal().sum(dtype=torch.float64))
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "rows columns"]:
         """The assembled matrix."""
         out = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         self.add_dense(out)
@@ -68,7 +69,7 @@ class KroneckerSum(ExactOperator):
         *,
         row_shape: tuple[int, int],
         column_shape: tuple[int, int],
-        like: Tensor,
+        like: Float[Tensor, "..."],
         symmetric: bool = False,
         positive_semidefinite: bool = False,
         memory_limit: int = MEMORY_LIMIT,
@@ -128,7 +129,7 @@ class KroneckerSum(ExactOperator):
     def _rmatmat(self, columns: Tensor) -> Tensor:
         return self.adjoint() @ columns
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "rows columns"]:
         """The assembled sum."""
         if not self.terms:
             return super().dense()
@@ -143,14 +144,14 @@ class KroneckerSum(ExactOperator):
             grid += piece
         return out
 
-    def add_dense(self, out: Tensor) -> None:
+    def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
         """Add the assembled sum to `out`. Cost: N P T R W multiplications."""
         grid = out.view(*self.row_shape, *self.column_shape)
         for term in self.terms:
             for tokens in self._assembly_chunks(term):
                 grid += term.select(tokens).assembled()
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, " size"]:
         """The main diagonal of a square sum. Cost: N P R multiplications."""
         out = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
         for term in self.terms:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg.kronecker.matrices import TokenMatrices, upper_triangle
@@ -22,9 +23,9 @@ class KroneckerTerm:
     (r p) instead of (p r), with `column_swapped` the column index is (w t) instead of (t w).
     """
 
-    row: Tensor
+    row: Float[Tensor, "N P"]
     """(N, P)."""
-    column: Tensor
+    column: Float[Tensor, "N T"]
     """(N, T)."""
     matrices: TokenMatrices
     """(N | 1, R, W)."""
@@ -93,7 +94,7 @@ class KroneckerTerm:
         identity = torch.eye(P, dtype=self.row.dtype, device=self.row.device)
         return replace(self, row=identity, column=self.row.T @ self.column)
 
-    def product(self, columns: Tensor) -> Tensor:
+    def product(self, columns: Float[Tensor, "column_size K"]) -> Float[Tensor, "row_size K"]:
         """The term times (T·W, K) columns, as (P·R, K). Cost: N (T W + R W + P R) K."""
         P, R, T, W = self.sizes
         count = columns.shape[1]
@@ -107,7 +108,7 @@ class KroneckerTerm:
             out = out.transpose(0, 1)
         return out.reshape(P * R, count)
 
-    def assembled(self) -> Tensor:
+    def assembled(self) -> Float[Tensor, "outer_row inner_row outer_column inner_column"]:
         """Every entry, (row outer, row inner, column outer, column inner).
 
         Cost: N P T R W multiplications; half as many for each symmetric factor.
@@ -136,7 +137,7 @@ class KroneckerTerm:
             summed = summed.index_select(1, upper_triangle(R, whole.device).numbers)
         return summed
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, " size"]:
         """The diagonal of a square term, (P·R,)."""
         if self.row_swapped == self.column_swapped:
             diagonals = self.matrices.diagonals().expand(self.tokens, -1)

@@ -1,4 +1,7 @@
-"""Inner products and small dense factors, accumulated in float64 whatever the dtype of the vectors."""
+"""Inner products and small dense factors, accumulated in float64 whatever the dtype of the vectors.
+
+Letters: a and b, columns on the left and on the right.
+"""
 
 from __future__ import annotations
 

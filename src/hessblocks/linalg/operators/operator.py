@@ -9,6 +9,7 @@ import abc
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
@@ -97,7 +98,7 @@ class LinearOperator(abc.ABC):
             return self._matmat(columns)
         raise NotImplementedError(f"{type(self).__name__} has no adjoint product")
 
-    def __matmul__(self, vectors: Tensor) -> Tensor:
+    def __matmul__(self, vectors: Float[Tensor, "N ..."]) -> Float[Tensor, "M ..."]:
         """Multiply a vector (N,) or columns (N, K).
 
         Raises:
@@ -126,7 +127,7 @@ class LinearOperator(abc.ABC):
         """The transposed operator, (N, M)."""
         return self if self.symmetric else AdjointOperator(self)
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "M N"]:
         """The whole matrix, (M, N); costs N products and M·N numbers."""
         return self._matmat(torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
 
@@ -190,7 +191,11 @@ class DenseOperator(LinearOperator):
     """A matrix held in memory, as an operator."""
 
     def __init__(
-        self, matrix: Tensor, *, symmetric: bool = False, positive_semidefinite: bool = False
+        self,
+        matrix: Float[Tensor, "M N"],
+        *,
+        symmetric: bool = False,
+        positive_semidefinite: bool = False,
     ) -> None:
         """Hold `matrix`, (M, N).
 
@@ -220,6 +225,6 @@ class DenseOperator(LinearOperator):
     def _rmatmat(self, columns: Tensor) -> Tensor:
         return self._matrix.T @ columns
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "M N"]:
         """The matrix itself."""
         return self._matrix

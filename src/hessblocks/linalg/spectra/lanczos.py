@@ -1,6 +1,7 @@
 """Eigenvalues at the ends of a spectrum by block Lanczos with thick restarts.
 
-Letters: A the symmetric matrix, V the basis, T = VᵀA V, θ its eigenvalues (Ritz values).
+Letters: A the symmetric matrix, V the basis, T = VᵀA V, θ its eigenvalues (Ritz values),
+k vectors of the basis.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hessblocks.linalg.operators import LinearOperator, working_dtype
 from hessblocks.linalg.spectra.krylov import KrylovBasis
 
 Which = Literal["largest", "smallest", "both"]
-Allowed = Callable[[Tensor, float], Tensor]
+Allowed = Callable[[Float[Tensor, " wanted"], float], Float[Tensor, " wanted"]]
 SAFETY = 0.5
 
 

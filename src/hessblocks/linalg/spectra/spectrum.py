@@ -102,7 +102,9 @@ class Spectrum:
     def _moment(self, power: int) -> Estimate:
         return self.average(lambda values: values**power)
 
-    def average(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+    def average(
+        self, function: Callable[[Float[Tensor, "probes steps"]], Float[Tensor, "probes steps"]]
+    ) -> Estimate:
         """Mean of f(λ) over the eigenvalues; N times that is the trace of f(A).
 
         Args:

@@ -15,10 +15,8 @@ from hessblocks.data import TASKS, Task, load_docstrings, make_task
 from hessblocks.figures import Figure, Panel, Series, mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.blocks_paper.masked_lm import (
-    ALL,
     COLUMNS,
     PRESETS,
-    SEEDS,
     SIZES,
     MaskedSettings,
     pretraining,
@@ -26,14 +24,15 @@ from hessblocks.studies.blocks_paper.masked_lm import (
 )
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary
 from hessblocks.studies.shared import (
+    ALL,
     PUBLISHED_SPEED,
+    SEEDS,
     Values,
     curve,
     difference,
+    difference_check,
     every_run,
-    exceeds,
     of_quantity,
-    shown,
     speed_check,
     speeds,
     text_of,
@@ -303,9 +302,35 @@ def _speed_panel(rows: Rows, found: Scores) -> list[Panel]:
 
 
 def _checks(rows: Rows, average: Values) -> list[Check]:
-    checks = [_score_check(average, block) for block in ("sas", "sas-p") if block in average]
+    base, _ = PUBLISHED_SCORES["pre-ln"]
+    checks = [
+        difference_check(
+            average,
+            block,
+            "pre-ln",
+            f"{block} scores within {CLOSE:g} points of pre-ln, or above",
+            expected=f"{PUBLISHED_SCORES[block][0] - base:+.1f} points (GLUE)",
+            above=True,
+            limit=-CLOSE,
+            unit="points",
+            digits=1,
+        )
+        for block in ("sas", "sas-p")
+        if block in average
+    ]
     if "pre-ln" in average and FRESH in average:
-        checks.append(_pretraining_check(average))
+        checks.append(
+            difference_check(
+                average,
+                "pre-ln",
+                FRESH,
+                "pretraining helps: pre-ln scores above the same model from random weights",
+                expected="above 0 points (ours; without it the scores say nothing about pretraining)",
+                above=True,
+                unit="points",
+                digits=1,
+            )
+        )
     at_size = values(rows, "parameters_at_16x768")
     for block, millions in PUBLISHED_MILLIONS.items():
         if block in at_size:
@@ -319,27 +344,6 @@ def _checks(rows: Rows, average: Values) -> list[Check]:
                 )
             )
     return [*checks, *speed_check(rows)]
-
-
-def _score_check(average: Values, block: str) -> Check:
-    theirs = PUBLISHED_SCORES[block][0] - PUBLISHED_SCORES["pre-ln"][0]
-    found = difference(average, block, "pre-ln")
-    return Check(
-        fact=f"{block} scores within {CLOSE:g} points of pre-ln, or above",
-        expected=f"{theirs:+.1f} points (GLUE)",
-        ours=shown(found, "points", digits=1),
-        holds=exceeds(found, -CLOSE),
-    )
-
-
-def _pretraining_check(average: Values) -> Check:
-    found = difference(average, "pre-ln", FRESH)
-    return Check(
-        fact="pretraining helps: pre-ln scores above the same model from random weights",
-        expected="above 0 points (ours; without it the scores say nothing about pretraining)",
-        ours=shown(found, "points", digits=1),
-        holds=exceeds(found, 0.0),
-    )
 
 
 STUDY = Study(

@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from hessblocks.figures import Figure, Panel
-from hessblocks.storage import Row, Scalar
+from hessblocks.storage import Row
 from hessblocks.studies.engine import Rows, Scale, Study, Summary
 from hessblocks.studies.shared import (
+    ALL,
     LOSS,
     PUBLISHED_SPEED,
+    SEEDS,
     STEP_TIME,
+    BlockSettings,
     TextSize,
     close_check,
     every_run,
@@ -33,14 +36,11 @@ COLUMNS = (
     "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",
     "method",
 )  # fmt: skip
-ALL = "all"
-"""The variant of the point that times every block."""
 PRESETS: dict[Scale, tuple[str, ...]] = {
     "smoke": ("pre-ln", "parallel", "sas", "sas-p"),
     "laptop": ("pre-ln", "parallel", "sas", "sas-p"),
     "paper": ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm"),
 }
-SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
 CLOSE = 0.05
 """Nats per masked token that still count as keeping up."""
 SIZES: dict[Scale, TextSize] = {
@@ -66,24 +66,11 @@ are ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedSettings:
+class MaskedSettings(BlockSettings):
     """A point of a study of masked models: one model, or all in turns."""
 
-    study: str
-    """Name of the study."""
-    variant: str
-    """A preset, or `ALL`."""
-    seed: int
-    """Of weights, masks and order of the data."""
     presets: str | None = None
     """The presets that `ALL` times, with commas; None where one block is meant."""
-    size: TextSize
-    """Sizes of model and training, and the text."""
-
-    @property
-    def owner(self) -> dict[str, Scalar]:
-        """What the rows of this point are told apart by."""
-        return {"study": self.study, "variant": self.variant, "seed": self.seed}
 
 
 def settings(scale: Scale, seeds: int | None) -> list[MaskedSettings]:

@@ -17,6 +17,7 @@ from hessblocks.figures import Figure, Panel, mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (
+    ALL,
     SEEDS,
     SIZES,
     STEP_TIME,
@@ -43,8 +44,6 @@ from hessblocks.studies.shared import (
 from hessblocks.training import step_seconds
 
 VARIANTS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
-ALL = "all"
-"""The variant of the point that times every block."""
 ROUNDS = 12
 """Turns of every block, a few steps each."""
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -67,7 +68,9 @@ def measure(settings: DrawSettings) -> list[Row]:
     ]
 
 
-def cell_means(matrix: Tensor, cell: int) -> Tensor:
+def cell_means(
+    matrix: Float[Tensor, "rows columns"], cell: int
+) -> Float[Tensor, "cell_rows cell_columns"]:
     """Mean of log10 |entry| over cells of cell × cell entries."""
     logarithms = matrix.abs().clamp(min=SMALLEST).log10()
     return F.avg_pool2d(logarithms[None], cell)[0]

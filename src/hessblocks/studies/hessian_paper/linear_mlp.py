@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.conventions import IGNORED
@@ -103,7 +104,11 @@ def measure(settings: LinearSettings) -> list[Row]:
 
 def network(
     layers: int, width: int, sigma: float, seed: int
-) -> tuple[Tensor, list[Tensor], Tensor]:
+) -> tuple[
+    Float[Tensor, "symbols width"],
+    list[Float[Tensor, "width width"]],
+    Float[Tensor, "width symbols"],
+]:
     """Embedding (symbols, width), weights (width, width) of each layer, head (width, symbols)."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -116,7 +121,10 @@ def network(
 
 
 def outer_norms(
-    embedding: Tensor, weights: Sequence[Tensor], head: Tensor, batch: Mapping[str, Tensor]
+    embedding: Float[Tensor, "symbols width"],
+    weights: Sequence[Float[Tensor, "width width"]],
+    head: Float[Tensor, "width symbols"],
+    batch: Mapping[str, Int[Tensor, "sequences tokens"]],
 ) -> list[float]:
     """‖H_o‖_F of each layer's weight: 2/(N C) ‖Σ_n h_n h_nᵀ‖ ‖B Bᵀ‖."""
     asked = batch["labels"][:, 1:] != IGNORED

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -88,7 +89,7 @@ def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedMode
     return {"two-matrix": two, "one-matrix": one}
 
 
-def quantities(matrix: Tensor, *, spectrum: bool) -> dict[str, float]:
+def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[str, float]:
     """What is kept of a symmetric matrix: mean entry, indefiniteness, pairs, and maybe all eigenvalues.
 
     Args:

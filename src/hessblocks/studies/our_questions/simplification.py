@@ -33,12 +33,12 @@ from hessblocks.studies.shared import (
     addition_model,
     curvature_rows,
     curve,
+    difference_check,
     every_run,
     final_losses,
     finite,
     fit_growth,
     gathered,
-    less_check,
     logspace,
     loss_panel,
     loss_table,
@@ -267,12 +267,13 @@ def _growth_table(rows: Rows) -> list[dict[str, Any]]:
 def _even_checks(spreads: Mapping[str, Losses]) -> list[Check]:
     """Whether the simplified block has the more even curvature; the answer may be no."""
     return [
-        less_check(
+        difference_check(
             spreads[moment],
             SIMPLE,
             CHAIN[0],
             f"{SIMPLE} has a more even curvature than {CHAIN[0]} {moment} training",
             expected="open question: a smaller spread of the norms",
+            above=False,
             unit="decades",
         )
         for moment in spreads

@@ -1,7 +1,13 @@
 """What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
 
 from hessblocks.studies.shared.addition_model import GAIN, addition_model, weight_size
-from hessblocks.studies.shared.differences import Values, difference, exceeds, shown
+from hessblocks.studies.shared.differences import (
+    Values,
+    difference,
+    difference_check,
+    exceeds,
+    shown,
+)
 from hessblocks.studies.shared.fits import fit_growth
 from hessblocks.studies.shared.gathering import (
     curve,
@@ -51,12 +57,14 @@ from hessblocks.studies.shared.step_times import (
 )
 from hessblocks.studies.shared.texts import TextSize, text_of
 from hessblocks.studies.shared.trained_points import (
+    ALL,
     LAPTOP,
     LOSS,
     PAPER,
     SEEDS,
     SIZES,
     SMOKE,
+    BlockSettings,
     TrainedSettings,
     every_run,
     make_model,
@@ -69,7 +77,6 @@ from hessblocks.studies.shared.trained_summary import (
     close_check,
     final_losses,
     finite,
-    less_check,
     loss_panel,
     loss_summary,
     loss_table,

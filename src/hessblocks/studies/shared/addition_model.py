@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
@@ -115,7 +116,7 @@ def draw(model: nn.Module, *, width: int, sigma: float, seed: int) -> None:
             nn.init.normal_(module.weight, std=weight_size(width), generator=generator)
 
 
-def one_hot_squares(outputs: Any, batch: Any) -> Tensor:
+def one_hot_squares(outputs: Any, batch: Any) -> Float[Tensor, " entries"]:
     """(logit − one-hot)² of every class at every answer digit, (digits · classes,)."""
     logits = outputs.logits[:, :-1]
     labels = batch["labels"][:, 1:]

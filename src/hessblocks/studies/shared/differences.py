@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from hessblocks.figures import mean_and_error
 from hessblocks.storage import Scalar
+from hessblocks.studies.engine import Check
 from hessblocks.studies.shared.statistics import student_quantile
 
 NORMAL = 1.96
@@ -93,3 +94,37 @@ def exceeds(found: Difference | None, limit: float) -> bool | None:
 def shown(found: Difference | None, unit: str, digits: int = 3) -> str:
     """The difference in words."""
     return "not finished, or diverged" if found is None else found.text(unit, digits)
+
+
+def difference_check(
+    values: Values,
+    first: str,
+    second: str,
+    fact: str,
+    *,
+    expected: str,
+    above: bool,
+    limit: float = 0.0,
+    unit: str = "nats",
+    digits: int = 3,
+) -> Check:
+    """A fact that holds where `first` minus `second` is above a limit, or where it is not.
+
+    Args:
+        values: of each block and seed; infinite where a run diverged.
+        first: name of a block.
+        second: name of another.
+        fact: in a sentence.
+        expected: its number or direction.
+        above: whether the fact says "above the limit".
+        limit: in the unit of the values.
+        unit: of the values.
+        digits: behind the point.
+
+    Returns:
+        The fact beside the difference; undecided where seeds are too few or disagree.
+    """
+    found = difference(values, first, second)
+    verdict = exceeds(found, limit)
+    holds = None if verdict is None else verdict == above
+    return Check(fact=fact, expected=expected, ours=shown(found, unit, digits), holds=holds)

@@ -53,7 +53,7 @@ def mean_places(values: Mapping[float, Sequence[float]]) -> list[Place]:
     return [(x, *mean_and_error(each)) for x, each in values.items()]
 
 
-def curve(name: str, places: Iterable[Place], **style: bool) -> Series:
+def curve(name: str, places: Iterable[Place], **style: Any) -> Series:
     """A series through places.
 
     Args:

@@ -124,29 +124,37 @@ PAPER = TextSize(
 )  # fmt: skip
 SIZES: dict[Scale, TextSize] = {"smoke": SMOKE, "laptop": LAPTOP, "paper": PAPER}
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
+ALL = "all"
+"""The variant of the point that times every block."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedSettings:
-    """A point of a study that trains: one model."""
+class BlockSettings:
+    """A point of a study that compares blocks: one model, whatever it is trained for."""
 
     study: str
     """Name of the study."""
     variant: str
-    """Name in `variants.VARIANTS`."""
+    """Name of the block, in `variants.VARIANTS`; `ALL` where all blocks of the study take turns."""
     seed: int
     """Of weights and order of the data; equal seeds see the same data in the same order."""
     size: TextSize
     """Sizes of model and training, and the text."""
-    decay: str | None = None
-    """Of the learning rate, linear or cosine; None for linear."""
-    optimiser: str | None = None
-    """adamw or sgd; None for adamw."""
 
     @property
     def owner(self) -> dict[str, Scalar]:
         """What the rows of this point are told apart by."""
         return {"study": self.study, "variant": self.variant, "seed": self.seed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedSettings(BlockSettings):
+    """A point of a study that trains causal language models."""
+
+    decay: str | None = None
+    """Of the learning rate, linear or cosine; None for linear."""
+    optimiser: str | None = None
+    """adamw or sgd; None for adamw."""
 
 
 def every_run(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hessblocks.figures import Figure, Panel, mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks.studies.engine import Check, Rows, Summary
-from hessblocks.studies.shared.differences import difference, exceeds, shown
+from hessblocks.studies.shared.differences import difference_check
 from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity
 from hessblocks.studies.shared.trained_points import LOSS
 
@@ -89,41 +89,13 @@ def loss_table(losses: Losses, rows: Rows) -> list[dict[str, object]]:
 def slower_check(losses: Losses, slow: str, fast: str, fact: str) -> Check:
     """Whether `slow` ends with the higher loss at equal tokens."""
     expected = f"final loss of {slow} above that of {fast}"
-    return less_check(losses, fast, slow, fact, expected=expected, turned=True)
-
-
-def less_check(
-    values: Losses,
-    less: str,
-    more: str,
-    fact: str,
-    *,
-    expected: str,
-    unit: str = "nats",
-    turned: bool = False,
-) -> Check:
-    """Whether `less` has the smaller value over common seeds; shown as less − more, or `turned`."""
-    first, second = (more, less) if turned else (less, more)
-    found = difference(values, first, second)
-    above = exceeds(found, 0.0)
-    return Check(
-        fact=fact,
-        expected=expected,
-        ours=shown(found, unit),
-        holds=None if above is None else above == turned,
-    )
+    return difference_check(losses, slow, fast, fact, expected=expected, above=True)
 
 
 def close_check(losses: Losses, one: str, other: str, within: float, fact: str) -> Check:
     """Whether `one` ends no more than `within` nats above `other`."""
-    found = difference(losses, one, other)
-    above = exceeds(found, within)
-    return Check(
-        fact=fact,
-        expected=f"final loss of {one} at most {within:g} above that of {other}",
-        ours=shown(found, "nats"),
-        holds=None if above is None else not above,
-    )
+    expected = f"final loss of {one} at most {within:g} above that of {other}"
+    return difference_check(losses, one, other, fact, expected=expected, above=False, limit=within)
 
 
 def loss_panel(rows: Rows, variants: Sequence[str], title: str) -> Panel:

@@ -21,20 +21,20 @@ from hessblocks.theory.hessian import AttentionHessian
 
 
 def attention_hessian(
-    x: Float[Tensor, "*B L D"],
-    w_query: Float[Tensor, "*H D K"],
-    w_key: Float[Tensor, "*G D K"] | None,
-    w_value: Float[Tensor, "*G D V"] | None,
-    w_projection: Float[Tensor, "*H V O"] | None = None,
+    x: Float[Tensor, "... L D"],
+    w_query: Float[Tensor, "... D K"],
+    w_key: Float[Tensor, "... D K"] | None,
+    w_value: Float[Tensor, "... D V"] | None,
+    w_projection: Float[Tensor, "... V O"] | None = None,
     *,
-    target: Float[Tensor, "*B L O"] | None = None,
-    gradient: Float[Tensor, "*B L O"] | None = None,
-    curvature: Float[Tensor, "*B L O O"] | None = None,
-    curvature_factor: Float[Tensor, "*B L C O"] | None = None,
-    mask: Literal["causal"] | Bool[Tensor, "*B L L"] | None = None,
+    target: Float[Tensor, "... L O"] | None = None,
+    gradient: Float[Tensor, "... L O"] | None = None,
+    curvature: Float[Tensor, "... L O O"] | None = None,
+    curvature_factor: Float[Tensor, "... L C O"] | None = None,
+    mask: Literal["causal"] | Bool[Tensor, "... L L"] | None = None,
     scores: Literal["softmax", "linear"] = "softmax",
     query_key: Literal["two-matrix", "one-matrix"] = "two-matrix",
-    gains: Sequence[Tensor | float] | None = None,
+    gains: Sequence[Float[Tensor, "..."] | float] | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
     """The Hessian of a loss in the weights of one self-attention layer, in closed form.

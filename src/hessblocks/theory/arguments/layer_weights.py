@@ -1,6 +1,7 @@
 """The layer from the weights that a user hands to `attention_hessian`, checked.
 
-Letters: D width, H heads, G key-value heads, K query-key width, V value width, O output width.
+Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
+O output width.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError
@@ -16,14 +18,14 @@ from hessblocks.theory.layer import AttentionLayer
 
 
 def checked_layer(
-    x: Tensor,
-    w_query: Tensor,
-    w_key: Tensor | None,
-    w_value: Tensor | None,
-    w_projection: Tensor | None,
+    x: Float[Tensor, "B L D"],
+    w_query: Float[Tensor, "... D K"],
+    w_key: Float[Tensor, "... D K"] | None,
+    w_value: Float[Tensor, "... D V"] | None,
+    w_projection: Float[Tensor, "... V O"] | None,
     query_key: str,
-    gains: Sequence[Tensor | float] | None,
-    mask: str | Tensor | None,
+    gains: Sequence[Float[Tensor, "..."] | float] | None,
+    mask: str | Bool[Tensor, "... L L"] | None,
     scores: str,
     memory_limit: int,
 ) -> AttentionLayer:
@@ -137,7 +139,12 @@ def _check_heads(name: str, weight: Tensor, heads: int) -> None:
         )
 
 
-def check_weight(name: str, weight: Tensor, rows: int | None, like: Tensor) -> Tensor:
+def check_weight(
+    name: str,
+    weight: Float[Tensor, "... rows columns"],
+    rows: int | None,
+    like: Float[Tensor, "..."],
+) -> Float[Tensor, "heads rows columns"]:
     """A weight as (heads, rows, columns).
 
     Args:

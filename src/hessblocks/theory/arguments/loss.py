@@ -6,6 +6,7 @@ Letters: B sequences, L tokens, O output width, C rank of a curvature factor.
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError
@@ -16,11 +17,11 @@ from hessblocks.theory.token_curvature import TokenCurvature
 
 def checked_loss(
     layer: AttentionLayer,
-    target: Tensor | None,
-    gradient: Tensor | None,
-    curvature: Tensor | None,
-    curvature_factor: Tensor | None,
-) -> tuple[Tensor, TokenCurvature]:
+    target: Float[Tensor, "... L O"] | None,
+    gradient: Float[Tensor, "... L O"] | None,
+    curvature: Float[Tensor, "... L O O"] | None,
+    curvature_factor: Float[Tensor, "... L C O"] | None,
+) -> tuple[Float[Tensor, "B L O"], TokenCurvature]:
     """Gradient (B, L, O) and curvature of each token; see `attention_hessian` for the arguments.
 
     Raises:
@@ -69,7 +70,9 @@ def checked_loss(
     return gradient, check_curvature(curvature)
 
 
-def check_per_token(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
+def check_per_token(
+    name: str, tensor: Float[Tensor, "..."], shape: tuple[int, ...], like: Float[Tensor, "..."]
+) -> Float[Tensor, "B L ..."]:
     """A tensor of one value, vector or matrix a token, as (B, L, ...).
 
     Args:
@@ -92,7 +95,7 @@ def check_per_token(name: str, tensor: Tensor, shape: tuple[int, ...], like: Ten
     return batched
 
 
-def check_curvature(matrix: Tensor) -> TokenCurvature:
+def check_curvature(matrix: Float[Tensor, "B L O O"]) -> TokenCurvature:
     """A symmetric Λ for each token, (B, L, O, O), and whether it is positive semi-definite.
 
     Raises:

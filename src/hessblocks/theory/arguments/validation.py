@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError
@@ -16,7 +17,7 @@ from hessblocks.theory.pieces import GAINS
 PRECISIONS = (torch.float32, torch.float64)
 
 
-def check_input(x: Tensor) -> Tensor:
+def check_input(x: Float[Tensor, "... L D"]) -> Float[Tensor, "B L D"]:
     """The input as (B, L, D).
 
     Raises:
@@ -47,7 +48,9 @@ def check_memory_limit(limit: int) -> None:
         )
 
 
-def check_tensor(name: str, tensor: Tensor, like: Tensor) -> Tensor:
+def check_tensor(
+    name: str, tensor: Float[Tensor, "*shape"], like: Float[Tensor, "..."]
+) -> Float[Tensor, "*shape"]:
     """A finite tensor with the dtype and device of the input, cut from any graph.
 
     Raises:
@@ -64,7 +67,9 @@ def check_tensor(name: str, tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def check_mask(mask: str | Tensor | None, sequences: int, x: Tensor) -> Tensor:
+def check_mask(
+    mask: str | Bool[Tensor, "... L L"] | None, sequences: int, x: Float[Tensor, "B L D"]
+) -> Bool[Tensor, "#B L L"]:
     """The mask as booleans (1 | B, L, L), True where a query may attend to a key.
 
     Raises:
@@ -101,8 +106,8 @@ def check_mask(mask: str | Tensor | None, sequences: int, x: Tensor) -> Tensor:
 
 
 def check_gains(
-    gains: Sequence[Tensor | float] | None, heads: int, like: Tensor
-) -> dict[str, Tensor]:
+    gains: Sequence[Float[Tensor, "..."] | float] | None, heads: int, like: Float[Tensor, "..."]
+) -> dict[str, Float[Tensor, " H"]]:
     """Gains of shaped attention as {alpha, beta, gamma: (H,)}; empty for None.
 
     Raises:
@@ -134,7 +139,7 @@ def _gain(name: str, given: Tensor | float, like: Tensor) -> Tensor:
     return torch.tensor(given, dtype=like.dtype, device=like.device)
 
 
-def check_finite(name: str, tensor: Tensor) -> None:
+def check_finite(name: str, tensor: Float[Tensor, "..."]) -> None:
     """Raise an ArgumentError that tells the first entry that is not finite."""
     bad = ~tensor.isfinite()
     if bool(bad.any()):

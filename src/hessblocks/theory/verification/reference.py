@@ -1,6 +1,6 @@
 """The same Hessian by dense automatic differentiation: slow, small, and independent of the closed form.
 
-Letters: B sequences, L tokens, H heads, P parameters.
+Letters: B sequences, L tokens, H heads, P parameters, O width of the output.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.theory.pieces import GROUPS
 
-Parameters = dict[str, Tensor]
+Parameters = dict[str, Float[Tensor, "..."]]
 
 
-def reference_hessian(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+def reference_hessian(arguments: Mapping[str, Any]) -> dict[str, Float[Tensor, "P P"]]:
     """Dense H_o, H_f and H of `attention_hessian(**arguments)`, by autodiff in float64.
 
     Args:
@@ -44,7 +45,9 @@ def reference_hessian(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def attention_output(arguments: Mapping[str, Any], parameters: Parameters) -> Tensor:
+def attention_output(
+    arguments: Mapping[str, Any], parameters: Parameters
+) -> Float[Tensor, "B L O"]:
     """F(X) of the layer, written as plainly as it can be.
 
     Args:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
@@ -73,7 +74,10 @@ def verify_closed_forms(
 
 
 def compare(
-    name: str, hessian: AttentionHessian, reference: dict[str, Tensor], bound: float
+    name: str,
+    hessian: AttentionHessian,
+    reference: dict[str, Float[Tensor, "size size"]],
+    bound: float,
 ) -> list[Check]:
     """Rows for one layer.
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.settings import with_defaults
 from hessblocks.storage import differences, held, keep_environment, remove_partials, write_json
-from hessblocks.training.settings import with_defaults
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch.utils.data import Subset
 from transformers import (
     DataCollatorForLanguageModeling,
@@ -156,8 +157,9 @@ def _each(windows: Subset[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.
 
 
 def masked_once(
-    windows: Subset[dict[str, torch.Tensor]], collator: DataCollatorForLanguageModeling
-) -> list[dict[str, torch.Tensor]]:
+    windows: Subset[dict[str, Int[torch.Tensor, " tokens"]]],
+    collator: DataCollatorForLanguageModeling,
+) -> list[dict[str, Int[torch.Tensor, " tokens"]]]:
     """Held-out windows under masks that are the same for every block, seed and step."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -9,8 +9,8 @@ from torch import nn
 
 from hessblocks.curvature import AttentionBackendWarning, Problem, group_norms, parameter_groups
 from hessblocks.data import Corpus
+from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.storage import ResultRow
-from hessblocks.training.settings import CurvatureSettings, RunSettings
 
 
 def curvature_rows(

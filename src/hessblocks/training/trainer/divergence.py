@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 Batch = Mapping[str, Any]
@@ -63,7 +64,7 @@ class Divergence:
 def locate(
     model: nn.Module,
     batches: Sequence[Batch],
-    loss_of: Callable[[Batch], Tensor],
+    loss_of: Callable[[Batch], Float[Tensor, ""]],
     step: int,
 ) -> Divergence | None:
     """What first is not finite, in the order in which numbers are computed.

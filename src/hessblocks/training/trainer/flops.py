@@ -6,7 +6,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from hessblocks.training.settings import RunSettings
+from hessblocks.settings import RunSettings
+from hessblocks.training.preparation import model_without_weights
 
 
 def update_flops(settings: RunSettings, vocab_size: int) -> int:
@@ -23,9 +24,8 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
     Source:
         `torch.utils.flop_counter.FlopCounterMode`.
     """
-    with torch.device("meta"):
-        model = settings.model.build(settings.preset, vocab_size, settings.seed)
-        tokens = torch.zeros(1, settings.model.context, dtype=torch.long)
+    model = model_without_weights(settings.model, settings.preset, vocab_size)
+    tokens = torch.zeros(1, settings.model.context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(input_ids=tokens, labels=tokens).loss.backward()
     count: int = counter.get_total_flops()

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from hessblocks.training.settings import RunSettings
+from hessblocks.settings import RunSettings
 
 AVERAGES = {"adamw": 2, "sgd": 1}
 """What an optimiser keeps of each parameter."""
@@ -53,7 +54,7 @@ def allocated_peak(device: str) -> int:
     return torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
-def peak_bytes(run: Callable[[], None], held: Sequence[Tensor]) -> int:
+def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -> int:
     """Most bytes of tensors alive at once while `run` runs, those held before included.
 
     Args:

@@ -18,9 +18,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from hessblocks import signal
 from hessblocks.curvature import AttentionBackendWarning, Problem, group_norms, parameter_groups
 from hessblocks.data import Corpus, Example
+from hessblocks.settings import ObservationSettings, is_due
 from hessblocks.storage import append_line
 from hessblocks.training import processes
-from hessblocks.training.settings import ObservationSettings, is_due
 from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer.recorder import Recorder
 

@@ -20,7 +20,8 @@ from transformers import (
 from hessblocks.data import Corpus
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
-from hessblocks.training.settings import RunSettings
+from hessblocks.settings import RunSettings
+from hessblocks.training.preparation import build_model
 from hessblocks.training.trainer.run_trainer import make_trainer
 
 
@@ -90,7 +91,7 @@ def step_seconds(
     brief = replace(settings, training=training)
     watch = Stopwatch(settings.device)
     if model is None:
-        model = brief.model.build(brief.preset, corpus.vocab_size, brief.seed)
+        model = build_model(brief.model, brief.preset, corpus.vocab_size, brief.seed)
     with tempfile.TemporaryDirectory() as folder, quiet():
         trainer = make_trainer(model, brief, corpus, Path(folder), [watch], resumed=True)
         trainer.train()

@@ -9,10 +9,10 @@ from typing import Any
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hessblocks.progress import Progress
+from hessblocks.settings import RunSettings
 from hessblocks.storage import append_line, read_lines
 from hessblocks.training import processes
 from hessblocks.training.folder import RunFolder, prune, seal
-from hessblocks.training.settings import RunSettings
 from hessblocks.training.trainer.divergence import Divergence
 from hessblocks.training.trainer.memory import allocated_peak
 from hessblocks.training.trainer.pace import StepClock

@@ -11,9 +11,9 @@ from torch.utils.data import Dataset, Sampler, Subset
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from hessblocks.data import Corpus, Windows
+from hessblocks.settings import RunSettings
 from hessblocks.training import processes
 from hessblocks.training.folder import writing
-from hessblocks.training.settings import RunSettings
 from hessblocks.training.trainer.data_order import ShuffledPasses, spread
 from hessblocks.training.trainer.guarded import GuardedTrainer, one_device
 

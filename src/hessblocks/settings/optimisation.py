@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from hessblocks.errors import ArgumentError
-from hessblocks.training.settings.checks import check_choice, check_count
+from hessblocks.settings.field_marks import AtLeast, ByOptimiser, check_choice, check_ranges
 
 OPTIMISERS = ("adamw", "sgd")
 SCHEDULES = ("linear", "cosine")
 RATES = {"adamw": 1e-3, "sgd": 0.3}
 """Peak learning rate of each optimiser where none is given."""
 DECAYS = {"adamw": 0.1, "sgd": 0.0}
-"""Weight decay of each; that of SGD is added to the gradient, where 0.1 would outweigh a clipped one."""
-MOMENTUM = 0.9
-"""Of SGD."""
+"""Weight decay of each, which gains and norms have none of. That of AdamW is decoupled; that of SGD is
+added to the gradient, where 0.1 would outweigh a clipped one."""
+MOMENTA = {"sgd": 0.9}
+"""Momentum of each that has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,51 +27,42 @@ class TrainingSettings:
     Source: He & Hofmann (2024), appendix, CodeParrot settings, for AdamW with linear decay.
     """
 
-    steps: int = 400
+    steps: Annotated[int, AtLeast(1)] = 400
     """Optimiser updates."""
-    batch_size: int = 8
+    batch_size: Annotated[int, AtLeast(1)] = 8
     """Sequences of each update, over all devices and accumulated passes."""
-    learning_rate: float = RATES["adamw"]
+    learning_rate: Annotated[float, ByOptimiser(RATES)] = RATES["adamw"]
     """Peak learning rate."""
     optimiser: str = "adamw"
     """adamw, or sgd with momentum."""
-    momentum: float = MOMENTUM
-    """Momentum of sgd; adamw does not use it."""
+    momentum: Annotated[float, ByOptimiser(MOMENTA)] = MOMENTA["sgd"]
+    """Momentum of sgd."""
     schedule: str = "linear"
     """Decay of the learning rate to 0 after the warm-up: linear or cosine."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate grows from 0."""
-    weight_decay: float = DECAYS["adamw"]
-    """Weight decay of matrices and embeddings, decoupled in adamw; gains and norms have none."""
+    weight_decay: Annotated[float, ByOptimiser(DECAYS)] = DECAYS["adamw"]
+    """Weight decay of matrices and embeddings."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's averages of the gradient and of its square."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     bf16: bool = False
-    """Whether matrix products run in bfloat16; weights, gradients and optimiser stay in float32."""
-    accumulate: int = 1
-    """Passes in which each device works through its part of an update."""
-    log_every: int = 10
+    """Matrix products in bfloat16; weights and optimiser stay in float32."""
+    accumulate: Annotated[int, AtLeast(1)] = 1
+    """Passes in which a device works through its part of an update."""
+    log_every: Annotated[int, AtLeast(1)] = 10
     """Steps over which each recorded training loss is averaged."""
-    evaluate_every: int = 50
-    """Steps between validation losses; one before the first and after the last step too."""
-    evaluation_sequences: int = 64
+    evaluate_every: Annotated[int, AtLeast(1)] = 50
+    """Steps between validation losses."""
+    evaluation_sequences: Annotated[int, AtLeast(1)] = 64
     """Held-out windows of each validation loss, spread evenly over the split."""
-    checkpoint_every: int = 100
+    checkpoint_every: Annotated[int, AtLeast(1)] = 100
     """Steps between checkpoints."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        for name in (
-            "steps",
-            "batch_size",
-            "accumulate",
-            "log_every",
-            "evaluate_every",
-            "evaluation_sequences",
-            "checkpoint_every",
-        ):
-            check_count(name, getattr(self, name))
+        check_ranges(self)
         check_choice("optimiser", self.optimiser, OPTIMISERS)
         check_choice("schedule", self.schedule, SCHEDULES)
         for name in ("learning_rate", "clip"):
@@ -85,36 +77,34 @@ class TrainingSettings:
             raise ArgumentError(f"weight_decay: expected 0 or more, got {self.weight_decay!r}.")
 
     @classmethod
-    def chosen(
-        cls,
-        *,
-        optimiser: str = "adamw",
-        learning_rate: float | None = None,
-        momentum: float | None = None,
-        weight_decay: float | None = None,
-        **others: Any,
-    ) -> TrainingSettings:
+    def chosen(cls, *, optimiser: str = "adamw", **others: Any) -> TrainingSettings:
         """The settings with the optimiser's own defaults where None is given.
+
+        Args:
+            optimiser: adamw or sgd.
+            **others: further fields; learning_rate, momentum and weight_decay may be None or missing.
+
+        Returns:
+            The settings, all of them numbers.
 
         Raises:
             ArgumentError: a value outside its range, or momentum for an optimiser without.
         """
         check_choice("optimiser", optimiser, OPTIMISERS)
-        if momentum is not None and optimiser != "sgd":
+        if others.get("momentum") is not None and optimiser not in MOMENTA:
             raise ArgumentError(f"--momentum: {optimiser} has none; leave it out or use sgd.")
-        return cls(
-            optimiser=optimiser,
-            learning_rate=RATES[optimiser] if learning_rate is None else learning_rate,
-            momentum=MOMENTUM if momentum is None else momentum,
-            weight_decay=DECAYS[optimiser] if weight_decay is None else weight_decay,
-            **others,
-        )
+        own = {"learning_rate": RATES[optimiser], "weight_decay": DECAYS[optimiser]}
+        given = {name: value for name, value in others.items() if value is not None}
+        return cls(optimiser=optimiser, **own | given)
 
     def sequences_each(self, processes: int) -> int:
         """Sequences of one pass on one device.
 
         Args:
             processes: how many devices share an update.
+
+        Returns:
+            The batch size over devices and passes.
 
         Raises:
             ArgumentError: the update cannot be shared out evenly.

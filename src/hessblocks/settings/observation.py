@@ -4,53 +4,58 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Annotated
 
 from hessblocks.errors import ArgumentError
-from hessblocks.training.settings.checks import check_count
+from hessblocks.settings.field_marks import AtLeast, Prefix, check_ranges
+
+NEVER = AtLeast(0, "a number of steps, or 0 for never")
+ROLES = ("query", "key", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureSettings:
     """The fixed held-out batch that curvature and signal are measured on, and the probes."""
 
-    sequences: int = 8
-    """Held-out windows."""
-    tokens: int = 32
-    """Tokens of each window, at most the model's context."""
-    probes: int = 8
-    """Random vectors a group."""
+    sequences: Annotated[int, AtLeast(1)] = 8
+    """Held-out sequences of the curvature."""
+    tokens: Annotated[int, AtLeast(2)] = 32
+    """Tokens of each of them."""
+    probes: Annotated[int, AtLeast(4)] = 8
+    """Random vectors a parameter group."""
     seed: int = 0
     """Of the windows and of the probes: the same for every preset and seed of the comparison."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        for name in ("sequences", "tokens", "probes"):
-            check_count(name, getattr(self, name), prefix="curvature-")
+        check_ranges(self, prefix="curvature-")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationSettings:
     """What is measured along training, besides losses: at step 0, every so many steps, and last."""
 
-    gains_every: int = 0
+    gains_every: Annotated[int, NEVER] = 0
     """Steps between looks at the trained gains; 0 for never."""
-    signal_every: int = 0
-    """Steps between looks at the signal through the layers, on the fixed batch; 0 for never."""
-    curvature_every: int = 0
-    """Steps between norms of H, H_o and H_f, on the fixed batch; 0 for never."""
-    curvature_groups: tuple[str, ...] = ("query", "key", "value")
-    """Roles, or names of parameter groups with * and ?, of which those norms are measured."""
-    sample: CurvatureSettings = field(default_factory=CurvatureSettings)
+    signal_every: Annotated[int, NEVER] = 0
+    """Steps between looks at the signal through the layers; 0 for never."""
+    curvature_every: Annotated[int, NEVER] = 0
+    """Steps between norms of H, H_o and H_f; 0 for never."""
+    curvature_groups: tuple[str, ...] = ROLES
+    """Roles or names (with * and ?) of the groups that they are measured of."""
+    sample: Annotated[CurvatureSettings, Prefix("curvature_")] = field(
+        default_factory=CurvatureSettings
+    )
     """The fixed batch and the probes."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        for name in ("gains_every", "signal_every", "curvature_every"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(
-                    f"--{name.replace('_', '-')}: expected a number of steps, or 0 for never, got "
-                    f"{getattr(self, name)}."
-                )
+        check_ranges(self)
+        if self.curvature_groups != ROLES and not self.curvature_every:
+            raise ArgumentError(
+                "--curvature-groups: nothing is measured of them without --curvature-every; give both or "
+                "none."
+            )
         if self.curvature_every and not self.curvature_groups:
             raise ArgumentError("--curvature-groups: expected roles or names of groups, got none.")
 

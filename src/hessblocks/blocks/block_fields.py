@@ -1,0 +1,61 @@
+"""The choices that describe a block, before they are checked against each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hessblocks.blocks.attention import Attention
+from hessblocks.blocks.gains import Branch
+from hessblocks.blocks.mlp import MLP
+from hessblocks.blocks.norms import Norm, RMSNorm
+from hessblocks.blocks.parts import Part
+from hessblocks.blocks.positions import LearnedPosition, Position
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFields(Part):
+    """What a block is made of; `BlockConfig` adds the checks."""
+
+    width: int = 256
+    """Entries of a token's vector."""
+    heads: int = 4
+    """Attention heads; divides the width."""
+    key_value_heads: int | None = None
+    """Heads of keys and values, for grouped queries; None means as many as `heads`."""
+    mlp_width: int | None = None
+    """Hidden width of the MLP; None means 4 · width."""
+    layout: str = "sequential"
+    """sequential or parallel (one norm and one skip for both sub-blocks)."""
+    norm_placement: str = "pre"
+    """pre (before each sub-block) or post (after each sum)."""
+    norm: Norm = RMSNorm()
+    """Norm of the sub-blocks."""
+    first_norm: Norm | None = None
+    """Norm of the first layer's attention input, where it differs."""
+    final_norm: Norm = RMSNorm()
+    """Norm before the head."""
+    position: Position = LearnedPosition()
+    """How a token's place enters."""
+    attention: Attention = Attention()
+    """The attention sub-block."""
+    attention_branch: Branch = Branch()
+    """Skip and gain of the attention sub-block; in the parallel layout its skip is the shared one."""
+    mlp: MLP = MLP()
+    """The MLP sub-block."""
+    mlp_branch: Branch = Branch()
+    """Skip and gain of the MLP sub-block; in the parallel layout its skip is 0."""
+
+    @property
+    def head_width(self) -> int:
+        """Entries of one head's query, key and value."""
+        return self.width // self.heads
+
+    @property
+    def resolved_key_value_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.heads if self.key_value_heads is None else self.key_value_heads
+
+    @property
+    def resolved_mlp_width(self) -> int:
+        """Hidden width of the MLP."""
+        return 4 * self.width if self.mlp_width is None else self.mlp_width

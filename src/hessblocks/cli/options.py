@@ -1,0 +1,200 @@
+"""Options of the commands, taken from the fields of settings: name, type, range, default and help.
+
+`taking` reads a command's signature. A parameter that is a dataclass of settings becomes one option for
+each field, and the command is given the settings; `Of` takes a single field. What remains is written
+with typer as usual.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hessblocks.settings import (
+    AtLeast,
+    ByOptimiser,
+    ObservationSettings,
+    Prefix,
+    TrainingSettings,
+    kinds,
+    make,
+    option,
+)
+
+Out = Annotated[
+    Path, typer.Option("--out", help="Run folder; the same one again goes on where it stopped.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """What a command shows."""
+
+    json: bool = False
+    """Print one JSON object and nothing else on standard output."""
+    traceback: bool = False
+    """Show the Python traceback of an error."""
+
+
+@dataclass(frozen=True)
+class Of:
+    """Marks a parameter as the field of the same name."""
+
+    settings: type
+    """The dataclass that has the field."""
+
+
+class Without(tuple[str, ...]):
+    """Marks a parameter as settings whose fields of these names are no options."""
+
+    __slots__ = ()
+
+
+Observation = Annotated[ObservationSettings, Without(("seed",))]
+Training = Annotated[
+    TrainingSettings,
+    Without(("warmup", "betas", "clip", "log_every", "evaluation_sequences")),
+]
+
+
+def taking(command: Callable[..., None]) -> Callable[..., None]:
+    """A decorator that spells out the fields of settings in a command's signature."""
+    own = {
+        name: (parameter, *_type_and_marks(parameter.annotation))
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+    }
+
+    def spelt_out(**given: Any) -> None:
+        command(**{n: _taken(n, kind, marks, given) for n, (_, kind, marks) in own.items()})
+
+    spelt = [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, (parameter, kind, marks) in own.items()
+        for one in (list(_spelt(name, kind, marks)) or [parameter])
+    ]
+    spelt_out.__name__, spelt_out.__doc__ = command.__name__, command.__doc__
+    spelt_out.__signature__ = inspect.Signature(spelt)  # type: ignore[attr-defined]
+    spelt_out.__annotations__ = {one.name: one.annotation for one in spelt}
+    return spelt_out
+
+
+def _type_and_marks(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    return getattr(annotation, "__origin__", annotation), getattr(annotation, "__metadata__", ())
+
+
+def _spelt(name: str, kind: Any, marks: tuple[Any, ...]) -> Iterator[inspect.Parameter]:
+    """The options in the place of a parameter; none where it is written with typer."""
+    if is_dataclass(kind):
+        for field, (settings, prefix) in _offered(kind, marks).items():
+            yield option_of(settings, field.removeprefix(prefix), prefix)
+    yield from (option_of(mark.settings, name) for mark in marks if isinstance(mark, Of))
+
+
+def _taken(name: str, kind: Any, marks: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
+    """The value of a command's parameter, from the values of all options."""
+    return _made(kind, marks, given) if is_dataclass(kind) else given[name]
+
+
+def _offered(settings: Any, marks: tuple[Any, ...], prefix: str = "") -> dict[str, tuple[Any, str]]:
+    """Every option of settings and of what is nested in them: its dataclass and prefix."""
+    found: dict[str, tuple[Any, str]] = {}
+    for name, kind in kinds(settings).items():
+        if is_dataclass(kind.type):
+            nested = kind.mark(Prefix)
+            found |= _offered(kind.type, marks, nested.text if nested else "")
+        elif not any(name in mark for mark in marks if isinstance(mark, Without)):
+            found[prefix + name] = (settings, prefix)
+    return found
+
+
+def _made(settings: Any, marks: tuple[Any, ...], given: Mapping[str, Any], prefix: str = "") -> Any:
+    values = {}
+    for name, kind in kinds(settings).items():
+        if is_dataclass(kind.type):
+            nested = kind.mark(Prefix)
+            values[name] = _made(kind.type, marks, given, nested.text if nested else "")
+        elif prefix + name in given and not any(name in m for m in marks if isinstance(m, Without)):
+            values[name] = given[prefix + name]
+    return make(settings, values)
+
+
+def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:
+    """The option of a field.
+
+    Args:
+        settings: a dataclass.
+        name: of the field.
+        prefix: before the option's name.
+
+    Returns:
+        A parameter as typer reads it.
+    """
+    kind, help_text, default = (
+        kinds(settings)[name],
+        meanings(settings)[name],
+        _default(settings, name),
+    )
+    type_, least = kind.type, kind.mark(AtLeast)
+    if kind.several:
+        type_, default = str, ",".join(default)
+    if own := kind.mark(ByOptimiser):
+        type_, default = type_ | None, None
+        help_text += f" [default: {_by_optimiser(own.defaults)}]"
+    told = typer.Option(
+        option(prefix + name),
+        help=help_text,
+        min=least.least if least else None,
+        show_default=default is not None,
+    )
+    return inspect.Parameter(
+        prefix + name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[type_, told],
+        default=default,
+    )
+
+
+def _default(settings: Any, name: str) -> Any:
+    (field,) = (field for field in fields(settings) if field.name == name)
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _by_optimiser(defaults: Mapping[str, float]) -> str:
+    if len(defaults) == 1:
+        return f"{next(iter(defaults.values())):g}"
+    return ", ".join(f"{value:g} for {name}" for name, value in defaults.items())
+
+
+@cache
+def meanings(settings: Any) -> dict[str, str]:
+    """The line under each field of a dataclass, those of its bases among them."""
+    found = {}
+    for base in reversed(settings.__mro__[:-1]):
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for field, line in pairwise(getattr(node, "body", [])):
+            if isinstance(field, ast.AnnAssign) and isinstance(line, ast.Expr):
+                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(line.value).split())
+    return found
+
+
+def said_again(settings: Any) -> list[str]:
+    """The words that give a command these settings, where they are not the defaults."""
+    said = []
+    for name, kind in kinds(type(settings)).items():
+        value, own = getattr(settings, name), kind.mark(ByOptimiser)
+        default = (
+            own.defaults.get(settings.optimiser, value) if own else _default(type(settings), name)
+        )
+        if value != default:
+            said += [option(name)] if value is True else [option(name), str(value)]
+    return said

@@ -1,0 +1,264 @@
+"""`measure_curvature` and `measure_signal`: what `hessblocks curvature` and `hessblocks signal` do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from hessblocks.curvature import Problem, parameter_groups, select_groups
+from hessblocks.errors import ArgumentError
+from hessblocks.inspection.curvature_run import CurvatureRun
+from hessblocks.inspection.opening import Batch, Source, check_sources, opened
+from hessblocks.progress import Progress
+from hessblocks.settings import CurvatureInspection, InspectionSettings, SignalInspection, make
+from hessblocks.signal import propagate
+from hessblocks.storage import (
+    CurvatureResults,
+    environment,
+    held,
+    load_curvature,
+    write_json,
+    write_table,
+)
+from hessblocks.training import claimed, resolve_device
+
+SIGNAL_COLUMNS = ("model", "seed", "layer", "quantity", "role", "value", "method")
+Finish = Callable[[Path], object]
+Settings = TypeVar("Settings", bound=InspectionSettings)
+
+
+def measure_curvature(
+    model: Source,
+    data: str | Path | Batch = "python-code",
+    *,
+    out: Path | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+    finish: Finish | None = None,
+    **fields: Any,
+) -> CurvatureResults:
+    """Norms of H, H_o and H_f of every parameter group, and where asked for their map and spectra.
+
+    Each group is recorded in the run folder as soon as it is measured: the same call goes on where it
+    stopped.
+
+    Args:
+        model: a causal language model, a folder that `save_pretrained` wrote, a name in the local
+            Hugging Face cache, or `preset:NAME` for a block at initialisation.
+        data: `python-code`, a file or folder of text, `random`, or {"input_ids": (sequences, tokens)}.
+        out: run folder, new or of the same measurement; runs/curvature-MODEL by default.
+        device: cpu, cuda or auto, which leaves a model that is given as an object where it is.
+        progress: told what is going on.
+        finish: given the folder when all is done, before another process may write there.
+        **fields: of `hessblocks.settings.CurvatureInspection`, such as `probes=32, parts=["full"]`.
+
+    Returns:
+        What the folder then holds.
+
+    Raises:
+        ArgumentError: an unknown field, a model or data that do not fit, or another run in `out`.
+        RunError: damaged files, a loss that is not finite, or `out` cannot be written.
+
+    Cost:
+        `probes` products with H, H_o and H_f for each group.
+    """
+    progress = progress or Progress()
+    settings, batch = _settings(CurvatureInspection, data, fields)
+    device = _device(model, device)
+    with progress.stage("model and data"):
+        subject, tokens = opened(model, settings, batch)
+        known = parameter_groups(subject.model, level=settings.level)
+        selected = select_groups(known, settings.groups)
+    measured = ("parts", "probes", "map", "spectrum", "level", "seed")
+    config = {
+        "command": "curvature",
+        "source": _said(model),
+        "model": {
+            "name": subject.name,
+            "parameters": sum(group.size for group in known.values()),
+            "fingerprint": subject.fingerprint(),
+        },
+        "data": _described(settings, batch),
+        "groups": list(selected),
+        "curvature": {name: value for name, value in asdict(settings).items() if name in measured},
+        "device": device,
+    }
+    folder = out or Path("runs", f"curvature-{subject.name.replace('/', '-')}")
+    limit = None if settings.memory_limit is None else int(settings.memory_limit * 1e9)
+    problem = Problem(subject.model.to(device), tokens, loss="causal-lm", memory_limit=limit)
+    _ = problem.plan  # refuses a limit that is too low before the folder is made
+    with claimed(folder, config):
+        CurvatureRun(subject.name, problem, selected, settings, folder).complete(progress)
+        if finish:
+            finish(folder)
+    return load_curvature(folder)
+
+
+def measure_signal(
+    models: Source | Sequence[Source],
+    data: str | Path | Batch = "python-code",
+    *,
+    out: Path | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+    finish: Finish | None = None,
+    **fields: Any,
+) -> list[dict[str, Any]]:
+    """How signal passes through the layers of one or several models.
+
+    Args:
+        models: as `measure_curvature` takes one; `preset:NAME-plain` is a block with plain softmax
+            attention.
+        data: as `measure_curvature` takes it, the same for every model.
+        out: folder for config.json, environment.json and results.csv; what an earlier call wrote there is
+            replaced. None writes nothing.
+        device: as `measure_curvature` takes it.
+        progress: told what is going on.
+        finish: given the folder when all is written, before another process may write there.
+        **fields: of `hessblocks.settings.SignalInspection`, such as `depth=64, jacobian_steps=0`.
+
+    Returns:
+        One measured value a row: model, seed, layer (empty for the inputs), quantity, role, value, method.
+
+    Raises:
+        ArgumentError: an unknown field, a model or data that do not fit, a model twice, or something else
+            in `out`.
+        RunError: damaged files, or `out` cannot be written.
+
+    Cost:
+        One pass forward and back, and `jacobian_steps` products with each layer's Jacobian.
+    """
+    progress = progress or Progress()
+    sources = [models] if isinstance(models, str | Path | nn.Module) else list(models)
+    check_sources(sources)
+    settings, batch = _settings(SignalInspection, data, fields)
+    devices = [_device(source, device) for source in sources]
+    if out:
+        _check_folder(out)
+    with progress.stage("models and data"):
+        found = [opened(source, settings, batch) for source in sources]
+    names = _distinct([subject.name for subject, _ in found], sources)
+    rows: list[dict[str, Any]] = []
+    for name, (subject, tokens), place in zip(names, found, devices, strict=True):
+        with progress.stage("signal", name), _evaluating(subject.model.to(place)):
+            labelled = {key: value.to(place) for key, value in tokens.items()}
+            labelled = {"labels": labelled["input_ids"], **labelled}
+            signal = propagate(subject.model, labelled, jacobian_steps=settings.jacobian_steps)
+        rows += [{"model": name, "seed": settings.seed, **row} for row in signal.to_rows()]
+    if out:
+        sizes = ("depth", "width", "heads", "mlp_width", "vocab_size")
+        config = {
+            "command": "signal",
+            "models": dict(zip(names, map(_said, sources), strict=True)),
+            "sizes": {name: getattr(settings, name) for name in sizes},
+            "data": _described(settings, batch),
+            "jacobian_steps": settings.jacobian_steps,
+            "seed": settings.seed,
+            "device": devices[0],
+        }
+        _record_signal(out, config, rows, finish)
+    return rows
+
+
+def _record_signal(
+    out: Path, config: Mapping[str, Any], rows: Sequence[dict[str, Any]], finish: Finish | None
+) -> None:
+    with held(out):
+        _check_folder(out)
+        write_json(out / "config.json", config)
+        write_json(out / "environment.json", environment())
+        write_table(out / "results.csv", SIGNAL_COLUMNS, rows)
+        if finish:
+            finish(out)
+
+
+def _settings(
+    kind: type[Settings], data: str | Path | Batch, fields: Mapping[str, Any]
+) -> tuple[Settings, Batch | None]:
+    """The settings, and the tokens where they were given."""
+    if isinstance(data, str | Path):
+        return make(kind, {**fields, "data": str(data)}), None
+    ids = data.get("input_ids")
+    if ids is None or ids.ndim != 2:
+        raise ArgumentError(
+            "data: expected the name of a text, or input_ids of shape (sequences, tokens)."
+        )
+    found = make(kind, {**fields, "data": "batch"})
+    return replace(found, sequences=ids.shape[0], tokens=ids.shape[1]), data
+
+
+def _described(settings: InspectionSettings, batch: Batch | None) -> dict[str, Any]:
+    """The tokens in config.json."""
+    given = {"fingerprint": _fingerprint(batch)} if batch else {}
+    shape = {"sequences": settings.sequences, "tokens": settings.tokens}
+    return {"name": settings.data, **shape, **given}
+
+
+def _fingerprint(batch: Batch) -> str:
+    digest = hashlib.sha256()
+    for name, values in sorted(batch.items()):
+        digest.update(f"{name}{tuple(values.shape)}{values.tolist()}".encode())
+    return digest.hexdigest()
+
+
+def _said(source: Source) -> str:
+    return type(source).__name__ if isinstance(source, nn.Module) else str(source)
+
+
+def _device(source: Source, device: str) -> str:
+    if isinstance(source, nn.Module) and device == "auto":
+        return next(source.parameters()).device.type
+    return resolve_device(device)
+
+
+def _distinct(names: Sequence[str], sources: Sequence[Source]) -> list[str]:
+    """The names; where some are equal, as the user gave them, counted where even that is equal."""
+    count = Counter(names)
+    said = [
+        _said(source) if count[name] > 1 else name
+        for name, source in zip(names, sources, strict=True)
+    ]
+    return [
+        f"{name} {said[: place + 1].count(name)}" if said.count(name) > 1 else name
+        for place, name in enumerate(said)
+    ]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode."""
+    before = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a folder that holds something other than an earlier `hessblocks signal`.
+
+    Raises:
+        ArgumentError: names the folder.
+    """
+    try:
+        entries = [path for path in out.iterdir() if not path.name.startswith(".")]
+        config = json.loads((out / "config.json").read_text(encoding="utf-8")) if entries else {}
+        ours = not entries or config.get("command") == "signal"
+    except FileNotFoundError:
+        ours = not out.exists()
+    except (OSError, ValueError, AttributeError):
+        ours = False
+    if not ours:
+        raise ArgumentError(
+            f"--out: {out} holds something other than a run of `hessblocks signal`; choose a new or "
+            "empty folder."
+        )

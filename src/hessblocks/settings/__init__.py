@@ -1,0 +1,34 @@
+"""What a command or a run can be given: frozen dataclasses, checked when made; nothing heavy is imported.
+
+The line under each field says its meaning and unit, and is the help of its command-line option; the
+default and the range of the option are those of the field.
+"""
+
+from hessblocks.settings.field_marks import (
+    AtLeast,
+    ByOptimiser,
+    Prefix,
+    check_choice,
+    kinds,
+    make,
+    option,
+    words,
+)
+from hessblocks.settings.inspected import (
+    CurvatureInspection,
+    InspectionSettings,
+    SignalInspection,
+)
+from hessblocks.settings.observation import CurvatureSettings, ObservationSettings, chooses, is_due
+from hessblocks.settings.optimisation import TrainingSettings
+from hessblocks.settings.run_settings import (
+    BlockSizes,
+    ComparisonSettings,
+    DataSettings,
+    ModelSettings,
+    PresetSizes,
+    RunSettings,
+    SharedSettings,
+    with_defaults,
+)
+from hessblocks.settings.run_size import RunSize

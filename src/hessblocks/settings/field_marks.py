@@ -1,0 +1,131 @@
+"""What a field of settings may be: marks beside its type, and how values are held to them."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from hessblocks.errors import ArgumentError, unknown_name
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The smallest value that a setting may have."""
+
+    least: int
+    """That value."""
+    expected: str = ""
+    """What an error says was expected; by default a whole number of at least so much."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByOptimiser:
+    """A setting whose default depends on the optimiser."""
+
+    defaults: Mapping[str, float]
+    """By optimiser; one that is missing has no such setting."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What stands before the names of nested settings where they are options of a command."""
+
+    text: str
+    """Such as curvature_."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The type of a field, and its marks."""
+
+    type: Any
+    """Without the marks."""
+    marks: tuple[Any, ...]
+    """`AtLeast` and the like."""
+
+    @property
+    def several(self) -> bool:
+        """Whether it is a tuple, which is given as words with commas."""
+        return typing.get_origin(self.type) is tuple
+
+    def mark(self, wanted: type[T]) -> T | None:
+        """The mark of that sort; None where there is none."""
+        return next((one for one in self.marks if isinstance(one, wanted)), None)
+
+
+def kinds(settings: Any) -> dict[str, Kind]:
+    """Type and marks of every field of a dataclass, in order."""
+    hints = typing.get_type_hints(settings, include_extras=True)
+    return {field.name: _kind(hints[field.name]) for field in fields(settings)}
+
+
+def _kind(hint: Any) -> Kind:
+    if typing.get_origin(hint) is typing.Annotated:
+        return Kind(type=hint.__origin__, marks=hint.__metadata__)
+    return Kind(type=hint, marks=())
+
+
+def make(settings: type[T], values: Mapping[str, Any]) -> T:
+    """Settings from values by name.
+
+    Args:
+        settings: a dataclass. Where it has a method `chosen`, that takes the values.
+        values: by field; what is left out has its default. A tuple may be words with commas.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ArgumentError: a name that is no field, or a value outside its range.
+    """
+    known = kinds(settings)
+    for name in values:
+        if name not in known:
+            raise unknown_name("setting", name, known)
+    whole = {
+        name: words(value) if known[name].several and isinstance(value, str) else value
+        for name, value in values.items()
+    }
+    made: T = getattr(settings, "chosen", settings)(**whole)
+    return made
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Words that were given with commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def check_ranges(settings: Any, prefix: str = "") -> None:
+    """Refuse a value below its range, naming the option.
+
+    Args:
+        settings: a dataclass, some of whose fields are marked with `AtLeast`.
+        prefix: of the options' names.
+
+    Raises:
+        ArgumentError: names the option and what came.
+    """
+    for name, kind in kinds(type(settings)).items():
+        mark, value = kind.mark(AtLeast), getattr(settings, name)
+        if mark and value is not None and value < mark.least:
+            expected = mark.expected or f"a whole number of at least {mark.least}"
+            raise ArgumentError(f"{option(prefix + name)}: expected {expected}, got {value}.")
+
+
+def option(name: str) -> str:
+    """The command-line option of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a word that is not among the known ones, naming the option.
+
+    Raises:
+        ArgumentError: lists the known ones.
+    """
+    if value not in known:
+        raise unknown_name(option(name), value, known)

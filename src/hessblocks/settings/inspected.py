@@ -1,0 +1,77 @@
+"""How a model is looked at: on which tokens, at which sizes where it is a preset, and what is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from hessblocks.conventions import PARTS, Part
+from hessblocks.errors import ArgumentError
+from hessblocks.settings.field_marks import AtLeast, check_choice, check_ranges
+from hessblocks.settings.run_settings import BlockSizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectionSettings(BlockSizes):
+    """The held-out tokens that a model is looked at with; sizes and vocabulary are for presets."""
+
+    vocab_size: int = 4096
+    """Entries of the vocabulary learnt from the data."""
+    data: str = "python-code"
+    """Held-out text: python-code (Python's standard library), a file or folder, or random (tokens drawn
+    uniformly)."""
+    sequences: Annotated[int, AtLeast(1)] = 8
+    """Held-out sequences."""
+    tokens: Annotated[int, AtLeast(2)] = 32
+    """Tokens of each sequence."""
+    seed: Annotated[int, AtLeast(0)] = 0
+    """Random seed of a preset's weights and the windows."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_ranges(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureInspection(InspectionSettings):
+    """What is measured of the curvature of a model."""
+
+    seed: Annotated[int, AtLeast(0)] = 0
+    """Random seed of a preset's weights, the windows and the probes."""
+    groups: tuple[str, ...] = ("*",)
+    """Patterns of group names with commas, such as '*.attention.query'."""
+    level: str = "role"
+    """How finely parameters are grouped: role, head or tensor."""
+    parts: tuple[Part, ...] = PARTS
+    """Parts of the Hessian with commas: outer, functional, full."""
+    probes: Annotated[int, AtLeast(4)] = 16
+    """Random vectors a group."""
+    spectrum: bool = False
+    """Density of the eigenvalues of each group's block."""
+    map: bool = False
+    """Norms of all blocks between two groups."""
+    memory_limit: float | None = None
+    """Gigabytes to use besides model and data; less takes longer and changes no number. [default: a
+    quarter of the machine's memory]"""
+
+    def __post_init__(self) -> None:
+        """Check ranges and parts, and put the parts into their order."""
+        super().__post_init__()
+        for part in self.parts:
+            check_choice("parts", part, PARTS)
+        if not self.parts:
+            raise ArgumentError(f"--parts: expected one or more of {', '.join(PARTS)}, got none.")
+        if not self.groups:
+            raise ArgumentError("--groups: expected patterns with commas, got none.")
+        ordered = tuple(part for part in PARTS if part in self.parts)
+        object.__setattr__(self, "parts", ordered)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalInspection(InspectionSettings):
+    """What is measured of the signal through the layers of a model."""
+
+    depth: Annotated[int, AtLeast(1)] = 16
+    sequences: Annotated[int, AtLeast(1)] = 4
+    jacobian_steps: Annotated[int, AtLeast(0)] = 8
+    """Products with each layer's Jacobian for its condition number; 0: none."""

@@ -1,0 +1,159 @@
+"""What a run is made of: sizes, training and curvature settings, checked when they are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from hessblocks.errors import ArgumentError
+from hessblocks.settings.field_marks import AtLeast, check_choice
+from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
+from hessblocks.settings.optimisation import TrainingSettings
+
+MATCHES = ("steps", "tokens", "time", "flops")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """The text that is trained on."""
+
+    data: Path | None = None
+    """File or folder of text or code; Python's standard library by default."""
+    vocab_size: int = 4096
+    """Entries of the vocabulary learnt from the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSizes:
+    """Layers, and sizes of each."""
+
+    depth: Annotated[int, AtLeast(1)] = 4
+    """Layers."""
+    width: Annotated[int, AtLeast(1)] = 128
+    """Entries of a token's vector."""
+    heads: Annotated[int, AtLeast(1)] = 4
+    """Attention heads; divides the width."""
+    mlp_width: Annotated[int | None, AtLeast(1)] = None
+    """Hidden width of the MLP; 4 widths by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(BlockSizes):
+    """Sizes of a model, the same for every preset of a comparison."""
+
+    context: Annotated[int, AtLeast(2)] = 128
+    """Tokens of a sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetSizes(ModelSettings):
+    """Sizes at which presets are counted."""
+
+    vocab_size: Annotated[int, AtLeast(1)] = 4096
+    """Entries of the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSettings:
+    """What every run of a comparison has in common."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    """Sizes."""
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    """How a model is trained."""
+    curvature: CurvatureSettings | None = None
+    """Curvature before and after training; None for none."""
+    observation: ObservationSettings = field(default_factory=ObservationSettings)
+    """What is measured on the way."""
+    device: str = "cpu"
+    """cpu or cuda."""
+
+    def __post_init__(self) -> None:
+        """Refuse a fixed batch whose sequences are longer than the context."""
+        for sample in self.samples:
+            if sample.tokens > self.model.context:
+                raise ArgumentError(
+                    f"--curvature-tokens: {sample.tokens} are longer than the context of "
+                    f"{self.model.context}; ask for fewer."
+                )
+
+    @property
+    def samples(self) -> list[CurvatureSettings]:
+        """The fixed batches that something is measured on."""
+        observed = self.observation.sample if self.observation.needs_batch else None
+        return [sample for sample in (self.curvature, observed) if sample]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(SharedSettings):
+    """One training run."""
+
+    preset: str
+    """Name of the block."""
+    seed: Annotated[int, AtLeast(0)] = 0
+    """Random seed of weights and data order."""
+
+    def __post_init__(self) -> None:
+        """Check the seed, then the rest."""
+        super().__post_init__()
+        if self.seed < 0:
+            raise ArgumentError(f"--seed: expected 0 or more, got {self.seed}.")
+
+
+def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration, with what training had before it could be chosen."""
+    if not isinstance(config.get("training"), dict):
+        return config
+    training = json.loads(json.dumps(asdict(TrainingSettings())))
+    observation = json.loads(json.dumps(asdict(ObservationSettings())))
+    older = {"observation": observation, **config, "training": training | config["training"]}
+    return {"match": "steps", **older} if "presets" in config else older
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonSettings(SharedSettings):
+    """What is compared, and how."""
+
+    presets: Sequence[str]
+    """Names of the blocks, each once."""
+    seeds: Sequence[int] = (0,)
+    """Each block is trained once with each."""
+    match: str = "steps"
+    """What every block gets as much of as the first: steps, tokens, time or flops; --steps are those of
+    the first."""
+    curvature: CurvatureSettings = field(default_factory=CurvatureSettings)
+    """Curvature of every model before and after training."""
+
+    def __post_init__(self) -> None:
+        """Check names and numbers."""
+        super().__post_init__()
+        for name, values in (("presets", self.presets), ("seeds", self.seeds)):
+            if not values or len(set(values)) < len(values):
+                raise ArgumentError(
+                    f"--{name}: expected one or more, each once, got {', '.join(map(str, values)) or 'none'}."
+                )
+        check_choice("match", self.match, MATCHES)
+
+    def runs(self, steps: Mapping[str, int] | None = None) -> list[RunSettings]:
+        """Every run, seed by seed.
+
+        Args:
+            steps: of each preset; those of the settings by default.
+        """
+        own = steps or {}
+        return [
+            RunSettings(
+                preset=preset,
+                seed=seed,
+                model=self.model,
+                training=replace(self.training, steps=own.get(preset, self.training.steps)),
+                curvature=self.curvature,
+                observation=self.observation,
+                device=self.device,
+            )
+            for seed in self.seeds
+            for preset in self.presets
+        ]

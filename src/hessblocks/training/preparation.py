@@ -1,0 +1,134 @@
+"""From settings to what a run needs: the device, the model, the checks before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hessblocks.curvature import parameter_groups
+from hessblocks.data import Corpus
+from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.models import build
+from hessblocks.settings import (
+    ComparisonSettings,
+    ModelSettings,
+    RunSettings,
+    SharedSettings,
+    chooses,
+)
+from hessblocks.training.trained_gains import has_gains
+
+
+def resolve_device(device: str) -> str:
+    """The device that `auto`, `cpu` or `cuda` means: auto is cuda where there is one, else cpu.
+
+    Raises:
+        ArgumentError: no such device.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ArgumentError(f"--device: expected auto, cpu or cuda, got {device!r}.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("--device: this machine has no usable cuda device; use --device cpu.")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def build_model(
+    sizes: ModelSettings, preset: str, vocab_size: int, seed: int = 0
+) -> PreTrainedModel:
+    """The freshly initialised causal language model of a preset; sets torch's random state.
+
+    Args:
+        sizes: of the model.
+        preset: name of the block.
+        vocab_size: entries of the vocabulary.
+        seed: of the weights.
+
+    Returns:
+        The model, on the device that torch makes tensors on.
+
+    Raises:
+        ArgumentError: an unknown preset, or sizes that do not fit.
+    """
+    torch.manual_seed(seed)
+    return build(preset, vocab_size=vocab_size, **asdict(sizes))
+
+
+def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) -> PreTrainedModel:
+    """The same on the device `meta`, before any data is read: no memory is taken.
+
+    Raises:
+        ArgumentError: an unknown preset, or sizes that do not fit.
+    """
+    with torch.device("meta"):
+        return build_model(sizes, preset, vocab_size)
+
+
+def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> None:
+    """Refuse what cannot be built, trained or measured, before anything is written.
+
+    Args:
+        settings: of all runs.
+        presets: names of their blocks.
+        corpus: to train on.
+
+    Raises:
+        ArgumentError: names the option.
+    """
+    models = [
+        model_without_weights(settings.model, preset, corpus.vocab_size) for preset in presets
+    ]
+    for split in ("train", "validation"):
+        corpus.windows(split, settings.model.context)
+    for sample in settings.samples:
+        corpus.curvature_batch(sample.sequences, sample.tokens)
+    if settings.observation.curvature_every:
+        _check_groups(settings.observation.curvature_groups, models)
+
+
+def _check_groups(wanted: Sequence[str], models: Sequence[PreTrainedModel]) -> None:
+    """Refuse a pattern that means no group of any model."""
+    known = {
+        name: group.role for model in models for name, group in parameter_groups(model).items()
+    }
+    for one in wanted:
+        if not any(chooses(one, name, role) for name, role in known.items()):
+            raise unknown_name("--curvature-groups", one, dict.fromkeys(known.values()))
+
+
+def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
+    """Which of metrics and observations a run leaves; gains alone may be nothing to observe."""
+    observed = settings.observation.needs_batch
+    if settings.observation.gains_every and not observed:
+        observed = has_gains(model_without_weights(settings.model, settings.preset, vocab_size))
+    return ("metrics", "observations") if observed else ("metrics",)
+
+
+def config_of(
+    settings: RunSettings | ComparisonSettings, command: str, corpus: Corpus
+) -> dict[str, Any]:
+    """All that the numbers depend on, as JSON values: what config.json holds."""
+    if isinstance(settings, RunSettings):
+        own: dict[str, Any] = {"preset": settings.preset, "seed": settings.seed}
+    else:
+        own = {
+            "presets": list(settings.presets),
+            "seeds": list(settings.seeds),
+            "match": settings.match,
+        }
+    training = asdict(settings.training)
+    return {
+        "command": command,
+        **own,
+        "model": {**asdict(settings.model), "vocab_size": corpus.vocab_size},
+        "data": {"name": corpus.name, "fingerprint": corpus.fingerprint},
+        "training": {**training, "betas": list(settings.training.betas)},
+        "curvature": asdict(settings.curvature) if settings.curvature else None,
+        "observation": asdict(settings.observation),
+        "device": settings.device,
+    }

@@ -1,0 +1,68 @@
+"""Help, version and wrong options answer at once: nothing heavy is imported for them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hessblocks import __version__
+
+HEAVY = {"torch", "transformers", "jaxtyping", "matplotlib", "plotly", "numpy", "scipy"}
+SCRIPT = """
+import json, sys
+from hessblocks.cli import main
+status = main(sys.argv[1:])
+loaded = sorted({name.partition(".")[0] for name in sys.modules})
+print(json.dumps({"status": status, "loaded": loaded}), file=sys.stderr)
+"""
+
+
+def answer(*words: str) -> tuple[dict[str, object], str, str, float]:
+    """What was loaded, both outputs, and seconds of processor time, of a process of its own."""
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, check=True
+    )
+    after = os.times()
+    spent = sum(after[2:4]) - sum(before[2:4])  # user and system, of children
+    errors, _, told = done.stderr.strip().rpartition("\n")
+    return json.loads(told), done.stdout, errors, spent
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["train", "--help"], 0),
+        (["curvature", "--help"], 0),
+        (["reproduce", "--help"], 0),
+        (["train", "sas", "--nonsense"], 2),
+        (["compare", "--steps", "many"], 2),
+        (["compare", "--optimiser", "adma"], 2),
+        (["trian"], 2),
+    ],
+    ids=str,
+)
+def test_an_answer_without_work_loads_nothing_heavy(words: list[str], status: int) -> None:
+    told, _, _, spent = answer(*words)
+    assert told["status"] == status
+    assert not HEAVY & set(told["loaded"])  # type: ignore[call-overload]
+    assert spent < 0.6
+
+
+def test_the_version_is_printed() -> None:
+    assert answer("--version")[1] == f"hessblocks {__version__}\n"
+
+
+def test_settings_need_the_standard_library_alone() -> None:
+    script = (
+        "import hessblocks.settings, sys; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    own = set(loaded.stdout.split()) - set(sys.stdlib_module_names)
+    assert not {name for name in own if not name.startswith(("_", "hessblocks"))}

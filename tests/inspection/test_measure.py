@@ -1,0 +1,108 @@
+"""What the commands measure, from Python: a model as an object, a folder, a preset; a batch of one's own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import hessblocks as hb
+from hessblocks.errors import ArgumentError
+from hessblocks.storage.files import write_text
+
+SIZES = {"depth": 2, "width": 8, "heads": 2, "vocab_size": 30}
+TOKENS = {"sequences": 2, "tokens": 6}
+FEW = {"groups": "layers.1.attention.*", "parts": "full", "probes": 4}
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return hb.build("pre-ln", context=6, **SIZES)
+
+
+@pytest.fixture
+def batch() -> dict[str, torch.Tensor]:
+    ids = torch.randint(30, (2, 6), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids}
+
+
+def test_a_preset_a_folder_and_an_object_are_the_same_model(
+    model: torch.nn.Module, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path / "saved")
+    sources = {"preset": "preset:pre-ln", "folder": tmp_path / "saved", "object": model}
+    found = {
+        name: hb.measure_curvature(
+            source, "random", out=tmp_path / name, **TOKENS, **FEW, **SIZES, device="cpu"
+        )
+        for name, source in sources.items()
+    }
+    assert found["preset"].norms == found["folder"].norms == found["object"].norms
+    assert len(found["object"].norms) == 4
+    assert found["object"].parts == ("full",)
+
+
+def test_a_batch_of_ones_own_gives_its_loss_and_is_told_apart(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    model.train()
+    out = tmp_path / "out"
+    found = hb.measure_curvature(model, batch, out=out, **FEW)
+    loss = model.eval()(**batch, labels=batch["input_ids"]).loss.item()
+    assert found.loss == pytest.approx(loss, rel=1e-5)
+    other = {"input_ids": batch["input_ids"].flip(0)}
+    with pytest.raises(ArgumentError, match=r"data\.fingerprint"):
+        hb.measure_curvature(model, other, out=out, **FEW)
+
+
+def test_finish_is_called_with_the_folder(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    def finish(folder: Path) -> None:
+        write_text(folder / "done", "")
+
+    hb.measure_curvature(model, batch, out=tmp_path / "a", finish=finish, **FEW)
+    hb.measure_signal(model, batch, out=tmp_path / "b", finish=finish, jacobian_steps=0)
+    assert (tmp_path / "a" / "done").exists()
+    assert (tmp_path / "b" / "done").exists()
+
+
+def test_the_signal_of_an_object_is_that_of_propagate_and_its_mode_stays(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    model.train()
+    rows = hb.measure_signal([model, "preset:pre-ln"], batch, **SIZES, jacobian_steps=2)
+    assert model.training
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    assert names == ["HessblocksForCausalLM", "pre-ln"]
+    labelled = {**batch, "labels": batch["input_ids"]}
+    expected = hb.signal(model.eval(), labelled, jacobian_steps=2).to_rows()
+    for name in names:
+        own = [row["value"] for row in rows if row["model"] == name]
+        assert own == pytest.approx([row["value"] for row in expected])
+
+
+def test_two_objects_of_one_kind_have_two_names(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor]
+) -> None:
+    rows = hb.measure_signal([model, model], batch, jacobian_steps=0)
+    assert {row["model"] for row in rows} == {"HessblocksForCausalLM 1", "HessblocksForCausalLM 2"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"probe": 4}, "setting: 'probe' is unknown; did you mean 'probes'"),
+        ({"probes": 3}, "--probes: expected a whole number of at least 4, got 3"),
+        ({"parts": "outr"}, "--parts: 'outr' is unknown; did you mean 'outer'"),
+        ({"data": {"ids": torch.zeros(2)}}, "data: expected the name of a text, or input_ids"),
+        ({"data": "python-code"}, "has no tokenizer beside it"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured(
+    model: torch.nn.Module, fields: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        hb.measure_curvature(model, **{"data": "random", **TOKENS, **fields}, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
