@@ -48,6 +48,9 @@ class Part:
     def from_dict(values: dict[str, Any]) -> Part:
         """The part that `to_dict` described.
 
+        Returns:
+            The part, equal to the one that was described.
+
         Raises:
             ArgumentError: unknown kind or field.
         """
@@ -61,6 +64,9 @@ class Part:
 
     def replace(self: Self, **fields: Any) -> Self:
         """A copy with some fields changed.
+
+        Returns:
+            A new part of the same class.
 
         Raises:
             ArgumentError: a field that this part does not have; the known ones are listed.

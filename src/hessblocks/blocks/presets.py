@@ -145,6 +145,9 @@ def preset(name: str, **fields: Any) -> BlockConfig:
 def summary(name: str) -> str:
     """What a preset is, in one line.
 
+    Returns:
+        What it is and what it removes.
+
     Raises:
         ArgumentError: unknown preset.
 

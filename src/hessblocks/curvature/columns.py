@@ -69,6 +69,9 @@ def column_squares(
         probes: K, at least 4.
         seed: of the probes.
 
+    Returns:
+        Squares of each row group, part and probe.
+
     Raises:
         ArgumentError: too few probes.
         RunError: a product is not finite.

@@ -62,6 +62,9 @@ class Docstring:
 def load_docstrings() -> tuple[Docstring, ...]:
     """Every docstring of the running interpreter's standard library, its tests left out.
 
+    Returns:
+        Docstrings with their module, name and split, in the order of the files.
+
     Raises:
         RunError: the cache cannot be written, or the interpreter has no source files.
 
@@ -79,6 +82,9 @@ def load_docstring_corpus(vocabulary: int) -> Corpus:
     Args:
         vocabulary: entries of the encoding, learnt from the training split; `MASK` and `PADDING`
             are among them.
+
+    Returns:
+        The corpus, from the cache where it was built before.
 
     Raises:
         ArgumentError: `vocabulary` is too small.

@@ -118,6 +118,9 @@ def _user_files(path: Path) -> Source:
 def read_text(path: Path) -> str | None:
     """The text of a file; None where it is empty or not text (not UTF-8, or with a zero byte).
 
+    Returns:
+        The text, line ends as in the file.
+
     Raises:
         ArgumentError: the file cannot be read.
     """

@@ -70,6 +70,9 @@ def make_task(name: str, records: Sequence[Docstring], seed: int = 0) -> Task:
         records: docstrings with their splits.
         seed: of what is drawn (partners, swapped words, which examples are kept).
 
+    Returns:
+        Examples with their labels, by split.
+
     Raises:
         ArgumentError: an unknown name.
         RunError: too few docstrings for one of the splits.

@@ -68,6 +68,9 @@ def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
     Args:
         texts: documents.
         characters: how long they are together.
+
+    Returns:
+        An iterator over the pieces.
     """
     step = max(1, -(-characters // LEARNING_CHARACTERS))
     pieces = (piece for text in texts for piece in pieces_of(text))

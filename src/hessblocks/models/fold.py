@@ -38,6 +38,9 @@ PLAIN = Dense()
 def merged_block(block: BlockConfig) -> BlockConfig:
     """The configuration after merging.
 
+    Returns:
+        The block with plain weights in the place of reparametrised ones.
+
     Raises:
         ArgumentError: nothing can be merged, and what stands in the way.
     """

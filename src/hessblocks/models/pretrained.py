@@ -116,6 +116,9 @@ class HessblocksPreTrainedModel(PreTrainedModel):
             *arguments: as in transformers.
             **keywords: as in transformers.
 
+        Returns:
+            The model in evaluation mode.
+
         Raises:
             RunError: damaged weights, or weights that are not those of the configured model.
         """

@@ -45,6 +45,9 @@ class Call:
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers of a model: its longest list of modules.
 
+    Returns:
+        The layers, first to last.
+
     Raises:
         ArgumentError: the model has none.
     """

@@ -99,6 +99,9 @@ class AttentionHessian:
     def dense(self, part: Part = "full") -> Float[Tensor, "P P"]:
         """The whole matrix, assembled; groups in the order of `groups`, each flattened row by row.
 
+        Returns:
+            A symmetric matrix.
+
         Cost: N K² D² multiplications and as many numbers as the matrix has.
         """
         if part not in PARTS:
@@ -111,6 +114,9 @@ class AttentionHessian:
         """The Hessian of the same layer in one matrix, the product W_Q W_Kᵀ, instead of W_Q and W_K.
 
         One head; the group is called query_key, and the scores keep their scale.
+
+        Returns:
+            A Hessian with the groups query_key, value and projection.
         """
         assert self.layer.key is not None
         assert len(self.layer.query) == 1

@@ -91,6 +91,9 @@ class AttentionLayer:
             index: which head.
             positions: (Q,) indices into the tokens.
             gradient: ∂ℓ/∂F of every token.
+
+        Returns:
+            What the blocks of that head are made of.
         """
         return HeadTokens(
             x=self.x,

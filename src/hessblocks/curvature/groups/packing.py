@@ -83,6 +83,9 @@ def interleaved(length: int, heads: Heads) -> list[Piece]:
 def heads_of(config: Any) -> Heads:
     """Read the heads from a Hugging Face configuration.
 
+    Returns:
+        Query heads and key-value heads.
+
     Raises:
         ArgumentError: it does not say how many there are.
     """

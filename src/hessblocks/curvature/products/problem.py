@@ -136,6 +136,9 @@ class Problem:
             batch: one of `batches`, or a piece of it.
             parameters: all trainable parameters by name.
 
+        Returns:
+            Logits, and what the loss is of them.
+
         Raises:
             RunError: the model returns no logits.
         """

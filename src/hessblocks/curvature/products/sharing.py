@@ -64,6 +64,9 @@ class Processes:
     def total(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Add up the shares of all processes, in place.
 
+        Returns:
+            `share` itself, now the sum.
+
         Raises:
             RunError: another process failed.
         """
@@ -81,6 +84,9 @@ class Processes:
 
 def processes(shard: str | None) -> Processes:
     """This process's place in the default process group.
+
+    Returns:
+        This process and how many there are; one where nothing is shared.
 
     Raises:
         ArgumentError: an unknown way to share, or no process group.

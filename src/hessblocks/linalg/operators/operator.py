@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 def as_curvlinops(operator: LinearOperator) -> PyTorchLinearOperator:
     """Wrap an operator as a curvlinops one; see `LinearOperator.to_curvlinops`.
 
+    Returns:
+        An operator of curvlinops with the same products.
+
     Raises:
         RunError: curvlinops is not installed.
     """
@@ -101,6 +104,9 @@ class LinearOperator(abc.ABC):
     def __matmul__(self, vectors: Float[Tensor, "N ..."]) -> Float[Tensor, "M ..."]:
         """Multiply a vector (N,) or columns (N, K).
 
+        Returns:
+            (M,) or (M, K).
+
         Raises:
             ArgumentError: no tensor, or one of the wrong shape, dtype or device.
         """
@@ -134,6 +140,9 @@ class LinearOperator(abc.ABC):
     def to_scipy(self) -> ScipyLinearOperator:
         """The same operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh` and others).
 
+        Returns:
+            An operator of scipy on numpy arrays.
+
         Raises:
             RunError: scipy is not installed.
         """
@@ -161,6 +170,9 @@ class LinearOperator(abc.ABC):
 
     def to_curvlinops(self) -> PyTorchLinearOperator:
         """The same operator for curvlinops' estimators (`xtrace`, spectra and others).
+
+        Returns:
+            An operator of curvlinops with the same products.
 
         Raises:
             RunError: curvlinops is not installed.
