@@ -63,7 +63,7 @@ def load_docstrings() -> tuple[Docstring, ...]:
     """Every docstring of the running interpreter's standard library, its tests left out.
 
     Returns:
-        Docstrings with their module, name and split, in the order of the files.
+        Docstrings with their file, split, kind and signature.
 
     Raises:
         RunError: the cache cannot be written, or the interpreter has no source files.

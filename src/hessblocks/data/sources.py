@@ -119,7 +119,7 @@ def read_text(path: Path) -> str | None:
     """The text of a file; None where it is empty or not text (not UTF-8, or with a zero byte).
 
     Returns:
-        The text, line ends as in the file.
+        The text, without a byte-order mark.
 
     Raises:
         ArgumentError: the file cannot be read.

@@ -70,7 +70,7 @@ def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
         characters: how long they are together.
 
     Returns:
-        An iterator over the pieces.
+        The chosen pieces, one by one.
     """
     step = max(1, -(-characters // LEARNING_CHARACTERS))
     pieces = (piece for text in texts for piece in pieces_of(text))

@@ -116,7 +116,7 @@ class AttentionHessian:
         One head; the group is called query_key, and the scores keep their scale.
 
         Returns:
-            A Hessian with the groups query_key, value and projection.
+            A Hessian whose group query_key stands in the place of query and key.
         """
         assert self.layer.key is not None
         assert len(self.layer.query) == 1

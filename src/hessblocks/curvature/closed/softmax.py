@@ -37,7 +37,7 @@ def attention(
         enable_gqa: whether several query heads share a key head.
 
     Returns:
-        What torch's function returns: (..., heads, tokens, value width).
+        (..., heads, tokens, value width); NotImplemented where the call is left to torch.
     """
     if dropout_p > 0:
         return NotImplemented

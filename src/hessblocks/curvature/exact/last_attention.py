@@ -56,7 +56,7 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
         batch: inputs, with an attention mask where there is padding.
 
     Returns:
-        Inputs, weights, mask and what follows the attention.
+        Its weights, input, mask and output, and the network behind it.
 
     Raises:
         ArgumentError: a model that is not known, or parts that the closed form does not cover.

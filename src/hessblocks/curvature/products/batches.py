@@ -72,7 +72,7 @@ def unpack(batch: Any, device: torch.device, *, number: int = 0) -> Batch:
         number: its place in the set.
 
     Returns:
-        Inputs of the model, and labels where there are any.
+        What the model sees, and labels where there are any.
 
     Raises:
         ArgumentError: none of these.

@@ -164,7 +164,7 @@ class CallableLoss(BatchLoss):
         """See `BatchLoss`.
 
         Returns:
-            Value, gradient and Hessian of the loss in the logits.
+            Value, gradient and products with the Hessian of the loss in the logits.
 
         Raises:
             ArgumentError: the function depends on the parameters by another way than the logits.

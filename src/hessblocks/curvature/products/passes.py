@@ -88,7 +88,7 @@ def make_plan(problem: Work) -> Plan:
             quarter of the machine's memory does, and a callable loss's batches are left whole.
 
     Returns:
-        Rows of a pass, vectors taken together, and whether graphs are held.
+        The passes, vectors taken together, and whether graphs are held.
 
     Raises:
         ArgumentError: not even one row fits.

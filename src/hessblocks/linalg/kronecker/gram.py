@@ -154,7 +154,7 @@ def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
     otherwise the vector of each runs through the matrix of the other.
 
     Returns:
-        Σ over pairs of tokens of the products of their dot products.
+        Σ of the entrywise products of both matrices.
     """
     rows_meet = first.row_swapped == second.row_swapped
     columns_meet = first.column_swapped == second.column_swapped

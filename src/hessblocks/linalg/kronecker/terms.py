@@ -89,7 +89,7 @@ class KroneckerTerm:
         Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens.
 
         Returns:
-            A term of at most as many tokens as the shorter vector is long, or this one.
+            A term with as many tokens as the row vectors are long, or this one where it has no more.
         """
         P, _, _, _ = self.sizes
         if not self.matrices.shared or self.tokens <= P:

@@ -25,7 +25,7 @@ def checked_loss(
     """Gradient (B, L, O) and curvature of each token; see `attention_hessian` for the arguments.
 
     Returns:
-        (∂ℓ/∂F, ∂²ℓ/∂F²), the second in factors.
+        (∂ℓ/∂F, ∂²ℓ/∂F²).
 
     Raises:
         ArgumentError: arguments that do not fit, or too many or few of them.

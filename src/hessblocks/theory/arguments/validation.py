@@ -79,7 +79,7 @@ def check_mask(
     """The mask as booleans (1 | B, L, L), True where a query may attend to a key.
 
     Returns:
-        The mask, with one row a batch where all sequences share it.
+        The mask; its first axis is 1 where all sequences share it.
 
     Raises:
         ArgumentError: an unknown name, a wrong shape, dtype or device, a row that allows nothing.
