@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 def as_curvlinops(operator: LinearOperator) -> PyTorchLinearOperator:
     """Wrap an operator as a curvlinops one; see `LinearOperator.to_curvlinops`.
 
-    Returns:
-        An operator of curvlinops with the same products.
-
     Raises:
         RunError: curvlinops is not installed.
     """
@@ -104,9 +101,6 @@ class LinearOperator(abc.ABC):
     def __matmul__(self, vectors: Float[Tensor, "N ..."]) -> Float[Tensor, "M ..."]:
         """Multiply a vector (N,) or columns (N, K).
 
-        Returns:
-            (M,) or (M, K).
-
         Raises:
             ArgumentError: no tensor, or one of the wrong shape, dtype or device.
         """
@@ -138,18 +132,8 @@ class LinearOperator(abc.ABC):
         return self._matmat(torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
 
     def to_scipy(self) -> ScipyLinearOperator:
-        """The same operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh` and others).
-
-        Returns:
-            An operator of scipy on numpy arrays.
-
-        Raises:
-            RunError: scipy is not installed.
-        """
-        try:
-            from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
-        except ImportError as error:
-            raise RunError("to_scipy: scipy is not installed; pip install scipy.") from error
+        """The same operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh` and others)."""
+        from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
         def apply(operator: LinearOperator) -> Any:
             def product(array: Any) -> Any:
@@ -170,9 +154,6 @@ class LinearOperator(abc.ABC):
 
     def to_curvlinops(self) -> PyTorchLinearOperator:
         """The same operator for curvlinops' estimators (`xtrace`, spectra and others).
-
-        Returns:
-            An operator of curvlinops with the same products.
 
         Raises:
             RunError: curvlinops is not installed.
