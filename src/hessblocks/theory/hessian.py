@@ -102,6 +102,9 @@ class AttentionHessian:
         Returns:
             A symmetric matrix.
 
+        Raises:
+            ArgumentError: an unknown part.
+
         Cost: N K² D² multiplications and as many numbers as the matrix has.
         """
         if part not in PARTS:

@@ -55,7 +55,8 @@ def carry_out(work: Work, *, text: DataSettings, out: Path, as_json: bool, hint:
         hint: what the user may type next.
 
     Raises:
-        HessblocksError: whatever went wrong; every run diverged.
+        RunError: every run diverged.
+        HessblocksError: whatever else went wrong.
     """
     start = time.perf_counter()
     progress = make_progress()
