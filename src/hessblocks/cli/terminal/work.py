@@ -56,7 +56,6 @@ def carry_out(work: Work, *, text: DataSettings, out: Path, as_json: bool, hint:
 
     Raises:
         RunError: every run diverged.
-        HessblocksError: whatever else went wrong.
     """
     start = time.perf_counter()
     progress = make_progress()
