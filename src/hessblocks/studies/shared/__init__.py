@@ -1,6 +1,6 @@
 """What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
 
-from hessblocks.studies.shared.addition_model import GAIN, addition_model, weight_size
+from hessblocks.studies.shared.addition_model import addition_model, weight_size
 from hessblocks.studies.shared.differences import (
     Values,
     difference,
