@@ -14,8 +14,7 @@ import torch
 
 from tests import shape_checks
 
-if not os.environ.get("SHAPES_OFF"):
-    shape_checks.install()
+shape_checks.install()
 torch.set_num_threads(1)
 torch.set_warn_always(
     True
@@ -42,5 +41,6 @@ def _shapes(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test of bad input meets the errors of the package itself, not those of the checker."""
     exempt = request.node.get_closest_marker("bad_input") is not None
     jaxtyping.config.update("jaxtyping_disable", exempt)
+    shape_checks.CALLS.clear()
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -111,7 +111,7 @@ class SelfAttention(nn.Module):
             cache: takes the new keys and values, returns those of all tokens so far.
 
         Returns:
-            The mixed tokens, before norm and skip of the block.
+            What attention adds, before skip and gain.
         """
         query, key, own = self._project(x, context.rotation)
         key, value = (key, own) if cache is None else cache(key, own)
@@ -126,7 +126,7 @@ class SelfAttention(nn.Module):
         tokens × tokens buffer that `forward` does without.
 
         Returns:
-            (sequences, heads, tokens, tokens), a row for each token that takes.
+            The matrix of each head.
         """
         query, key, value = self._project(x, context.rotation)
         identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)

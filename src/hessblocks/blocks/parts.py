@@ -49,7 +49,7 @@ class BlockPart:
         """The part that `to_dict` described.
 
         Returns:
-            The part, equal to the one that was described.
+            A part of the kind that is named.
 
         Raises:
             ArgumentError: unknown kind or field.
@@ -66,7 +66,7 @@ class BlockPart:
         """A copy with some fields changed.
 
         Returns:
-            A new part of the same class.
+            The copy, checked as any new part is.
 
         Raises:
             ArgumentError: a field that this part does not have; the known ones are listed.

@@ -146,7 +146,7 @@ def summary(name: str) -> str:
     """What a preset is, in one line.
 
     Returns:
-        What it is and what it removes.
+        Words without the name.
 
     Raises:
         ArgumentError: unknown preset.

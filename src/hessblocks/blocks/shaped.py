@@ -37,7 +37,7 @@ def shape_attention(
         gains: α, β, γ, each broadcastable to (H, 1, 1).
 
     Returns:
-        The shaped mixture, of the shape of V.
+        The mixed values, as `values` in shape.
     """
     alpha, beta, gamma = gains
     shaped = torch.addcmul(alpha * values, beta, attended)

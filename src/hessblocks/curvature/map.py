@@ -16,8 +16,8 @@ from torch import Tensor
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.columns import ColumnSquares, column_squares, norm_of
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.products import Problem
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.curvature.products import Problem, check_groups
+from hessblocks.errors import unknown_name
 from hessblocks.linalg import Estimate, student_factor
 from hessblocks.statistics import Heterogeneity, ends
 
@@ -98,8 +98,7 @@ def curvature_map(
     """
     if part not in PARTS:
         raise unknown_name("part", part, PARTS)
-    if not groups:
-        raise ArgumentError("groups: expected at least one group, got none")
+    check_groups(problem, groups)
     columns = [
         column_squares(problem, groups, name, parts=[part], probes=probes, seed=seed)
         for name in groups
@@ -118,7 +117,7 @@ def combine_columns(
         part: one that the columns hold.
 
     Returns:
-        Norms of all pairs of groups, blocks (i, j) and (j, i) pooled.
+        The map of that part.
     """
     names = tuple(groups)
     exact = torch.tensor([column.exact for column in columns])
@@ -147,7 +146,7 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
         norms: of the groups' own blocks.
 
     Returns:
-        The ratio with its error, both groups, and the groups left out.
+        The ratio with its standard error, and the groups at both ends.
     """
     found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     zero_groups = tuple(name for name, norm in norms.items() if norm.value <= 0)
@@ -183,7 +182,7 @@ def _off_diagonal_share(squares: Sequence[Tensor], exact: Tensor) -> Estimate:
     column replaces what others measured of its blocks. Within a column, all blocks share probes.
 
     Returns:
-        The share, from 0 to 1, with its standard error.
+        The share, 0 where everything is 0.
     """
     own, others = [], []
     for j, column in enumerate(squares):

@@ -39,7 +39,7 @@ def merged_block(block: BlockConfig) -> BlockConfig:
     """The configuration after merging.
 
     Returns:
-        The block with plain weights in the place of reparametrised ones.
+        A block without reparametrised weights and branch gains.
 
     Raises:
         ArgumentError: nothing can be merged, and what stands in the way.

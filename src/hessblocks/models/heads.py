@@ -77,7 +77,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
             **others: `output_hidden_states` and `return_dict`, as in transformers.
 
         Returns:
-            transformers' output object; a tuple with `return_dict=False`.
+            Logits, loss, keys and values, and hidden states where asked for.
 
         Raises:
             ArgumentError: an unknown argument, tokens outside the vocabulary, a sequence that is too long.

@@ -72,7 +72,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         final norm, as transformers' models give them; `return_dict=False` gives a tuple.
 
         Returns:
-            transformers' output object.
+            Vectors, keys and values, and hidden states where asked for.
         """
         check_keywords({"output_attentions": self.config.output_attentions} | others)
         if output_hidden_states is None:
@@ -226,7 +226,7 @@ def _has_own_mask(attention_mask: Tensor | None, position_ids: Tensor | None) ->
     transformers reads sequences packed into one row off positions that start again.
 
     Returns:
-        True where causal attention alone would be wrong.
+        True where that cannot be excluded.
     """
     if attention_mask is None:
         return position_ids is not None

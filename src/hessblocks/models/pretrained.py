@@ -117,7 +117,7 @@ class HessblocksPreTrainedModel(PreTrainedModel):
             **keywords: as in transformers.
 
         Returns:
-            The model in evaluation mode.
+            The model; with `output_loading_info` also what was loaded.
 
         Raises:
             RunError: damaged weights, or weights that are not those of the configured model.

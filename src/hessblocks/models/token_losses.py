@@ -27,7 +27,7 @@ def cross_entropy(
             means the valid labels of this batch.
 
     Returns:
-        The mean, a scalar; not a number where every label is ignored.
+        The loss as a number with a graph.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(

@@ -32,7 +32,7 @@ def gradient_norms(layers: list[nn.Module], loss: Float[Tensor, ""]) -> list[dic
         loss: a scalar with a graph; its gradients are not added to `.grad`.
 
     Returns:
-        For each layer, role → norm.
+        By layer, a norm for each role.
     """
     named = [
         (index, name, parameter)

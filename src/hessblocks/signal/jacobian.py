@@ -52,7 +52,7 @@ def conditioning(layer: Function, x: Vectors, *, dense_limit: int, steps: int) -
         steps: beyond, the dimensions of the Krylov subspace of JᵀJ that J is restricted to.
 
     Returns:
-        Largest and smallest singular value, and whether they are exact.
+        The largest and the smallest singular value, and whether they are exact.
 
     Cost: N backward passes (batched) and an N³ decomposition, or `steps` passes forward and backward.
     """

@@ -22,7 +22,7 @@ def attention_entropy(
     takes from all i tokens alike. A token without any weight counts as 0.
 
     Returns:
-        The mean over sequences, heads and unpadded tokens.
+        The mean over tokens, heads and sequences.
     """
     weights = matrix.abs()
     shares = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
@@ -38,7 +38,7 @@ def spectral_gap(matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]) ->
     identity, that the first two survive alike.
 
     Returns:
-        From 0 to 1.
+        The gap, 0 to 1.
 
     Source: Nait Saada et al. (2024), Mind the gap, arXiv 2410.07799.
     """

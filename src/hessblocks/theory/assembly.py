@@ -58,7 +58,7 @@ def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> F
         part: outer, functional or full.
 
     Returns:
-        The matrix, symmetric.
+        The matrix, symmetric to rounding.
 
     Cost: N D² (D² / 4 + X) multiplications for the blocks of W, X the parameters of the other groups,
         then K D² (D² + X) for each contraction.
@@ -85,7 +85,7 @@ def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
     is symmetric.
 
     Returns:
-        A matrix with a row for each parameter of the group.
+        Rows of the other group, columns of W.
     """
     curvature = product.curvature
     if row != "value" or part == "functional" or not curvature.shared:

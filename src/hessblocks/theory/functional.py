@@ -48,7 +48,7 @@ def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
         column: name of the column group.
 
     Returns:
-        Terms whose sum is the block of H_f.
+        Terms whose sum is the block.
     """
     row, column = ("query" if name == "query_key" else name for name in (row, column))
     if (row, column) in _BLOCKS:

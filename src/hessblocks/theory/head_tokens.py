@@ -163,7 +163,7 @@ class HeadTokens:
         For linear scores Σ_j left_j right_jᵀ over the permitted keys.
 
         Returns:
-            A matrix for each query.
+            One matrix a token.
         """
 
         def weighted(queries: slice) -> Tensor:
@@ -182,7 +182,7 @@ class HeadTokens:
         Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i) right_jᵀ
 
         Returns:
-            A matrix for each query.
+            One matrix a token.
         """
         assert self.softmax
 

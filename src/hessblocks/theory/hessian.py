@@ -100,7 +100,7 @@ class AttentionHessian:
         """The whole matrix, assembled; groups in the order of `groups`, each flattened row by row.
 
         Returns:
-            A symmetric matrix.
+            The matrix, in the dtype of the input.
 
         Raises:
             ArgumentError: an unknown part.
@@ -119,7 +119,7 @@ class AttentionHessian:
         One head; the group is called query_key, and the scores keep their scale.
 
         Returns:
-            A Hessian whose group query_key stands in the place of query and key.
+            A Hessian with the group query_key in the place of query and key.
         """
         assert self.layer.key is not None
         assert len(self.layer.query) == 1

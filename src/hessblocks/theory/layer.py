@@ -93,7 +93,7 @@ class AttentionLayer:
             gradient: ∂ℓ/∂F of every token.
 
         Returns:
-            What the blocks of that head are made of.
+            What that head knows about each of these tokens.
         """
         return HeadTokens(
             x=self.x,

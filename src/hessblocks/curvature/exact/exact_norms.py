@@ -40,7 +40,7 @@ def exact_norms(
         groups: among query, key, value, projection.
 
     Returns:
-        (group, part) → exact norm.
+        Exact estimates by group and part.
 
     Raises:
         ArgumentError: an unknown loss, or a model that the closed form does not cover.
@@ -69,7 +69,7 @@ def _squares(found: LastAttention, labels: Tensor, valid: Tensor) -> TokenDeriva
     With f = M a the logits of n tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC) MᵀM.
 
     Returns:
-        g and a root of Λ for each token.
+        g and a factor of Λ at the labelled tokens; there is no Λ_f.
     """
     attended = found.attended[valid]
     sides = tuple(side[valid] for side in found.sides)

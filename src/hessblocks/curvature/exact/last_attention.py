@@ -56,7 +56,7 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
         batch: inputs, with an attention mask where there is padding.
 
     Returns:
-        Its weights, input, mask and output, and the network behind it.
+        The sub-block, and what follows it as a function of one token.
 
     Raises:
         ArgumentError: a model that is not known, or parts that the closed form does not cover.

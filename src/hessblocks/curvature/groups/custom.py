@@ -25,7 +25,7 @@ def select_groups(
     """The groups whose names match one of the shell-style patterns (`layers.*.attention.query`).
 
     Returns:
-        The chosen groups, in the order of `groups`.
+        The chosen groups in their old order.
 
     Raises:
         ArgumentError: a pattern matches nothing; near names are listed.

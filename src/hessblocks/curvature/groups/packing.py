@@ -84,7 +84,7 @@ def heads_of(config: Any) -> Heads:
     """Read the heads from a Hugging Face configuration.
 
     Returns:
-        Query heads and key-value heads.
+        Counts of heads and of key-value heads.
 
     Raises:
         ArgumentError: it does not say how many there are.

@@ -36,6 +36,14 @@ class ParameterView:
         """Number of entries."""
         return math.prod(self.shape)
 
+    @property
+    def end(self) -> int:
+        """The entry after the last, in the same count as `offset`."""
+        if not self.size:
+            return self.offset
+        steps = zip(self.shape, self.stride, strict=True)
+        return self.offset + sum((length - 1) * step for length, step in steps) + 1
+
     def read(self, tensors: Shaped[Tensor, "K ..."]) -> Shaped[Tensor, "K size"]:
         """Cut from (K, *parameter shape), as (K, size)."""
         return self._cut(tensors.contiguous()).reshape(tensors.shape[0], self.size)
@@ -184,7 +192,7 @@ def plain_model(model: nn.Module) -> nn.Module:
     """The model itself, out of DistributedDataParallel and torch.compile (which has no second derivative).
 
     Returns:
-        The module whose parameters have their own names.
+        The innermost module.
 
     Raises:
         ArgumentError: its parameters are sharded over processes.

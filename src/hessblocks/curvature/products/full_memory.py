@@ -17,7 +17,7 @@ def check_memory_limit(limit: object) -> int | None:
     """The limit in bytes.
 
     Returns:
-        The limit; None where none is set.
+        The limit as it came.
 
     Raises:
         ArgumentError: not a whole number above 0.

@@ -95,7 +95,7 @@ def _graphs(
     a sequence of products (Lanczos) builds them once; else there is one at a time.
 
     Returns:
-        One graph a pass, in the order of the passes.
+        One graph a pass; a list where they are held.
     """
     split = _needs_split(parts)
     fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)

@@ -59,7 +59,7 @@ class EntryMoments:
         2 Σ_i Var(w_i); for others that is a bound.
 
         Returns:
-            (trace, standard error).
+            The trace and its standard error.
         """
         variance = float(self._squares.double().sum()) / (self.count - 1)
         return float(self.mean.double().sum()), math.sqrt(

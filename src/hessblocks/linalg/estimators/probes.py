@@ -64,7 +64,7 @@ def multiply(
     """Product with columns, `probe_chunk` at a time.
 
     Returns:
-        A times the columns, in the dtype of A.
+        The products, one column for each of the given ones.
 
     Raises:
         RunError: the product is not finite, or its squares are not.

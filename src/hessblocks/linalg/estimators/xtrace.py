@@ -121,7 +121,7 @@ class _SmallMatrices:
         nothing when it is left out: s_i = 0.
 
         Returns:
-            The directions as columns, the s_i as columns, and the r_i.
+            The directions, the s_i and the r_i, one column a set.
         """
         columns = self.factor[:, chosen].movedim(0, 1)
         left, singular, right = torch.linalg.svd(columns, full_matrices=False)

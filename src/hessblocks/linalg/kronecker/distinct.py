@@ -29,7 +29,7 @@ def distinct(term: KroneckerTerm) -> KroneckerTerm:
     """The same sum with one product for each distinct pair of vectors, where at least half are spared.
 
     Returns:
-        A term with fewer products, or `term` itself.
+        The term with merged tokens, or the given one where merging does not pay.
 
     Cost: one pass over the vectors to find equal ones; N R W additions where they are merged.
     """

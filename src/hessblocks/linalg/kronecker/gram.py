@@ -67,7 +67,7 @@ def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int
     A term with itself is cut at least in three, so that half of the pairs of chunks can be left out.
 
     Returns:
-        At least one token.
+        Tokens, at least one.
     """
     numbers = memory_limit // first.row.element_size()
     _, R, _, W = first.sizes
@@ -154,7 +154,7 @@ def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
     otherwise the vector of each runs through the matrix of the other.
 
     Returns:
-        Σ of the entrywise products of both matrices.
+        The inner product, of the scaled terms.
     """
     rows_meet = first.row_swapped == second.row_swapped
     columns_meet = first.column_swapped == second.column_swapped

@@ -164,7 +164,7 @@ class KroneckerSum(ExactOperator):
         """The exact Frobenius norm, by Gram matrices or by assembling, whichever costs less.
 
         Returns:
-            ‖A‖_F ≥ 0.
+            The norm; 0 for a sum without terms.
 
         Cost: N² (P + T + R W) or N P T R W multiplications; the assembled matrix is never held
         whole beyond the memory limit.

@@ -89,7 +89,7 @@ class KroneckerTerm:
         Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens.
 
         Returns:
-            A term with as many tokens as the row vectors are long, or this one where it has no more.
+            The shorter term, or this one where it has no more tokens than row entries.
         """
         P, _, _, _ = self.sizes
         if not self.matrices.shared or self.tokens <= P:
@@ -115,7 +115,7 @@ class KroneckerTerm:
         """Every entry, (row outer, row inner, column outer, column inner).
 
         Returns:
-            The matrix, its rows and columns each in two axes.
+            The entries; reshaped to two axes they are the matrix.
 
         Cost: N P T R W multiplications; half as many for each symmetric factor.
         """

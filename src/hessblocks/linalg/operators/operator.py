@@ -23,7 +23,7 @@ def as_curvlinops(operator: LinearOperator) -> PyTorchLinearOperator:
     """Wrap an operator as a curvlinops one; see `LinearOperator.to_curvlinops`.
 
     Returns:
-        An operator of curvlinops with the same products.
+        An operator with the same products and adjoint.
 
     Raises:
         RunError: curvlinops is not installed.
@@ -105,7 +105,7 @@ class LinearOperator(abc.ABC):
         """Multiply a vector (N,) or columns (N, K).
 
         Returns:
-            (M,) or (M, K).
+            The product, (M,) or (M, K).
 
         Raises:
             ArgumentError: no tensor, or one of the wrong shape, dtype or device.
@@ -162,7 +162,7 @@ class LinearOperator(abc.ABC):
         """The same operator for curvlinops' estimators (`xtrace`, spectra and others).
 
         Returns:
-            An operator of curvlinops with the same products.
+            An operator with the same products and adjoint.
 
         Raises:
             RunError: curvlinops is not installed.

@@ -102,7 +102,7 @@ def lanczos_quadrature(
     weight 0.
 
     Returns:
-        Nodes and weights, a row for each probe.
+        Nodes and weights, float64 on the CPU.
     """
     dtype = working_dtype(op.dtype)
     count = probes.shape[1]

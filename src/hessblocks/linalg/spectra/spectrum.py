@@ -65,7 +65,7 @@ class Spectrum:
             points: of the grid, over all nodes and four standard deviations more.
 
         Returns:
-            The spectrum with its density and error band on a grid.
+            The spectrum with its density on a grid over all nodes.
 
         Raises:
             ArgumentError: a broadening that is not positive.

@@ -32,7 +32,7 @@ def checked_layer(
     """The layer, its weights stacked by head; see `attention_hessian` for the arguments.
 
     Returns:
-        The layer, checked.
+        The layer, whose `parameters` are the given weights and gains.
 
     Raises:
         ArgumentError: weights, mask or gains that do not fit.
@@ -157,7 +157,7 @@ def check_weight(
         like: the input.
 
     Returns:
-        The weight, cut from any graph.
+        The weight without graph, one head more axis where there was none.
 
     Raises:
         ArgumentError: wrong kind, dtype, device, shape, or entries that are not finite.

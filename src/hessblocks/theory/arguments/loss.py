@@ -25,7 +25,7 @@ def checked_loss(
     """Gradient (B, L, O) and curvature of each token; see `attention_hessian` for the arguments.
 
     Returns:
-        (∂ℓ/∂F, ∂²ℓ/∂F²).
+        The gradient with its batch axis, and Λ of each token or of all.
 
     Raises:
         ArgumentError: arguments that do not fit, or too many or few of them.
@@ -85,7 +85,7 @@ def check_per_token(
         like: the input.
 
     Returns:
-        The tensor with its batch axis.
+        The tensor without graph, with its batch axis.
 
     Raises:
         ArgumentError: wrong kind, dtype, device, shape, or entries that are not finite.
@@ -105,7 +105,7 @@ def check_curvature(matrix: Float[Tensor, "B L O O"]) -> TokenCurvature:
     """A symmetric Λ for each token, (B, L, O, O), and whether it is positive semi-definite.
 
     Returns:
-        Λ and what is known of it.
+        Λ, one matrix a token, N = B·L.
 
     Raises:
         ArgumentError: a matrix is not symmetric.

@@ -21,7 +21,7 @@ def check_input(x: Float[Tensor, "... L D"]) -> Float[Tensor, "B L D"]:
     """The input as (B, L, D).
 
     Returns:
-        The input, cut from any graph.
+        The input without graph, with its batch axis.
 
     Raises:
         ArgumentError: not a tensor of two or three axes in single or double precision, empty, or not
@@ -57,7 +57,7 @@ def check_tensor(
     """A finite tensor with the dtype and device of the input, cut from any graph.
 
     Returns:
-        The tensor, unchanged but for its graph.
+        The tensor without graph.
 
     Raises:
         ArgumentError: it is not.
@@ -120,7 +120,7 @@ def check_gains(
     """Gains of shaped attention as {alpha, beta, gamma: (H,)}; empty for None.
 
     Returns:
-        The gains, one number a head.
+        One number a head under each name.
 
     Raises:
         ArgumentError: not three, or not one number (a head) each, or not finite.

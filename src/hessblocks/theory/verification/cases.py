@@ -121,7 +121,7 @@ def arguments(
         seed: of the random numbers, the same on every device.
 
     Returns:
-        Keyword arguments.
+        Keyword arguments, the weights stacked by head.
     """
     generator = torch.Generator().manual_seed(seed)
 

@@ -55,7 +55,7 @@ def attention_output(
         parameters: weights by group name; groups that are absent are identities.
 
     Returns:
-        The output of every token.
+        The output at every token.
     """
     x = arguments["x"]
     one_matrix = "query_key" in parameters

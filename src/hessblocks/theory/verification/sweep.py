@@ -88,7 +88,7 @@ def compare(
         bound: largest accepted error.
 
     Returns:
-        One check for each block and part.
+        One row for each block on or above the diagonal, and part.
     """
     lengths = [sum(p.length for p in hessian.layer.pieces(group)) for group in hessian.groups]
     ends = torch.tensor([0, *lengths]).cumsum(0).tolist()
