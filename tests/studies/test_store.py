@@ -91,17 +91,16 @@ with held(Path(sys.argv[1])):
 
 
 def test_a_second_command_is_refused_and_a_dead_one_is_no_hindrance(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunError, match=f"in use by process {holder.pid} on"), opened(tmp_path):
-            pass
-    finally:
-        holder.kill()
-        holder.wait()
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            in_use = f"in use by process {holder.pid} on"
+            with pytest.raises(RunError, match=in_use), opened(tmp_path):
+                pass
+        finally:
+            holder.kill()
     with opened(tmp_path) as store:
         assert len(store) == 0
 
