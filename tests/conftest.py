@@ -28,5 +28,6 @@ def _shapes(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test of bad input meets the errors of the package itself, not those of the checker."""
     exempt = request.node.get_closest_marker("bad_input") is not None
     jaxtyping.config.update("jaxtyping_disable", exempt)
+    shape_checks.CALLS.clear()
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

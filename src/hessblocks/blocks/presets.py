@@ -142,6 +142,9 @@ def preset(name: str, **fields: Any) -> BlockConfig:
 def summary(name: str) -> str:
     """What a preset is, in one line.
 
+    Returns:
+        Words without the name.
+
     Raises:
         ArgumentError: unknown preset.
     """

@@ -116,6 +116,9 @@ def combine_columns(
         groups: rows and columns, by name.
         columns: one for each group, in the same order, each with all rows.
         part: one that the columns hold.
+
+    Returns:
+        The map of that part.
     """
     names = tuple(groups)
     exact = torch.tensor([column.exact for column in columns])
@@ -142,6 +145,9 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
 
     Args:
         norms: of the groups' own blocks.
+
+    Returns:
+        The ratio with its standard error, and the groups at both ends.
     """
     found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     zero_groups = tuple(name for name, norm in norms.items() if norm.value <= 0)
@@ -175,6 +181,9 @@ def _off_diagonal_share(squares: Sequence[Tensor], exact: Tensor) -> Estimate:
 
     Column j measures the blocks (i, j) and, by symmetry, (j, i) with weight one half each; an exact
     column replaces what others measured of its blocks. Within a column, all blocks share probes.
+
+    Returns:
+        The share, 0 where everything is 0.
     """
     own, others = [], []
     for j, column in enumerate(squares):

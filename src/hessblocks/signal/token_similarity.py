@@ -31,6 +31,9 @@ def token_signal(x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]) -> TokenS
 
     Kurtosis is that of the root mean squares s_j of the entries j over tokens, mean(s⁴) / mean(s²)².
 
+    Returns:
+        The measured values of this layer.
+
     Source: token similarity and rank as in Dong et al. (2021); kurtosis as in He et al. (2024),
         arXiv 2405.19279, equation 2.
     """

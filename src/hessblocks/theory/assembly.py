@@ -57,6 +57,9 @@ def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> F
         product: of the same layer in the one matrix W_Q W_Kᵀ.
         part: outer, functional or full.
 
+    Returns:
+        The matrix, symmetric to rounding.
+
     Cost: N D² (D² / 4 + X) multiplications for the blocks of W, X the parameters of the other groups,
         then K D² (D² + X) for each contraction.
     """
@@ -80,6 +83,9 @@ def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
 
     Where all tokens share Λ, that of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2, whose second factor
     is symmetric.
+
+    Returns:
+        Rows of the other group, columns of W.
     """
     curvature = product.curvature
     if row != "value" or part == "functional" or not curvature.shared:

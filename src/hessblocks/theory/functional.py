@@ -48,6 +48,9 @@ def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
         head: the head.
         row: name of the row group.
         column: name of the column group.
+
+    Returns:
+        Terms whose sum is the block.
     """
     row, column = ("query" if name == "query_key" else name for name in (row, column))
     if (row, column) in _BLOCKS:

@@ -99,6 +99,12 @@ class AttentionHessian:
     def dense(self, part: Part = "full") -> Float[Tensor, "P P"]:
         """The whole matrix, assembled; groups in the order of `groups`, each flattened row by row.
 
+        Returns:
+            The matrix, in the dtype of the input.
+
+        Raises:
+            ArgumentError: an unknown part.
+
         Cost: N K² D² multiplications and as many numbers as the matrix has.
         """
         if part not in PARTS:
@@ -111,6 +117,9 @@ class AttentionHessian:
         """The Hessian of the same layer in one matrix, the product W_Q W_Kᵀ, instead of W_Q and W_K.
 
         One head; the group is called query_key, and the scores keep their scale.
+
+        Returns:
+            A Hessian with the group query_key in the place of query and key.
         """
         assert self.layer.key is not None
         assert len(self.layer.query) == 1

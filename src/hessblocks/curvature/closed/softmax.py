@@ -35,6 +35,9 @@ def attention(
         is_causal: whether a token attends to none after it.
         scale: of the scores; 1/√width by default.
         enable_gqa: whether several query heads share a key head.
+
+    Returns:
+        (..., heads, tokens, value width); NotImplemented where the call is left to torch.
     """
     if dropout_p > 0:
         return NotImplemented

@@ -58,6 +58,9 @@ def token_derivatives(
         memory_limit: four times the bytes of the Jacobians that are made together; the rest is for the
             hidden layers behind them.
 
+    Returns:
+        g, a factor of Λ_o, and Λ_f of each token.
+
     Cost: min(C, D) passes of the network a token for J, and about D gradient passes for Λ_f unless it
         is zero; tokens are taken together as long as their Jacobians stay within the limit.
     """
@@ -92,6 +95,9 @@ def _value_and_jacobian(
 
     `basis` is one for all tokens, so that layers before the first nonlinearity, seen from the logits, are
     passed once and not once a token.
+
+    Returns:
+        The logits (C,) and the Jacobian.
     """
     if len(basis) >= len(a):
         return function(a), jacfwd(function)(a)

@@ -39,6 +39,9 @@ def exact_norms(
         loss: cross-entropy or squares (mean over labelled tokens, and over classes).
         groups: among query, key, value, projection.
 
+    Returns:
+        Exact estimates by group and part.
+
     Raises:
         ArgumentError: an unknown loss, or a model that the closed form does not cover.
     """
@@ -64,6 +67,9 @@ def _squares(found: LastAttention, labels: Tensor, valid: Tensor) -> TokenDeriva
     """The squared loss against one-hot targets, with a linear map M behind the attention.
 
     With f = M a the logits of n tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC) MᵀM.
+
+    Returns:
+        g and a factor of Λ at the labelled tokens; there is no Λ_f.
     """
     attended = found.attended[valid]
     sides = tuple(side[valid] for side in found.sides)

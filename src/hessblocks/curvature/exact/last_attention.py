@@ -55,6 +55,9 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
         model: a hessblocks model or a Hugging Face GPT-2 with a language-model head.
         batch: inputs, with an attention mask where there is padding.
 
+    Returns:
+        The sub-block, and what follows it as a function of one token.
+
     Raises:
         ArgumentError: a model that is not known, or parts that the closed form does not cover.
     """

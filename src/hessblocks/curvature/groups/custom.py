@@ -24,6 +24,9 @@ def select_groups(
 ) -> dict[str, ParameterGroup]:
     """The groups whose names match one of the shell-style patterns (`layers.*.attention.query`).
 
+    Returns:
+        The chosen groups in their old order.
+
     Raises:
         ArgumentError: a pattern matches nothing; near names are listed.
     """

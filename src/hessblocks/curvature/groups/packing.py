@@ -81,6 +81,9 @@ def _repeated(length: int, heads: Heads, *, blocks: int) -> list[Piece]:
 def heads_of(config: Any) -> Heads:
     """Read the heads from a Hugging Face configuration.
 
+    Returns:
+        Counts of heads and of key-value heads.
+
     Raises:
         ArgumentError: it does not say how many there are.
     """

@@ -183,6 +183,9 @@ def _count_owners(
 def plain_model(model: nn.Module) -> nn.Module:
     """The model itself, out of DistributedDataParallel and torch.compile (which has no second derivative).
 
+    Returns:
+        The innermost module.
+
     Raises:
         ArgumentError: its parameters are sharded over processes.
     """

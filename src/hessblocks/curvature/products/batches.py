@@ -71,6 +71,9 @@ def unpack(batch: Any, device: torch.device, *, number: int = 0) -> Batch:
         device: where the model is.
         number: its place in the set.
 
+    Returns:
+        The batch, labels apart.
+
     Raises:
         ArgumentError: none of these.
     """
@@ -94,6 +97,9 @@ def unpack(batch: Any, device: torch.device, *, number: int = 0) -> Batch:
 
 def unpack_all(batches: Iterable[Any], device: torch.device) -> list[Batch]:
     """All batches on the model's device; a single dict, or a single tensor, counts as one batch.
+
+    Returns:
+        The batches, numbered as they came.
 
     Raises:
         ArgumentError: there is none, or one of an unknown form.

@@ -163,6 +163,9 @@ class CallableLoss(BatchLoss):
     def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
         """See `BatchLoss`.
 
+        Returns:
+            Sum, gradient and curvature.
+
         Raises:
             ArgumentError: the function depends on the parameters by another way than the logits.
         """
@@ -225,6 +228,9 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
     """The next token at each position; the last position is ignored.
 
     Without labels, padding is neither predicted nor predicted from.
+
+    Returns:
+        One label a position.
     """
     if batch.labels is not None:
         return F.pad(batch.labels[:, 1:], (0, 1), value=IGNORED)
@@ -237,6 +243,9 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
 
 def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:
     """The batch's own labels.
+
+    Returns:
+        The labels, in whatever shape the batch has them.
 
     Raises:
         ArgumentError: it has none.

@@ -87,6 +87,9 @@ def make_plan(problem: Work) -> Plan:
         problem: its `memory_limit` bounds what is used besides model and data; where it is None, a
             quarter of the machine's memory does, and a callable loss's batches are left whole.
 
+    Returns:
+        The passes that fall to this process, and how they are worked on.
+
     Raises:
         ArgumentError: not even one row fits.
         RunError: the model is random even in evaluation mode.

@@ -136,6 +136,9 @@ class Problem:
             batch: one of `batches`, or a piece of it.
             parameters: all trainable parameters by name.
 
+        Returns:
+            The logits with their graph, and the batch's loss.
+
         Raises:
             RunError: the model returns no logits.
         """

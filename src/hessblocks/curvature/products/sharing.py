@@ -64,6 +64,9 @@ class Processes:
     def total(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Add up the shares of all processes, in place.
 
+        Returns:
+            The same tensor, which now holds the sum.
+
         Raises:
             RunError: another process failed.
         """
@@ -81,6 +84,9 @@ class Processes:
 
 def processes(shard: str | None) -> Processes:
     """This process's place in the default process group.
+
+    Returns:
+        The place, or a process alone where nothing is shared.
 
     Raises:
         ArgumentError: an unknown way to share, or no process group.

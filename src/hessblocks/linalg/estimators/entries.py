@@ -57,6 +57,9 @@ class EntryMoments:
 
         For symmetric A the covariance of w_i and w_j is A_ij², so that the variance of zᵀA z is
         2 Σ_i Var(w_i); for others that is a bound.
+
+        Returns:
+            The trace and its standard error.
         """
         variance = float(self._squares.double().sum()) / (self.count - 1)
         return float(self.mean.double().sum()), math.sqrt(

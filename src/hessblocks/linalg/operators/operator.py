@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 def as_curvlinops(operator: LinearOperator) -> PyTorchLinearOperator:
     """Wrap an operator as a curvlinops one; see `LinearOperator.to_curvlinops`.
 
+    Returns:
+        An operator with the same products and adjoint.
+
     Raises:
         RunError: curvlinops is not installed.
     """
@@ -101,6 +104,9 @@ class LinearOperator(abc.ABC):
     def __matmul__(self, vectors: Float[Tensor, "N ..."]) -> Float[Tensor, "M ..."]:
         """Multiply a vector (N,) or columns (N, K).
 
+        Returns:
+            The product, (M,) or (M, K).
+
         Raises:
             ArgumentError: no tensor, or one of the wrong shape, dtype or device.
         """
@@ -154,6 +160,9 @@ class LinearOperator(abc.ABC):
 
     def to_curvlinops(self) -> PyTorchLinearOperator:
         """The same operator for curvlinops' estimators (`xtrace`, spectra and others).
+
+        Returns:
+            An operator with the same products and adjoint.
 
         Raises:
             RunError: curvlinops is not installed.

@@ -100,6 +100,9 @@ def lanczos_quadrature(
 
     A probe whose Krylov space ends early keeps zero vectors from there on; its further nodes have
     weight 0.
+
+    Returns:
+        Nodes and weights, float64 on the CPU.
     """
     dtype = working_dtype(op.dtype)
     count = probes.shape[1]

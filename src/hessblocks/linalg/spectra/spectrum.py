@@ -64,6 +64,9 @@ class Spectrum:
             broadening: see `spectral_density`.
             points: of the grid, over all nodes and four standard deviations more.
 
+        Returns:
+            The spectrum with its density on a grid over all nodes.
+
         Raises:
             ArgumentError: a broadening that is not positive.
         """

@@ -86,6 +86,9 @@ def compare(
         hessian: the closed form.
         reference: {part: dense matrix} with the groups in the same order.
         bound: largest accepted error.
+
+    Returns:
+        One row for each block on or above the diagonal, and part.
     """
     lengths = [sum(p.length for p in hessian.layer.pieces(group)) for group in hessian.groups]
     ends = torch.tensor([0, *lengths]).cumsum(0).tolist()
