@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import BlockGrid, BoundedCache, ExactOperator, KroneckerSum, KroneckerTerm
 from hessblocks.theory.assembly import assembled_through_product, pays_off
 from hessblocks.theory.functional import functional_terms
@@ -80,8 +80,7 @@ class AttentionHessian:
         Raises:
             ArgumentError: an unknown group, part or head.
         """
-        if part not in PARTS:
-            raise unknown_name("part", part, PARTS)
+        check_name("part", part, PARTS)
         heads = _pair(head)
         rows = self._pieces(row, heads[0])
         columns = self._pieces(column, heads[1])
@@ -91,8 +90,7 @@ class AttentionHessian:
 
     def whole(self, part: Part = "full") -> ExactOperator:
         """The Hessian of all groups together, in the order of `groups`."""
-        if part not in PARTS:
-            raise unknown_name("part", part, PARTS)
+        check_name("part", part, PARTS)
         pieces = [piece for group in self.groups for piece in self._pieces(group, None)]
         return self._grid(pieces, pieces, part)
 
@@ -107,8 +105,7 @@ class AttentionHessian:
 
         Cost: N K² D² multiplications and as many numbers as the matrix has.
         """
-        if part not in PARTS:
-            raise unknown_name("part", part, PARTS)
+        check_name("part", part, PARTS)
         if pays_off(self.layer):
             return assembled_through_product(self, self.in_product(), part)
         return self.whole(part).dense()
@@ -180,8 +177,7 @@ class AttentionHessian:
         return self._heads[head]
 
     def _pieces(self, group: str, head: int | None) -> list[Piece]:
-        if group not in self.groups:
-            raise unknown_name("group", group, self.groups)
+        check_name("group", group, self.groups)
         pieces = self.layer.pieces(group)
         if head is None:
             return pieces
@@ -260,11 +256,8 @@ class AttentionHessian:
             return curvature
         sequences = self.layer.x.shape[0]
         kept = curvature.numbers.unflatten(0, (sequences, -1))[:, self._positions].flatten(0, 1)
-        if curvature.factor is None:
-            return TokenCurvature(
-                matrix=kept, positive_semidefinite=curvature.positive_semidefinite
-            )
-        return TokenCurvature(factor=kept)
+        held = "matrix" if curvature.factor is None else "factor"
+        return replace(curvature, **{held: kept})
 
 
 def _pair(head: int | tuple[int, int] | None) -> tuple[int | None, int | None]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.exact.behind_attention import TokenNetwork
 from hessblocks.curvature.products import Batch, evaluation_mode
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.theory import AttentionLayer
 
 
@@ -62,8 +62,7 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
         ArgumentError: a model that is not known, or parts that the closed form does not cover.
     """
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
-    if kind not in _TAKERS:
-        raise unknown_name("model: closed-form attention curvature of", kind, _TAKERS)
+    check_name("model: closed-form attention curvature of", kind, _TAKERS)
     if not hasattr(model, "lm_head"):
         raise ArgumentError(
             f"model: expected a language model with a head, got {type(model).__name__}; "
