@@ -199,8 +199,7 @@ class AttentionHessian:
         )
 
     def _piece_block(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
-        make = self._make_full if part == "full" else self._make_part
-        return self._blocks.get((row, column, part), lambda: make(row, column, part))
+        return self._blocks.get((row, column, part), lambda: self._make(row, column, part))
 
     def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:
         """The norm of a block, remembered longer than the block itself."""
@@ -211,21 +210,17 @@ class AttentionHessian:
             self._norms[key] = self._piece_block(row, column, part).frobenius_norm()
         return self._norms[key]
 
-    def _make_full(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
-        """H_o + H_f; H_o itself where H_f is zero."""
-        outer = self._piece_block(row, column, "outer")
-        functional = self._piece_block(row, column, "functional")
-        if not functional.terms:
-            return outer
-        return self._operator([*outer.terms, *functional.terms], row, column, part)
-
-    def _make_part(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
-        terms = self._outer.terms if part == "outer" else self._functional_terms
-        return self._operator(terms(row, column), row, column, part)
-
-    def _operator(
-        self, terms: list[KroneckerTerm], row: Piece, column: Piece, part: Part
-    ) -> KroneckerSum:
+    def _make(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
+        """One part, or H_o + H_f; H_o itself where H_f is zero."""
+        if part == "full":
+            outer = self._piece_block(row, column, "outer")
+            functional = self._piece_block(row, column, "functional")
+            if not functional.terms:
+                return outer
+            terms = [*outer.terms, *functional.terms]
+        else:
+            terms_of = self._outer.terms if part == "outer" else self._functional_terms
+            terms = terms_of(row, column)
         return KroneckerSum(
             terms,
             row_shape=row.shape,

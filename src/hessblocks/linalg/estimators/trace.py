@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.linalg.estimators.entries import EntryMoments
+from hessblocks.linalg.estimators.diagonal import EntryMoments
 from hessblocks.linalg.estimators.estimates import Estimate
 from hessblocks.linalg.estimators.probes import (
     Probes,
