@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from itertools import combinations_with_replacement, product
 
 import torch
 from jaxtyping import Float
@@ -59,9 +60,6 @@ class AttentionHessian:
         self._norms: dict[tuple[Piece, Piece, Part], float] = {}
         self._blocks: BoundedCache[KroneckerSum] = BoundedCache(layer.memory_limit)
         self.curvature = self._restricted(curvature)
-        self._functional_curvature = (
-            None if functional_curvature is None else self._restricted(functional_curvature)
-        )
 
     def block(
         self, row: str, column: str, part: Part = "full", head: int | tuple[int, int] | None = None
@@ -143,11 +141,10 @@ class AttentionHessian:
             {(row, column, part): norm}; blocks below the diagonal repeat those above.
         """
         out: dict[tuple[str, str, Part], float] = {}
-        for i, row in enumerate(self.groups):
-            for column in self.groups[i:]:
-                for part in PARTS:
-                    norm = self.block(row, column, part, head).frobenius_norm()
-                    out[row, column, part] = out[column, row, part] = norm
+        pairs = combinations_with_replacement(self.groups, 2)
+        for (row, column), part in product(pairs, PARTS):
+            norm = self.block(row, column, part, head).frobenius_norm()
+            out[row, column, part] = out[column, row, part] = norm
         return out
 
     @cached_property
@@ -166,11 +163,11 @@ class AttentionHessian:
 
     @cached_property
     def _functional_outer(self) -> OuterPart | None:
-        if self._functional_curvature is None:
+        given = self._given[1]
+        if given is None:
             return None
-        return OuterPart(
-            self._heads, self._functional_curvature, memory_limit=self.layer.memory_limit
-        )
+        curvature = self._restricted(given)
+        return OuterPart(self._heads, curvature, memory_limit=self.layer.memory_limit)
 
     def head_tokens(self, head: int) -> HeadTokens:
         """What one head knows about each token that enters the loss."""
