@@ -37,6 +37,11 @@ def found(case: Case, shard: str | None) -> dict[str, Any]:
     }
 
 
+def uneven(batches: list[Any], rank: int) -> list[Any]:
+    """All but the last batch for one process, the last for the other."""
+    return batches[:-1] if rank == 0 else batches[-1:]
+
+
 def reductions(case: Case, shard: str) -> int:
     """All-reduces of one product with several vectors."""
     group = parameter_groups(case.model)[GROUP]
@@ -83,6 +88,15 @@ def main(out: Path) -> None:
         "passes": len(problem.plan.passes),
         "reductions": {shard: reductions(case, shard) for shard in ("batches", "vectors")},
     }
+    rank = dist.get_rank()
+    own = Case(model=case.model, batches=uneven(case.batches, rank), loss=case.loss)
+    results["own"] = found(own, "own")
+    results["data"] = error_of(lambda: Problem(case.model, own.batches, shard="batches"))
+    other = CASES["pre-ln"]()
+    if rank:
+        with torch.no_grad():
+            next(other.model.parameters()).mul_(2)
+    results["weights"] = error_of(lambda: Problem(other.model, case.batches, shard="vectors"))
     failures = [None, None]
     dist.all_gather_object(failures, one_fails(CASES["pre-ln"]()))
     results["failures"] = failures

@@ -127,7 +127,7 @@ def test_a_damaged_table_is_named(corpus: Corpus, tmp_path: Path) -> None:
     complete(corpus, tmp_path / "out")
     path = tmp_path / "out" / "runs" / "sas-p-seed0" / "results.csv"
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(RunError, match=r"results.csv: damaged; remove it"):
+    with pytest.raises(RunError, match=r"results.csv, line \d+: .*; mend or remove it"):
         complete(corpus, tmp_path / "out")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.columns import norm_of, probe_squares
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.products import Problem
+from hessblocks.curvature.products import Problem, check_groups
 from hessblocks.linalg import Estimate
 
 
@@ -36,10 +36,11 @@ def group_norms(
         Estimates by group name and part.
 
     Raises:
-        ArgumentError: too few probes.
+        ArgumentError: too few probes, no groups, or groups of another model.
 
     Cost: about one gradient a probe for a group of the first layer, less further up.
     """
+    check_groups(problem, groups)
     found = {}
     for name, group in groups.items():
         squares = probe_squares(

@@ -16,8 +16,8 @@ from torch import Tensor
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.columns import ColumnSquares, column_squares, norm_of
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.products import Problem
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.curvature.products import Problem, check_groups
+from hessblocks.errors import unknown_name
 from hessblocks.linalg import Estimate, student_factor
 from hessblocks.statistics import Heterogeneity, ends
 
@@ -98,8 +98,7 @@ def curvature_map(
     """
     if part not in PARTS:
         raise unknown_name("part", part, PARTS)
-    if not groups:
-        raise ArgumentError("groups: expected at least one group, got none")
+    check_groups(problem, groups)
     columns = [
         column_squares(problem, groups, name, parts=[part], probes=probes, seed=seed)
         for name in groups

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,9 @@ def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
     Args:
         texts: documents.
         characters: how long they are together.
+
+    Returns:
+        The pieces that remain, in order.
     """
     step = max(1, -(-characters // LEARNING_CHARACTERS))
     pieces = (piece for text in texts for piece in pieces_of(text))
@@ -76,17 +79,55 @@ def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
 
 def pieces_of(text: str) -> Iterator[str]:
     """The text in pieces of about a million characters, cut at line ends where there are any."""
+    return (piece for piece, _ in _marked(text))
+
+
+def _marked(text: str) -> Iterator[tuple[str, bool]]:
+    """Each piece and whether it is the last."""
     start = 0
     while len(text) - start > _CHUNK:
         cut = text.rfind("\n", start, start + _CHUNK) + 1 or start + _CHUNK
-        yield text[start:cut]
+        yield text[start:cut], False
         start = cut
-    yield text[start:]
+    yield text[start:], True
 
 
 def token_type(vocabulary: int) -> np.dtype[Any]:
     """The smallest unsigned type that holds every token."""
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+
+
+def write_corpus(
+    folder: Path,
+    texts: Mapping[str, Sequence[str]],
+    vocabulary: int,
+    special: Sequence[str] = (END_OF_TEXT,),
+) -> dict[str, Any]:
+    """Learn the encoding from the training split and write every split.
+
+    Args:
+        folder: gets tokenizer.json and a file `<split>.bin` for each split.
+        texts: documents of each split, train among them.
+        vocabulary: most entries.
+        special: as `learn_encoding` takes it.
+
+    Returns:
+        What was made: vocabulary, and documents, characters and tokens of each split.
+    """
+    train = texts["train"]
+    encoding = learn_encoding(thinned(train, sum(map(len, train))), vocabulary, special)
+    encoding.save(str(folder / "tokenizer.json"), pretty=False)
+    return {
+        "vocabulary": encoding.get_vocab_size(),
+        "splits": {
+            split: {
+                "documents": len(documents),
+                "characters": sum(map(len, documents)),
+                "tokens": write_tokens(documents, encoding, folder / f"{split}.bin"),
+            }
+            for split, documents in texts.items()
+        },
+    }
 
 
 def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
@@ -105,7 +146,7 @@ def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
     """
     kind = token_type(encoding.get_vocab_size())
     end = encoding.token_to_id(END_OF_TEXT)
-    pieces = ((piece, last) for text in texts for piece, last in _marked(pieces_of(text)))
+    pieces = (marked for text in texts for marked in _marked(text))
     written = 0
     with path.open("wb") as file:
         while batch := list(itertools.islice(pieces, _BATCH)):
@@ -117,14 +158,3 @@ def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
                 np.asarray(ids, dtype=kind).tofile(file)
                 written += len(ids)
     return written
-
-
-def _marked(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Each piece and whether it is the last."""
-    before: str | None = None
-    for piece in pieces:
-        if before is not None:
-            yield before, False
-        before = piece
-    if before is not None:
-        yield before, True

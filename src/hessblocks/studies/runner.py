@@ -150,6 +150,9 @@ def measure_study(
         where: measures.
         reporter: told of every point.
 
+    Returns:
+        The study with all its rows.
+
     Raises:
         RunError: another process holds the folder, a newer version wrote it, or a point failed.
     """

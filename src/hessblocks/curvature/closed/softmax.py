@@ -13,6 +13,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from hessblocks.curvature.closed.watch import note_derivative
+
 
 def attention(
     query: Float[Tensor, "... heads tokens width"],
@@ -69,6 +71,7 @@ class _Forwards(Function):
         (shares,) = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return torch._softmax_backward_data(cotangents[0], shares, -1, shares.dtype), None
+        note_derivative()
         return _Backwards.apply(cotangents[0], shares), None
 
 

@@ -44,8 +44,8 @@ class BatchLoss(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def valid(self) -> int:
-        """Rows that count: valid tokens, labelled rows or target entries."""
+    def valid(self) -> float:
+        """What counts in the mean: valid tokens, labelled rows or target entries."""
 
     @abc.abstractmethod
     def total(self, logits: Float[Tensor, "..."]) -> float:
@@ -258,6 +258,7 @@ def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:
 LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {
     "causal-lm": lambda batch: CrossEntropy(causal_targets(batch)),
     "masked-lm": lambda batch: CrossEntropy(given_labels(batch)),
+    "seq2seq": lambda batch: CrossEntropy(given_labels(batch)),
     "classification": lambda batch: CrossEntropy(given_labels(batch)),
     "regression": lambda batch: SquaredError(given_labels(batch)),
 }

@@ -68,7 +68,9 @@ def extreme_eigenvalues(
     """
     check_square("extreme_eigenvalues", op, symmetric=True)
     check_name("extreme_eigenvalues: which", which, get_args(Which))
-    check_probes("extreme_eigenvalues: count", count, at_least=1, probe_chunk=probe_chunk)
+    if count < 1:
+        raise ArgumentError(f"count: expected at least 1 eigenvalue at each end, got {count}")
+    check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk)
     share = math.sqrt(torch.finfo(working_dtype(op.dtype)).eps) if tolerance is None else tolerance
     found = find_extremes(
         op,

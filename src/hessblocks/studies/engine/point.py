@@ -117,7 +117,8 @@ def _taken(kind: type[S], left: dict[str, object]) -> S:
         group = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
         if group is None:
             value = left.pop(name, None)
-            if not isinstance(value, hint | int if hint is float else hint):
+            allowed = hint | int if hint is float else hint
+            if not isinstance(value, allowed) or (type(value) is bool and hint in (int, float)):
                 raise RunError(f"{kind.__name__}.{name}: expected {hint}, got {value!r}.")
             found[name] = value
         elif group is hint or {one.name for one in fields(group)} & set(left):

@@ -134,6 +134,9 @@ def opened(folder: Path) -> Iterator[Store]:
 def read(folder: Path) -> Store:
     """The store of `folder` as it stands, not held; damaged lines are passed over.
 
+    Returns:
+        The store, to look at only.
+
     Raises:
         RunError: a newer version wrote it, or it cannot be read.
     """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hessblocks.figures import Series, mean_and_error
+from hessblocks.figures import Series
+from hessblocks.statistics import mean_and_error
 from hessblocks.studies.engine import Rows
 
 Place = tuple[float, float, float]

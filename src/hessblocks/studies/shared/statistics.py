@@ -52,6 +52,9 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
     Args:
         x: at least three values.
         y: as many.
+
+    Returns:
+        The coefficient, and how probable one as far from 0 is by chance.
     """
     found = stats.spearmanr(x, y)
     value, probability = float(found.statistic), float(found.pvalue)

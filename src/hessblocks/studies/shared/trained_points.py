@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel
 
 from hessblocks.data import Corpus
 from hessblocks.models import build
-from hessblocks.quiet import quiet
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Measure, Scale, Study
 from hessblocks.studies.shared.texts import TextSize, text_of
 from hessblocks.studies.shared.variants import Sizes, make_block
 from hessblocks.training import (
-    ModelSettings,
+    Recorder,
     RunSettings,
-    RunTrainer,
-    TrainingSettings,
     make_trainer,
+    run_of_size,
+    validation_loss,
 )
 
 LOSS = "validation_loss"
 """Nats per token on held-out windows; empty where training diverged."""
 
-S = TypeVar("S")
 Observer = Callable[[nn.Module, int], list[Row]]
 """From the model and the step to rows of what is seen there."""
 
@@ -57,50 +48,21 @@ def train(
         Rows with step, tokens, quantity and value; a run whose loss is no longer a number ends there,
         with an empty last value.
     """
-    watch = _Watch(settings, observer)
-    with tempfile.TemporaryDirectory() as unused, quiet():
-        watch.trainer = make_trainer(model, settings, corpus, Path(unused), [watch], resumed=False)
-        watch.trainer.train()
-    return watch.rows
+    rows: list[Row] = []
 
+    def note(line: Mapping[str, Any]) -> None:
+        if not (found := validation_loss(line)):
+            return
+        step, loss = found
+        place: Row = {"step": step, "tokens": line["tokens"]}
+        rows.append({**place, "quantity": LOSS, "value": loss, "method": "measured"})
+        if observer and loss is not None:
+            rows.extend({**place, **row} for row in observer(model, step))
 
-class _Watch(TrainerCallback):
-    """Asks for validation losses, keeps them, and ends a run that diverged."""
-
-    trainer: RunTrainer
-    """Whose callback this is; set before training."""
-
-    def __init__(self, settings: RunSettings, observer: Observer | None) -> None:
-        self.settings = settings
-        self.observer = observer
-        self.rows: list[Row] = []
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        training = self.settings.training
-        last = state.global_step == training.steps
-        control.should_log = control.should_save = False
-        control.should_evaluate = last or state.global_step % training.evaluate_every == 0
-        if self.trainer.divergence:
-            control.should_evaluate = False
-            self.rows.append(self._loss(state.global_step, None))
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        loss, step = given["metrics"]["eval_loss"], state.global_step
-        self.rows.append(self._loss(step, loss if math.isfinite(loss) else None))
-        if self.observer and math.isfinite(loss):
-            seen = self.observer(given["model"], step)
-            self.rows += [{**self._place(step), **row} for row in seen]
-
-    def _loss(self, step: int, value: float | None) -> Row:
-        return {**self._place(step), "quantity": LOSS, "value": value, "method": "measured"}
-
-    def _place(self, step: int) -> Row:
-        each = self.settings.training.batch_size * self.settings.model.context
-        return {"step": step, "tokens": step * each}
+    with tempfile.TemporaryDirectory() as unused:
+        trainer = make_trainer(model, settings, corpus, Path(unused))
+        Recorder(settings, listener=note).record(trainer)
+    return rows
 
 
 TRAINED_COLUMNS = (
@@ -157,32 +119,18 @@ class TrainedSettings(BlockSettings):
     """adamw or sgd; None for adamw."""
 
 
-def every_run(
-    kind: Callable[..., S],
-    study: str,
-    variants: Iterable[str],
-    size: TextSize,
-    seeds: int,
-    **extra: object,
-) -> list[S]:
-    """One point for each variant and seed.
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Blocks that are trained alike."""
 
-    Args:
-        kind: dataclass of the points.
-        study: name of the study.
-        variants: names of blocks.
-        size: sizes of model and training.
-        seeds: how many.
-        **extra: further settings of `kind`.
-
-    Returns:
-        The points, all seeds of a variant together.
-    """
-    return [
-        kind(study=study, variant=variant, seed=seed, size=size, **extra)
-        for variant in variants
-        for seed in range(seeds)
-    ]
+    variants: Sequence[str]
+    """Names of the blocks."""
+    size: TextSize
+    """Sizes of model and training, and the text."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Further settings of the points."""
+    seeds: int | None = None
+    """How many, whatever is asked for; None for what is asked for."""
 
 
 def train_point(settings: TrainedSettings, observer: Observer | None = None) -> list[Row]:
@@ -204,25 +152,13 @@ def train_point(settings: TrainedSettings, observer: Observer | None = None) -> 
 
 def run_settings(settings: TrainedSettings) -> RunSettings:
     """How the model of a point is trained."""
-    training = TrainingSettings.chosen(
-        **_common(TrainingSettings, settings.size),
+    return run_of_size(
+        settings.size,
+        settings.variant,
+        settings.seed,
         optimiser=settings.optimiser or "adamw",
         schedule=settings.decay or "linear",
     )
-    return RunSettings(
-        preset=settings.variant,
-        seed=settings.seed,
-        model=ModelSettings(**_common(ModelSettings, settings.size)),
-        training=training,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-    )
-
-
-def _common(kind: type, size: TextSize) -> dict[str, Any]:
-    """What `size` says of the fields of a kind of settings."""
-    return {
-        field.name: getattr(size, field.name) for field in fields(kind) if hasattr(size, field.name)
-    }
 
 
 def make_model(settings: TrainedSettings) -> PreTrainedModel:
@@ -241,38 +177,45 @@ def make_model(settings: TrainedSettings) -> PreTrainedModel:
 def trained_study(
     name: str,
     *,
+    sweeps: Callable[[Scale], Sequence[Sweep]],
     kind: type[Any] = TrainedSettings,
-    variants: Sequence[str] = (),
+    seeds: Mapping[Scale, int] = SEEDS,
     measure: Measure[Any] = train_point,
-    size: Callable[[Scale], TextSize] = SIZES.__getitem__,
-    settings: Callable[[Scale, int | None], Sequence[Any]] | None = None,
+    columns: tuple[str, ...] = TRAINED_COLUMNS,
+    revision: int = TRAINED_REVISION,
     **about: Any,
 ) -> Study[Any]:
-    """A study of trained models: by default a point for each variant and seed, that keeps its losses.
+    """A study with a point for each variant, size and seed.
 
     Args:
         name: of the study.
-        kind: dataclass of its points.
-        variants: names in `variants.VARIANTS`.
-        measure: from settings to rows.
-        size: of each scale.
-        settings: the points, where they are not one for each variant and seed.
+        sweeps: variants and sizes of a scale.
+        kind: dataclass of the points.
+        seeds: of each scale.
+        measure: from settings to rows; by default the losses of a training.
+        columns: of results.csv.
+        revision: raised when equal settings give other numbers.
         **about: title, source, published and summarise of the `Study`.
 
     Returns:
-        The study.
+        The study; its points come sweep by sweep, all seeds of a variant together.
     """
 
-    def each(scale: Scale, seeds: int | None) -> list[TrainedSettings]:
-        return every_run(TrainedSettings, name, variants, size(scale), seeds or SEEDS[scale])
+    def settings(scale: Scale, count: int | None) -> list[Any]:
+        return [
+            kind(study=name, variant=variant, seed=seed, size=sweep.size, **sweep.settings)
+            for sweep in sweeps(scale)
+            for variant in sweep.variants
+            for seed in range(sweep.seeds or count or seeds[scale])
+        ]
 
     return Study(
         name=name,
         kind=kind,
-        settings=settings or each,
+        settings=settings,
         measure=measure,
-        columns=TRAINED_COLUMNS,
-        revision=TRAINED_REVISION,
+        columns=columns,
+        revision=revision,
         gpus=1,
         **about,
     )
