@@ -90,11 +90,18 @@ def _only_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _names_a_shape(hint: object, known: dict[str, Any]) -> bool:
     """Whether an annotation names a shape itself, or by a type of the module that does."""
-    text = hint if isinstance(hint, str) else repr(hint)
-    words = map(known.get, re.findall(r"[A-Z]\w+", text))
-    return bool(SHAPE.search(text)) or any(
-        SHAPE.search(repr(word)) for word in words if not inspect.isclass(word) and word is not None
+    shaped, words = _read(hint if isinstance(hint, str) else repr(hint))
+    return shaped or any(
+        _read(repr(word))[0]
+        for word in map(known.get, words)
+        if word is not None and not inspect.isclass(word)
     )
+
+
+@functools.cache
+def _read(text: str) -> tuple[bool, tuple[str, ...]]:
+    """Whether a text names a shape, and the names of types in it."""
+    return SHAPE.search(text) is not None, tuple(re.findall(r"[A-Z]\w+", text))
 
 
 CONTEXT = jaxtyping.jaxtyped("context")
