@@ -1,5 +1,7 @@
 """Every test runs on one thread, offline, with annotated shapes checked."""
 
+import functools
+import importlib
 import os
 from collections.abc import Iterator
 
@@ -14,6 +16,18 @@ from tests import shape_checks
 
 shape_checks.install()
 torch.set_num_threads(1)
+torch.set_warn_always(
+    True
+)  # or only the first test that meets one of torch's warnings would see it
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_commit() -> Iterator[None]:
+    """A file that is edited while the tests run makes no other environment."""
+    module = importlib.import_module("hessblocks.storage.environment")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_commit", functools.cache(module._commit))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
 
     Returns:
         The error, to be raised by the caller.
+
+    >>> print(unknown_name("preset", "sas-q", ["sas-p", "pre-ln"]))
+    preset: 'sas-q' is unknown; did you mean 'sas-p'? Known: sas-p, pre-ln.
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)

@@ -20,6 +20,9 @@ def rank_collapse(similarities: Sequence[float], *, above: float = COLLAPSED) ->
         The layer, counted from 0; None where the last layer still tells tokens apart.
 
     Source: rank collapse as in Dong et al. (2021), arXiv 2103.03404; the threshold is ours.
+
+    >>> rank_collapse([0.2, 0.995, 0.4, 0.995, 0.999])
+    3
     """
     collapsed = sum(1 for _ in takewhile(lambda one: one > above, reversed(similarities)))
     return len(similarities) - collapsed if collapsed else None

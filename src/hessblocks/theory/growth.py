@@ -52,7 +52,11 @@ class Powers:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """A block, a part, and the terms it is a sum of; no terms: it is zero."""
+    """A block, a part, and the terms it is a sum of; no terms: it is zero.
+
+    >>> Growth(row="key", column="key", part="outer", terms=(Powers(x=4), Powers(x=6)), source="").power("x")
+    4
+    """
 
     row: str
     """Row group."""

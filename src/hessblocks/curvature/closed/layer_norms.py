@@ -42,6 +42,9 @@ def spelled_layer_norm(
     """`torch.nn.functional.layer_norm` in single steps, differentiable as often as is asked.
 
     The third derivative of torch's own is wrong (torch 2.13: a Hessian through it is not symmetric).
+
+    Returns:
+        The normalised input, of its shape.
     """
     axes = tuple(range(-len(shape), 0))
     centred = x - x.mean(axes, keepdim=True)

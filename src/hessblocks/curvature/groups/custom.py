@@ -29,6 +29,9 @@ def select_groups(
 
     Raises:
         ArgumentError: a pattern matches nothing; near names are listed.
+
+    >>> list(select_groups(dict.fromkeys(["layers.0.mlp.in", "layers.1.mlp.in", "head"]), ["*.mlp.*"]))
+    ['layers.0.mlp.in', 'layers.1.mlp.in']
     """
     chosen: set[str] = set()
     for pattern in patterns:

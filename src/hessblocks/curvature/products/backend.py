@@ -52,7 +52,7 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
         closed_forms: whether activations, norms and softmax have their derivatives in closed form, two
             of them; else torch differentiates, as often as is asked.
 
-    Returns:
+    Yields:
         What the model was seen to do.
     """
     fused_allowed = torch.backends.cuda.flash_sdp_enabled()

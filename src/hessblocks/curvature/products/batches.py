@@ -120,6 +120,9 @@ def unpack_all(batches: Iterable[Any], device: torch.device) -> list[Batch]:
     Returns:
         The batches, numbered as they came.
 
+    Returns:
+        At least one batch.
+
     Raises:
         ArgumentError: there is none, or one of an unknown form.
     """

@@ -138,6 +138,9 @@ def default_limit(device: torch.device) -> int:
 def in_units(size: int) -> str:
     """Bytes as a person reads them.
 
+    Returns:
+        Three digits at most, with their unit.
+
     >>> in_units(60_000), in_units(1_500_000), in_units(24_000_000_000)
     ('60 kB', '1.5 MB', '24 GB')
     """

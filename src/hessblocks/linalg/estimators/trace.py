@@ -93,6 +93,10 @@ def trace(
 
     Source: Hutchinson (1990); Meyer, Musco, Musco and Woodruff (2021), algorithm 1; Epperly, Tropp
     and Webber (2024), algorithm 2.1.
+
+    >>> from hessblocks.linalg import DenseOperator
+    >>> print(trace(DenseOperator(torch.diag(torch.tensor([1.0, 2.0])))))
+    3 (exact)
     """
     check_name("trace: method", method, get_args(TraceMethod))
     check_square("trace", op)

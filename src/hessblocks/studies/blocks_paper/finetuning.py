@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hessblocks.data import TASKS, Task, load_docstrings, make_task
-from hessblocks.figures import Figure, Panel, Series
+from hessblocks.figures import Figure, Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.blocks_paper.masked_lm import (
@@ -254,14 +254,12 @@ def _panels(rows: Rows, found: Scores) -> tuple[Panel, ...]:
         ]
         places = [*per_task, finished(means(found)[block])]
         kept = [(float(x), *mean_and_error(v)) for x, v in enumerate(places) if v]
-        bars.append(curve(block, kept) if kept else Series(name=block, x=(), y=()))
-    panels = [
-        Panel(
-            title="accuracy", x_label="", y_label="accuracy (%)", kind="bars",
-            ticks=(*(_with_chance(rows, task) for task in names), "mean"), series=tuple(bars),
-        )
-    ]  # fmt: skip
-    return (*panels, *_speed_panel(rows, found))
+        bars.append(curve(block, kept))
+    scored = Panel(
+        title="accuracy", x_label="", y_label="accuracy (%)", kind="bars",
+        ticks=(*(_with_chance(rows, task) for task in names), "mean"), series=tuple(bars),
+    )  # fmt: skip
+    return (scored, *_speed_panel(rows, found))
 
 
 def _with_chance(rows: Rows, task: str) -> str:

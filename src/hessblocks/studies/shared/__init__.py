@@ -19,6 +19,7 @@ from hessblocks.studies.shared.gathering import (
 from hessblocks.studies.shared.growth_points import (
     GROUPS,
     DrawSettings,
+    GrowthSettings,
     Size,
     draws,
     growth_study,

@@ -148,6 +148,5 @@ def places_panel(
         series=tuple(
             curve(name, [(float(places.index(at)), *each[at]) for at in each], line=False)
             for name, each in values.items()
-            if each
         ),
     )
