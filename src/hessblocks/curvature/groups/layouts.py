@@ -39,6 +39,9 @@ def _rules(
             Those outside may stand in a base model. Without `head`, any of the usual names is one.
         packing: how heads lie in the fused weight.
         conv1d: whether weights are (inputs, outputs).
+
+    Returns:
+        Those of the layers and those outside, in the order in which they are tried.
     """
     rules = []
     for name, modules in {**groups, "head": groups.get("head", _HEAD)}.items():
