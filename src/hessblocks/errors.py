@@ -45,3 +45,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(match) for match in near)}?" if near else "."
     return ArgumentError(f"{kind}: {name!r} is unknown{hint} Known: {', '.join(names)}.")
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not among the known ones.
+
+    Raises:
+        ArgumentError: it is not; see `unknown_name`.
+    """
+    if name not in (names := list(known)):
+        raise unknown_name(kind, name, names)

@@ -17,7 +17,7 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.columns import ColumnSquares, column_squares, norm_of
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products import Problem, check_groups
-from hessblocks.errors import unknown_name
+from hessblocks.errors import check_name
 from hessblocks.linalg import Estimate, student_factor
 from hessblocks.statistics import Heterogeneity, ends
 
@@ -96,8 +96,7 @@ def curvature_map(
 
     Cost: about two gradients' time for each group and probe.
     """
-    if part not in PARTS:
-        raise unknown_name("part", part, PARTS)
+    check_name("part", part, PARTS)
     check_groups(problem, groups)
     columns = [
         column_squares(problem, groups, name, parts=[part], probes=probes, seed=seed)

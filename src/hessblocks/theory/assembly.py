@@ -13,14 +13,13 @@ P all parameters.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Protocol
 
 from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
-from hessblocks.linalg import ExactOperator, KroneckerTerm, TokenMatrices
+from hessblocks.linalg import ExactOperator, KroneckerTerm, TokenMatrices, slices
 from hessblocks.theory.functional import product_gradient
 from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
@@ -144,12 +143,8 @@ def _add_to_diagonals(query_key: Tensor, gradient: Tensor) -> None:
 def _placed(blocks: dict[tuple[str, str], Tensor], groups: tuple[str, ...]) -> Tensor:
     """The symmetric matrix with each block and its transpose in place."""
     lengths = [len(blocks[group, group]) for group in groups]
-    ends = list(accumulate(lengths))
-    places = {
-        group: slice(end - length, end)
-        for group, end, length in zip(groups, ends, lengths, strict=True)
-    }
-    out = blocks[groups[0], groups[0]].new_empty(ends[-1], ends[-1])
+    places = dict(zip(groups, slices(lengths), strict=True))
+    out = blocks[groups[0], groups[0]].new_empty(sum(lengths), sum(lengths))
     for (row, column), block in blocks.items():
         out[places[row], places[column]] = block
         if row != column:
