@@ -90,7 +90,6 @@ class _LargestIs(nn.Module):
                 "from hessblocks.blocks.parts import",
                 "from hessblocks.blocks.norms import MaxNorm\n",
             ),
-            ('    "MLP",\n', '    "MaxNorm",\n'),
         ),
     },
     proof="""
