@@ -10,6 +10,8 @@ import hessblocks as hb
 from hessblocks.curvature.products.passes import in_units
 from hessblocks.errors import ArgumentError
 
+pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+
 
 @pytest.fixture(scope="module")
 def asked() -> dict[str, Any]:

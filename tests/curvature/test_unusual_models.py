@@ -16,6 +16,7 @@ from hessblocks.errors import HessblocksError
 from tests.curvature.architectures import ARCHITECTURES, case_of
 
 POINTS, WIDTH = 7, 5
+pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 
 
 def spelled_norm(x: Tensor) -> Tensor:

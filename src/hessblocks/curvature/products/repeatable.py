@@ -43,8 +43,8 @@ def check_same(first: Float[Tensor, "*shape"], second: Float[Tensor, "*shape"]) 
     Raises:
         RunError: they differ by more than rounding.
     """
-    scale = float(first.abs().max())
-    change = float((first - second).abs().max())
+    scale = float(first.detach().abs().max())
+    change = float((first - second).detach().abs().max())
     if change > SAME * scale:
         raise RunError(
             f"curvature: two passes over the same row differ by {change:.2g} (largest logit {scale:.2g}) "
