@@ -12,6 +12,7 @@ from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder.checkpoints import save_model, writing
+from hessblocks.training.preparation import build_model
 from hessblocks.training.run import DamageWarning
 from tests.training.helpers import COMPARISON, MODEL, complete, files, numbers
 
@@ -103,7 +104,7 @@ def test_a_model_that_cannot_be_saved_leaves_the_one_before(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
-    model = MODEL.build("sas-p", corpus.vocab_size, seed=0)
+    model = build_model(MODEL, "sas-p", corpus.vocab_size, seed=0)
     with pytest.raises(RunError, match=r"--out: .* cannot be written \(No space left on device\)"):
         save_model(model, corpus, MODEL.context, folder)
     assert before

@@ -14,6 +14,7 @@ from hessblocks.progress import Progress
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
 from hessblocks.training.comparison import compare
+from hessblocks.training.preparation import build_model
 from hessblocks.training.trainer.divergence import Divergence, locate
 from hessblocks.training.trainer.recorder import DivergenceWarning
 from tests.training.helpers import COMPARISON, MODEL, TRAINING
@@ -23,7 +24,7 @@ NAME = "model.layers.1.mlp.output"
 
 @pytest.fixture
 def model(corpus: Corpus) -> nn.Module:
-    return MODEL.build("pre-ln", corpus.vocab_size, seed=0)
+    return build_model(MODEL, "pre-ln", corpus.vocab_size, seed=0)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
 from hessblocks.training import matching
 from hessblocks.training.comparison import compare
+from hessblocks.training.preparation import build_model
 from hessblocks.training.trainer.flops import update_flops
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
 
@@ -54,7 +55,7 @@ def rates(out: Path, preset: str) -> list[float]:
 @pytest.mark.parametrize("preset", ["pre-ln", "sas", "sas-p-no-norm", "modern"])
 def test_operations_are_those_of_a_model_that_computes(corpus: Corpus, preset: str) -> None:
     settings = replace(COMPARISON, presets=(preset,)).runs()[0]
-    model = MODEL.build(preset, corpus.vocab_size, seed=0)
+    model = build_model(MODEL, preset, corpus.vocab_size, seed=0)
     model.set_attn_implementation("eager")
     tokens = torch.zeros(TRAINING.batch_size, MODEL.context, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:

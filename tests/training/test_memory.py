@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hessblocks.settings.run_settings import RunSettings
+from hessblocks.training.preparation import build_model
 from hessblocks.training.trainer.memory import start_counting
 from tests.training.helpers import MODEL, TRAINING
 
@@ -14,7 +15,7 @@ from tests.training.helpers import MODEL, TRAINING
 def test_weights_gradients_and_averages_are_counted(optimiser: str, kept: int) -> None:
     training = replace(TRAINING, optimiser=optimiser)
     settings = RunSettings(preset="pre-ln", model=MODEL, training=training)
-    model = MODEL.build("pre-ln", 64, seed=0)
+    model = build_model(MODEL, "pre-ln", 64, seed=0)
     weights = sum(4 * p.numel() for p in model.parameters())
     one, four = (start_counting(model, settings, sequences) for sequences in (1, 4))
     assert start_counting(model, settings, 1) == one
@@ -26,7 +27,7 @@ def test_weights_gradients_and_averages_are_counted(optimiser: str, kept: int) -
 
 def test_counting_changes_no_random_number() -> None:
     settings = RunSettings(preset="sas", model=MODEL, training=TRAINING)
-    model = MODEL.build("sas", 64, seed=0)
+    model = build_model(MODEL, "sas", 64, seed=0)
     before = torch.get_rng_state()
     start_counting(model, settings, 2)
     assert torch.equal(torch.get_rng_state(), before)

@@ -22,6 +22,7 @@ import typer
 from hessblocks.settings import (
     AtLeast,
     ByOptimiser,
+    Kind,
     ObservationSettings,
     Prefix,
     TrainingSettings,
@@ -69,18 +70,18 @@ Training = Annotated[
 
 def taking(command: Callable[..., None]) -> Callable[..., None]:
     """A decorator that spells out the fields of settings in a command's signature."""
-    own = {
-        name: (parameter, *_type_and_marks(parameter.annotation))
-        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+    own = inspect.signature(command, eval_str=True).parameters
+    types = {
+        name: getattr(one.annotation, "__origin__", one.annotation) for name, one in own.items()
     }
 
     def spelt_out(**given: Any) -> None:
-        command(**{n: _taken(n, kind, marks, given) for n, (_, kind, marks) in own.items()})
+        command(**{n: _made(t, given) if is_dataclass(t) else given[n] for n, t in types.items()})
 
     spelt = [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, (parameter, kind, marks) in own.items()
-        for one in (list(_spelt(name, kind, marks)) or [parameter])
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, one in own.items()
+        for option in _spelt(one, types[name])
     ]
     spelt_out.__name__, spelt_out.__doc__ = command.__name__, command.__doc__
     spelt_out.__signature__ = inspect.Signature(spelt)  # type: ignore[attr-defined]
@@ -88,44 +89,39 @@ def taking(command: Callable[..., None]) -> Callable[..., None]:
     return spelt_out
 
 
-def _type_and_marks(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    return getattr(annotation, "__origin__", annotation), getattr(annotation, "__metadata__", ())
-
-
-def _spelt(name: str, kind: Any, marks: tuple[Any, ...]) -> Iterator[inspect.Parameter]:
-    """The options in the place of a parameter; none where it is written with typer."""
+def _spelt(parameter: inspect.Parameter, kind: Any) -> list[inspect.Parameter]:
+    """The options in the place of a parameter; itself where it is written with typer."""
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    without = {name for mark in marks if isinstance(mark, Without) for name in mark}
     if is_dataclass(kind):
-        for field, (settings, prefix) in _offered(kind, marks).items():
-            yield option_of(settings, field.removeprefix(prefix), prefix)
-    yield from (option_of(mark.settings, name) for mark in marks if isinstance(mark, Of))
+        return [option_of(*one) for one in _fields(kind) if one[1] not in without]
+    single = [option_of(mark.settings, parameter.name) for mark in marks if isinstance(mark, Of)]
+    return single or [parameter]
 
 
-def _taken(name: str, kind: Any, marks: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
-    """The value of a command's parameter, from the values of all options."""
-    return _made(kind, marks, given) if is_dataclass(kind) else given[name]
-
-
-def _offered(settings: Any, marks: tuple[Any, ...], prefix: str = "") -> dict[str, tuple[Any, str]]:
-    """Every option of settings and of what is nested in them: its dataclass and prefix."""
-    found: dict[str, tuple[Any, str]] = {}
+def _fields(settings: Any, prefix: str = "") -> Iterator[tuple[Any, str, str]]:
+    """Every field of settings and of what is nested in them: its dataclass, name and prefix."""
     for name, kind in kinds(settings).items():
         if is_dataclass(kind.type):
-            nested = kind.mark(Prefix)
-            found |= _offered(kind.type, marks, nested.text if nested else "")
-        elif not any(name in mark for mark in marks if isinstance(mark, Without)):
-            found[prefix + name] = (settings, prefix)
-    return found
+            yield from _fields(kind.type, _prefix(kind))
+        else:
+            yield settings, name, prefix
 
 
-def _made(settings: Any, marks: tuple[Any, ...], given: Mapping[str, Any], prefix: str = "") -> Any:
-    values = {}
-    for name, kind in kinds(settings).items():
-        if is_dataclass(kind.type):
-            nested = kind.mark(Prefix)
-            values[name] = _made(kind.type, marks, given, nested.text if nested else "")
-        elif prefix + name in given and not any(name in m for m in marks if isinstance(m, Without)):
-            values[name] = given[prefix + name]
+def _made(settings: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
+    """The settings, from the values of all options."""
+    values = {
+        name: _made(kind.type, given, _prefix(kind))
+        if is_dataclass(kind.type)
+        else given[prefix + name]
+        for name, kind in kinds(settings).items()
+        if is_dataclass(kind.type) or prefix + name in given
+    }
     return make(settings, values)
+
+
+def _prefix(kind: Kind) -> str:
+    return "".join(mark.text for mark in kind.marks if isinstance(mark, Prefix))
 
 
 def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:

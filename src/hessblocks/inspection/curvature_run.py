@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from hessblocks.conventions import Part
 from hessblocks.curvature import (
@@ -38,31 +36,20 @@ SPECTRUM = {"steps": 40, "probes": 10, "points": 256}
 """Lanczos steps, probes and points of a spectrum."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class CurvatureRun:
     """A run; `complete` does what is not done yet."""
 
-    def __init__(
-        self,
-        name: str,
-        problem: Problem,
-        groups: Mapping[str, ParameterGroup],
-        settings: CurvatureInspection,
-        folder: Path,
-    ) -> None:
-        """Take in what is to be measured; nothing is computed yet.
-
-        Args:
-            name: of the model, in results.csv.
-            problem: model, batch and loss.
-            groups: which groups.
-            settings: what of each.
-            folder: prepared run folder.
-        """
-        self.name = name
-        self.problem = problem
-        self.groups = groups
-        self.settings = settings
-        self.folder = folder
+    name: str
+    """Of the model, in results.csv."""
+    problem: Problem
+    """Model, batch and loss."""
+    groups: Mapping[str, ParameterGroup]
+    """What is measured of."""
+    settings: CurvatureInspection
+    """What is measured."""
+    folder: Path
+    """Prepared run folder."""
 
     def complete(self, progress: Progress) -> None:
         """Measure the groups that are not recorded yet, and write the tables after each.
@@ -93,11 +80,10 @@ class CurvatureRun:
     def _measure(self, name: str) -> dict[str, Any]:
         """All that is asked of one group, as JSON values."""
         group, settings = self.groups[name], self.settings
-        exact = self._exact_norms(group)
-        squares = None
-        if settings.map or exact is None:
+        norms, squares = self._exact_norms(group), None
+        if settings.map or norms is None:
             squares = self._column(name)
-        norms = exact or {part: squares.norm(part, name) for part in settings.parts}  # type: ignore[union-attr]
+            norms = norms or {part: squares.norm(part, name) for part in settings.parts}
         record: dict[str, Any] = {
             "group": name,
             "role": group.role,
@@ -131,8 +117,9 @@ class CurvatureRun:
             return None
         if self.settings.level != "role" or self._exact is None:
             return None
-        name = _closed_form_name(group.role, self._exact.groups)
-        if name is None or self._exact.block(name, name).shape[0] != group.size:
+        known = self._exact.groups  # query and key may be one matrix there
+        name = "query_key" if group.role == "query" and "query" not in known else group.role
+        if name not in known or self._exact.block(name, name).shape[0] != group.size:
             return None
         return {
             part: Estimate(
@@ -152,8 +139,7 @@ class CurvatureRun:
     def _exact(self) -> AttentionHessian | None:
         """The closed form of the last attention; None where it does not apply or costs too much."""
         model, batch = self.problem.model, self.problem.batches[0]
-        width = model.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
-        vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        vocabulary, width = model.get_input_embeddings().weight.shape  # type: ignore[operator]
         behind = width * (vocabulary + 8 * width)
         if 2 * width * batch.inputs.numel() * behind > EXACT_WORK:
             return None
@@ -169,24 +155,10 @@ class CurvatureRun:
             probe_chunk=1 if group.size > 1 << 17 else None,
             **SPECTRUM,
         )
-        return {
-            "eigenvalue": _numbers(found.grid),
-            "density": _numbers(found.density),
-            "standard_error": _numbers(found.standard_error),
-            "method": found.method,
-        }
-
-
-def _closed_form_name(role: str, known: Sequence[str]) -> str | None:
-    """The closed form's name of a role: query and key may be one matrix there."""
-    if role in known:
-        return role
-    return "query_key" if role == "query" and "query_key" in known else None
-
-
-def _numbers(values: Tensor) -> list[float]:
-    found: list[float] = values.double().cpu().tolist()
-    return found
+        curves = {"eigenvalue": found.grid, "density": found.density}
+        curves["standard_error"] = found.standard_error
+        numbers = {name: values.double().cpu().tolist() for name, values in curves.items()}
+        return {**numbers, "method": found.method}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -54,7 +54,14 @@ class Tables:
         complete = len(records) == len(self.groups)
         maps = self._maps(records) if complete and _all_have("column", records) else []
         rows = [
-            self._norm_row(record, part) for record in records.values() for part in record["norms"]
+            self._row(
+                "frobenius_norm",
+                part,
+                Estimate(**norm),
+                **{name: record[name] for name in ("layer", "group", "role")},
+            )
+            for record in records.values()
+            for part, norm in record["norms"].items()
         ]
         if complete:
             rows += self._summary_rows(records, maps)
@@ -65,33 +72,18 @@ class Tables:
             cells = [row for one in maps for row in one.to_rows()]
             write_table(self.folder / "map.csv", MAP_COLUMNS, cells)
 
-    def _norm_row(self, record: Record, part: Part) -> ResultRow:
-        norm = record["norms"][part]
-        return ResultRow(
-            preset=self.name,
-            seed=self.seed,
-            quantity="frobenius_norm",
-            layer=record["layer"],
-            group=record["group"],
-            role=record["role"],
-            part=part,
-            value=norm["value"],
-            standard_error=norm["standard_error"],
-            method=norm["method"],
-        )
-
     def _summary_rows(
         self, records: Mapping[str, Record], maps: Sequence[CurvatureMap]
     ) -> list[ResultRow]:
         """Loss, heterogeneity of each part, and the off-diagonal shares."""
-        rows = [self._whole_row("loss", "", Estimate(value=self.loss, method="exact"))]
+        rows = [self._row("loss", "", Estimate(value=self.loss, method="exact"))]
         for part in self.parts:
             norms = {name: Estimate(**record["norms"][part]) for name, record in records.items()}
-            rows.append(self._whole_row("heterogeneity", part, heterogeneity(norms).ratio))
+            rows.append(self._row("heterogeneity", part, heterogeneity(norms).ratio))
         shares = [(one.part, one.off_diagonal_share) for one in maps]
-        return rows + [self._whole_row("off_diagonal_share", part, share) for part, share in shares]
+        return rows + [self._row("off_diagonal_share", part, share) for part, share in shares]
 
-    def _whole_row(self, quantity: str, part: str, found: Estimate) -> ResultRow:
+    def _row(self, quantity: str, part: str, found: Estimate, **place: Any) -> ResultRow:
         return ResultRow(
             preset=self.name,
             seed=self.seed,
@@ -100,6 +92,7 @@ class Tables:
             value=found.value,
             standard_error=found.standard_error,
             method=found.method,
+            **place,
         )
 
     def _maps(self, records: Mapping[str, Record]) -> list[CurvatureMap]:
@@ -112,18 +105,11 @@ def _all_have(key: str, records: Mapping[str, Record]) -> bool:
 
 
 def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
+    values = SPECTRUM_COLUMNS[2:-1]
     return [
-        {
-            "group": name,
-            "part": part,
-            "eigenvalue": eigenvalue,
-            "density": density,
-            "standard_error": error,
-            "method": found["method"],
-        }
+        {"group": name, "part": part, "method": found["method"]}
+        | dict(zip(values, point, strict=True))
         for name, record in records.items()
         for part, found in record["spectra"].items()
-        for eigenvalue, density, error in zip(
-            found["eigenvalue"], found["density"], found["standard_error"], strict=True
-        )
+        for point in zip(*(found[column] for column in values), strict=True)
     ]

@@ -96,7 +96,10 @@ def measure_curvature(
     problem = Problem(subject.model.to(device), tokens, loss="causal-lm", memory_limit=limit)
     _ = problem.plan  # refuses a limit that is too low before the folder is made
     with claimed(folder, config):
-        CurvatureRun(subject.name, problem, selected, settings, folder).complete(progress)
+        run = CurvatureRun(
+            name=subject.name, problem=problem, groups=selected, settings=settings, folder=folder
+        )
+        run.complete(progress)
         if finish:
             finish(folder)
     return load_curvature(folder)

@@ -47,6 +47,9 @@ def corpus_batch(
 ) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Held-out windows of a corpus in its own encoding.
 
+    Returns:
+        {"input_ids": (sequences, tokens)}.
+
     Raises:
         ArgumentError: fewer held-out windows than asked for.
     """
@@ -57,6 +60,9 @@ def encoded_batch(
     subject: Subject, settings: InspectionSettings
 ) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Held-out windows of text in the encoding that came with the model, or random tokens.
+
+    Returns:
+        {"input_ids": (sequences, tokens)}.
 
     Raises:
         ArgumentError: the model has no tokeniser, its vocabulary is too small for the tokeniser, or

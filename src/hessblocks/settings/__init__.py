@@ -7,6 +7,7 @@ default and the range of the option are those of the field.
 from hessblocks.settings.field_marks import (
     AtLeast,
     ByOptimiser,
+    Kind,
     Prefix,
     check_choice,
     kinds,

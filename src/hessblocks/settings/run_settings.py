@@ -142,6 +142,9 @@ class ComparisonSettings(SharedSettings):
 
         Args:
             steps: of each preset; those of the settings by default.
+
+        Returns:
+            The settings of each run, in the order in which they are carried out.
         """
         own = steps or {}
         return [

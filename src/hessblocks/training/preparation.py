@@ -26,6 +26,9 @@ from hessblocks.training.trained_gains import has_gains
 def resolve_device(device: str) -> str:
     """The device that `auto`, `cpu` or `cuda` means: auto is cuda where there is one, else cpu.
 
+    Returns:
+        cpu or cuda.
+
     Raises:
         ArgumentError: no such device.
     """
@@ -61,6 +64,9 @@ def build_model(
 
 def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) -> PreTrainedModel:
     """The same on the device `meta`, before any data is read: no memory is taken.
+
+    Returns:
+        A model that has shapes only.
 
     Raises:
         ArgumentError: an unknown preset, or sizes that do not fit.

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -24,6 +25,18 @@ from hessblocks.progress import Progress
 from hessblocks.studies import Reporter, StudyProgress
 
 
+def _bars(*columns: ProgressColumn, field: str, transient: bool = True) -> Bars:
+    """Bars on standard error: what, how far, the columns, and a field of the task."""
+    return Bars(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *columns,
+        TextColumn(f"{{task.fields[{field}]}}"),
+        console=Console(stderr=True),
+        transient=transient,
+    )
+
+
 class BarProgress(Progress):
     """One bar for the stage under way."""
 
@@ -33,15 +46,7 @@ class BarProgress(Progress):
 
     def begin(self, name: str, detail: str, total: int | None) -> None:
         """Show a bar, or a pulse where steps are not counted."""
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[loss]}"),
-            console=Console(stderr=True),
-            transient=True,
-        )
+        self._bars = _bars(TimeElapsedColumn(), TimeRemainingColumn(), field="loss")
         self._bars.start()
         self._bars.add_task(f"{name} {detail}", total=total, loss="")
 
@@ -150,11 +155,5 @@ def make_reporter() -> Iterator[Reporter]:
     if not sys.stderr.isatty():
         yield LineReporter()
         return
-    with Bars(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-        console=Console(stderr=True),
-    ) as bars:
+    with _bars(MofNCompleteColumn(), field="left", transient=False) as bars:
         yield BarReporter(bars)

@@ -55,7 +55,7 @@ def carry_out(work: Work, *, text: DataSettings, out: Path, as_json: bool, hint:
         hint: what the user may type next.
 
     Raises:
-        HessblocksError: whatever went wrong; every run diverged.
+        RunError: every run diverged.
     """
     start = time.perf_counter()
     progress = make_progress()
