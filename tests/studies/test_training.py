@@ -38,7 +38,7 @@ from hessblocks.studies.shared.trained_summary import (
     slower_check,
 )
 from hessblocks.studies.shared.variants import VARIANTS, Sizes, make_block
-from hessblocks.training.trainer.data_order import ShuffledPasses, spread
+from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
 from tests.data.helpers import write_code
 
 TRAINED = [name for name in names() if find(name).columns == trained.TRAINED_COLUMNS]

@@ -22,7 +22,7 @@ from hessblocks.storage.rows import read_results
 from hessblocks.training import matching
 from hessblocks.training.comparison import compare
 from hessblocks.training.preparation import build_model
-from hessblocks.training.trainer.flops import update_flops
+from hessblocks.training.trainer.update_cost import update_flops
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
 
 MATCHED = replace(COMPARISON, match="time", presets=("pre-ln", "sas-p"))

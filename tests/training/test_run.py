@@ -18,7 +18,7 @@ from hessblocks.storage.rows import ResultRow, read_results
 from hessblocks.training.folder.run_folder import RunFolder
 from hessblocks.training.preparation import config_of
 from hessblocks.training.run import Run
-from hessblocks.training.trainer.data_order import ShuffledPasses, spread
+from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
 from tests.training.helpers import MODEL, TRAINING
 
 

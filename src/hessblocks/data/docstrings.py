@@ -23,7 +23,7 @@ import tokenizers
 from hessblocks.data.cache import Entry, cached
 from hessblocks.data.corpus import Corpus, open_corpus
 from hessblocks.data.sources import Source, read_text, standard_library
-from hessblocks.data.tokens import END_OF_TEXT, check_vocabulary, learn_encoding, write_tokens
+from hessblocks.data.tokens import END_OF_TEXT, check_vocabulary, write_corpus
 
 DOCSTRINGS_VERSION = 2
 """Raised whenever the same files would give other records or splits."""
@@ -62,6 +62,9 @@ class Docstring:
 def load_docstrings() -> tuple[Docstring, ...]:
     """Every docstring of the running interpreter's standard library, its tests left out.
 
+    Returns:
+        The docstrings, in the order of their files' paths, then pydoc's prose.
+
     Raises:
         RunError: the cache cannot be written, or the interpreter has no source files.
 
@@ -79,6 +82,9 @@ def load_docstring_corpus(vocabulary: int) -> Corpus:
     Args:
         vocabulary: entries of the encoding, learnt from the training split; `MASK` and `PADDING`
             are among them.
+
+    Returns:
+        The corpus, its files verified.
 
     Raises:
         ArgumentError: `vocabulary` is too small.
@@ -221,17 +227,5 @@ def _encode(vocabulary: int, folder: Path) -> Mapping[str, Any]:
     held = {record.text for record in records if record.split != "train"}
     texts = {s: [record.text for record in records if record.split == s] for s in SPLITS}
     texts["train"] = [text for text in texts["train"] if text not in held]  # inherited docstrings
-    encoding = learn_encoding(texts["train"], vocabulary, SPECIAL)
-    encoding.save(str(folder / "tokenizer.json"), pretty=False)
-    return {
-        "vocabulary": encoding.get_vocab_size(),
-        "split": "by file within each package",
-        "splits": {
-            split: {
-                "documents": len(documents),
-                "characters": sum(map(len, documents)),
-                "tokens": write_tokens(documents, encoding, folder / f"{split}.bin"),
-            }
-            for split, documents in texts.items()
-        },
-    }
+    made = write_corpus(folder, texts, vocabulary, SPECIAL)
+    return {"split": "by file within each package", **made}

@@ -18,8 +18,9 @@ import tokenizers
 from hessblocks.data.cache import cached
 from hessblocks.data.corpus import Corpus, open_corpus
 from hessblocks.data.docstrings import SPECIAL
+from hessblocks.data.sources import fingerprint
 from hessblocks.data.tasks import SEPARATOR, LabelledText, Task
-from hessblocks.data.tokens import check_vocabulary, learn_encoding, thinned, write_tokens
+from hessblocks.data.tokens import check_vocabulary, write_corpus
 from hessblocks.errors import ArgumentError, RunError, unknown_name
 
 HUB_VERSION = 1
@@ -72,10 +73,12 @@ def load_hub_corpus(
     check_vocabulary(vocabulary)
     path, configuration, own_column = TEXTS.get(name, (name, None, COLUMN))
     column = column or own_column
+    local = Path(path)
+    files = [str(p.relative_to(local)) for p in sorted(local.rglob("*")) if p.is_file()]
     key = {
         "hub version": HUB_VERSION,
         "dataset": f"{path}, {configuration}" if configuration else path,
-        "files": _fingerprint(Path(path)),
+        "files": fingerprint(local, files) if local.is_dir() else "",
         "column": column,
         "characters": characters,
         "tokenizers": tokenizers.__version__,
@@ -169,20 +172,9 @@ def _encode(texts: list[str], vocabulary: int, folder: Path, name: str) -> Mappi
     train = train if len(texts) >= HELD_OUT else texts[:-1]
     if not train:
         raise ArgumentError(f"--data: {name} has {len(texts)} documents; expected at least 2.")
-    encoding = learn_encoding(thinned(train, sum(map(len, train))), vocabulary, SPECIAL)
-    encoding.save(str(folder / "tokenizer.json"), pretty=False)
-    return {
-        "vocabulary": encoding.get_vocab_size(),
-        "split": f"each {HELD_OUT}th document",
-        "splits": {
-            split: {
-                "documents": len(documents),
-                "characters": sum(map(len, documents)),
-                "tokens": write_tokens(documents, encoding, folder / f"{split}.bin"),
-            }
-            for split, documents in (("train", train), ("validation", validation))
-        },
-    }
+    splits = {"train": train, "validation": validation}
+    made = write_corpus(folder, splits, vocabulary, SPECIAL)
+    return {"split": f"each {HELD_OUT}th document", **made}
 
 
 def _examples(
@@ -204,15 +196,3 @@ def _examples(
     if not found:
         raise RunError(f"hub: {name} has a split without examples.")
     return tuple(found)
-
-
-def _fingerprint(path: Path) -> str:
-    """Names, sizes and times of a local folder's files; empty for names of the hub."""
-    if not path.is_dir():
-        return ""
-    lines = [
-        f"{file.relative_to(path)}\0{file.stat().st_size}\0{file.stat().st_mtime_ns}"
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -16,7 +16,7 @@ import tokenizers
 from hessblocks.data.cache import cached
 from hessblocks.data.corpus import Corpus, open_corpus
 from hessblocks.data.sources import VALIDATION_SHARE, Source, standard_library, user_files
-from hessblocks.data.tokens import check_vocabulary, learn_encoding, thinned, write_tokens
+from hessblocks.data.tokens import check_vocabulary, write_corpus
 from hessblocks.errors import ArgumentError
 
 DATA_VERSION = 1
@@ -81,21 +81,10 @@ def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
             f"--data: {source.name} has too little text (UTF-8) to train on and to hold some out; "
             "is it binary or empty? Give text or code."
         )
-    encoding = learn_encoding(thinned(texts["train"], sum(map(len, texts["train"]))), vocabulary)
-    encoding.save(str(folder / "tokenizer.json"), pretty=False)
     return {
-        "vocabulary": encoding.get_vocab_size(),
         "split": "end of each file" if source.by_tail else "by file",
         "left_out": sum(map(len, source.splits.values())) - sum(found.values()),
-        "splits": {
-            split: {
-                "documents": len(documents),
-                "characters": sum(map(len, documents)),
-                "tokens": write_tokens(documents, encoding, folder / f"{split}.bin"),
-            }
-            for split, documents in texts.items()
-            if documents
-        },
+        **write_corpus(folder, {split: own for split, own in texts.items() if own}, vocabulary),
     }
 
 

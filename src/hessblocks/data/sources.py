@@ -80,7 +80,7 @@ def standard_library() -> Source:
         )
     splits = _by_file(library) | {"test-domain": _held_out(tests)}
     return Source(
-        name="python-code", root=root, splits=splits, fingerprint=_fingerprint(root, paths)
+        name="python-code", root=root, splits=splits, fingerprint=fingerprint(root, paths)
     )
 
 
@@ -111,12 +111,18 @@ def _user_files(path: Path) -> Source:
         raise ArgumentError(f"--data: {path} holds no files; give a folder with text or code.")
     splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else _by_file(paths)
     return Source(
-        name=path.resolve().name, root=root, splits=splits, fingerprint=_fingerprint(root, paths)
+        name=path.resolve().name, root=root, splits=splits, fingerprint=fingerprint(root, paths)
     )
 
 
 def read_text(path: Path) -> str | None:
     """The text of a file; None where it is empty or not text (not UTF-8, or with a zero byte).
+
+    Args:
+        path: the file.
+
+    Returns:
+        The text without a byte order mark, or None.
 
     Raises:
         ArgumentError: the file cannot be read.
@@ -173,7 +179,8 @@ def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _fingerprint(root: Path, paths: Iterable[str]) -> str:
+def fingerprint(root: Path, paths: Iterable[str]) -> str:
+    """SHA-256 of files by relative path, size and time of change."""
     digest = hashlib.sha256()
     for relative in paths:
         status = (root / relative).stat()

@@ -70,6 +70,9 @@ def make_task(name: str, records: Sequence[Docstring], seed: int = 0) -> Task:
         records: docstrings with their splits.
         seed: of what is drawn (partners, swapped words, which examples are kept).
 
+    Returns:
+        The task; no text stands in two of its splits.
+
     Raises:
         ArgumentError: an unknown name.
         RunError: too few docstrings for one of the splits.
@@ -138,12 +141,7 @@ def _matching(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
         turned = np.roll(given, 1)
         pairs += [(functions[i], functions[j], 0) for i, j in zip(given, turned, strict=True)]
         return [
-            LabelledText(
-                text=f"{function.signature}{SEPARATOR}{_text(other)}",
-                label=label,
-                file=function.file,
-                origin=f"{function.signature}{SEPARATOR}{_text(other)}",
-            )
+            _example(function, f"{function.signature}{SEPARATOR}{_text(other)}", label)
             for function, other, label in pairs
             if label or _text(function) != _text(other)
         ]
@@ -157,13 +155,8 @@ def _acceptability(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]
         usable = [s for s in found if len({word.lower() for word in s[:-1].split()}) > 1]
         flips = draw.permutation(len(usable)) % 2
         return [
-            LabelledText(
-                text=sentence if flip else swapped(sentence, draw),
-                label=int(flip),
-                file=found[sentence].file,
-                origin=sentence,
-            )
-            for sentence, flip in zip(usable, flips, strict=True)
+            _example(found[s], s if flip else swapped(s, draw), int(flip), origin=s)
+            for s, flip in zip(usable, flips, strict=True)
         ]
 
     return ("two words swapped", "as written"), make
@@ -178,17 +171,16 @@ def _topic(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
 
     def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[LabelledText]:
         return [
-            LabelledText(
-                text=_text(record),
-                label=chosen.index(record.package),
-                file=record.file,
-                origin=_text(record),
-            )
+            _example(record, _text(record), chosen.index(record.package))
             for record in _distinct(own)
             if record.package in chosen
         ]
 
     return chosen, make
+
+
+def _example(record: Docstring, text: str, label: int, origin: str | None = None) -> LabelledText:
+    return LabelledText(text=text, label=label, file=record.file, origin=origin or text)
 
 
 def _distinct(records: Sequence[Docstring]) -> list[Docstring]:

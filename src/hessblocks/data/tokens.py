@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,9 @@ def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
     Args:
         texts: documents.
         characters: how long they are together.
+
+    Returns:
+        The pieces that remain, in order.
     """
     step = max(1, -(-characters // LEARNING_CHARACTERS))
     pieces = (piece for text in texts for piece in pieces_of(text))
@@ -87,6 +90,39 @@ def pieces_of(text: str) -> Iterator[str]:
 def token_type(vocabulary: int) -> np.dtype[Any]:
     """The smallest unsigned type that holds every token."""
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+
+
+def write_corpus(
+    folder: Path,
+    texts: Mapping[str, Sequence[str]],
+    vocabulary: int,
+    special: Sequence[str] = (END_OF_TEXT,),
+) -> dict[str, Any]:
+    """Learn the encoding from the training split and write every split.
+
+    Args:
+        folder: gets tokenizer.json and a file `<split>.bin` for each split.
+        texts: documents of each split, train among them.
+        vocabulary: most entries.
+        special: as `learn_encoding` takes it.
+
+    Returns:
+        What was made: vocabulary, and documents, characters and tokens of each split.
+    """
+    train = texts["train"]
+    encoding = learn_encoding(thinned(train, sum(map(len, train))), vocabulary, special)
+    encoding.save(str(folder / "tokenizer.json"), pretty=False)
+    return {
+        "vocabulary": encoding.get_vocab_size(),
+        "splits": {
+            split: {
+                "documents": len(documents),
+                "characters": sum(map(len, documents)),
+                "tokens": write_tokens(documents, encoding, folder / f"{split}.bin"),
+            }
+            for split, documents in texts.items()
+        },
+    }
 
 
 def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:

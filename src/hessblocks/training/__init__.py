@@ -12,6 +12,7 @@ from hessblocks.settings import (
 )
 from hessblocks.storage import EnvironmentWarning
 from hessblocks.training.comparison import compare, train
+from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed
 from hessblocks.training.masked import (
     Cost,
@@ -22,10 +23,15 @@ from hessblocks.training.masked import (
     finetune,
     pretrained,
 )
-from hessblocks.training.preparation import build_model, model_without_weights, resolve_device
-from hessblocks.training.processes import is_first
+from hessblocks.training.preparation import (
+    build_model,
+    model_without_weights,
+    resolve_device,
+    run_of_size,
+)
+from hessblocks.training.ranks import is_first
 from hessblocks.training.run import DamageWarning, Run
-from hessblocks.training.trainer import DivergenceWarning, RunTrainer, make_trainer, step_seconds
+from hessblocks.training.trainer import Recorder, make_trainer, step_seconds, validation_loss
 
 __all__ = [
     "CheckpointWarning",

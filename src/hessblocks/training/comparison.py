@@ -49,28 +49,18 @@ def compare(
         RunError: `out` cannot be written.
     """
     with together(settings, settings.presets, corpus) as deciding:
-        if deciding:
-            _compare(settings, corpus, out, progress, command, finish)
-
-
-def _compare(
-    settings: ComparisonSettings,
-    corpus: Corpus,
-    out: Path,
-    progress: Progress,
-    command: str,
-    finish: Callable[[Path], object] | None,
-) -> None:
-    config = config_of(settings, command, corpus)
-    with claimed(out, config, growing=("presets", "seeds")) as folder:
-        runs = settings.runs(steps_of(settings, corpus, folder, progress))
-        for run in runs:
-            own = folder.run(run.preset, run.seed)
-            own.prepare(config_of(run, command, corpus))
-            Run(run, corpus, own, progress).complete()
-            _gather(folder, runs, corpus.vocab_size)
-        if finish:
-            finish(out)
+        if not deciding:
+            return
+        config = config_of(settings, command, corpus)
+        with claimed(out, config, growing=("presets", "seeds")) as folder:
+            runs = settings.runs(steps_of(settings, corpus, folder, progress))
+            for run in runs:
+                own = folder.run(run.preset, run.seed)
+                own.prepare(config_of(run, command, corpus))
+                Run(run, corpus, own, progress).complete()
+                _gather(folder, runs, corpus.vocab_size)
+            if finish:
+                finish(out)
 
 
 def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:

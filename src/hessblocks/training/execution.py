@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,22 +10,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch.distributed as dist
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 
 from hessblocks.data import Corpus
 from hessblocks.progress import Progress
-from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings, SharedSettings
-from hessblocks.training import processes
-from hessblocks.training.folder import RunFolder, progress_of
+from hessblocks.training import ranks
+from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import build_model, check
 from hessblocks.training.trainer import (
+    Divergence,
     Observer,
     Recorder,
     make_trainer,
     start_counting,
     step_seconds,
 )
+
+
+class DivergenceWarning(UserWarning):
+    """A loss or a gradient is no longer a number; the run ends there."""
 
 
 @contextmanager
@@ -40,9 +45,9 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
         ArgumentError: sizes that do not fit, too little data, or updates that cannot be shared out.
     """
     check(settings, presets, corpus)
-    settings.training.sequences_each(processes.asked_for())
-    processes.join(settings.device)
-    if not processes.is_first():
+    settings.training.sequences_each(ranks.asked_for())
+    ranks.join(settings.device)
+    if not ranks.is_first():
         while order := hear():
             if order.kind == "pace":
                 step_seconds(order.settings, corpus)
@@ -60,27 +65,34 @@ def carry_out(order: Order, corpus: Corpus, progress: Progress) -> tuple[PreTrai
     Returns:
         The trained model, and what recorded its training.
     """
-    settings = order.settings
-    folder = RunFolder(order.folder)
-    done: dict[str, Any] = progress_of(order.checkpoint) if order.checkpoint else {}
-    recorder = Recorder(settings, folder, progress, done)
-    callbacks: list[TrainerCallback] = [recorder]
-    if settings.observation.any:
-        callbacks.append(Observer(recorder, corpus))
-    model = build_model(settings.model, settings.preset, corpus.vocab_size, settings.seed)
-    trainer = recorder.trainer = make_trainer(
-        model,
-        settings,
-        corpus,
-        folder.checkpoints,
-        callbacks,
-        resumed=order.checkpoint is not None,
+    settings, folder = order.settings, RunFolder(order.folder)
+
+    def show(line: dict[str, Any]) -> None:
+        if line["split"] == "train":
+            progress.step(line["step"], line["loss"])
+
+    recorder = Recorder(settings, folder, checkpoint=order.checkpoint, listener=show)
+    observers = (
+        [Observer(recorder, folder.observations, corpus)] if settings.observation.any else []
     )
-    sequences = settings.training.sequences_each(processes.count())
+    model = build_model(settings.model, settings.preset, corpus.vocab_size, settings.seed)
+    trainer = make_trainer(model, settings, corpus, folder.checkpoints)
+    sequences = settings.training.sequences_each(ranks.count())
     recorder.peak = max(recorder.peak, start_counting(model, settings, sequences))
-    with quiet():
-        trainer.train(resume_from_checkpoint=str(order.checkpoint) if order.checkpoint else None)
+    recorder.record(trainer, *observers)
+    if recorder.divergence and ranks.is_first():
+        _warn(settings, recorder.divergence)
     return model, recorder
+
+
+def _warn(settings: RunSettings, divergence: Divergence) -> None:
+    warnings.warn(
+        f"{settings.preset}, seed {settings.seed}: diverged at step {divergence.step}: the "
+        f"{divergence.words} {divergence.verb} not finite; the run ends there and its numbers are kept. "
+        f"Try a lower --learning-rate than {settings.training.learning_rate:g}.",
+        DivergenceWarning,
+        stacklevel=3,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +111,7 @@ class Order:
 
 def give(order: Order | None) -> None:
     """Tell the others what to do; None sends them home."""
-    if processes.count() > 1:
+    if ranks.count() > 1:
         dist.broadcast_object_list([order], src=0)
 
 

@@ -52,6 +52,9 @@ def steps_of(
         folder: of the comparison, claimed.
         progress: told what is going on.
 
+    Returns:
+        Preset → updates.
+
     Raises:
         ArgumentError: the folder's budget is that of another preset.
         RunError: budget.json is damaged.

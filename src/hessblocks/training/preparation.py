@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from hessblocks.settings import (
     ComparisonSettings,
     ModelSettings,
     RunSettings,
+    RunSize,
     SharedSettings,
+    TrainingSettings,
     chooses,
 )
 from hessblocks.training.trained_gains import has_gains
@@ -39,6 +41,38 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device
+
+
+def run_of_size(size: RunSize, preset: str, seed: int, **training: Any) -> RunSettings:
+    """A run of a given size, on the best device of this machine.
+
+    Args:
+        size: of model and training; further fields of it that are settings of either count too.
+        preset: name of the block.
+        seed: of the weights and of the order of the data.
+        **training: further fields of `TrainingSettings`; an optimiser brings its own defaults.
+
+    Returns:
+        The run.
+
+    Raises:
+        ArgumentError: a value outside its range.
+    """
+
+    def common(kind: type) -> dict[str, Any]:
+        return {
+            field.name: getattr(size, field.name)
+            for field in fields(kind)
+            if hasattr(size, field.name)
+        }
+
+    return RunSettings(
+        preset=preset,
+        seed=seed,
+        model=ModelSettings(**common(ModelSettings)),
+        training=TrainingSettings.chosen(**common(TrainingSettings) | training),
+        device=resolve_device("auto"),
+    )
 
 
 def build_model(

@@ -8,7 +8,6 @@ import statistics
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,28 +22,19 @@ from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.storage import (
     STEPS,
     ResultRow,
-    cut_back,
     is_trained,
     read_finished_lines,
     read_lines,
     read_results,
+    step_of,
     steps_done,
     warn_of_another_environment,
     write_results,
 )
-from hessblocks.storage import step_of as step_of_row
 from hessblocks.training.execution import Order, carry_out, give
-from hessblocks.training.folder import (
-    CheckpointWarning,
-    RunFolder,
-    is_whole,
-    newest_whole,
-    progress_of,
-    save_model,
-    step_of,
-)
+from hessblocks.training.folder import RunFolder, continued, is_whole, save_model
 from hessblocks.training.preparation import build_model, line_files, model_without_weights
-from hessblocks.training.trainer import Recorder, curvature_rows, update_flops
+from hessblocks.training.trainer import Recorder, map_rows, update_flops
 
 
 class DamageWarning(UserWarning):
@@ -88,12 +78,12 @@ class Run:
             self._record(self._begun())
         if curvature and "mapped-initial" not in self._done:
             with self.progress.stage("curvature before", self.name):
-                self._record(self._map(self._fresh(), curvature, "initial"))
+                self._map(self._fresh(), curvature, "initial")
         if "trained" not in self._done:
             self._record(self._train())
         if curvature and "mapped-final" not in self._done and not self._diverged:
             with self.progress.stage("curvature after", self.name):
-                self._record(self._map(self._trained(), curvature, "final"))
+                self._map(self._trained(), curvature, "final")
         shutil.rmtree(self.folder.checkpoints, ignore_errors=True)
         return self.rows
 
@@ -104,10 +94,10 @@ class Run:
                 read_finished_lines(getattr(self.folder, name))
             if not self._diverged and not is_whole(self.folder.model):
                 self._warn(f"{self.folder.model} is damaged; {self._remedy}")
-        begun = max((STEPS.index(step_of_row(row)) + 1 for row in self.rows), default=0)
+        begun = max((STEPS.index(step_of(row)) + 1 for row in self.rows), default=0)
         for step in [step for step in STEPS[:begun] if step not in self._done]:
             self._warn(f"{self.folder.results} lacks rows of {self.name}; measuring {step} again")
-            self.rows = [row for row in self.rows if step_of_row(row) != step]
+            self.rows = [row for row in self.rows if step_of(row) != step]
 
     def _warn(self, message: str) -> None:
         warnings.warn(message, DamageWarning, stacklevel=4)
@@ -134,7 +124,7 @@ class Run:
         return any(row.quantity == "loss" and not math.isfinite(row.value) for row in self.rows)
 
     def _record(self, rows: Sequence[ResultRow]) -> None:
-        self.rows = sorted([*self.rows, *rows], key=lambda row: STEPS.index(step_of_row(row)))
+        self.rows = sorted([*self.rows, *rows], key=lambda row: STEPS.index(step_of(row)))
         write_results(self.folder.results, self.rows)
 
     def _row(
@@ -162,10 +152,8 @@ class Run:
             self._row("flops", flops, method="exact"),
         ]
 
-    def _map(
-        self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str
-    ) -> list[ResultRow]:
-        return curvature_rows(model, self.settings, curvature, self.corpus, stage)
+    def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> None:
+        self._record(map_rows(model, self.settings, curvature, self.corpus, stage))
 
     def _trained(self) -> PreTrainedModel:
         """The saved model, read back: the same whether this process trained it or one before."""
@@ -177,46 +165,17 @@ class Run:
 
     def _train(self) -> list[ResultRow]:
         """Train from the newest whole checkpoint, or from the start, and save the model."""
-        with self.progress.stage("training", self.name, self.settings.training.steps):
-            checkpoint = self._checkpoint()
-            step = step_of(checkpoint) if checkpoint else None
-            cut_back(self.folder.metrics, step)
-            if self.settings.observation.any:
-                cut_back(self.folder.observations, step)
+        settings = self.settings
+        with self.progress.stage("training", self.name, settings.training.steps):
+            checkpoint = continued(self.folder, self.name, observed=settings.observation.any)
             order = Order(
-                kind="train",
-                settings=self.settings,
-                folder=self.folder.path,
-                checkpoint=checkpoint,
+                kind="train", settings=settings, folder=self.folder.path, checkpoint=checkpoint
             )
             give(order)
             model, recorder = carry_out(order, self.corpus, self.progress)
             if recorder.divergence is None:
-                save_model(model, self.corpus, self.settings.model.context, self.folder.model)
+                save_model(model, self.corpus, settings.model.context, self.folder.model)
         return self._training_rows(recorder)
-
-    def _checkpoint(self) -> Path | None:
-        """The newest whole checkpoint whose losses and observations are all written down."""
-        found = newest_whole(self.folder.checkpoints)
-        damaged = self._incomplete(found) if found else None
-        if damaged:
-            warnings.warn(
-                f"{damaged} is damaged; training {self.name} from the start",
-                CheckpointWarning,
-                stacklevel=2,
-            )
-            shutil.rmtree(self.folder.checkpoints)
-            return None
-        return found
-
-    def _incomplete(self, checkpoint: Path) -> Path | None:
-        """The file that lacks lines written before the checkpoint."""
-        step = step_of(checkpoint)
-        if not any(line["step"] == step for line in read_lines(self.folder.metrics)):
-            return self.folder.metrics
-        lines = [m for m in read_lines(self.folder.observations) if m["step"] <= step]
-        expected = progress_of(checkpoint).get("observations", 0)
-        return self.folder.observations if len(lines) < expected else None
 
     def _training_rows(self, recorder: Recorder) -> list[ResultRow]:
         lines = read_lines(self.folder.metrics)

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import (
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel
 
 from hessblocks.data import Corpus
 from hessblocks.models import build
-from hessblocks.quiet import quiet
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Measure, Scale, Study
 from hessblocks.studies.shared.texts import TextSize, text_of
 from hessblocks.studies.shared.variants import Sizes, make_block
 from hessblocks.training import (
-    ModelSettings,
+    Recorder,
     RunSettings,
-    RunTrainer,
-    TrainingSettings,
     make_trainer,
+    run_of_size,
+    validation_loss,
 )
 
 LOSS = "validation_loss"
@@ -57,50 +49,21 @@ def train(
         Rows with step, tokens, quantity and value; a run whose loss is no longer a number ends there,
         with an empty last value.
     """
-    watch = _Watch(settings, observer)
-    with tempfile.TemporaryDirectory() as unused, quiet():
-        watch.trainer = make_trainer(model, settings, corpus, Path(unused), [watch], resumed=False)
-        watch.trainer.train()
-    return watch.rows
+    rows: list[Row] = []
 
+    def note(line: Mapping[str, Any]) -> None:
+        if not (found := validation_loss(line)):
+            return
+        step, loss = found
+        place: Row = {"step": step, "tokens": line["tokens"]}
+        rows.append({**place, "quantity": LOSS, "value": loss, "method": "measured"})
+        if observer and loss is not None:
+            rows.extend({**place, **row} for row in observer(model, step))
 
-class _Watch(TrainerCallback):
-    """Asks for validation losses, keeps them, and ends a run that diverged."""
-
-    trainer: RunTrainer
-    """Whose callback this is; set before training."""
-
-    def __init__(self, settings: RunSettings, observer: Observer | None) -> None:
-        self.settings = settings
-        self.observer = observer
-        self.rows: list[Row] = []
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        training = self.settings.training
-        last = state.global_step == training.steps
-        control.should_log = control.should_save = False
-        control.should_evaluate = last or state.global_step % training.evaluate_every == 0
-        if self.trainer.divergence:
-            control.should_evaluate = False
-            self.rows.append(self._loss(state.global_step, None))
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        loss, step = given["metrics"]["eval_loss"], state.global_step
-        self.rows.append(self._loss(step, loss if math.isfinite(loss) else None))
-        if self.observer and math.isfinite(loss):
-            seen = self.observer(given["model"], step)
-            self.rows += [{**self._place(step), **row} for row in seen]
-
-    def _loss(self, step: int, value: float | None) -> Row:
-        return {**self._place(step), "quantity": LOSS, "value": value, "method": "measured"}
-
-    def _place(self, step: int) -> Row:
-        each = self.settings.training.batch_size * self.settings.model.context
-        return {"step": step, "tokens": step * each}
+    with tempfile.TemporaryDirectory() as unused:
+        trainer = make_trainer(model, settings, corpus, Path(unused))
+        Recorder(settings, listener=note).record(trainer)
+    return rows
 
 
 TRAINED_COLUMNS = (
@@ -204,25 +167,13 @@ def train_point(settings: TrainedSettings, observer: Observer | None = None) -> 
 
 def run_settings(settings: TrainedSettings) -> RunSettings:
     """How the model of a point is trained."""
-    training = TrainingSettings.chosen(
-        **_common(TrainingSettings, settings.size),
+    return run_of_size(
+        settings.size,
+        settings.variant,
+        settings.seed,
         optimiser=settings.optimiser or "adamw",
         schedule=settings.decay or "linear",
     )
-    return RunSettings(
-        preset=settings.variant,
-        seed=settings.seed,
-        model=ModelSettings(**_common(ModelSettings, settings.size)),
-        training=training,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-    )
-
-
-def _common(kind: type, size: TextSize) -> dict[str, Any]:
-    """What `size` says of the fields of a kind of settings."""
-    return {
-        field.name: getattr(size, field.name) for field in fields(kind) if hasattr(size, field.name)
-    }
 
 
 def make_model(settings: TrainedSettings) -> PreTrainedModel:

@@ -2,13 +2,12 @@
 
 from hessblocks.training.folder.checkpoints import (
     CheckpointWarning,
+    continued,
     is_whole,
-    newest_whole,
-    progress_of,
     prune,
+    remembered_in,
     save_model,
     seal,
-    step_of,
     writing,
 )
 from hessblocks.training.folder.run_folder import RunFolder, claimed

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hessblocks.data import END_OF_TEXT, Corpus, sha256
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
-from hessblocks.storage import atomic_folder, write_json
+from hessblocks.storage import atomic_folder, cut_back, read_lines, write_json
+from hessblocks.training.folder.run_folder import RunFolder
 
 SEAL = "seal.json"
 KEPT = 2
@@ -73,10 +74,51 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def progress_of(folder: Path) -> dict[str, Any]:
+def remembered_in(folder: Path) -> dict[str, Any]:
     """What was remembered beside the files of a whole checkpoint."""
     progress: dict[str, Any] = json.loads((folder / SEAL).read_text(encoding="utf-8"))["progress"]
     return progress
+
+
+def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
+    """Where training goes on: the newest whole checkpoint whose lines are all written down.
+
+    Lines of later steps are forgotten. A damaged checkpoint, or one with lost lines, is said and removed.
+
+    Args:
+        folder: of the run.
+        name: of the run, for warnings.
+        observed: whether the run leaves observations beside its losses.
+
+    Returns:
+        The checkpoint; None where training starts from the beginning.
+
+    Raises:
+        RunError: a file of lines cannot be written.
+    """
+    found = newest_whole(folder.checkpoints)
+    damaged = _incomplete(folder, found) if found else None
+    if damaged:
+        warnings.warn(
+            f"{damaged} is damaged; training {name} from the start",
+            CheckpointWarning,
+            stacklevel=2,
+        )
+        shutil.rmtree(folder.checkpoints)
+        found = None
+    for path in (folder.metrics, *([folder.observations] if observed else [])):
+        cut_back(path, _step_of(found) if found else None)
+    return found
+
+
+def _incomplete(folder: RunFolder, checkpoint: Path) -> Path | None:
+    """The file that lacks lines written before the checkpoint."""
+    step = _step_of(checkpoint)
+    if not any(line["step"] == step for line in read_lines(folder.metrics)):
+        return folder.metrics
+    lines = [line for line in read_lines(folder.observations) if line["step"] <= step]
+    expected = remembered_in(checkpoint).get("observations", 0)
+    return folder.observations if len(lines) < expected else None
 
 
 def newest_whole(folder: Path) -> Path | None:
@@ -84,6 +126,9 @@ def newest_whole(folder: Path) -> Path | None:
 
     Args:
         folder: holds `checkpoint-<step>` folders.
+
+    Returns:
+        The checkpoint; None where none is whole.
     """
     for checkpoint in _by_step(folder):
         if is_whole(checkpoint):
@@ -99,7 +144,7 @@ def newest_whole(folder: Path) -> Path | None:
     return None
 
 
-def step_of(checkpoint: Path) -> int:
+def _step_of(checkpoint: Path) -> int:
     """The step at which a checkpoint was made."""
     found = _NAME.fullmatch(checkpoint.name)
     assert found, checkpoint
@@ -115,7 +160,7 @@ def prune(folder: Path) -> None:
 def _by_step(folder: Path) -> list[Path]:
     """Checkpoints, the last first."""
     found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=step_of, reverse=True)
+    return sorted(found, key=_step_of, reverse=True)
 
 
 def save_model(model: PreTrainedModel, corpus: Corpus, context: int, folder: Path) -> None:

@@ -14,6 +14,16 @@ from hessblocks.settings import with_defaults
 from hessblocks.storage import differences, held, keep_environment, remove_partials, write_json
 
 
+class _Place:
+    """A path in a run folder, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, kind: type) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The files of a run or a comparison."""
@@ -21,45 +31,22 @@ class RunFolder:
     path: Path
     """The folder."""
 
-    @property
-    def config(self) -> Path:
-        """All settings."""
-        return self.path / "config.json"
-
-    @property
-    def environment(self) -> Path:
-        """Versions and hardware."""
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        """Losses along training, one a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def observations(self) -> Path:
-        """Gains, signal and curvature along training, one value a line."""
-        return self.path / "observations.jsonl"
-
-    @property
-    def budget(self) -> Path:
-        """What each preset of a matched comparison may spend, and its number of steps."""
-        return self.path / "budget.json"
-
-    @property
-    def results(self) -> Path:
-        """Measured values, one a row."""
-        return self.path / "results.csv"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Checkpoints of a run under way."""
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """The trained model and its tokeniser, as Hugging Face reads them."""
-        return self.path / "model"
+    config = _Place("config.json")
+    """All settings."""
+    environment = _Place("environment.json")
+    """Versions and hardware."""
+    metrics = _Place("metrics.jsonl")
+    """Losses along training, one a line."""
+    observations = _Place("observations.jsonl")
+    """Gains, signal and curvature along training, one value a line."""
+    budget = _Place("budget.json")
+    """What each preset of a matched comparison may spend, and its number of steps."""
+    results = _Place("results.csv")
+    """Measured values, one a row."""
+    checkpoints = _Place("checkpoints")
+    """Checkpoints of a run under way."""
+    model = _Place("model")
+    """The trained model and its tokeniser, as Hugging Face reads them."""
 
     def run(self, preset: str, seed: int) -> RunFolder:
         """The folder of one run of a comparison."""

@@ -7,17 +7,19 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel
 
 from hessblocks.data import Corpus, LabelledText, Task
 from hessblocks.models import HessblocksForSequenceClassification
 from hessblocks.quiet import quiet
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
-from hessblocks.training.trainer import PlainTrainer, arguments
+from hessblocks.training.preparation import resolve_device
+from hessblocks.training.trainer import GuardedTrainer, quiet_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +69,23 @@ def finetune(
         corpus: whose encoding the model knows.
         task: texts and labels.
         settings: how.
+
+    Returns:
+        The score on the test split.
     """
     tokenizer = tokenizer_of(corpus, pretraining.context)
     train = encoded(task.first("train", settings.examples), tokenizer, pretraining.context)
     test = encoded(task.splits["test"], tokenizer, pretraining.context)
     collator = DataCollatorWithPadding(tokenizer)
     steps = settings.epochs * -(-len(train) // settings.batch_size)
+    device = resolve_device("auto")
     with quiet(), tempfile.TemporaryDirectory() as unused:
-        trainer = PlainTrainer(
+        trainer = GuardedTrainer(
             model=classifier(pretraining, folder, len(task.classes), settings.seed),
-            args=arguments(
+            args=quiet_arguments(
                 unused,
+                device,
+                bf16=device == "cuda",
                 num_train_epochs=settings.epochs,
                 per_device_train_batch_size=settings.batch_size,
                 per_device_eval_batch_size=settings.batch_size,
@@ -89,10 +97,9 @@ def finetune(
             ),
             train_dataset=train,
             data_collator=collator,
-            evaluation_collator=collator,
         )
         trainer.train()
-        return _score(trainer, test, collator)
+        return _score(trainer, test)
 
 
 def classifier(
@@ -122,13 +129,15 @@ def encoded(examples: Sequence[LabelledText], tokenizer: Any, context: int) -> l
 
 
 @torch.no_grad()
-def _score(trainer: PlainTrainer, test: list[dict[str, Any]], collator: Any) -> Score:
+def _score(trainer: GuardedTrainer, test: list[dict[str, Any]]) -> Score:
     """Answers without the Trainer's own metrics, which would hide what is not a number."""
     model: Any = trainer.model
     model.eval()
     answers: list[Any] = []
     finite = True
-    for batch in trainer.get_eval_dataloader(test):
+    batch_size = trainer.args.per_device_eval_batch_size
+    loader: Any = DataLoader(cast(Any, test), batch_size, collate_fn=trainer.data_collator)
+    for batch in loader:
         given = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
         logits = model(**given).logits.float()
         finite = finite and bool(torch.isfinite(logits).all())

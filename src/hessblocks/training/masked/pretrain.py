@@ -1,36 +1,44 @@
-"""Masked-LM pretraining, kept in the cache so that every study and task shares one model."""
+"""Masked-LM pretraining, kept in the cache so that every study and task shares one model.
+
+While it is under way its losses and checkpoints lie in a run folder beside its place in the cache, so
+that a pretraining that was stopped goes on and ends with the digits of an undisturbed one.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import tempfile
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch.utils.data import Subset
-from transformers import (
-    DataCollatorForLanguageModeling,
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+from transformers import DataCollatorForLanguageModeling, default_data_collator
 
 from hessblocks._version import __version__
-from hessblocks.data import Corpus, cached
+from hessblocks.data import Corpus, Example, cache_root, cached
 from hessblocks.quiet import quiet
+from hessblocks.storage import read_lines
+from hessblocks.training.folder import RunFolder, continued
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
-from hessblocks.training.trainer import PlainTrainer, arguments, spread
+from hessblocks.training.preparation import run_of_size
+from hessblocks.training.trainer import (
+    GuardedTrainer,
+    Recorder,
+    held_out,
+    run_arguments,
+    validation_loss,
+)
 
 PRETRAINING_VERSION = 1
 """Raised whenever equal settings give other weights."""
+STATES = "masks.pt"
+"""Random states in a checkpoint."""
 BETAS, EPSILON, CLIP = (0.9, 0.98), 1e-12, 0.5
 
 
@@ -56,12 +64,16 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
         settings: of model and training.
         corpus: as `settings.data` names it, with `settings.vocab_size` entries at most.
 
+    Returns:
+        Where the model is, and the losses of its training.
+
     Raises:
         ArgumentError: sizes that do not fit, or too little text.
         RunError: the cache cannot be written.
 
     Cost:
-        The training; on disk four bytes a parameter.
+        The training; on disk four bytes a parameter, and three times as many for each of two
+        checkpoints while it is under way.
     """
     corpus.windows("train", settings.context)  # refuses too little text before anything is made
     key = {
@@ -72,98 +84,108 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
         "device": "cuda" if torch.cuda.is_available() else "cpu",
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    entry = cached(
-        f"pretrained-{settings.preset}-{digest}",
-        key,
-        lambda folder: _pretrain(settings, corpus, folder),
-    )
+    name = f"pretrained-{settings.preset}-{digest}"
+    work = RunFolder(cache_root() / f".{name}.training")
+    entry = cached(name, key, lambda folder: _pretrain(settings, corpus, work, folder))
+    shutil.rmtree(work.path, ignore_errors=True)
     losses = [(step, loss) for step, loss in entry.manifest["contents"]["losses"]]
     return Pretrained(folder=entry.folder, losses=tuple(losses))
 
 
-class _Losses(TrainerCallback):
-    """Keeps validation losses; ends a run that diverged."""
-
-    trainer: PlainTrainer
-    """Whose callback this is; set before training."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[int, float | None]] = []
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        loss = given["metrics"]["eval_loss"]
-        finite = math.isfinite(loss)
-        self.found.append((state.global_step, loss if finite else None))
-        control.should_training_stop = control.should_training_stop or not finite
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """An update that could not be made counts as a loss that is no number."""
-        if self.trainer.divergence:
-            self.found.append((self.trainer.divergence.step, None))
-
-
-def _pretrain(settings: Pretraining, corpus: Corpus, folder: Path) -> Mapping[str, Any]:
-    """Train and save; returns what the cache remembers."""
-    losses = _Losses()
-    with quiet(), tempfile.TemporaryDirectory() as unused:
-        model = settings.model()
-        losses.trainer = _trainer(model, settings, corpus, unused, losses)
-        losses.trainer.train()
-        model.save_pretrained(folder)
-    return {"losses": losses.found}
-
-
-def _trainer(
-    model: PreTrainedModel, settings: Pretraining, corpus: Corpus, unused: str, losses: _Losses
-) -> PlainTrainer:
-    collator = DataCollatorForLanguageModeling(
+def _pretrain(
+    settings: Pretraining, corpus: Corpus, work: RunFolder, folder: Path
+) -> Mapping[str, Any]:
+    """Train, or go on in the folder of the work, and save; returns what the cache remembers."""
+    run = run_of_size(
+        settings,
+        settings.preset,
+        settings.seed,
+        betas=BETAS,
+        clip=CLIP,
+        bf16=torch.cuda.is_available(),
+        log_every=settings.evaluate_every,
+        checkpoint_every=settings.evaluate_every,
+    )
+    checkpoint = continued(work, f"{settings.preset}, seed {settings.seed}")
+    masks = DataCollatorForLanguageModeling(
         tokenizer_of(corpus, settings.context), mlm_probability=settings.mask_share
     )
-    validation = corpus.windows("validation", settings.context)
-    held_out = Subset(validation, spread(len(validation), settings.evaluation_sequences))
-    return PlainTrainer(
-        model=model,
-        args=arguments(
-            unused,
-            max_steps=settings.steps,
-            per_device_train_batch_size=settings.batch_size,
-            per_device_eval_batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            warmup_steps=round(settings.warmup * settings.steps),
-            weight_decay=settings.weight_decay,
-            adam_beta1=BETAS[0],
-            adam_beta2=BETAS[1],
-            adam_epsilon=EPSILON,
-            max_grad_norm=CLIP,
-            seed=settings.seed,
-            eval_strategy="steps",
-            eval_steps=settings.evaluate_every,
-            eval_on_start=True,
-            prediction_loss_only=True,
-        ),
-        train_dataset=corpus.windows("train", settings.context),
-        eval_dataset=masked_once(held_out, collator),
-        data_collator=lambda examples: collator([{"input_ids": e["input_ids"]} for e in examples]),
-        callbacks=[losses],
-    )
+    windows = held_out(corpus, run)
+    with quiet():
+        model = settings.model()
+        trainer = MaskedTrainer(
+            model=model,
+            args=run_arguments(run, work.checkpoints, len(windows), adam_epsilon=EPSILON),
+            train_dataset=corpus.windows("train", settings.context),
+            eval_dataset=masked_once(windows, masks),
+            masks=masks,
+            checkpoint=checkpoint,
+        )
+        Recorder(run, work, checkpoint=checkpoint).record(trainer)
+        model.save_pretrained(folder)
+    losses = [validation_loss(line) for line in read_lines(work.metrics)]
+    return {"losses": [found for found in losses if found]}
 
 
-def _each(windows: Subset[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
-    return (windows[place] for place in range(len(windows)))
+class MaskedTrainer(GuardedTrainer):
+    """A Trainer that draws masks from torch's random state, and draws the same again after a stop.
+
+    The loader asks for the next batch before it hands one out: at a checkpoint one batch too many is
+    masked. So the random states before and after the last batch are kept with it.
+
+    Args:
+        masks: puts training examples together; held-out windows are masked beforehand.
+        checkpoint: where training goes on from.
+        **given: as `transformers.Trainer` takes them.
+    """
+
+    def __init__(
+        self, *, masks: DataCollatorForLanguageModeling, checkpoint: Path | None, **given: Any
+    ) -> None:
+        super().__init__(data_collator=self._masked, **given)
+        self._masks = masks
+        self._before = torch.get_rng_state()
+        self._again: dict[str, Tensor] | None = None
+        """Random states of the batch that is to be masked again."""
+        if checkpoint:
+            self._again = torch.load(checkpoint / STATES, weights_only=True)
+
+    def _masked(self, examples: Iterable[Example]) -> Any:
+        again, self._again = self._again, None
+        if again:
+            torch.set_rng_state(again["before"])
+        self._before = torch.get_rng_state()
+        batch = self._masks([{"input_ids": example["input_ids"]} for example in examples])
+        if again:
+            torch.set_rng_state(again["after"])
+        return batch
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Batches of the held-out windows, in order."""
+        data: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        size = self.args.per_device_eval_batch_size
+        return DataLoader(data, batch_size=size, collate_fn=default_data_collator)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        states = {"before": self._before, "after": torch.get_rng_state()}
+        torch.save(states, Path(output_dir, STATES))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """In the midst of a pass over the data, masking the last batch again has set the state."""
+        if self._again:  # a new pass begins: no batch was masked too many
+            self._again = None
+            super()._load_rng_state(checkpoint)
 
 
 def masked_once(
-    windows: Subset[dict[str, Int[torch.Tensor, " tokens"]]],
+    windows: Subset[dict[str, Int[Tensor, " tokens"]]],
     collator: DataCollatorForLanguageModeling,
-) -> list[dict[str, Int[torch.Tensor, " tokens"]]]:
+) -> list[dict[str, Int[Tensor, " tokens"]]]:
     """Held-out windows under masks that are the same for every block, seed and step."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        masked = collator([{"input_ids": w["input_ids"]} for w in _each(windows)])
+        masked = collator([{"input_ids": windows[i]["input_ids"]} for i in range(len(windows))])
     return [
         {"input_ids": tokens, "labels": labels}
         for tokens, labels in zip(masked["input_ids"], masked["labels"], strict=True)

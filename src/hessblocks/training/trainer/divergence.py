@@ -6,12 +6,11 @@ looked at before, so an undisturbed run pays nothing.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,15 +49,6 @@ class Divergence:
     def verb(self) -> str:
         """What the quantity does."""
         return "is" if self.quantity in ("loss", "gradient norm", "validation loss") else "are"
-
-    def to_json(self) -> str:
-        """As text, for other processes."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Divergence:
-        """The same from `to_json`."""
-        return cls(**json.loads(text))
 
 
 def locate(

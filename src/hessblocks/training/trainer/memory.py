@@ -30,6 +30,9 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
         model: to be trained; its gradients go.
         settings: of the run.
         sequences: of one pass on this device.
+
+    Returns:
+        Bytes of weights, gradients, the optimiser's averages and what a pass makes; 0 on cuda.
     """
     if settings.device == "cuda":
         gc.collect()
@@ -60,6 +63,9 @@ def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -
     Args:
         run: the work; what a kernel takes inside itself is not seen.
         held: what is alive before.
+
+    Returns:
+        Bytes; two tensors that share memory count once.
     """
     before = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held

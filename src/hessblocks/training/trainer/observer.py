@@ -1,14 +1,15 @@
-"""Gains, signal and curvature along training, as lines of observations.jsonl.
+"""What is measured of a model beside its loss: lines of observations.jsonl, and the maps of results.csv.
 
-They look at the model between two updates and change nothing of it: an observed run has the digits of
-one that is not.
+An observer looks at the model between two updates and changes nothing of it: an observed run has the
+digits of one that is not.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,23 +17,33 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hessblocks import signal
-from hessblocks.curvature import AttentionBackendWarning, Problem, group_norms, parameter_groups
+from hessblocks.curvature import (
+    AttentionBackendWarning,
+    ParameterGroup,
+    Problem,
+    group_norms,
+    parameter_groups,
+)
 from hessblocks.data import Corpus, Example
-from hessblocks.settings import ObservationSettings, is_due
-from hessblocks.storage import append_line
-from hessblocks.training import processes
+from hessblocks.settings import (
+    CurvatureSettings,
+    ObservationSettings,
+    RunSettings,
+    is_due,
+)
+from hessblocks.storage import ResultRow, append_line
+from hessblocks.training import ranks
 from hessblocks.training.trained_gains import gain_values
-from hessblocks.training.trainer.recorder import Recorder
-
-Line = dict[str, Any]
+from hessblocks.training.trainer.recorder import Line, Recorder
 
 
 class Observer(TrainerCallback):
-    """Measures what is due; of several processes the first does, while the others wait for it."""
+    """Measures what is due; of several ranks the first does, while the others wait for it."""
 
-    def __init__(self, recorder: Recorder, corpus: Corpus) -> None:
+    def __init__(self, recorder: Recorder, observations: Path, corpus: Corpus) -> None:
         """Observe the run of a recorder, which stands before this callback and has stopped the clock."""
         self.recorder = recorder
+        self.observations = observations
         self.corpus = corpus
         self.wanted = recorder.settings.observation
         self.last = recorder.settings.training.steps
@@ -52,12 +63,11 @@ class Observer(TrainerCallback):
             self._observe(state.global_step, given["model"])
 
     def _observe(self, step: int, model: nn.Module) -> None:
-        if not processes.is_first():
+        if not ranks.is_first():
             return
         with _float32(model):
             for line in self._lines(step, model):
-                everything = self.recorder.common(step) | line
-                append_line(self.recorder.folder.observations, everything)
+                append_line(self.observations, self.recorder.common(step) | line)
 
     def _lines(self, step: int, model: nn.Module) -> Iterator[Line]:
         if is_due(self.wanted.gains_every, step, self.last):
@@ -87,25 +97,69 @@ def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) ->
         for name, group in parameter_groups(model).items()
         if wanted.chooses(name, group.role)
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AttentionBackendWarning)
-        problem = Problem(model, batch, loss="causal-lm")
-        norms = group_norms(problem, groups, probes=wanted.sample.probes, seed=wanted.sample.seed)
+    with _problem(model, batch) as problem:
+        norms = _norms(problem, groups, wanted.sample)
         loss = problem.value()
     yield {"quantity": "batch_loss", "layer": None, "value": loss}
-    for name, parts in norms.items():
-        for part, estimate in parts.items():
-            yield {
-                "quantity": "frobenius_norm",
-                "layer": groups[name].layer,
-                "group": name,
-                "role": groups[name].role,
-                "part": part,
-                "value": estimate.value,
-                "standard_error": estimate.standard_error,
-                "method": estimate.method,
-                "batch_loss": loss,
-            }
+    yield from (norm | {"batch_loss": loss} for norm in norms)
+
+
+def map_rows(
+    model: nn.Module,
+    settings: RunSettings,
+    curvature: CurvatureSettings,
+    corpus: Corpus,
+    stage: str,
+) -> list[ResultRow]:
+    """Frobenius norms of H_o, H_f and H of every parameter group on the fixed held-out batch.
+
+    Args:
+        model: at the stage's weights.
+        settings: of the run.
+        curvature: batch and probes.
+        corpus: where the held-out batch comes from.
+        stage: initial or final.
+
+    Returns:
+        One row a group and part.
+
+    Cost:
+        About a gradient of the batch for each probe and group.
+    """
+    model.to(torch.device(settings.device))
+    batch = corpus.curvature_batch(curvature.sequences, curvature.tokens, curvature.seed)
+    with _problem(model, batch) as problem:
+        norms = _norms(problem, parameter_groups(model), curvature)
+    preset, seed = settings.preset, settings.seed
+    return [ResultRow(preset=preset, seed=seed, stage=stage, **norm) for norm in norms]
+
+
+@contextmanager
+def _problem(model: nn.Module, batch: Example) -> Iterator[Problem]:
+    """The loss as a function of the weights; that fused attention is set aside goes without saying."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AttentionBackendWarning)
+        yield Problem(model, batch, loss="causal-lm")
+
+
+def _norms(
+    problem: Problem, groups: Mapping[str, ParameterGroup], sample: CurvatureSettings
+) -> list[Line]:
+    found = group_norms(problem, groups, probes=sample.probes, seed=sample.seed)
+    return [
+        {
+            "quantity": "frobenius_norm",
+            "layer": groups[name].layer,
+            "group": name,
+            "role": groups[name].role,
+            "part": part,
+            "value": estimate.value,
+            "standard_error": estimate.standard_error,
+            "method": estimate.method,
+        }
+        for name, parts in found.items()
+        for part, estimate in parts.items()
+    ]
 
 
 @contextmanager

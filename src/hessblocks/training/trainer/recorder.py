@@ -1,60 +1,94 @@
-"""What happens between the steps of a run: losses written down, checkpoints sealed, time measured."""
+"""The one recorder of losses: when they are taken, who is told, and that a diverged training ends."""
 
 from __future__ import annotations
 
 import math
-import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hessblocks.progress import Progress
+from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import append_line, read_lines
-from hessblocks.training import processes
-from hessblocks.training.folder import RunFolder, prune, seal
+from hessblocks.training import ranks
+from hessblocks.training.folder import RunFolder, prune, remembered_in, seal
 from hessblocks.training.trainer.divergence import Divergence
+from hessblocks.training.trainer.guarded import GuardedTrainer
 from hessblocks.training.trainer.memory import allocated_peak
-from hessblocks.training.trainer.pace import StepClock
-from hessblocks.training.trainer.run_trainer import RunTrainer
+from hessblocks.training.trainer.update_cost import StepClock
 
-
-class DivergenceWarning(UserWarning):
-    """A loss or a gradient is no longer a number; the run ends there."""
+Line = dict[str, Any]
 
 
 class Recorder(StepClock):
-    """Decides when to log, evaluate and save, and writes down what comes of it.
+    """Decides when to log, evaluate and save, and notes what comes of it as lines.
 
-    Training time is that of forward, backward and update; evaluation, checkpoints and what is measured
-    on the way are left out. Only the first of several processes writes.
+    A line has preset, seed, step, tokens, seconds, split (train or validation) and loss; one at which
+    training diverged says so under `diverged`. Training time is that of forward, backward and update;
+    evaluation, checkpoints and what is measured on the way are left out. Only the first of several
+    processes writes.
     """
 
-    trainer: RunTrainer
-    """Whose callback this is; set before training."""
+    trainer: GuardedTrainer
+    """Whose callback this is."""
 
     def __init__(
-        self, settings: RunSettings, folder: RunFolder, progress: Progress, done: dict[str, Any]
+        self,
+        settings: RunSettings,
+        folder: RunFolder | None = None,
+        *,
+        checkpoint: Path | None = None,
+        listener: Callable[[Line], object] = lambda line: None,
     ) -> None:
-        """Start, or go on from what a checkpoint remembered (`done`)."""
+        """Start, or go on from what a checkpoint remembers.
+
+        Args:
+            settings: say what is trained and when losses and checkpoints are due.
+            folder: gets lines and checkpoints; None for neither.
+            checkpoint: where training goes on from.
+            listener: is told each line.
+        """
         super().__init__(settings.device)
+        done = remembered_in(checkpoint) if checkpoint else {}
         self.settings = settings
         self.folder = folder
-        self.progress = progress
+        self.checkpoint = checkpoint
+        self.listener = listener
         self.seconds: float = done.get("seconds", 0.0)
         self.peak: int = done.get("peak_memory", 0)
         self.divergence: Divergence | None = None
         self._logged = (done.get("step", 0), self.seconds)
+
+    def record(self, trainer: GuardedTrainer, *observers: TrainerCallback) -> None:
+        """Train to the end, or to where it diverges.
+
+        Args:
+            trainer: ready to train.
+            *observers: come after this one in each step.
+
+        Raises:
+            RunError: a line or a checkpoint cannot be written.
+        """
+        self.trainer = trainer
+        for callback in (self, *observers):
+            trainer.add_callback(callback)
+        trainer.args.eval_on_start = self.checkpoint is None
+        with quiet():
+            trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Stop the clock; ask for what is due. A checkpoint always comes with a logged loss."""
         super().on_step_end(args, state, control)
-        self.seconds += self.last
+        self.seconds += self.each[-1]
         training, step = self.settings.training, state.global_step
         last = step == training.steps
-        control.should_save = not last and step % training.checkpoint_every == 0
+        control.should_save = bool(
+            self.folder and not last and step % training.checkpoint_every == 0
+        )
         control.should_log = last or control.should_save or step % training.log_every == 0
         control.should_evaluate = last or step % training.evaluate_every == 0
         self.divergence = self.divergence or self.trainer.divergence
@@ -70,24 +104,19 @@ class Recorder(StepClock):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Write the training loss down: none for a step whose update could not be made."""
+        """Note the training loss: none for a step whose update could not be made."""
         if not logs or "loss" not in logs:
             return
         step, seconds = self._logged
-        loss = math.nan if self.divergence else logs["loss"]
         tokens = (state.global_step - step) * self._tokens_each
-        self._append(
+        self._note(
             state.global_step,
             split="train",
-            loss=loss,
+            loss=math.nan if self.divergence else logs["loss"],
             tokens_per_second=tokens / max(self.seconds - seconds, 1e-9),
             learning_rate=logs["learning_rate"],
             gradient_norm=logs.get("grad_norm"),
-            **({"diverged": self.divergence.words} if self.divergence else {}),
         )
-        self.progress.step(state.global_step, loss)
-        if self.divergence and processes.is_first():
-            self._warn(self.divergence)
         self._logged = (state.global_step, self.seconds)
 
     def on_evaluate(
@@ -97,30 +126,26 @@ class Recorder(StepClock):
         control: TrainerControl,
         **given: Any,
     ) -> None:
-        """Write the validation loss down; one that is no number ends the run as a training loss does."""
+        """Note the validation loss; one that is no number ends training as a training loss does."""
         loss, step = given["metrics"]["eval_loss"], state.global_step
-        if math.isfinite(loss) or self.divergence:
-            self._append(step, split="validation", loss=loss)
-            return
-        parameters = given["model"].named_parameters()
-        place = next((name for name, p in parameters if not p.isfinite().all()), "")
-        quantity = "parameters" if place else "validation loss"
-        self.divergence = Divergence(step=step, quantity=quantity, place=place)
-        self._append(step, split="validation", loss=loss, diverged=self.divergence.words)
-        control.should_training_stop, control.should_save = True, False
-        if processes.is_first():
-            self._warn(self.divergence)
+        if not (math.isfinite(loss) or self.divergence):
+            parameters = given["model"].named_parameters()
+            place = next((name for name, p in parameters if not p.isfinite().all()), "")
+            quantity = "parameters" if place else "validation loss"
+            self.divergence = Divergence(step=step, quantity=quantity, place=place)
+            control.should_training_stop, control.should_save = True, False
+        self._note(step, split="validation", loss=loss)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Seal the checkpoint that the Trainer has written; remove old ones."""
-        processes.wait()  # each writes its random state
-        if not processes.is_first():
+        ranks.wait()  # each writes its random state
+        if not (self.folder and ranks.is_first()):
             return
         checkpoint = self.folder.checkpoints / f"checkpoint-{state.global_step}"
         (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody reads
-        self.peak = max(self.peak, allocated_peak(self.settings.device))
+        self.peak = max(self.peak, allocated_peak(self.device))
         done = {
             "step": state.global_step,
             "seconds": self.seconds,
@@ -134,9 +159,9 @@ class Recorder(StepClock):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Note the peak of memory."""
-        self.peak = max(self.peak, allocated_peak(self.settings.device))
+        self.peak = max(self.peak, allocated_peak(self.device))
 
-    def common(self, step: int) -> dict[str, Any]:
+    def common(self, step: int) -> Line:
         """What every line of a run's files says."""
         return {
             "preset": self.settings.preset,
@@ -151,15 +176,22 @@ class Recorder(StepClock):
         """Tokens of one step."""
         return self.settings.training.batch_size * self.settings.model.context
 
-    def _append(self, step: int, **values: Any) -> None:
-        if processes.is_first():
-            append_line(self.folder.metrics, self.common(step) | values)
+    def _note(self, step: int, **values: Any) -> None:
+        line = self.common(step) | values
+        if self.divergence:
+            line["diverged"] = self.divergence.words
+        if self.folder and ranks.is_first():
+            append_line(self.folder.metrics, line)
+        self.listener(line)
 
-    def _warn(self, divergence: Divergence) -> None:
-        warnings.warn(
-            f"{self.settings.preset}, seed {self.settings.seed}: diverged at step {divergence.step}: "
-            f"the {divergence.words} {divergence.verb} not finite; the run ends there and its numbers are kept. Try a lower "
-            f"--learning-rate than {self.settings.training.learning_rate:g}.",
-            DivergenceWarning,
-            stacklevel=2,
-        )
+
+def validation_loss(line: Mapping[str, Any]) -> tuple[int, float | None] | None:
+    """(step, validation loss) of a line; the loss is None where training diverged.
+
+    Returns:
+        None for a training loss.
+    """
+    if line["split"] == "train" and "diverged" not in line:
+        return None
+    loss = line["loss"]
+    return line["step"], loss if loss is not None and math.isfinite(loss) else None

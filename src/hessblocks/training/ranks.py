@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+T = TypeVar("T")
 PATIENCE = timedelta(days=7)
 """How long a process waits for the first, which may be measuring curvature; torchrun ends it sooner
 where the first has failed."""
@@ -56,10 +58,10 @@ def any_of(flag: bool) -> bool:
     return bool(found)
 
 
-def first_of(value: str | None) -> str | None:
+def first_of(value: T | None) -> T | None:
     """The value of the first process that has one."""
     if count() == 1:
         return value
-    values: list[str | None] = [None] * count()
+    values: list[T | None] = [None] * count()
     dist.all_gather_object(values, value)
     return next((found for found in values if found is not None), None)

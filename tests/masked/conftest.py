@@ -33,3 +33,9 @@ def corpus(session: None) -> Corpus:
 @pytest.fixture
 def topic(session: None) -> Task:
     return make_task("topic", load_docstrings())
+
+
+@pytest.fixture
+def own_cache(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of this test alone; the corpus is open already."""
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))

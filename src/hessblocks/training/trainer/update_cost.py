@@ -1,4 +1,4 @@
-"""How long a training step takes: a few steps as in a run, without anything being written."""
+"""What an update costs: its seconds, over a few steps as in a run, and its floating-point operations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     PreTrainedModel,
     TrainerCallback,
@@ -21,8 +23,15 @@ from hessblocks.data import Corpus
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
-from hessblocks.training.preparation import build_model
+from hessblocks.training.preparation import build_model, model_without_weights
 from hessblocks.training.trainer.run_trainer import make_trainer
+
+WARM = 2
+"""Steps that are not counted."""
+COUNTED = 5
+"""Steps that are."""
+RATE = 1e-6
+"""Learning rate: without its warm-up a model might diverge at that of its run."""
 
 
 class StepClock(TrainerCallback):
@@ -31,8 +40,8 @@ class StepClock(TrainerCallback):
     def __init__(self, device: str) -> None:
         """Measure work on `device`, cpu or cuda, whose last operation a step waits for."""
         self.device = device
-        self.last = 0.0
-        """Seconds of the last step."""
+        self.each: list[float] = []
+        """Seconds of each step so far."""
         self._started = 0.0
 
     def on_step_begin(
@@ -47,57 +56,62 @@ class StepClock(TrainerCallback):
         """Stop."""
         if self.device == "cuda":
             torch.cuda.synchronize()
-        self.last = time.perf_counter() - self._started
-
-
-WARM = 2
-"""Steps that are not counted."""
-COUNTED = 5
-"""Steps that are."""
-RATE = 1e-6
-"""Learning rate: without its warm-up a model might diverge at that of its run."""
-
-
-class Stopwatch(StepClock):
-    """Keeps the seconds of every step."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__(device)
-        self.seconds: list[float] = []
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Stop; nothing is logged, evaluated or saved."""
-        super().on_step_end(args, state, control)
-        self.seconds.append(self.last)
-        control.should_log = control.should_evaluate = control.should_save = False
+        self.each.append(time.perf_counter() - self._started)
 
 
 def step_seconds(
     settings: RunSettings, corpus: Corpus, model: PreTrainedModel | None = None
 ) -> list[float]:
-    """The seconds of `COUNTED` steps, the first ones of a run.
+    """The seconds of `COUNTED` steps, the first ones of a run; nothing is written.
 
     Args:
         settings: what is trained, and how.
         corpus: to train on.
         model: trained in place; by default that of the settings, which is thrown away.
 
+    Returns:
+        Seconds of each step that counts.
+
     Raises:
         RunError: the loss or a gradient is not finite.
     """
     training = replace(settings.training, steps=WARM + COUNTED, learning_rate=RATE)
     brief = replace(settings, training=training)
-    watch = Stopwatch(settings.device)
+    clock = StepClock(settings.device)
     if model is None:
         model = build_model(brief.model, brief.preset, corpus.vocab_size, brief.seed)
     with tempfile.TemporaryDirectory() as folder, quiet():
-        trainer = make_trainer(model, brief, corpus, Path(folder), [watch], resumed=True)
+        trainer = make_trainer(model, brief, corpus, Path(folder))
+        trainer.add_callback(clock)
         trainer.train()
     if trainer.divergence:
         raise RunError(
             f"{settings.preset}: its pace cannot be measured, since the {trainer.divergence.words} "
             f"{trainer.divergence.verb} not finite."
         )
-    return watch.seconds[WARM:]
+    return clock.each[WARM:]
+
+
+def update_flops(settings: RunSettings, vocab_size: int) -> int:
+    """Operations of the matrix products of one update, forward and backward; an addition counts too.
+
+    They are counted on a model without memory. Attention counts in full: tokens × tokens scores, though
+    a fused kernel may skip the masked half. Norms, activations and the optimiser are left out; the running
+    means of shaped attention are products with a small triangle and count, with less than 1 % of a layer.
+
+    Args:
+        settings: of the run.
+        vocab_size: entries of the vocabulary.
+
+    Returns:
+        Operations of all passes of the update.
+
+    Source:
+        `torch.utils.flop_counter.FlopCounterMode`.
+    """
+    model = model_without_weights(settings.model, settings.preset, vocab_size)
+    tokens = torch.zeros(1, settings.model.context, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(input_ids=tokens, labels=tokens).loss.backward()
+    count: int = counter.get_total_flops()
+    return count * settings.training.batch_size

@@ -19,7 +19,7 @@ from hessblocks.training.masked.cost import costs
 from hessblocks.training.masked.finetune import Finetuning, classifier, encoded, finetune
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
 from hessblocks.training.masked.pretrain import masked_once, pretrained
-from hessblocks.training.trainer.guarded import PlainTrainer, arguments
+from hessblocks.training.trainer.guarded import GuardedTrainer, quiet_arguments
 from hessblocks.training.trainer.memory import peak_bytes
 
 SETTINGS = Pretraining(
@@ -122,20 +122,20 @@ def test_a_score_is_the_share_of_right_answers(corpus: Corpus, topic: Task) -> N
     tokenizer = tokenizer_of(corpus, 16)
     model = classifier(SETTINGS, None, 3, seed=0)
     collator = DataCollatorWithPadding(tokenizer)
-    trainer = PlainTrainer(
+    trainer = GuardedTrainer(
         model=model,
-        args=arguments("unused", per_device_eval_batch_size=7),
-        evaluation_collator=collator,
+        args=quiet_arguments("unused", "cpu", per_device_eval_batch_size=7),
+        data_collator=collator,
     )
     test = encoded(topic.splits["test"][:20], tokenizer, 16)
     right = 0
     for example in test:
         given = {k: torch.tensor([example[k]]) for k in ("input_ids", "attention_mask")}
         right += int(model.eval()(**given).logits.argmax()) == example["labels"]
-    assert _score(trainer, test, collator).accuracy == right / 20
+    assert _score(trainer, test).accuracy == right / 20
     with torch.no_grad():
         model.score.weight[0] = float("nan")
-    assert _score(trainer, test, collator).accuracy is None
+    assert _score(trainer, test).accuracy is None
 
 
 def test_the_trunk_is_the_pretrained_one_and_the_head_hangs_on_the_seed(corpus: Corpus) -> None:
@@ -157,7 +157,7 @@ def test_too_little_text_is_one_sentence(corpus: Corpus) -> None:
 
 def test_gains_and_norms_do_not_decay() -> None:
     model = SETTINGS.model()
-    trainer = PlainTrainer(model=model, args=arguments("unused"))
+    trainer = GuardedTrainer(model=model, args=quiet_arguments("unused", "cpu"))
     decayed = set(trainer.get_decay_parameter_names(model))
     assert {n for n, p in model.named_parameters() if p.ndim < 2}.isdisjoint(decayed)
     assert "model.token_embedding.weight" in decayed
