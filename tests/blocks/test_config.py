@@ -12,7 +12,7 @@ from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch, Shaping
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import DyT, LayerNorm, NoNorm, RMSNorm
-from hessblocks.blocks.parts import Part
+from hessblocks.blocks.parts import BlockPart
 from hessblocks.blocks.positions import NoPosition, RotaryPosition, SinusoidalPosition
 from hessblocks.blocks.weights import Dense, Identity, Reparametrised
 
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_refused_by_name(fields: dict[str, Any], words: lis
         (lambda: Dense(init="ones"), ["init", "ones"]),
         (lambda: Shaping(alpha=float("nan")), ["alpha", "nan"]),
         (lambda: MLP(activation="tanh"), ["activation", "relu"]),
-        (lambda: Part.from_dict({"kind": "norm"}), ["norm"]),
+        (lambda: BlockPart.from_dict({"kind": "norm"}), ["norm"]),
         (lambda: hb.build("sas", depth=0), ["depth", "0"]),
         (lambda: hb.build("sas", task="translation"), ["task", "causal-lm"]),
         (lambda: Identity().build(4, 6), ["4 inputs", "6 outputs"]),

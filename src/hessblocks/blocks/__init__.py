@@ -7,7 +7,7 @@ from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping
 from hessblocks.blocks.kernels import Context, Kernel, fused_kernel, linear_kernel
 from hessblocks.blocks.mlp import MLP, FeedForward
 from hessblocks.blocks.norms import DynamicTanh, DyT, LayerNorm, NoNorm, Norm, RMSNorm
-from hessblocks.blocks.parts import Part, Resettable
+from hessblocks.blocks.parts import BlockPart, Resettable
 from hessblocks.blocks.positions import (
     LearnedPosition,
     NoPosition,
@@ -32,6 +32,7 @@ __all__ = [
     "Attention",
     "Block",
     "BlockConfig",
+    "BlockPart",
     "Branch",
     "Context",
     "Dense",
@@ -46,7 +47,6 @@ __all__ = [
     "NoNorm",
     "NoPosition",
     "Norm",
-    "Part",
     "Position",
     "RMSNorm",
     "Reparametrised",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.kernels import Context, Kernel, linear_kernel
 from hessblocks.blocks.norms import NoNorm, Norm
-from hessblocks.blocks.parts import Part, check_above_zero, check_choice, check_parts
+from hessblocks.blocks.parts import BlockPart, check_above_zero, check_choice, check_parts
 from hessblocks.blocks.positions import Rotation, rotate
 from hessblocks.blocks.shaped import centre, shape_attention
 from hessblocks.blocks.weights import TIED, Dense, Tied, Weight
@@ -27,7 +27,7 @@ Cache = Callable[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Part, kind="attention"):
+class Attention(BlockPart, kind="attention"):
     """How tokens are mixed."""
 
     scores: str = "softmax"

@@ -9,6 +9,9 @@ from hessblocks.blocks.attention import Cache
 from hessblocks.blocks.block_config import BlockConfig
 from hessblocks.blocks.kernels import Context
 
+Vectors = Float[Tensor, "*tokens width"]
+"""One vector a token."""
+
 
 class Block(nn.Module):
     """Layer number `layer` of a model of `depth` layers; see `BlockConfig` for the formulas."""
@@ -47,10 +50,10 @@ class Block(nn.Module):
 
     def after_attention(
         self,
-        attended: Float[Tensor, "*tokens width"],
-        x: Float[Tensor, "*tokens width"],
-        inputs: Float[Tensor, "*tokens width"],
-    ) -> Float[Tensor, "*tokens width"]:
+        attended: Vectors,
+        x: Vectors,
+        inputs: Vectors,
+    ) -> Vectors:
         """The rest of the block, which acts on each token by itself.
 
         Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessblocks.blocks.block_fields import BlockFields
-from hessblocks.blocks.parts import Part, check_choice, check_parts
+from hessblocks.blocks.parts import BlockPart, check_choice, check_parts
 from hessblocks.blocks.rules import first_refusal
 from hessblocks.errors import ArgumentError
 
@@ -35,7 +35,7 @@ class BlockConfig(BlockFields, kind="block"):
     @staticmethod
     def from_dict(values: dict[str, Any]) -> BlockConfig:
         """The configuration that `to_dict` described."""
-        config = Part.from_dict(values)
+        config = BlockPart.from_dict(values)
         if not isinstance(config, BlockConfig):
             raise ArgumentError(
                 f"block: expected a description of kind 'block', got {values.get('kind')!r}"

@@ -8,12 +8,12 @@ from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import Norm, RMSNorm
-from hessblocks.blocks.parts import Part
+from hessblocks.blocks.parts import BlockPart
 from hessblocks.blocks.positions import LearnedPosition, Position
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockFields(Part):
+class BlockFields(BlockPart):
     """What a block is made of; `BlockConfig` adds the checks."""
 
     width: int = 256

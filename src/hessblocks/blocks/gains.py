@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.blocks.parts import Part, check_finite
+from hessblocks.blocks.parts import BlockPart, check_finite
 from hessblocks.errors import ArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shaping(Part, kind="shaping"):
+class Shaping(BlockPart, kind="shaping"):
     """Shaped attention αI + βA − γC, one α, β, γ a head (Noci et al., 2023; He & Hofmann, eq. 5).
 
     Without the centre it is the αI + βA of Value-SkipInit (He et al., 2023).
@@ -72,7 +72,7 @@ class ShapedGains(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Branch(Part, kind="branch"):
+class Branch(BlockPart, kind="branch"):
     """One residual sum: skip · x + gain · f(x)."""
 
     skip: float = 1.0

@@ -9,14 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.blocks.parts import Part, check_choice, check_finite, check_parts
+from hessblocks.blocks.parts import BlockPart, check_choice, check_finite, check_parts
 from hessblocks.blocks.weights import Dense, Weight
 
 ACTIVATIONS = ("relu", "leaky-relu", "gelu", "silu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLP(Part, kind="mlp"):
+class MLP(BlockPart, kind="mlp"):
     """activation(x W_in) W_out; gated: (activation(x W_gate) · x W_in) W_out."""
 
     activation: str = "relu"

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.blocks.parts import Part, check_above_zero, check_finite
+from hessblocks.blocks.parts import BlockPart, check_above_zero, check_finite
 
 
 @dataclass(frozen=True, kw_only=True)
-class Norm(Part, abc.ABC):
+class Norm(BlockPart, abc.ABC):
     """What rescales each token's vector."""
 
     scale_free: ClassVar[bool] = False

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from hessblocks.errors import ArgumentError, unknown_name
 
-Self = TypeVar("Self", bound="Part")
+Self = TypeVar("Self", bound="BlockPart")
 
 
 @runtime_checkable
@@ -25,18 +25,18 @@ class Resettable(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class BlockPart:
     """Base of every part; subclasses are frozen dataclasses that name their `kind`."""
 
     kind: ClassVar[str] = ""
-    _by_kind: ClassVar[dict[str, type[Part]]] = {}
+    _by_kind: ClassVar[dict[str, type[BlockPart]]] = {}
 
     def __init_subclass__(cls, *, kind: str = "", **keywords: Any) -> None:
         """Register the subclass under `kind`, the word that stands for it in JSON."""
         super().__init_subclass__(**keywords)
         if kind:
             cls.kind = kind
-            Part._by_kind[kind] = cls
+            BlockPart._by_kind[kind] = cls
 
     def to_dict(self) -> dict[str, Any]:
         """The part as JSON values: its kind and its fields."""
@@ -45,17 +45,17 @@ class Part:
         }
 
     @staticmethod
-    def from_dict(values: dict[str, Any]) -> Part:
+    def from_dict(values: dict[str, Any]) -> BlockPart:
         """The part that `to_dict` described.
 
         Raises:
             ArgumentError: unknown kind or field.
         """
         kind = str(values.get("kind"))
-        if kind not in Part._by_kind:
-            raise unknown_name("kind of part", kind, Part._by_kind)
+        if kind not in BlockPart._by_kind:
+            raise unknown_name("kind of part", kind, BlockPart._by_kind)
         fields = {name: _part(value) for name, value in values.items() if name != "kind"}
-        made = Part._by_kind[kind]
+        made = BlockPart._by_kind[kind]
         _check_fields(made, fields)
         return made(**fields)
 
@@ -69,14 +69,14 @@ class Part:
         return dataclasses.replace(self, **fields)
 
 
-def _check_fields(part: type[Part], names: Iterable[str]) -> None:
+def _check_fields(part: type[BlockPart], names: Iterable[str]) -> None:
     known = [field.name for field in dataclasses.fields(part)]
     for name in names:
         if name not in known:
             raise unknown_name(f"field of {part.kind}", name, known)
 
 
-def check_parts(part: Part) -> None:
+def check_parts(part: BlockPart) -> None:
     """Refuse a slot that does not hold a part of its kind.
 
     Raises:
@@ -85,24 +85,24 @@ def check_parts(part: Part) -> None:
     for name, (kind, optional) in _slots(type(part)).items():
         value = getattr(part, name)
         if not isinstance(value, kind) and not (optional and value is None):
-            fitting = sorted(c.__name__ for c in Part._by_kind.values() if issubclass(c, kind))
+            fitting = sorted(c.__name__ for c in BlockPart._by_kind.values() if issubclass(c, kind))
             raise ArgumentError(
                 f"{part.kind}: {name}: expected one of hessblocks.blocks' {', '.join(fitting)}, got {value!r}"
             )
 
 
-def _slots(cls: type[Part]) -> dict[str, tuple[type[Part], bool]]:
+def _slots(cls: type[BlockPart]) -> dict[str, tuple[type[BlockPart], bool]]:
     """The fields that hold parts: the kind of part, and whether None is allowed."""
     slots = {}
     for name, hint in typing.get_type_hints(cls).items():
         options = typing.get_args(hint) or (hint,)
         for option in options:
-            if isinstance(option, type) and issubclass(option, Part):
+            if isinstance(option, type) and issubclass(option, BlockPart):
                 slots[name] = (option, type(None) in options)
     return slots
 
 
-def check_finite(part: Part, *names: str) -> None:
+def check_finite(part: BlockPart, *names: str) -> None:
     """Refuse fields that are not finite numbers.
 
     Raises:
@@ -114,7 +114,7 @@ def check_finite(part: Part, *names: str) -> None:
             raise ArgumentError(f"{part.kind}: {name}: expected a finite number, got {value!r}")
 
 
-def check_above_zero(part: Part, *names: str) -> None:
+def check_above_zero(part: BlockPart, *names: str) -> None:
     """Refuse fields that are not finite numbers above zero.
 
     Raises:
@@ -126,7 +126,7 @@ def check_above_zero(part: Part, *names: str) -> None:
             raise ArgumentError(f"{part.kind}: {name}: expected a number above 0, got {value!r}")
 
 
-def check_choice(part: Part, name: str, choices: tuple[str, ...]) -> None:
+def check_choice(part: BlockPart, name: str, choices: tuple[str, ...]) -> None:
     """Refuse a field that is not one of `choices`.
 
     Raises:
@@ -143,8 +143,8 @@ def _is_finite(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    return value.to_dict() if isinstance(value, Part) else value
+    return value.to_dict() if isinstance(value, BlockPart) else value
 
 
 def _part(value: Any) -> Any:
-    return Part.from_dict(value) if isinstance(value, dict) else value
+    return BlockPart.from_dict(value) if isinstance(value, dict) else value

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hessblocks.blocks.parts import Part, check_above_zero, check_finite
+from hessblocks.blocks.parts import BlockPart, check_above_zero, check_finite
 
 Rotation = tuple[Float[Tensor, "#B 1 T K"], Float[Tensor, "#B 1 T K"]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position(Part, abc.ABC):
+class Position(BlockPart, abc.ABC):
     """How a token's place enters the model; the default adds nothing anywhere."""
 
     def build(self, context: int, width: int) -> nn.Module | None:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.blocks.parts import Part, check_above_zero, check_choice, check_finite
+from hessblocks.blocks.parts import BlockPart, check_above_zero, check_choice, check_finite
 from hessblocks.errors import ArgumentError
 
 TIED = "tied-orthogonal"
@@ -26,7 +26,7 @@ INITIALISATIONS = ("normal", "zeros", "identity", "orthogonal", TIED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weight(Part, abc.ABC):
+class Weight(BlockPart, abc.ABC):
     """What maps (..., inputs) to (..., outputs)."""
 
     @property

@@ -7,7 +7,7 @@ E‖H_ij z‖² = ‖H_ij‖_F² for every i at once, since H z holds all H_ij z
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +69,9 @@ def column_squares(
         probes: K, at least 4.
         seed: of the probes.
 
+    Returns:
+        The squares of each group and part.
+
     Raises:
         ArgumentError: too few probes.
         RunError: a product is not finite.
@@ -76,28 +79,73 @@ def column_squares(
     Cost: about one gradient's time a probe and part; memory of one vector of all rows for each part
         and probe taken together, bounded by the problem's memory limit.
     """
-    if probes < FEWEST_PROBES:
-        raise ArgumentError(
-            f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
-        )
     chosen = {name: groups[name] for name in rows or groups}
-    group, everything = groups[column], merge("rows", list(chosen.values()))
-    names = [name for one in groups.values() for name in one.parameters]
-    found: dict[Part, list[Tensor]] = {part: [] for part in parts}
-    for vectors in _vectors(problem, group, probes, _seed_of(seed, column), len(parts)):
-        totals = total_products(problem, vectors, everything, group, parts, later=names)
-        for part, total in totals.items():
-            found[part].append(_squares(total, [one.size for one in chosen.values()]))
-    squares = {part: torch.cat(pieces) for part, pieces in found.items()}
-    _check_finite(column, squares)
+    squares = probe_squares(
+        problem,
+        groups[column],
+        list(chosen.values()),
+        parts,
+        probes=probes,
+        seed=_seed_of(seed, column),
+        later=groups.values(),
+    )
     return ColumnSquares(
         column=column,
-        exact=group.size <= probes,
+        exact=groups[column].size <= probes,
         squares={
             part: {name: tuple(values[:, i].tolist()) for i, name in enumerate(chosen)}
             for part, values in squares.items()
         },
     )
+
+
+def probe_squares(
+    problem: Problem,
+    group: ParameterGroup,
+    rows: Sequence[ParameterGroup],
+    parts: Sequence[Part],
+    *,
+    probes: int,
+    seed: int,
+    later: Iterable[ParameterGroup],
+) -> dict[Part, Float[Tensor, "K rows"]]:
+    """‖H_ij z‖² of probes z in one group, for each group of rows; by unit vectors where they are no more.
+
+    Args:
+        problem: model, batches and loss.
+        group: j, which the probes lie in.
+        rows: the groups i.
+        parts: which of H_o, H_f and H.
+        probes: K, at least 4.
+        seed: of the probes.
+        later: groups that further probes will lie in.
+
+    Returns:
+        By part, one row a probe, float64.
+
+    Raises:
+        ArgumentError: too few probes.
+        RunError: a product is not finite.
+    """
+    if probes < FEWEST_PROBES:
+        raise ArgumentError(
+            f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
+        )
+    everything, sizes = merge("rows", list(rows)), [one.size for one in rows]
+    names = [name for one in later for name in one.parameters]
+    found: dict[Part, list[Tensor]] = {part: [] for part in parts}
+    for vectors in _vectors(problem, group, probes, seed, len(parts)):
+        totals = total_products(problem, vectors, everything, group, parts, later=names)
+        for part, total in totals.items():
+            found[part].append(_squares(total, sizes))
+    squares = {part: torch.cat(pieces) for part, pieces in found.items()}
+    for part, values in squares.items():
+        if not torch.isfinite(values).all():
+            raise RunError(
+                f"curvature: products of {part} with {group.name} are not finite; look at the weights, "
+                "or use float64 parameters"
+            )
+    return squares
 
 
 def _vectors(
@@ -135,12 +183,3 @@ def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def _seed_of(seed: int, column: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
-
-
-def _check_finite(column: str, squares: Mapping[Part, Tensor]) -> None:
-    for part, values in squares.items():
-        if not torch.isfinite(values).all():
-            raise RunError(
-                f"curvature: products of {part} with {column} are not finite; look at the weights, "
-                "or use float64 parameters"
-            )

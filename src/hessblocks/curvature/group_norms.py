@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
-import torch
-from torch import Tensor
+from collections.abc import Mapping, Sequence
 
 from hessblocks.conventions import PARTS, Part
+from hessblocks.curvature.columns import norm_of, probe_squares
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.products import Hessian, Problem, total_products
-from hessblocks.errors import ArgumentError
-from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
+from hessblocks.curvature.products import Problem
+from hessblocks.linalg import Estimate
 
 
 def group_norms(
@@ -43,38 +40,11 @@ def group_norms(
 
     Cost: about one gradient a probe for a group of the first layer, less further up.
     """
-    if probes < FEWEST_PROBES:
-        raise ArgumentError(
-            f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
-        )
-    everything = _names(groups.values())
     found = {}
     for name, group in groups.items():
-        vectors = _probe_vectors(problem, group, probes, seed)
+        squares = probe_squares(
+            problem, group, [group], parts, probes=probes, seed=seed, later=groups.values()
+        )
         exact = group.size <= probes
-        products = total_products(problem, vectors, group, group, parts, later=everything)
-        found[name] = {part: _estimate(_squares(p), exact=exact) for part, p in products.items()}
+        found[name] = {part: norm_of(own[:, 0], exact=exact) for part, own in squares.items()}
     return found
-
-
-def _names(groups: Iterable[ParameterGroup]) -> list[str]:
-    return list(dict.fromkeys(name for group in groups for name in group.parameters))
-
-
-def _probe_vectors(problem: Problem, group: ParameterGroup, probes: int, seed: int) -> Tensor:
-    """Random signs, (K, size); the unit vectors where there are no more of them."""
-    operator = Hessian(problem, group)
-    if group.size <= probes:
-        return torch.eye(group.size, dtype=operator.dtype, device=operator.device)
-    return Probes(operator, seed=seed).draw(probes).T
-
-
-def _squares(products: Tensor) -> Tensor:
-    """‖A z‖² of each vector."""
-    return products.double().square().sum(dim=1)
-
-
-def _estimate(squares: Tensor, *, exact: bool) -> Estimate:
-    if exact:
-        return Estimate(value=float(squares.sum().sqrt()), method="exact")
-    return norm_from_squares(squares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any, ClassVar
 
 from jaxtyping import Float, Int, Num, Shaped
@@ -13,6 +14,7 @@ from transformers.modeling_outputs import (
     MaskedLMOutput,
     SequenceClassifierOutput,
 )
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hessblocks.errors import ArgumentError
@@ -99,10 +101,14 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
         )
 
 
-class HessblocksForMaskedLM(_LanguageModel):
-    """A bidirectional model that restores masked tokens."""
+class _WithoutCache(HessblocksPreTrainedModel):
+    """A head that sees whole sequences at once."""
 
-    _causal = False
+    _result: ClassVar[type[ModelOutput]]
+
+    @abc.abstractmethod
+    def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Logits from the trunk's last vectors, (sequences, tokens, width)."""
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -111,36 +117,65 @@ class HessblocksForMaskedLM(_LanguageModel):
         attention_mask: Shaped[Tensor, "sequences ..."] | None = None,
         position_ids: Int[Tensor, "#sequences tokens"] | None = None,
         inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
-        labels: Int[Tensor, "sequences tokens"] | None = None,
+        labels: Int[Tensor, "sequences ..."] | None = None,
         num_items_in_batch: Num[Tensor, ""] | int | None = None,
         **others: Any,
-    ) -> MaskedLMOutput:
-        """Logits (sequences, tokens, vocabulary) and, with labels, the mean loss in nats per masked token.
+    ) -> ModelOutput:
+        """Logits and, with labels, the mean loss in nats per label that is not −100.
 
         Args:
-            input_ids: (sequences, tokens), some of them the mask token.
+            input_ids: (sequences, tokens), some of them the mask token in masked language models.
             attention_mask: (sequences, tokens), 0 marks padding.
             position_ids: (sequences, tokens); by default counted over the unpadded tokens.
             inputs_embeds: vectors in the place of `input_ids`.
-            labels: (sequences, tokens), the original token where one was masked, −100 elsewhere.
+            labels: one for each row of the logits.
             num_items_in_batch: valid labels of all batches that are accumulated; None means of this one.
             **others: `output_hidden_states` and `return_dict`, as in transformers.
+
+        Returns:
+            Logits, loss and hidden states; of the masked language model's logits every token has a row
+            (sequences, tokens, vocabulary), of the classifier's every sequence (sequences, classes).
 
         Raises:
             ArgumentError: as in `HessblocksForCausalLM`.
         """
-        outputs = _outputs(
-            self.model, input_ids, attention_mask, position_ids, inputs_embeds, others
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **{name: value for name, value in others.items() if name not in HARMLESS},
         )
-        logits = self.lm_head(outputs.last_hidden_state)
+        logits = self._logits(outputs.last_hidden_state, attention_mask)
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        return self._result(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
-class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
-    """A model that gives each sequence a class, from the mean of its unpadded tokens."""
+class HessblocksForMaskedLM(_WithoutCache, _LanguageModel):
+    """A bidirectional model that restores masked tokens.
+
+    `labels`, (sequences, tokens), are the original tokens where one was masked, −100 elsewhere.
+    """
+
+    _causal = False
+    _result = MaskedLMOutput
+
+    def _logits(
+        self, hidden: Tensor, attention_mask: Tensor | None
+    ) -> Float[Tensor, "sequences tokens vocabulary"]:
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+
+class HessblocksForSequenceClassification(_WithoutCache):
+    """A model that gives each sequence a class, from the mean of its unpadded tokens.
+
+    `labels`, (sequences,), are the classes.
+    """
 
     accepts_loss_kwargs = True
+    _result = SequenceClassifierOutput
 
     def __init__(self, config: HessblocksConfig) -> None:
         """Build the model; weights are drawn from torch's global random state."""
@@ -150,43 +185,15 @@ class HessblocksForSequenceClassification(HessblocksPreTrainedModel):
         self.score = nn.Linear(config.hidden_size, config.num_labels or 2, bias=False)
         self.post_init()
 
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Int[Tensor, "sequences tokens"] | None = None,
-        attention_mask: Shaped[Tensor, "sequences ..."] | None = None,
-        position_ids: Int[Tensor, "#sequences tokens"] | None = None,
-        inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
-        labels: Int[Tensor, " sequences"] | None = None,
-        num_items_in_batch: Num[Tensor, ""] | int | None = None,
-        **others: Any,
-    ) -> SequenceClassifierOutput:
-        """Logits (sequences, classes) and, with labels, the mean loss in nats per sequence.
-
-        Args:
-            input_ids: (sequences, tokens).
-            attention_mask: (sequences, tokens), 0 marks padding.
-            position_ids: (sequences, tokens); by default counted over the unpadded tokens.
-            inputs_embeds: vectors in the place of `input_ids`.
-            labels: (sequences,), the classes.
-            num_items_in_batch: sequences of all batches that are accumulated; None means of this one.
-            **others: `output_hidden_states` and `return_dict`, as in transformers.
-
-        Raises:
-            ArgumentError: as in `HessblocksForCausalLM`.
-        """
+    def _logits(
+        self, hidden: Tensor, attention_mask: Tensor | None
+    ) -> Float[Tensor, "sequences classes"]:
         if attention_mask is not None and attention_mask.ndim != 2:
             raise ArgumentError(
                 f"attention_mask: expected (sequences, tokens) to average over, got {tuple(attention_mask.shape)}"
             )
-        outputs = _outputs(
-            self.model, input_ids, attention_mask, position_ids, inputs_embeds, others
-        )
-        logits = self.score(_mean_token(outputs.last_hidden_state, attention_mask))
-        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states
-        )
+        logits: Tensor = self.score(_mean_token(hidden, attention_mask))
+        return logits
 
 
 def _check_classes(config: HessblocksConfig) -> None:
@@ -201,25 +208,6 @@ def _check_classes(config: HessblocksConfig) -> None:
         raise ArgumentError(
             f"problem_type: expected single_label_classification, got {config.problem_type!r}"
         )
-
-
-def _outputs(
-    model: nn.Module,
-    input_ids: Tensor | None,
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    inputs_embeds: Tensor | None,
-    others: dict[str, Any],
-) -> Any:
-    """The trunk's outputs, without a cache."""
-    return model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=position_ids,
-        inputs_embeds=inputs_embeds,
-        return_dict=True,
-        **{name: value for name, value in others.items() if name not in HARMLESS},
-    )
 
 
 def _mean_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:

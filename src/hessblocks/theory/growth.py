@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -22,8 +22,10 @@ from hessblocks.conventions import Part
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.verification import Case, arguments
 
-PAPER = "Ormaniec et al. 2025, section 4"
-DERIVED = "docs/theory.md, token form"
+SOURCES = {
+    "paper": "Ormaniec et al. 2025, section 4",
+    "derived": "docs/theory.md, token form",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,95 +73,79 @@ class Growth:
         return ruling
 
 
-def _grown(row: str, column: str, part: Part, *terms: Powers, source: str = PAPER) -> Growth:
-    return Growth(row=row, column=column, part=part, terms=terms, source=source)
+def _table(lines: str) -> tuple[Growth, ...]:
+    """One block a line: row column part | powers of each term, or 0 | where they come from."""
+    found = []
+    for line in lines.strip().splitlines():
+        block, terms, source = (field.strip() for field in line.split("|"))
+        row, column, part = block.split()
+        found.append(
+            Growth(
+                row=row,
+                column=column,
+                part=cast(Part, part),
+                terms=tuple(_powers(term) for term in terms.split(" + ") if term != "0"),
+                source=SOURCES[source],
+            )
+        )
+    return tuple(found)
 
 
-SOFTMAX = (
-    _grown("value", "value", "outer", Powers(x=2, projection=2, first=2)),
-    _grown("query", "query", "outer", Powers(x=6, key=2, value=2, projection=2, second=2)),
-    _grown("key", "key", "outer", Powers(x=6, query=2, value=2, projection=2, second=2)),
-    _grown("query", "key", "outer", Powers(x=6, query=1, key=1, value=2, projection=2, second=2)),
-    _grown("query", "value", "outer", Powers(x=4, key=1, value=1, projection=2, first=1, second=1)),
-    _grown("key", "value", "outer", Powers(x=4, query=1, value=1, projection=2, first=1, second=1)),
-    _grown("value", "value", "functional"),
-    _grown("query", "query", "functional", Powers(x=5, key=2, value=1, projection=1, third=1)),
-    _grown("key", "key", "functional", Powers(x=5, query=2, value=1, projection=1, third=1)),
-    _grown(
-        "query",
-        "key",
-        "functional",
-        Powers(x=5, query=1, key=1, value=1, projection=1, third=1),
-        Powers(x=3, value=1, projection=1, second=1),
-    ),
-    _grown("query", "value", "functional", Powers(x=3, key=1, projection=1, second=1)),
-    _grown("key", "value", "functional", Powers(x=3, query=1, projection=1, second=1)),
-    _grown("projection", "projection", "outer", Powers(x=2, value=2, first=2), source=DERIVED),
-    _grown(
-        "query",
-        "projection",
-        "outer",
-        Powers(x=4, key=1, value=2, projection=1, first=1, second=1),
-        source=DERIVED,
-    ),
-    _grown(
-        "key",
-        "projection",
-        "outer",
-        Powers(x=4, query=1, value=2, projection=1, first=1, second=1),
-        source=DERIVED,
-    ),
-    _grown(
-        "value", "projection", "outer", Powers(x=2, value=1, projection=1, first=2), source=DERIVED
-    ),
-    _grown("projection", "projection", "functional", source=DERIVED),
-    _grown(
-        "query", "projection", "functional", Powers(x=3, key=1, value=1, second=1), source=DERIVED
-    ),
-    _grown(
-        "key", "projection", "functional", Powers(x=3, query=1, value=1, second=1), source=DERIVED
-    ),
-    _grown("value", "projection", "functional", Powers(x=1, first=1), source=DERIVED),
+def _powers(term: str) -> Powers:
+    return Powers(**{factor[:-1]: int(factor[-1]) for factor in term.split()})
+
+
+SOFTMAX = _table(
+    """
+    value value outer | x2 projection2 first2 | paper
+    query query outer | x6 key2 value2 projection2 second2 | paper
+    key key outer | x6 query2 value2 projection2 second2 | paper
+    query key outer | x6 query1 key1 value2 projection2 second2 | paper
+    query value outer | x4 key1 value1 projection2 first1 second1 | paper
+    key value outer | x4 query1 value1 projection2 first1 second1 | paper
+    value value functional | 0 | paper
+    query query functional | x5 key2 value1 projection1 third1 | paper
+    key key functional | x5 query2 value1 projection1 third1 | paper
+    query key functional | x5 query1 key1 value1 projection1 third1 + x3 value1 projection1 second1 | paper
+    query value functional | x3 key1 projection1 second1 | paper
+    key value functional | x3 query1 projection1 second1 | paper
+    projection projection outer | x2 value2 first2 | derived
+    query projection outer | x4 key1 value2 projection1 first1 second1 | derived
+    key projection outer | x4 query1 value2 projection1 first1 second1 | derived
+    value projection outer | x2 value1 projection1 first2 | derived
+    projection projection functional | 0 | derived
+    query projection functional | x3 key1 value1 second1 | derived
+    key projection functional | x3 query1 value1 second1 | derived
+    value projection functional | x1 first1 | derived
+    """
 )
 """Softmax scores, W_Q and W_K apart."""
 
-SOFTMAX_ONE_MATRIX = (
-    _grown("query_key", "query_key", "outer", Powers(x=6, value=2, projection=2, second=2)),
-    _grown("query_key", "query_key", "functional", Powers(x=5, value=1, projection=1, third=1)),
-    _grown(
-        "query_key",
-        "value",
-        "outer",
-        Powers(x=4, value=1, projection=2, first=1, second=1),
-        source=DERIVED,
-    ),
-    _grown("query_key", "value", "functional", Powers(x=3, projection=1, second=1), source=DERIVED),
+SOFTMAX_ONE_MATRIX = _table(
+    """
+    query_key query_key outer | x6 value2 projection2 second2 | paper
+    query_key query_key functional | x5 value1 projection1 third1 | paper
+    query_key value outer | x4 value1 projection2 first1 second1 | derived
+    query_key value functional | x3 projection1 second1 | derived
+    """
 )
 """Softmax scores, one matrix W_QK."""
 
-LINEAR = (
-    _grown("value", "value", "outer", Powers(x=6, query=2, key=2, projection=2, first=2)),
-    _grown("query", "query", "outer", Powers(x=6, key=2, value=2, projection=2, second=2)),
-    _grown("key", "key", "outer", Powers(x=6, query=2, value=2, projection=2, second=2)),
-    _grown("query", "key", "outer", Powers(x=6, query=1, key=1, value=2, projection=2, second=2)),
-    _grown(
-        "query",
-        "value",
-        "outer",
-        Powers(x=6, query=1, key=2, value=1, projection=2, first=1, second=1),
-    ),
-    _grown(
-        "key",
-        "value",
-        "outer",
-        Powers(x=6, query=2, key=1, value=1, projection=2, first=1, second=1),
-    ),
-    _grown("value", "value", "functional"),
-    _grown("query", "query", "functional"),
-    _grown("key", "key", "functional"),
-    _grown("query", "key", "functional", Powers(x=3, value=1, projection=1, second=1)),
-    _grown("query", "value", "functional", Powers(x=3, key=1, projection=1, second=1)),
-    _grown("key", "value", "functional", Powers(x=3, query=1, projection=1, second=1)),
+LINEAR = _table(
+    """
+    value value outer | x6 query2 key2 projection2 first2 | paper
+    query query outer | x6 key2 value2 projection2 second2 | paper
+    key key outer | x6 query2 value2 projection2 second2 | paper
+    query key outer | x6 query1 key1 value2 projection2 second2 | paper
+    query value outer | x6 query1 key2 value1 projection2 first1 second1 | paper
+    key value outer | x6 query2 key1 value1 projection2 first1 second1 | paper
+    value value functional | 0 | paper
+    query query functional | 0 | paper
+    key key functional | 0 | paper
+    query key functional | x3 value1 projection1 second1 | paper
+    query value functional | x3 key1 projection1 second1 | paper
+    key value functional | x3 query1 projection1 second1 | paper
+    """
 )
 """Linear scores."""
 

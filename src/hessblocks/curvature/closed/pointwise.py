@@ -21,32 +21,31 @@ SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
 """Of the tanh form of GELU (Hendrycks and Gimpel 2016)."""
 
+Values = Float[Tensor, "*shape"]
+"""Any shape; the same wherever it stands in one signature."""
+
 
 class Curve(abc.ABC):
     """A function of one real number, applied entry by entry."""
 
     @abc.abstractmethod
-    def value_and_slope(
-        self, x: Float[Tensor, "*shape"]
-    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    def value_and_slope(self, x: Values) -> tuple[Values, Values]:
         """f(x) and f'(x)."""
 
     @abc.abstractmethod
-    def bend(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def bend(self, x: Values) -> Values:
         """f''(x), a tensor of its own."""
 
 
 class Tanh(Curve):
     """Hyperbolic tangent."""
 
-    def value_and_slope(
-        self, x: Float[Tensor, "*shape"]
-    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    def value_and_slope(self, x: Values) -> tuple[Values, Values]:
         """See `Curve`."""
         y = x.tanh()
         return y, 1 - y * y
 
-    def bend(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def bend(self, x: Values) -> Values:
         """See `Curve`."""
         y = x.tanh()
         return (y * y).sub_(1).mul_(y).mul_(2)
@@ -55,16 +54,14 @@ class Tanh(Curve):
 class TanhGelu(Curve):
     """½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
 
-    def value_and_slope(
-        self, x: Float[Tensor, "*shape"]
-    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    def value_and_slope(self, x: Values) -> tuple[Values, Values]:
         """See `Curve`."""
         t, inner = self._tanh(x)
         y = (t + 1).mul_(x).mul_(0.5)
         slope = (t * t).neg_().add_(1).mul_(inner).mul_(x).add_(t).add_(1).mul_(0.5)
         return y, slope
 
-    def bend(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def bend(self, x: Values) -> Values:
         """See `Curve`; with t = tanh(u): (1 − t²) (u' + ½ x u'' − x t u'²)."""
         t, inner = self._tanh(x)
         curved = (x * (3 * SQRT_2_OVER_PI * CUBIC)).sub_((inner * inner).mul_(t)).mul_(x)
@@ -81,14 +78,12 @@ class TanhGelu(Curve):
 class Gelu(Curve):
     """x Φ(x) with Φ the normal distribution."""
 
-    def value_and_slope(
-        self, x: Float[Tensor, "*shape"]
-    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    def value_and_slope(self, x: Values) -> tuple[Values, Values]:
         """See `Curve`."""
         share = (x * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
         return x * share, self._density(x).mul_(x).add_(share)
 
-    def bend(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def bend(self, x: Values) -> Values:
         """See `Curve`; (2 − x²) φ(x)."""
         return (x * x).neg_().add_(2).mul_(self._density(x))
 
@@ -104,21 +99,19 @@ class Silu(Curve):
         """Fix b."""
         self._steepness = steepness
 
-    def value_and_slope(
-        self, x: Float[Tensor, "*shape"]
-    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    def value_and_slope(self, x: Values) -> tuple[Values, Values]:
         """See `Curve`; s (1 + b x (1 − s))."""
         s = (x * self._steepness).sigmoid_()
         return x * s, (1 - s).mul_(x).mul_(self._steepness).add_(1).mul_(s)
 
-    def bend(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def bend(self, x: Values) -> Values:
         """See `Curve`; b s (1 − s) (2 + b x (1 − 2 s))."""
         s = (x * self._steepness).sigmoid_()
         curved = (s * -2).add_(1).mul_(x).mul_(self._steepness).add_(2)
         return curved.mul_(s).mul_(1 - s).mul_(self._steepness)
 
 
-def apply(curve: Curve, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def apply(curve: Curve, x: Values) -> Values:
     """f(x), twice differentiable."""
     y: Tensor = _Forwards.apply(x, curve)
     return y

@@ -12,13 +12,13 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
 from hessblocks.conventions import IGNORED, PARTS, Part
-from hessblocks.curvature.exact.behind_attention import TokenDerivatives, token_derivatives
+from hessblocks.curvature.exact.behind_attention import TokenDerivatives
 from hessblocks.curvature.exact.compression import compressed
 from hessblocks.curvature.exact.last_attention import LastAttention, last_attention
+from hessblocks.curvature.exact.last_block import behind_cross_entropy, hessian_of
 from hessblocks.curvature.products import causal_targets, unpack
 from hessblocks.errors import unknown_name
 from hessblocks.linalg import Estimate
-from hessblocks.theory import AttentionHessian, TokenCurvature
 
 Norms = dict[tuple[str, Part], Estimate]
 """(group, part) → Frobenius norm of the group's own block."""
@@ -50,7 +50,7 @@ def exact_norms(
     found = last_attention(model, unpacked)
     with torch.no_grad():
         behind = _BEHIND[loss](found, labels, valid)
-        hessian = _hessian(found, behind, valid)
+        hessian = hessian_of(compressed(found.layer), behind, valid)
     return {
         (group, part): Estimate(
             value=hessian.block(group, group, part).frobenius_norm(), method="exact"
@@ -58,32 +58,6 @@ def exact_norms(
         for group in groups
         for part in PARTS
     }
-
-
-def _hessian(found: LastAttention, behind: TokenDerivatives, valid: Tensor) -> AttentionHessian:
-    """The Hessian of the layer in few coordinates; tokens without label add nothing."""
-
-    def everywhere(values: Tensor) -> Tensor:
-        out = values.new_zeros(valid.numel(), *values.shape[1:])
-        out[valid.flatten()] = values
-        return out
-
-    functional = behind.functional
-    return AttentionHessian(
-        compressed(found.layer),
-        gradient=everywhere(behind.gradient).view(*valid.shape, -1),
-        curvature=TokenCurvature(factor=everywhere(behind.factor)),
-        functional_curvature=(
-            None if functional is None else TokenCurvature(matrix=everywhere(functional))
-        ),
-    )
-
-
-def _cross_entropy(found: LastAttention, labels: Tensor, valid: Tensor) -> TokenDerivatives:
-    count = int(valid.sum())
-    sides = tuple(side[valid] for side in found.sides)
-    weights = found.attended.new_full((count,), 1 / count)
-    return token_derivatives(found.network, found.attended[valid], sides, labels[valid], weights)
 
 
 def _squares(found: LastAttention, labels: Tensor, valid: Tensor) -> TokenDerivatives:
@@ -105,6 +79,6 @@ def _squares(found: LastAttention, labels: Tensor, valid: Tensor) -> TokenDeriva
 
 
 _BEHIND: dict[str, Callable[[LastAttention, Tensor, Tensor], TokenDerivatives]] = {
-    "cross-entropy": _cross_entropy,
+    "cross-entropy": behind_cross_entropy,
     "squares": _squares,
 }

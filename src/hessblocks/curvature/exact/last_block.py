@@ -1,7 +1,9 @@
 """Exact curvature of the last attention of a real model, in closed form.
 
 Everything after the last attention acts on each token by itself, so that it enters the closed form
-through three quantities a token: g, Λ_o and Λ_f (see `downstream`).
+through three quantities a token: g, Λ_o and Λ_f (see `behind_attention`).
+
+Letters: B sequences, L tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
@@ -26,7 +29,12 @@ from hessblocks.curvature.products import (
 )
 from hessblocks.errors import ArgumentError, unknown_name
 from hessblocks.linalg import MEMORY_LIMIT
-from hessblocks.theory import AttentionHessian, TokenCurvature, check_memory_limit
+from hessblocks.theory import (
+    AttentionHessian,
+    AttentionLayer,
+    TokenCurvature,
+    check_memory_limit,
+)
 
 _TARGETS: dict[str, Callable[[Batch], Tensor]] = {
     "causal-lm": causal_targets,
@@ -86,16 +94,28 @@ def exact_attention_curvature(
             "mask of its own?); use hessblocks.Hessian for this batch"
         )
     with evaluation_mode(model), _frozen(model):
-        derivatives = _derivatives(found, targets, valid, memory_limit)
-    gradient = _everywhere(derivatives.gradient, valid)
-    functional = None
-    if derivatives.functional is not None:
-        functional = TokenCurvature(matrix=_everywhere(derivatives.functional, valid))
+        behind = behind_cross_entropy(found, targets, valid, memory_limit)
+    return hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
+
+
+def hessian_of(
+    layer: AttentionLayer, behind: TokenDerivatives, valid: Bool[Tensor, "B L"]
+) -> AttentionHessian:
+    """The Hessian of a layer from the derivatives at its labelled tokens; the others add nothing."""
+
+    def everywhere(values: Tensor) -> Tensor:
+        out = values.new_zeros(valid.numel(), *values.shape[1:])
+        out[valid.flatten()] = values
+        return out
+
+    functional = behind.functional
     return AttentionHessian(
-        replace(found.layer, memory_limit=memory_limit),
-        gradient=gradient.view(*valid.shape, -1),
-        curvature=TokenCurvature(factor=_everywhere(derivatives.factor, valid)),
-        functional_curvature=functional,
+        layer,
+        gradient=everywhere(behind.gradient).view(*valid.shape, -1),
+        curvature=TokenCurvature(factor=everywhere(behind.factor)),
+        functional_curvature=(
+            None if functional is None else TokenCurvature(matrix=everywhere(functional))
+        ),
     )
 
 
@@ -155,9 +175,13 @@ def _frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _derivatives(
-    found: LastAttention, targets: Tensor, valid: Tensor, memory_limit: int
+def behind_cross_entropy(
+    found: LastAttention,
+    targets: Int[Tensor, "B L"],
+    valid: Bool[Tensor, "B L"],
+    memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
+    """Derivatives of the mean cross-entropy of the labelled tokens, in the output of the attention."""
     labelled = int(valid.sum())
     return token_derivatives(
         found.network,
@@ -167,10 +191,3 @@ def _derivatives(
         found.attended.new_full((labelled,), 1 / labelled),
         memory_limit=memory_limit,
     )
-
-
-def _everywhere(values: Tensor, valid: Tensor) -> Tensor:
-    """Values of the labelled tokens, zeros at the others, (B·L, ...)."""
-    out = values.new_zeros(valid.numel(), *values.shape[1:])
-    out[valid.flatten()] = values
-    return out

@@ -132,15 +132,8 @@ class LinearOperator(abc.ABC):
         return self._matmat(torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
 
     def to_scipy(self) -> ScipyLinearOperator:
-        """The same operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh` and others).
-
-        Raises:
-            RunError: scipy is not installed.
-        """
-        try:
-            from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
-        except ImportError as error:
-            raise RunError("to_scipy: scipy is not installed; pip install scipy.") from error
+        """The same operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh` and others)."""
+        from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
         def apply(operator: LinearOperator) -> Any:
             def product(array: Any) -> Any:
