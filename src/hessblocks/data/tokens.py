@@ -140,27 +140,11 @@ def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
         Memory for 64 pieces of a million characters at most.
     """
     kind = token_type(encoding.get_vocab_size())
-    end = encoding.token_to_id(END_OF_TEXT)
-    pieces = ((piece, last) for text in texts for piece, last in _marked(pieces_of(text)))
+    pieces = (piece for text in texts for piece in (*pieces_of(text), END_OF_TEXT))
     written = 0
     with path.open("wb") as file:
         while batch := list(itertools.islice(pieces, _BATCH)):
-            encoded = encoding.encode_batch_fast(
-                [piece for piece, _ in batch], add_special_tokens=False
-            )
-            for tokens, (_, last) in zip(encoded, batch, strict=True):
-                ids = tokens.ids + [end] * last
-                np.asarray(ids, dtype=kind).tofile(file)
-                written += len(ids)
+            for tokens in encoding.encode_batch_fast(batch, add_special_tokens=False):
+                np.asarray(tokens.ids, dtype=kind).tofile(file)
+                written += len(tokens.ids)
     return written
-
-
-def _marked(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Each piece and whether it is the last."""
-    before: str | None = None
-    for piece in pieces:
-        if before is not None:
-            yield before, False
-        before = piece
-    if before is not None:
-        yield before, True
