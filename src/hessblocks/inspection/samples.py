@@ -105,6 +105,4 @@ def drawn(
             f"--sequences: {settings.sequences} windows of {settings.tokens} tokens were asked for, the "
             f"held-out text of {name} has {len(windows)}; ask for fewer or shorter ones."
         )
-    generator = np.random.default_rng(settings.seed)
-    chosen = generator.choice(len(windows), size=settings.sequences, replace=False)
-    return {"input_ids": torch.stack([windows[int(index)]["input_ids"] for index in chosen])}
+    return {"input_ids": windows.drawn(settings.sequences, settings.seed)}
