@@ -21,7 +21,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-check: lint types test  ## lint, types, then the tests (the import law is one of them)
+check: lint types test  ## lint, types, then the tests (the laws of tests/house among them)
 
 bench: $(STAMP)  ## the figures that the documentation quotes
 	$(BIN)/python -m benchmarks

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import benchmarks
-from hessblocks.storage.files import write_json
+from hessblocks.storage import write_json
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "curvlinops-for-pytorch", "hessian-eigenthings", "numpy")

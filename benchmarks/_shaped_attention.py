@@ -18,10 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._timing import alternated
-from hessblocks.blocks.attention import Attention, SelfAttention
-from hessblocks.blocks.gains import Shaping
-from hessblocks.blocks.kernels import Context, fused_kernel
-from hessblocks.blocks.weights import Identity
+from hessblocks.blocks import Attention, Context, Identity, SelfAttention, Shaping, fused_kernel
 
 HEAPS = {
     "as glibc does": {},

@@ -24,11 +24,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import hessblocks as hb
 from benchmarks._timing import alternated, processed
 from hessblocks.conventions import IGNORED
-from hessblocks.data.addition import addition_batch
-from hessblocks.storage.files import atomic_path
-from hessblocks.studies.shared.addition_model import addition_model
-from hessblocks.theory.hessian import AttentionHessian
-from hessblocks.theory.verification.reference import attention_output
+from hessblocks.data import addition_batch
+from hessblocks.storage import atomic_path
+from hessblocks.studies.shared import addition_model
+from hessblocks.theory import AttentionHessian
+from hessblocks.theory.verification import attention_output
 
 THREADS = 2
 PARTS = ("outer", "functional", "full")

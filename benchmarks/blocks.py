@@ -24,7 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import hessblocks as hb
 from benchmarks._shaped_attention import shaped_attention
 from benchmarks._timing import alternated
-from hessblocks.storage.files import atomic_path
+from hessblocks.storage import atomic_path
 
 THREADS = 2
 LADDER = ("gpt2", "pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")

@@ -18,12 +18,15 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hessblocks.curvature.columns import column_squares
-from hessblocks.curvature.groups.roles import merge, parameter_groups
-from hessblocks.curvature.groups.views import ParameterGroup
-from hessblocks.curvature.map import combine_columns
-from hessblocks.curvature.products.problem import Problem
-from hessblocks.storage.files import atomic_path
+from hessblocks.curvature import (
+    ParameterGroup,
+    Problem,
+    column_squares,
+    combine_columns,
+    parameter_groups,
+)
+from hessblocks.curvature.groups import merge
+from hessblocks.storage import atomic_path
 
 LAYERS, HEADS, WIDTH, VOCABULARY, TOKENS = 12, 12, 768, 1024, 512
 PROBES = 4

@@ -27,12 +27,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks._timing import alternated
-from hessblocks.curvature.groups.roles import merge, parameter_groups
-from hessblocks.curvature.groups.views import ParameterGroup
-from hessblocks.curvature.products.backend import AttentionBackendWarning
-from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
-from hessblocks.curvature.products.problem import Problem
-from hessblocks.storage.files import atomic_path
+from hessblocks.curvature import (
+    AttentionBackendWarning,
+    Functional,
+    Hessian,
+    OuterProduct,
+    ParameterGroup,
+    Problem,
+    parameter_groups,
+)
+from hessblocks.curvature.groups import merge
+from hessblocks.storage import atomic_path
 
 PROBES = 16
 FIGURE = Path(__file__).parent / "results" / "curvature_products_cost.png"

@@ -15,21 +15,18 @@ from typing import Any
 import torch
 
 from benchmarks.attention_hessian import estimated_norms
-from hessblocks.data.addition import addition_batch
-from hessblocks.studies.engine.point import number, seed_of, whole
-from hessblocks.studies.engine.runner import run_study
-from hessblocks.studies.engine.study import Settings
-from hessblocks.studies.hessian_paper.fig3a import settings
-from hessblocks.studies.shared.addition_model import addition_model
-from hessblocks.studies.shared.growth_points import GROUPS
+from hessblocks.data import addition_batch
+from hessblocks.studies import find, run_study
+from hessblocks.studies.engine import Scale, seed_of
+from hessblocks.studies.shared import GROUPS, GrowthSettings, addition_model
 
-SCALE = "laptop"
+SCALE: Scale = "laptop"
 
 
 def main() -> dict[str, Any]:
     """Measure both sides and print a line."""
     torch.set_num_threads(1)
-    points = settings(SCALE, None)
+    points = find("fig3a").settings(SCALE, None)
     run_fig3a("smoke")  # both sides warm
     notebook_point(points[0])
     first = clocked(lambda: run_fig3a(SCALE))
@@ -68,17 +65,13 @@ def clocked(run: Callable[[], object]) -> dict[str, float]:
     }
 
 
-def notebook_point(point: Settings) -> list[dict[str, float]]:
+def notebook_point(point: GrowthSettings) -> list[dict[str, float]]:
     """The norms of one point as the authors' notebook estimates them."""
-    draw = seed_of(*(point[name] for name in ("study", "layers", "sigma", "seed")))
+    draw = seed_of(point.study, point.layers, point.sigma, point.seed)
     model = addition_model(
-        "softmax",
-        layers=1,
-        width=whole(point, "width"),
-        sigma=number(point, "sigma"),
-        seed=draw,
+        "softmax", layers=1, width=point.width, sigma=point.sigma, seed=draw
     ).float()
-    batch = addition_batch(whole(point, "sums"), seed=draw)
+    batch = addition_batch(point.sums, seed=draw)
     attention = model.model.layers[0].attention
     return [estimated_norms(model, getattr(attention, group).weight, batch) for group in GROUPS]
 

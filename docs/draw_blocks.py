@@ -9,11 +9,8 @@ from html import escape
 from pathlib import Path
 
 import hessblocks as hb
-from hessblocks.blocks.gains import Branch
-from hessblocks.blocks.norms import NoNorm, Norm
-from hessblocks.blocks.positions import RotaryPosition
-from hessblocks.blocks.weights import Identity, Weight
-from hessblocks.storage.files import write_text
+from hessblocks.blocks import Branch, Identity, NoNorm, Norm, RotaryPosition, Weight
+from hessblocks.storage import write_text
 
 FILE = Path(__file__).with_name("blocks.svg")
 PER_ROW, COLUMN, ROW, STEP = 5, 176, 372, 32

@@ -14,11 +14,9 @@ import sys
 from pathlib import Path
 
 from hessblocks.errors import HessblocksError
-from hessblocks.report.comparison.cells import COLUMNS, comparison_cells
-from hessblocks.report.comparison.page import write_report
-from hessblocks.report.comparison.table import comparison_rows
-from hessblocks.storage.files import atomic_path
-from hessblocks.storage.folder_results import FolderResults, load_results
+from hessblocks.report import comparison_rows, write_report
+from hessblocks.report.comparison import COLUMNS, comparison_cells
+from hessblocks.storage import FolderResults, atomic_path, load_results
 
 TARGET = Path(__file__).parent / "results"
 PICTURES = ("loss-steps", "loss-seconds")

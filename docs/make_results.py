@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hessblocks.errors import ArgumentError, HessblocksError
-from hessblocks.report.studies.page import study_folders
-from hessblocks.report.studies.section import VERDICTS, StudySection, load_section
-from hessblocks.storage.files import write_text
-from hessblocks.studies.catalogue import find, names
+from hessblocks.report import VERDICTS
+from hessblocks.report.studies import StudySection, load_section, study_folders
+from hessblocks.storage import write_text
+from hessblocks.studies import find, names
 
 DOCS = Path(__file__).parent
 PICTURES = "results"

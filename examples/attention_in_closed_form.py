@@ -8,7 +8,7 @@
 import torch
 
 import hessblocks as hb
-from hessblocks.theory.hessian import AttentionHessian
+from hessblocks.theory import AttentionHessian
 
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)

@@ -5,7 +5,7 @@ exact Frobenius norm of the block in the entry size of the input or of one weigh
 gradient and curvature behind the attention held fixed.
 """
 
-from hessblocks.theory.growth import GROWTH, Growth, measured_power
+from hessblocks.theory import GROWTH, Growth, measured_power
 
 QUANTITIES = {"x": "X", "query": "W_Q", "key": "W_K", "value": "W_V"}
 

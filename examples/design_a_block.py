@@ -9,7 +9,7 @@
 import torch
 
 import hessblocks as hb
-from hessblocks.blocks.gains import Branch
+from hessblocks.blocks import Branch
 
 torch.manual_seed(0)
 SIZES = {"width": 64, "heads": 4}

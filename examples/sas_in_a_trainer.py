@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import hessblocks as hb
-from hessblocks.models.fold import fold
+from hessblocks.models import fold
 
 CONTEXT = 64
 text = torch.tensor(list(inspect.getsource(random).encode()))

@@ -1,5 +1,7 @@
 """Every test runs on one thread, offline, with annotated shapes checked."""
 
+import functools
+import importlib
 import os
 from collections.abc import Iterator
 
@@ -12,9 +14,20 @@ import torch
 
 from tests import shape_checks
 
-if not os.environ.get("SHAPES_OFF"):
-    shape_checks.install()
+shape_checks.install()
 torch.set_num_threads(1)
+torch.set_warn_always(
+    True
+)  # or only the first test that meets one of torch's warnings would see it
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_commit() -> Iterator[None]:
+    """A file that is edited while the tests run makes no other environment."""
+    module = importlib.import_module("hessblocks.storage.environment")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_commit", functools.cache(module._commit))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -28,5 +41,6 @@ def _shapes(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test of bad input meets the errors of the package itself, not those of the checker."""
     exempt = request.node.get_closest_marker("bad_input") is not None
     jaxtyping.config.update("jaxtyping_disable", exempt)
+    shape_checks.CALLS.clear()
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

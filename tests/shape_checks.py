@@ -2,9 +2,11 @@
 
 The import hook of jaxtyping decorates each function and dataclass. What it decorates with is replaced
 here by `checked`: beartype on the annotations that name a shape, and on no others. A wrong word or
-number still meets the error of the package itself, and the suite hardly gets slower.
+number still meets the error of the package itself. Each function is checked in its first calls of a
+test only, so that the suite hardly gets slower.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -19,6 +21,11 @@ import torch
 from beartype import beartype
 
 SHAPE = re.compile(r"\b(Bool|Complex|Float|Inexact|Int|Integer|Num|Real|Shaped)\d*\[")
+
+MOST = 4
+"""Calls of a function that are checked in one test."""
+CALLS: collections.Counter[Callable[..., Any]] = collections.Counter()
+"""Calls of each function since the test began."""
 
 
 def install() -> None:
@@ -46,7 +53,12 @@ def _shapes_checked(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **keywords: Any) -> Any:
         nonlocal checker
-        if jaxtyping.config.jaxtyping_disable or torch.compiler.is_compiling():
+        CALLS[function] += 1
+        if (
+            CALLS[function] > MOST
+            or jaxtyping.config.jaxtyping_disable
+            or torch.compiler.is_compiling()
+        ):
             return function(*args, **keywords)
         checker = checker or beartype(_only_shapes(function))
         with CONTEXT:
@@ -78,11 +90,18 @@ def _only_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _names_a_shape(hint: object, known: dict[str, Any]) -> bool:
     """Whether an annotation names a shape itself, or by a type of the module that does."""
-    text = hint if isinstance(hint, str) else repr(hint)
-    words = map(known.get, re.findall(r"[A-Z]\w+", text))
-    return bool(SHAPE.search(text)) or any(
-        SHAPE.search(repr(word)) for word in words if not inspect.isclass(word) and word is not None
+    shaped, words = _read(hint if isinstance(hint, str) else repr(hint))
+    return shaped or any(
+        _read(repr(word))[0]
+        for word in map(known.get, words)
+        if word is not None and not inspect.isclass(word)
     )
+
+
+@functools.cache
+def _read(text: str) -> tuple[bool, tuple[str, ...]]:
+    """Whether a text names a shape, and the names of types in it."""
+    return SHAPE.search(text) is not None, tuple(re.findall(r"[A-Z]\w+", text))
 
 
 CONTEXT = jaxtyping.jaxtyped("context")

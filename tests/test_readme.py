@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 import hessblocks as hb
 from hessblocks.cli.app import app
+from hessblocks.studies import find, names
+from hessblocks.theory import verify_closed_forms
+from tests.house.test_import_law import LAW
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 
 
@@ -51,6 +56,30 @@ def test_the_map_names_every_package() -> None:
     named = set(re.findall(r"`src/hessblocks/([a-z]+)`", README))
     there = {path.parent.name for path in (ROOT / "src" / "hessblocks").glob("*/__init__.py")}
     assert named == there
+
+
+def test_imports_point_up_the_map() -> None:
+    order = re.findall(r"`src/hessblocks/([a-z]+)`", README)
+    for place, package in enumerate(order):
+        assert LAW[package] <= set(order[:place]), package
+
+
+def test_the_numbers_of_checks_and_points_are_so() -> None:
+    checks = sum(1 for _ in verify_closed_forms())
+    assert f"autodiff on your machine, {checks:,} blocks and parts" in README
+    assert f"compares {checks:,} closed-form blocks and parts" in QUICKSTART
+    points = sum(len(find(name).points("smoke")) for name in names())
+    assert f"all {points} points of the {len(names())} studies" in README
+    assert f"estimates of the same {len(find('fig3a').points('laptop'))} points" in README
+
+
+def test_the_citation_is_of_this_version_and_of_both_papers() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == hb.__version__
+    papers = cited["references"]
+    assert {paper["url"] for paper in papers} == set(re.findall(r"https://arxiv[^)]+", README))
+    for paper in papers:
+        assert f"[*{paper['title'].partition('? ')[0].rstrip('?')}" in " ".join(README.split())
 
 
 def test_every_name_of_the_library_exists() -> None:

@@ -37,8 +37,21 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
 
     Returns:
         The error, to be raised by the caller.
+
+    >>> print(unknown_name("preset", "sas-q", ["sas-p", "pre-ln"]))
+    preset: 'sas-q' is unknown; did you mean 'sas-p'? Known: sas-p, pre-ln.
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(match) for match in near)}?" if near else "."
     return ArgumentError(f"{kind}: {name!r} is unknown{hint} Known: {', '.join(names)}.")
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not among the known ones.
+
+    Raises:
+        ArgumentError: it is not; see `unknown_name`.
+    """
+    if name not in (names := list(known)):
+        raise unknown_name(kind, name, names)

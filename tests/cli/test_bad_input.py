@@ -53,6 +53,7 @@ def test_wrong_arguments(shell: Shell, tmp_path: Path, words: list[str], expecte
     ],
     ids=["empty", "binary", "small"],
 )
+@pytest.mark.filterwarnings("default:--vocab-size")  # shown, as a user sees it
 def test_data_without_enough_text(
     shell: Shell, tmp_path: Path, content: bytes, expected: str
 ) -> None:
@@ -150,6 +151,7 @@ def test_the_traceback_is_shown_where_it_is_asked_for(shell: Shell, tmp_path: Pa
     assert "Traceback (most recent call last)" in outcome.errors
 
 
+@pytest.mark.filterwarnings("default:cache")  # shown, as a user sees it
 def test_a_damaged_cache_is_said_and_built_again(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

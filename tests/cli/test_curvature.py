@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 import hessblocks as hb
-from hessblocks.curvature.group_norms import group_norms
+from hessblocks.curvature.columns import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.problem import Problem
@@ -22,6 +22,8 @@ from tests.training.helpers import files
 PRESET = ["--depth", "2", "--width", "8", "--heads", "2", "--vocab-size", "260"]
 SMALL = ["--sequences", "2", "--tokens", "6", "--probes", "4"]
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full"]
+
+pytestmark = pytest.mark.filterwarnings("default::hessblocks.curvature.AttentionBackendWarning")
 
 
 @pytest.fixture(autouse=True)

@@ -161,6 +161,7 @@ def test_a_matched_comparison_shows_what_was_matched(shell: Shell, tmp_path: Pat
     assert re.search(r"^ pre-ln .* 12 +768 *$", outcome.output, re.M)
 
 
+@pytest.mark.filterwarnings("default:.*diverged at step")  # shown, as a user sees it
 def test_a_run_that_diverges_ends_with_its_numbers_and_status_1(
     shell: Shell, tmp_path: Path
 ) -> None:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessblocks.curvature.closed.swap import ClosedForms, closed_modules
+from hessblocks.curvature.closed.swap import ClosedForms, swap_activations
+from hessblocks.curvature.closed.watch import Watch
+from hessblocks.curvature.products.backend import evaluation_mode
 
 PADDING = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])
 ADDED = torch.tensor([[0.0, -1.0, -torch.inf], [0.5, 0.0, 0.0], [0.0, 0.0, 2.0]])
@@ -119,7 +121,7 @@ def test_a_closed_form_is_its_function_in_small_steps(name: str, dtype: torch.dt
     ours, steps, shapes = CASES[name]
     torch.manual_seed(0)
     inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    with ClosedForms():
+    with ClosedForms(Watch()):
         found = derivatives(ours, [x.to(dtype) for x in inputs])
     expected = derivatives(steps, inputs)
     bound = 1e-10 if dtype == torch.float64 else 1e-4
@@ -134,7 +136,8 @@ def test_an_activation_module_is_swapped_inside_and_as_before_outside(module: An
     model = nn.Sequential(module())
     x = torch.randn(4, 6, dtype=torch.float64)
     expected = derivatives(model, [x])
-    with closed_modules(model), ClosedForms():
+    with evaluation_mode(model), ClosedForms(watch := Watch()):
+        swap_activations(model, watch)
         found = derivatives(model, [x])
         graph = str(model(x.requires_grad_()).grad_fn)
     assert "_Forwards" in graph
@@ -145,7 +148,7 @@ def test_an_activation_module_is_swapped_inside_and_as_before_outside(module: An
 
 def test_what_has_no_closed_form_is_left_to_torch() -> None:
     x = torch.randn(2, 3, requires_grad=True)
-    with ClosedForms(), sdpa_kernel(SDPBackend.MATH):
+    with ClosedForms(Watch()), sdpa_kernel(SDPBackend.MATH):
         assert "Silu" in str(F.silu(x.half()).grad_fn)
         y = x.clone()
         assert F.silu(y, inplace=True) is y
@@ -156,7 +159,7 @@ def test_what_has_no_closed_form_is_left_to_torch() -> None:
 
 def test_a_third_derivative_is_refused() -> None:
     x = torch.randn(3, requires_grad=True)
-    with ClosedForms():
+    with ClosedForms(Watch()):
         (first,) = torch.autograd.grad(F.gelu(x).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"once_differentiable|not have been used"):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hessblocks as hb
-from hessblocks.curvature.group_norms import group_norms
+from hessblocks.curvature.columns import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.groups.views import ParameterGroup
 from hessblocks.curvature.map import curvature_map

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hessblocks.conventions import PARTS
-from hessblocks.curvature.group_norms import group_norms
+from hessblocks.curvature.columns import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.errors import ArgumentError

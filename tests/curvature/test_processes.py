@@ -37,7 +37,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(out.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("shard", ["batches", "vectors"])
+@pytest.mark.parametrize("shard", ["batches", "vectors", "own"])
 def test_two_processes_find_what_one_finds(together: dict[str, Any], shard: str) -> None:
     torch.manual_seed(0)
     alone, shared = found(CASES["pre-ln"](), None), together[shard]
@@ -46,6 +46,12 @@ def test_two_processes_find_what_one_finds(together: dict[str, Any], shard: str)
     for part in ("full", "functional"):
         difference = torch.tensor(shared[part]) - torch.tensor(alone[part])
         assert difference.abs().max() < 1e-6
+
+
+def test_processes_that_were_given_different_things_are_refused(together: dict[str, Any]) -> None:
+    assert "processes 0 and 1 hold different batches" in together["data"]
+    assert "shard='own'" in together["data"]
+    assert "processes 0 and 1 hold different weights" in together["weights"]
 
 
 def test_each_process_takes_a_share(together: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hessblocks.curvature.group_norms import group_norms
+from hessblocks.curvature.columns import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.operators import Functional, Hessian
 from hessblocks.curvature.products.problem import Problem
@@ -35,6 +35,11 @@ def found(case: Case, shard: str | None) -> dict[str, Any]:
         "functional": Functional(problem, groups[GROUP]).dense().tolist(),
         "norms": {part: estimate.value for part, estimate in norms.items()},
     }
+
+
+def uneven(batches: list[Any], rank: int) -> list[Any]:
+    """All but the last batch for one process, the last for the other."""
+    return batches[:-1] if rank == 0 else batches[-1:]
 
 
 def reductions(case: Case, shard: str) -> int:
@@ -83,6 +88,15 @@ def main(out: Path) -> None:
         "passes": len(problem.plan.passes),
         "reductions": {shard: reductions(case, shard) for shard in ("batches", "vectors")},
     }
+    rank = dist.get_rank()
+    own = Case(model=case.model, batches=uneven(case.batches, rank), loss=case.loss)
+    results["own"] = found(own, "own")
+    results["data"] = error_of(lambda: Problem(case.model, own.batches, shard="batches"))
+    other = CASES["pre-ln"]()
+    if rank:
+        with torch.no_grad():
+            next(other.model.parameters()).mul_(2)
+    results["weights"] = error_of(lambda: Problem(other.model, case.batches, shard="vectors"))
     failures = [None, None]
     dist.all_gather_object(failures, one_fails(CASES["pre-ln"]()))
     results["failures"] = failures

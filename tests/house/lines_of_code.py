@@ -23,16 +23,26 @@ SILENT = {
 
 def lines_of_code(file: Path) -> int:
     """Lines of one file that hold code."""
+    explained = docstrings(file)
     lines: set[int] = set()
     with file.open("rb") as source:
         for token in tokenize.tokenize(source.readline):
-            if token.type not in SILENT:
+            if token.type not in SILENT and not any(a <= token.start < b for a, b in explained):
                 lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    return len(lines)
+
+
+def docstrings(file: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where strings that are statements begin and end, as (line, column)."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
         value = node.value if isinstance(node, ast.Expr) else None
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            lines -= set(range(value.lineno, (value.end_lineno or value.lineno) + 1))
-    return len(lines)
+            assert value.end_lineno is not None
+            assert value.end_col_offset is not None
+            begin = (value.lineno, value.col_offset)
+            found.append((begin, (value.end_lineno, value.end_col_offset)))
+    return found
 
 
 if __name__ == "__main__":

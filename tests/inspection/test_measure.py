@@ -9,6 +9,7 @@ import hessblocks as hb
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.files import write_text
 
+pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 SIZES = {"depth": 2, "width": 8, "heads": 2, "vocab_size": 30}
 TOKENS = {"sequences": 2, "tokens": 6}
 FEW = {"groups": "layers.1.attention.*", "parts": "full", "probes": 4}
@@ -95,7 +96,7 @@ def test_two_objects_of_one_kind_have_two_names(
         ({"probe": 4}, "setting: 'probe' is unknown; did you mean 'probes'"),
         ({"probes": 3}, "--probes: expected a whole number of at least 4, got 3"),
         ({"parts": "outr"}, "--parts: 'outr' is unknown; did you mean 'outer'"),
-        ({"data": {"ids": torch.zeros(2)}}, "data: expected the name of a text, or input_ids"),
+        ({"data": {"ids": torch.zeros(2, 2)}}, "data: expected the name of a text, or input_ids"),
         ({"data": "python-code"}, "has no tokenizer beside it"),
     ],
     ids=str,

@@ -58,7 +58,9 @@ def test_a_pretrained_trunk_becomes_a_classifier(tmp_path: Path) -> None:
     assert torch.equal(
         AutoModelForMaskedLM.from_pretrained(tmp_path).eval()(tokens).logits, masked(tokens).logits
     )
-    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=5).eval()
+    with pytest.warns(UserWarning, match="score.weight is new and has to be trained"):
+        classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
+    classifier.eval()
     assert classifier(tokens).logits.shape == (2, 5)
     assert torch.equal(
         classifier.model(tokens).last_hidden_state, masked.model(tokens).last_hidden_state

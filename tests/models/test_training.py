@@ -74,3 +74,17 @@ def test_the_last_token_predicts_nothing() -> None:
     assert torch.equal(
         next_token_loss(logits, tokens), cross_entropy(logits[:, :-1], tokens[:, 1:])
     )
+
+
+def test_a_smoothed_loss_is_that_of_the_next_token(tmp_path: Path) -> None:
+    model = hb.build("sas", **SIZES)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), label_smoothing_factor=0.1, report_to=[], use_cpu=True
+    )
+    tokens = ids(2, 9)
+    found = Trainer(model=model, args=arguments).compute_loss(
+        model, {"input_ids": tokens, "labels": tokens}
+    )
+    logs = model(input_ids=tokens).logits[:, :-1].log_softmax(-1)
+    right = logs.gather(-1, tokens[:, 1:, None]).mean()
+    assert torch.allclose(found, -0.9 * right - 0.1 * logs.mean())

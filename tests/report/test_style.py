@@ -1,8 +1,12 @@
 """Marks that can be told apart, axes that have a zero, numbers as text."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from hessblocks.blocks.presets import PRESETS
+from hessblocks.figures import page_text, plain_math, read_figure
 from hessblocks.figures.log_scale import log_scale
 from hessblocks.figures.style import MARKS, marks
 from hessblocks.figures.text import number
@@ -100,3 +104,33 @@ def test_names_of_the_same_group_are_gathered() -> None:
     assert short_names([*groups, "layers.1.norm", "head"]) == (
         "attention.key of layers 0–2, 5, norm of layer 1, head"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("Loss $L$ (nats per token)", "Loss <i>L</i> (nats per token)"),
+        (
+            "$H=H_o+H_f$ of <b>",
+            "<i>H</i> = <i>H</i><sub>o</sub> + <i>H</i><sub>f</sub> of &lt;b&gt;",
+        ),
+        (r"$\max\|H\|_F\,/\,\min\|H\|_F$", "max‖<i>H</i>‖<sub>F</sub> / min‖<i>H</i>‖<sub>F</sub>"),
+        (r"$\alpha_\mathrm{SA}$", "<i>α</i><sub>SA</sub>"),
+        (plain_math("costs $5 & $6"), "costs $5 &amp; $6"),
+    ],
+)
+def test_mathematics_is_the_same_on_the_page(text, html) -> None:
+    assert page_text(text) == html
+
+
+STORED = sorted(Path(__file__).parents[2].glob("docs/results/*-figure.json"))
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_a_stored_figure_is_read_and_stays_as_it_is(path) -> None:
+    again = read_figure(path).to_dict()
+    assert json.loads(json.dumps(again)) == json.loads(path.read_text())
+
+
+def test_figures_were_stored() -> None:
+    assert len(STORED) > 10

@@ -1,16 +1,18 @@
 """Every study by name, at smoke scale: complete, consistent, drawable, also from partial results."""
 
+import hashlib
 import json
+import pickle
 import shutil
 from pathlib import Path
 
 import pytest
 
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.figures import draw, read_figure, write_picture
 from hessblocks.report.studies.page import write_gallery
 from hessblocks.studies.catalogue import find, names
-from hessblocks.studies.engine.point import canonical, plain
+from hessblocks.studies.engine.point import canonical, from_plain, plain
 from hessblocks.studies.engine.study import SCALES
 from hessblocks.studies.runner import run_studies, run_study
 
@@ -31,6 +33,44 @@ def test_a_study_says_what_it_is_and_its_points_differ(name: str) -> None:
         more = study.points(scale, seeds=2)
         assert len({canonical(plain(point.settings)) for point in more}) == len(more)
     assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("name", names())
+def test_settings_come_back_from_their_key_as_they_went_in(name: str) -> None:
+    study = find(name)
+    for scale in SCALES:
+        for point in study.points(scale, seeds=1):
+            stored = json.loads(point.key)["settings"]
+            assert from_plain(study.kind, stored) == point.settings
+            assert pickle.loads(pickle.dumps(point)) == point
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sigma": "0.1"}, "GrowthSettings.sigma: expected .*float.*, got '0.1'"),
+        ({"layers": 1.5}, "GrowthSettings.layers: expected .*int.*, got 1.5"),
+        ({"layers": True}, "GrowthSettings.layers: expected .*int.*, got True"),
+        ({"block": None}, "GrowthSettings.block: expected .*str.*, got None"),
+        ({"colour": 3}, "GrowthSettings: has no setting colour"),
+    ],
+)
+def test_settings_of_other_code_are_refused(change: dict[str, object], message: str) -> None:
+    study = find("fig3a")
+    stored = plain(study.points("smoke")[0].settings)
+    with pytest.raises(RunError, match=message):
+        from_plain(study.kind, {**stored, **change})
+
+
+def test_keys_are_those_of_stores_on_disk() -> None:
+    """The digest is of all keys at all scales as settings were first stored, floats to 12 digits."""
+    keys = [p.key for name in names() for scale in SCALES for p in find(name).points(scale)]
+    rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
+    digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
+    assert (len(keys), digest) == (
+        9625,
+        "59967acc55a3aee87606b2379d6ea8781dc21c349dd19524a8a33c4a4a32154e",
+    )
 
 
 @pytest.fixture(scope="module")

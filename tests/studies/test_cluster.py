@@ -60,6 +60,7 @@ def started() -> Iterator[tuple[str, subprocess.Popen[str]]]:
     finally:
         start.terminate()
         start.wait(30)
+        start.stdout.close()
 
 
 @pytest.fixture(scope="module")

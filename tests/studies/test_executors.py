@@ -20,7 +20,7 @@ from tests.studies import toy
 
 def stored(folder: Path, points: int = 12) -> list[dict]:
     made = [toy.point(each) for each in toy.settings("smoke", points)]
-    return read(folder).progress(made).rows
+    return read(folder).of(made).rows
 
 
 def test_local_processes_give_what_this_process_gives_though_one_dies(tmp_path: Path) -> None:

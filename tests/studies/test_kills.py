@@ -29,7 +29,7 @@ def spoil_a_digit(lines: list[bytes]) -> list[bytes]:
     ids=["another order", "a digit", "a point lost", "a point twice"],
 )
 def test_differences_are_seen(tmp_path: Path, spoil, said: list[str]) -> None:
-    toy.run(tmp_path / "alone" / "toy", [{"number": number} for number in range(3)])
+    toy.run(tmp_path / "alone" / "toy", [toy.ToySettings(number=number) for number in range(3)])
     shutil.copytree(tmp_path / "alone", tmp_path / "killed")
     points = tmp_path / "killed" / "toy" / POINTS
     points.write_bytes(b"".join(spoil(points.read_bytes().splitlines(keepends=True))))

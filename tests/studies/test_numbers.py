@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from hessblocks.curvature.exact.compression import compressed
-from hessblocks.curvature.exact.exact_norms import exact_norms
+from hessblocks.curvature.exact.exact_norms import compressed, exact_norms
 from hessblocks.curvature.exact.last_block import exact_attention_curvature
 from hessblocks.data.addition import addition_batch
 from hessblocks.studies.hessian_paper import fig3a, one_matrix

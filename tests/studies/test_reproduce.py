@@ -90,6 +90,7 @@ def test_the_folder_of_something_else_keeps_its_config(
     assert json.loads(path.read_text()) == config
 
 
+@pytest.mark.filterwarnings("default:.*is damaged and written anew")  # shown, as a user sees it
 def test_a_damaged_config_of_a_folder_of_studies_is_written_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_store_of_a_newer_version_is_refused_untouched(
     assert points.read_bytes() == content
 
 
+@pytest.mark.filterwarnings("default:.*damaged line")  # shown, as a user sees it
 def test_a_damaged_line_is_kept_aside_said_and_its_point_redone(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,15 +25,15 @@ def test_what_was_added_is_read_back(tmp_path: Path) -> None:
     fill(tmp_path)
     store = read(tmp_path)
     assert len(store) == 3
-    progress = store.progress(TOY_POINTS)
-    assert progress.missing == [TOY_POINTS[3]]
-    assert progress.rows == [row for p in TOY_POINTS[:3] for row in toy.measure(p.settings)]
-    assert progress.seconds == 3.0
+    stored = store.of(TOY_POINTS)
+    assert stored.missing == [TOY_POINTS[3]]
+    assert stored.rows == [row for p in TOY_POINTS[:3] for row in toy.measure(p.settings)]
+    assert stored.seconds == 3.0
 
 
 def test_rows_come_in_the_order_of_the_points_asked_for(tmp_path: Path) -> None:
     fill(tmp_path)
-    assert [row["number"] for row in read(tmp_path).progress(TOY_POINTS[::-1]).rows] == [2, 1, 0]
+    assert [row["number"] for row in read(tmp_path).of(TOY_POINTS[::-1]).rows] == [2, 1, 0]
 
 
 def damage_byte(lines: list[bytes]) -> list[bytes]:
@@ -63,7 +63,7 @@ def test_a_damaged_line_is_kept_aside_and_its_point_redone(tmp_path: Path, damag
     with pytest.warns(UserWarning, match="1 damaged line"), opened(tmp_path) as store:
         assert len(store) == 2
     assert (tmp_path / DAMAGED).read_bytes().splitlines() == bad
-    missing = read(tmp_path).progress(TOY_POINTS[:3]).missing
+    missing = read(tmp_path).of(TOY_POINTS[:3]).missing
     assert len(missing) == 1
     with opened(tmp_path) as store:  # no second warning: the store is clean
         rows = tuple(toy.measure(missing[0].settings))
@@ -91,17 +91,16 @@ with held(Path(sys.argv[1])):
 
 
 def test_a_second_command_is_refused_and_a_dead_one_is_no_hindrance(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunError, match=f"in use by process {holder.pid} on"), opened(tmp_path):
-            pass
-    finally:
-        holder.kill()
-        holder.wait()
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            in_use = f"in use by process {holder.pid} on"
+            with pytest.raises(RunError, match=in_use), opened(tmp_path):
+                pass
+        finally:
+            holder.kill()
     with opened(tmp_path) as store:
         assert len(store) == 0
 

@@ -26,17 +26,11 @@ from hessblocks.studies.shared.trained_points import (
     LOSS,
     SMOKE,
     TrainedSettings,
-    every_run,
     run_settings,
     train,
     train_point,
 )
-from hessblocks.studies.shared.trained_summary import (
-    close_check,
-    final_losses,
-    mean_curve,
-    slower_check,
-)
+from hessblocks.studies.shared.trained_summary import Runs
 from hessblocks.studies.shared.variants import VARIANTS, Sizes, make_block
 from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
 from tests.data.helpers import write_code
@@ -119,8 +113,8 @@ def test_a_diverging_run_ends_with_an_empty_loss(corpus: Corpus) -> None:
         made.lm_head.weight.fill_(float("inf"))
     rows = train(made, SETTINGS, corpus)
     assert rows[-1]["value"] is None
-    losses = final_losses([{**row, "variant": "x", "seed": 0} for row in rows])
-    assert losses == {"x": {0: math.inf}}
+    runs = Runs([{**row, "variant": "x", "seed": 0} for row in rows])
+    assert runs.losses == {"x": {0: math.inf}}
 
 
 def test_a_lost_model_is_not_observed(corpus: Corpus) -> None:
@@ -141,7 +135,7 @@ def test_curvature_is_measured_at_every_stage(scale: Scale) -> None:
 
 
 def test_each_block_and_seed_is_mapped_once_by_adaptivity() -> None:
-    points = adaptivity.settings("laptop", 2)
+    points = adaptivity.STUDY.settings("laptop", 2)
     mapped = [(p.variant, p.seed) for p in points if p.curvature]
     assert len(mapped) == len(set(mapped)) == 2 * len(adaptivity.PRESETS)
 
@@ -176,7 +170,7 @@ def speed_verdicts(rows: list[Row]) -> dict[str, bool | None]:
 
 def test_a_mean_curve_ends_where_a_seed_diverged() -> None:
     rows = curve("sas", 0, [4.0, 3.0, 2.0]) + curve("sas", 1, [4.0, 3.2, None])
-    assert mean_curve(rows, "sas") == [(0, 4.0, 0.0), (10, 3.1, pytest.approx(0.1))]
+    assert Runs(rows).mean_curve("sas") == [(0, 4.0, 0.0), (10, 3.1, pytest.approx(0.1))]
 
 
 def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
@@ -235,10 +229,11 @@ def test_a_preset_that_an_optimiser_cannot_train_is_named() -> None:
     assert check.ours.endswith("4 pairs; without a finite loss of both optimisers: skipless")
 
 
+SETTINGS_OF_A_POINT = TrainedSettings(study="x", variant="sas", seed=0, size=SMOKE)
+
+
 def test_a_points_settings_are_those_of_its_run() -> None:
-    (settings,) = every_run(
-        TrainedSettings, "x", ["sas"], SMOKE, 1, optimiser="sgd", decay="cosine"
-    )
+    settings = replace(SETTINGS_OF_A_POINT, optimiser="sgd", decay="cosine")
     found = run_settings(settings)
     assert found.model == ModelSettings(depth=2, width=32, heads=2, mlp_width=128, context=32)
     assert found.training == TrainingSettings(
@@ -249,8 +244,7 @@ def test_a_points_settings_are_those_of_its_run() -> None:
 
 
 def test_runs_repeat_to_the_last_digit(corpus: Corpus) -> None:
-    (settings,) = every_run(TrainedSettings, "x", ["sas"], SMOKE, 1)
-    short = replace(settings, size=replace(settings.size, steps=4))
+    short = replace(SETTINGS_OF_A_POINT, size=replace(SMOKE, steps=4))
     assert train_point(short) == train_point(short)
     assert train_point(short) != train_point(replace(short, seed=1))
 
@@ -262,6 +256,14 @@ LOSSES = {
     "lonely": {0: 3.0},
     "broken": {0: math.inf, 1: 1.0, 2: 1.0},
 }
+RUNS = Runs(
+    [
+        row
+        for variant, seeds in LOSSES.items()
+        for seed, loss in seeds.items()
+        for row in curve(variant, seed, [None if loss == math.inf else loss])
+    ]
+)
 
 
 @pytest.mark.parametrize(
@@ -278,13 +280,13 @@ LOSSES = {
 def test_slower_needs_more_than_the_spread_of_seeds(
     slow: str, fast: str, verdict: bool | None
 ) -> None:
-    assert slower_check(LOSSES, slow, fast, "").holds is verdict
+    assert RUNS.slower(slow, fast, "").holds is verdict
 
 
 def test_close_allows_what_it_says() -> None:
-    assert close_check(LOSSES, "bad", "good", 0.6, "").holds is True
-    assert close_check(LOSSES, "bad", "good", 0.3, "").holds is False
-    assert close_check(LOSSES, "bad", "good", 0.5, "").holds is None
+    assert RUNS.close("bad", "good", 0.6, "").holds is True
+    assert RUNS.close("bad", "good", 0.3, "").holds is False
+    assert RUNS.close("bad", "good", 0.5, "").holds is None
 
 
 @pytest.fixture

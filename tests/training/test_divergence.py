@@ -5,6 +5,7 @@ import pickle
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
+from hessblocks.training import preparation
 from hessblocks.training.comparison import compare
 from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.preparation import build_model
@@ -197,16 +199,16 @@ def test_the_update_of_a_diverged_step_is_not_made(
 def test_the_other_presets_go_on(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = type(MODEL).build
+    build = preparation.build
 
-    def spoilt(self: object, preset: str, vocab_size: int, seed: int) -> nn.Module:
-        model = build(self, preset, vocab_size, seed)  # type: ignore[arg-type]
+    def spoilt(preset: str, **sizes: Any) -> nn.Module:
+        model = build(preset, **sizes)
         if preset == "pre-ln":
             with torch.no_grad():
                 model.get_submodule(NAME).weight.fill_(1e38)
         return model
 
-    monkeypatch.setattr(type(MODEL), "build", spoilt)
+    monkeypatch.setattr(preparation, "build", spoilt)
     settings = replace(COMPARISON, curvature=None)
     with pytest.warns(DivergenceWarning, match=r"pre-ln, seed 0: diverged at step 1: .*layer 1"):
         compare(settings, corpus, tmp_path / "out", Progress())

@@ -1,5 +1,6 @@
 """Killed at any moment and started again, a comparison ends with the numbers of an undisturbed one."""
 
+import contextlib
 import random
 import shutil
 import time
@@ -142,9 +143,13 @@ def test_a_damaged_checkpoint_is_said_and_costs_no_digit(
     out = tmp_path / "out"
     shutil.copytree(interrupted_once, out)
     run = out / "runs" / "pre-ln-seed0"
-    for name in ("checkpoint-8", "checkpoint-4")[: 1 if which == "last" else 2]:
+    damaged = ("checkpoint-8", "checkpoint-4")[: 1 if which == "last" else 2]
+    for name in damaged:
         damage(run / "checkpoints" / name)
-    with pytest.warns(CheckpointWarning, match="pre-ln-seed0/checkpoint-8 is damaged"):
+    with contextlib.ExitStack() as expected:
+        for name in damaged:
+            said = f"pre-ln-seed0/{name} is damaged"
+            expected.enter_context(pytest.warns(CheckpointWarning, match=said))
         compare(COMPARISON, corpus, out, Progress())
     assert numbers(out) == numbers(undisturbed)
 

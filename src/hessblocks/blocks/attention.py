@@ -109,6 +109,9 @@ class SelfAttention(nn.Module):
             x: the sub-block's input, after its norm.
             context: masks, positions and the kernel.
             cache: takes the new keys and values, returns those of all tokens so far.
+
+        Returns:
+            What attention adds, before skip and gain.
         """
         query, key, own = self._project(x, context.rotation)
         key, value = (key, own) if cache is None else cache(key, own)
@@ -121,6 +124,9 @@ class SelfAttention(nn.Module):
 
         For looking at: it is the mixing of an identity in the place of the values, and needs the
         tokens × tokens buffer that `forward` does without.
+
+        Returns:
+            The matrix of each head.
         """
         query, key, value = self._project(x, context.rotation)
         identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)

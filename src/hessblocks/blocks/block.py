@@ -60,6 +60,9 @@ class Block(nn.Module):
             attended: output of the attention sub-block.
             x: input of the block.
             inputs: input of the attention sub-block, normalised where the norm stands before it.
+
+        Returns:
+            The output of the block.
         """
         summed: Tensor = self.attention_branch(attended, x)
         if self.mlp_norm is None:

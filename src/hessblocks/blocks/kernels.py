@@ -71,6 +71,9 @@ def linear_kernel(
 ) -> Float[Tensor, "B H T V"]:
     """A is the scores themselves, 0 where attention is not permitted.
 
+    Returns:
+        A V of each head.
+
     Raises:
         ArgumentError: the mask is in a form of a kernel for softmax attention.
     """

@@ -48,6 +48,9 @@ class BlockPart:
     def from_dict(values: dict[str, Any]) -> BlockPart:
         """The part that `to_dict` described.
 
+        Returns:
+            A part of the kind that is named.
+
         Raises:
             ArgumentError: unknown kind or field.
         """
@@ -61,6 +64,9 @@ class BlockPart:
 
     def replace(self: Self, **fields: Any) -> Self:
         """A copy with some fields changed.
+
+        Returns:
+            The copy, checked as any new part is.
 
         Raises:
             ArgumentError: a field that this part does not have; the known ones are listed.

@@ -131,6 +131,9 @@ def preset(name: str, **fields: Any) -> BlockConfig:
     Raises:
         ArgumentError: unknown preset or field (the known ones are listed), or parts that exclude
             each other.
+
+    >>> preset("sas-p", width=64, heads=4).layout
+    'parallel'
     """
     if name not in _PRESETS:
         raise unknown_name("preset", name, PRESETS)
@@ -142,8 +145,14 @@ def preset(name: str, **fields: Any) -> BlockConfig:
 def summary(name: str) -> str:
     """What a preset is, in one line.
 
+    Returns:
+        Words without the name.
+
     Raises:
         ArgumentError: unknown preset.
+
+    >>> summary("sas")
+    'skipless; no values, no projection'
     """
     if name not in _PRESETS:
         raise unknown_name("preset", name, PRESETS)

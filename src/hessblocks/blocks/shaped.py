@@ -35,6 +35,9 @@ def shape_attention(
         values: V, of the queries' own tokens.
         middle: C V; None stands for no centre.
         gains: α, β, γ, each broadcastable to (H, 1, 1).
+
+    Returns:
+        The mixed values, as `values` in shape.
     """
     alpha, beta, gamma = gains
     shaped = torch.addcmul(alpha * values, beta, attended)

@@ -1,9 +1,8 @@
 """Matrix-free curvature of any model: H, its outer-product and functional parts, group by group."""
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature.columns import ColumnSquares, column_squares
+from hessblocks.curvature.columns import ColumnSquares, column_squares, group_norms
 from hessblocks.curvature.exact import Norms, exact_attention_curvature, exact_norms
-from hessblocks.curvature.group_norms import group_norms
 from hessblocks.curvature.groups import (
     ParameterGroup,
     ParameterView,

@@ -1,7 +1,8 @@
 """One column of blocks at a time: probes in one group give the norms of its blocks with all groups.
 
 Letters: K probes, z a probe that is zero outside group j, H_ij the block with rows i and columns j.
-E‖H_ij z‖² = ‖H_ij‖_F² for every i at once, since H z holds all H_ij z.
+E‖H_ij z‖² = ‖H_ij‖_F² for every i at once, since H z holds all H_ij z. Where only the groups' own
+blocks are asked for (`group_norms`), i = j alone is multiplied.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.groups import ParameterGroup, merge
-from hessblocks.curvature.products import Hessian, Problem, default_limit, total_products
+from hessblocks.curvature.products import (
+    Hessian,
+    Problem,
+    check_groups,
+    default_limit,
+    total_products,
+)
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
 
@@ -97,6 +104,46 @@ def column_squares(
             for part, values in squares.items()
         },
     )
+
+
+def group_norms(
+    problem: Problem,
+    groups: Mapping[str, ParameterGroup],
+    *,
+    probes: int = 16,
+    seed: int = 0,
+    parts: Sequence[Part] = PARTS,
+) -> dict[str, dict[Part, Estimate]]:
+    """Frobenius norms of H_o, H_f and H for each group's own block.
+
+    The same numbers as `frobenius_norm` of each operator, but the parts share their probes and, where
+    the memory allows it, all groups share one graph. A group with no more entries than probes is computed
+    exactly, and its estimates say so.
+
+    Args:
+        problem: model, batches and loss.
+        groups: by name, as `parameter_groups` gives them.
+        probes: random vectors a group, at least 4.
+        seed: of the probes; groups of equal size draw the same from it.
+        parts: which parts.
+
+    Returns:
+        Estimates by group name and part.
+
+    Raises:
+        ArgumentError: too few probes, no groups, or groups of another model.
+
+    Cost: about one gradient a probe for a group of the first layer, less further up.
+    """
+    check_groups(problem, groups)
+    found = {}
+    for name, group in groups.items():
+        squares = probe_squares(
+            problem, group, [group], parts, probes=probes, seed=seed, later=groups.values()
+        )
+        exact = group.size <= probes
+        found[name] = {part: norm_of(own[:, 0], exact=exact) for part, own in squares.items()}
+    return found
 
 
 def probe_squares(

@@ -16,8 +16,8 @@ from torch import Tensor
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.columns import ColumnSquares, column_squares, norm_of
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.products import Problem
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.curvature.products import Problem, check_groups
+from hessblocks.errors import check_name
 from hessblocks.linalg import Estimate, student_factor
 from hessblocks.statistics import Heterogeneity, ends
 
@@ -96,10 +96,8 @@ def curvature_map(
 
     Cost: about two gradients' time for each group and probe.
     """
-    if part not in PARTS:
-        raise unknown_name("part", part, PARTS)
-    if not groups:
-        raise ArgumentError("groups: expected at least one group, got none")
+    check_name("part", part, PARTS)
+    check_groups(problem, groups)
     columns = [
         column_squares(problem, groups, name, parts=[part], probes=probes, seed=seed)
         for name in groups
@@ -116,6 +114,9 @@ def combine_columns(
         groups: rows and columns, by name.
         columns: one for each group, in the same order, each with all rows.
         part: one that the columns hold.
+
+    Returns:
+        The map of that part.
     """
     names = tuple(groups)
     exact = torch.tensor([column.exact for column in columns])
@@ -142,6 +143,9 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
 
     Args:
         norms: of the groups' own blocks.
+
+    Returns:
+        The ratio with its standard error, and the groups at both ends.
     """
     found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     zero_groups = tuple(name for name, norm in norms.items() if norm.value <= 0)
@@ -175,6 +179,9 @@ def _off_diagonal_share(squares: Sequence[Tensor], exact: Tensor) -> Estimate:
 
     Column j measures the blocks (i, j) and, by symmetry, (j, i) with weight one half each; an exact
     column replaces what others measured of its blocks. Within a column, all blocks share probes.
+
+    Returns:
+        The share, 0 where everything is 0.
     """
     own, others = [], []
     for j, column in enumerate(squares):

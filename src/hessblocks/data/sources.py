@@ -98,21 +98,20 @@ def user_files(path: Path) -> Source:
         ArgumentError: there is nothing at `path`, it cannot be read, or holds no file.
     """
     try:
-        return _user_files(path)
+        if not path.is_file() and not path.is_dir():
+            raise ArgumentError(f"--data: {path} is no file or folder; give one that exists.")
+        root, paths = (path, list(_files(path))) if path.is_dir() else (path.parent, [path.name])
+        if not paths:
+            raise ArgumentError(f"--data: {path} holds no files; give a folder with text or code.")
+        splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else _by_file(paths)
+        return Source(
+            name=path.resolve().name,
+            root=root,
+            splits=splits,
+            fingerprint=fingerprint(root, paths),
+        )
     except OSError as error:
         raise _unreadable(error.filename or path, error) from error
-
-
-def _user_files(path: Path) -> Source:
-    if not path.is_file() and not path.is_dir():
-        raise ArgumentError(f"--data: {path} is no file or folder; give one that exists.")
-    root, paths = (path, list(_files(path))) if path.is_dir() else (path.parent, [path.name])
-    if not paths:
-        raise ArgumentError(f"--data: {path} holds no files; give a folder with text or code.")
-    splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else _by_file(paths)
-    return Source(
-        name=path.resolve().name, root=root, splits=splits, fingerprint=fingerprint(root, paths)
-    )
 
 
 def read_text(path: Path) -> str | None:

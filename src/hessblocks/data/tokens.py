@@ -140,7 +140,8 @@ def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
         Memory for 64 pieces of a million characters at most.
     """
     kind = token_type(encoding.get_vocab_size())
-    pieces = (piece for text in texts for piece in (*pieces_of(text), END_OF_TEXT))
+    ended = (itertools.chain(pieces_of(text), [END_OF_TEXT]) for text in texts)
+    pieces = itertools.chain.from_iterable(ended)
     written = 0
     with path.open("wb") as file:
         while batch := list(itertools.islice(pieces, _BATCH)):

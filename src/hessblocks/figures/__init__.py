@@ -8,4 +8,3 @@ from hessblocks.figures.pictures import write_picture
 from hessblocks.figures.static import draw
 from hessblocks.figures.style import MATPLOTLIB
 from hessblocks.figures.text import LARGE, NEGLIGIBLE, number, page_text, plain_math
-from hessblocks.statistics import mean_and_error

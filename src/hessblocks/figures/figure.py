@@ -5,7 +5,6 @@ Titles, labels and captions may hold $mathematics$; names of series and of ticks
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from hessblocks.errors import RunError
 from hessblocks.figures.log_scale import LogScale
+from hessblocks.storage import read_study_file
 
 Scaling = Literal["linear", "log"]
 OF_PAGES = ("points", "note", "log", "limits", "band", "by_tick")
@@ -135,8 +135,8 @@ class Figure:
     """Panels side by side where there is room; 0 leaves it to who draws."""
     size: tuple[float, float] = (4.6, 3.6)
     """Width and height of a panel, in inches."""
-    shares: Literal["none", "x", "both"] = "none"
-    """Which axes all panels have in common, labelled at the outer panels only."""
+    shares: Literal["none", "labels", "x", "both"] = "none"
+    """What all panels have in common: labels, which then stand at the edges of the figure, and axes."""
     marked: tuple[str, ...] = ()
     """All names that get a mark, in their order; those of the series where empty."""
 
@@ -175,14 +175,15 @@ def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_figure(path: Path) -> Figure:
     """The figure that a study wrote as figure.json.
 
+    Returns:
+        The figure, as the study made it.
+
     Raises:
         RunError: the file is missing or damaged.
     """
+    found = read_study_file(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
         return Figure(**{**found, "panels": tuple(map(_panel, found["panels"]))})
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror or error}).") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
 

@@ -45,6 +45,9 @@ def draw_heatmap(
         layers: of the groups; None outside the layers.
         values: norms ≥ 0, row by row; NaN where a block was not measured.
         part: outer, functional or full.
+
+    Returns:
+        A matplotlib figure of the map alone.
     """
     side = CELL * max(len(names), 8)
     figure = Figure(figsize=(side + MARGINS[0], side + MARGINS[1]), layout="constrained")

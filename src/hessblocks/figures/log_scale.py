@@ -59,6 +59,10 @@ def log_scale(values: Iterable[float]) -> LogScale:
 
     Returns:
         A scale of at least one decade; from 1 to 10 where no value is positive.
+
+    >>> scale = log_scale([0.0, 0.02, 30.0])
+    >>> scale.ticks, scale.zero
+    ((-2, -1, 0, 1, 2), 0.001)
     """
     shown = list(values)
     positive = [value for value in shown if value > 0]

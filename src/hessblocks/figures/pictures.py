@@ -42,6 +42,11 @@ def write_picture(figure: Figure, folder: Path, name: str) -> Path:
             few = image.quantize(COLOURS, dither=Image.Dither.NONE)
             few.save(temporary, dpi=(RESOLUTION, RESOLUTION), optimize=True)
         figure.set_layout_engine("none")  # places are settled; the svg need not find them again
+        if not any(axis.images for axis in figure.axes):  # those have places of their own
+            for axis in figure.axes:  # the solver's last digits are not the same every time
+                x, y, width, height = axis.get_position(original=True).bounds
+                place = round(x, 6), round(y, 6), round(width, 6), round(height, 6)
+                axis.set_position(place)
         with atomic_path(path.with_suffix(".svg")) as temporary:
             FigureCanvasSVG(figure)
             figure.savefig(temporary, metadata={"Date": None, "Creator": None})

@@ -22,6 +22,8 @@ from hessblocks.figures.log_scale import LogScale
 from hessblocks.figures.style import MARKS, MATPLOTLIB, Mark, marks
 from hessblocks.figures.text import number, plain_math
 
+NARROW = 4.0
+"""Width of a panel, in inches, below which its axis has few numbers."""
 NARROWEST = 6.5
 """Smallest width of a figure, in inches."""
 MOST_COLUMNS = 2
@@ -57,18 +59,24 @@ def draw(figure: Figure) -> Drawn:
     across = min(len(handles), int(width / LEGEND_INCHES)) or 1
     written = LINE * (len(caption) + 0.6)
     below = written + LINE * (1.2 * math.ceil(len(handles) / across) + 0.6)
+    below += 1.6 * LINE if figure.shares != "none" else 0.0
     height = figure.size[1] * rows + below + 1.5 * LINE * len(title)
     drawn = Drawn(figsize=(width, height))
     drawn.set_layout_engine("constrained", rect=(0, below / height, 1, 1 - below / height))
     drawn.suptitle("\n".join(title), x=0.01, ha="left", fontsize=12)
-    shared = figure.shares != "none"
+    shared = figure.shares in ("x", "both")
     axes = drawn.subplots(
         rows, columns, sharex=shared, sharey=figure.shares == "both", squeeze=False
     )
     for place, (axis, panel) in enumerate(zip(axes.flat, panels, strict=False)):
         _draw_panel(axis, panel, looks, width / columns)
-        if shared:
-            _label_outer(axis, place, columns, len(panels))
+        if figure.shares != "none":
+            drawn.supxlabel(
+                axis.get_xlabel(), y=(below - 1.6 * LINE) / height, va="bottom", fontsize=11
+            )
+            drawn.supylabel(axis.get_ylabel().replace("\n", " "), fontsize=11)
+            axis.set(xlabel="", ylabel="")
+            axis.tick_params(labelbottom=place >= len(panels) - columns or not shared)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     if handles:
@@ -77,15 +85,6 @@ def draw(figure: Figure) -> Drawn:
     small: Any = {"va": "top", "fontsize": 9.5}
     drawn.text(0.01, (written - 0.1 * LINE) / height, "\n".join(caption), **small)
     return drawn
-
-
-def _label_outer(axis: Axes, place: int, columns: int, count: int) -> None:
-    """Labels of common axes at the left and at the bottom alone."""
-    if place % columns:
-        axis.set_ylabel("")
-    if place < count - columns:
-        axis.set_xlabel("")
-    axis.tick_params(labelbottom=place >= count - columns)
 
 
 def _legend(figure: Figure, looks: Looks) -> list[Artist]:
@@ -118,7 +117,7 @@ def _draw_panel(axis: Axes, panel: Panel | Heatmap, looks: Looks, width: float) 
         if panel.kind == "bars":
             _draw_bars(axis, panel, series, order, looks)
         else:
-            _draw_series(axis, panel, series, order, looks[series.name])
+            _draw_series(axis, panel, series, order, looks)
     if not panel.log:
         axis.set_yscale(panel.y_scale)
     if panel.limits:
@@ -128,6 +127,9 @@ def _draw_panel(axis: Axes, panel: Panel | Heatmap, looks: Looks, width: float) 
         _few_ticks(axis)
     if panel.ticks:
         _name_ticks(axis, panel, width)
+    elif panel.x_scale == "linear" and width < NARROW:
+        axis.locator_params(axis="x", nbins=4)
+        axis.tick_params(labelsize=9)
 
 
 def _few_ticks(axis: Axes) -> None:
@@ -184,12 +186,14 @@ def _line(series: Series, look: Mark) -> dict[str, Any]:
     }
 
 
-def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, look: Mark) -> None:
+def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Looks) -> None:
     """One row of points, joined or not, with bars or with a band."""
+    look, alone = looks[series.name], len(looks) == 1
     style = _line(series, look)
     if len(series.x) > MANY and style["linestyle"] != "none":
         gap = len(series.x) // MARKERS
         style["markevery"] = (order * gap // 5 % gap, gap)
+        style["marker"] = "" if alone else style["marker"]
     if panel.band and any(series.error):
         low, high = panel.edges(series)
         axis.fill_between(series.x, low, high, color=look.colour, alpha=0.2, linewidth=0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from hessblocks.blocks import PRESETS, BlockConfig, Dense, preset
@@ -21,12 +22,12 @@ PREFIX = "preset:"
 PLAIN = "-plain"
 """Ends the name of a preset whose shaped attention is replaced by plain softmax attention."""
 Source = str | Path | nn.Module
-Batch = Mapping[str, Tensor]
+Batch = Mapping[str, Shaped[Tensor, "sequences ..."]]
 
 
 def opened(
     source: Source, settings: InspectionSettings, batch: Batch | None = None
-) -> tuple[Subject, dict[str, Tensor]]:
+) -> tuple[Subject, dict[str, Shaped[Tensor, "sequences ..."]]]:
     """A model, and tokens that it knows.
 
     Args:
@@ -58,7 +59,7 @@ def opened(
 
 def _fresh(
     name: str, settings: InspectionSettings, batch: Batch | None
-) -> tuple[Subject, dict[str, Tensor]]:
+) -> tuple[Subject, dict[str, Shaped[Tensor, "sequences ..."]]]:
     """A preset at initialisation, with the vocabulary of its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
     made = block(name, **sizes)

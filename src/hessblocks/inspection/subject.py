@@ -17,6 +17,8 @@ from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.quiet import quiet
 
 Encode = Callable[[str], list[int]]
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""No network, and no code that a folder brings along."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -58,6 +60,8 @@ class Subject:
 def saved_model(source: str) -> Subject:
     """A causal language model as `save_pretrained` wrote it, or of the local Hugging Face cache.
 
+    Weights are read from safetensors alone, and nothing that the folder brings along is executed.
+
     Args:
         source: a folder, a run folder of `hessblocks train`, or a hub name.
 
@@ -74,7 +78,11 @@ def saved_model(source: str) -> Subject:
         try:
             load: Any = AutoModelForCausalLM.from_pretrained
             model, found = load(
-                place, local_files_only=True, dtype=torch.float32, output_loading_info=True
+                place,
+                **_LOCAL,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
             )
         except HessblocksError:
             raise
@@ -106,7 +114,7 @@ def _check_kind(source: str, place: str) -> None:
         RunError: neither a folder with a model nor in the local cache.
     """
     try:
-        config = AutoConfig.from_pretrained(place, local_files_only=True)
+        config = AutoConfig.from_pretrained(place, **_LOCAL)
     except (OSError, ValueError) as error:
         if Path(place).is_dir():
             raise ArgumentError(
@@ -134,7 +142,7 @@ def _encoder(place: str) -> Encode | None:
         return None
     with quiet():
         try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(place, local_files_only=True)
+            tokenizer: Any = AutoTokenizer.from_pretrained(place, **_LOCAL)
         except (OSError, ValueError, KeyError, json.JSONDecodeError):
             return None
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

@@ -26,6 +26,7 @@ from hessblocks.linalg.operators import (
     DenseOperator,
     LinearOperator,
     chunks,
+    slices,
     student_factor,
     working_dtype,
 )

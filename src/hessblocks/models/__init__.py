@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hessblocks.models.build import TASKS, build
 from hessblocks.models.configuration import HessblocksConfig
@@ -24,6 +25,8 @@ AutoModel.register(HessblocksConfig, HessblocksModel)
 AutoModelForCausalLM.register(HessblocksConfig, HessblocksForCausalLM)
 AutoModelForMaskedLM.register(HessblocksConfig, HessblocksForMaskedLM)
 AutoModelForSequenceClassification.register(HessblocksConfig, HessblocksForSequenceClassification)
+# transformers' Trainer looks here whether a smoothed loss is that of the next token
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["hessblocks"] = HessblocksForCausalLM.__name__
 
 __all__ = [
     "TASKS",

@@ -51,6 +51,10 @@ def build(
 
     Raises:
         ArgumentError: unknown preset, task or field, a size below 1, or parts that exclude each other.
+
+    >>> model = build("pre-ln", depth=2, width=16, heads=2, vocab_size=10, context=8)
+    >>> model.num_parameters()
+    6512
     """
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
     for name, size in sizes.items():

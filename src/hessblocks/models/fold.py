@@ -37,6 +37,9 @@ PLAIN = Dense()
 def merged_block(block: BlockConfig) -> BlockConfig:
     """The configuration after merging.
 
+    Returns:
+        A block without reparametrised weights and branch gains.
+
     Raises:
         ArgumentError: nothing can be merged, and what stands in the way.
     """

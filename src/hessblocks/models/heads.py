@@ -76,6 +76,9 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
             num_items_in_batch: valid labels of all batches that are accumulated; None means of this one.
             **others: `output_hidden_states` and `return_dict`, as in transformers.
 
+        Returns:
+            Logits, loss, keys and values, and hidden states where asked for.
+
         Raises:
             ArgumentError: an unknown argument, tokens outside the vocabulary, a sequence that is too long.
         """

@@ -70,6 +70,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
 
         With `output_hidden_states` also the embeddings and every layer's output, the last one after the
         final norm, as transformers' models give them; `return_dict=False` gives a tuple.
+
+        Returns:
+            Vectors, keys and values, and hidden states where asked for.
         """
         check_keywords({"output_attentions": self.config.output_attentions} | others)
         if output_hidden_states is None:
@@ -221,6 +224,9 @@ def _has_own_mask(attention_mask: Tensor | None, position_ids: Tensor | None) ->
     """Whether the mask may be another than causal or full with padding: the user's own, or packing.
 
     transformers reads sequences packed into one row off positions that start again.
+
+    Returns:
+        True where that cannot be excluded.
     """
     if attention_mask is None:
         return position_ids is not None

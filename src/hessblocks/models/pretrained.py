@@ -116,6 +116,9 @@ class HessblocksPreTrainedModel(PreTrainedModel):
             *arguments: as in transformers.
             **keywords: as in transformers.
 
+        Returns:
+            The model; with `output_loading_info` also what was loaded.
+
         Raises:
             RunError: damaged weights, or weights that are not those of the configured model.
         """

@@ -25,6 +25,9 @@ def cross_entropy(
         labels: classes; `IGNORED` is left out.
         items: what the sum is divided by, where a batch is one of several that are accumulated; None
             means the valid labels of this batch.
+
+    Returns:
+        The loss as a number with a graph.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hessblocks.errors import RunError
 from hessblocks.figures import Figure, Panel, Scaling, Series, draw, write_picture
+from hessblocks.storage import SignalRow, read_signal
 
-Row = dict[str, str]
 QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
     "token_similarity": ("token similarity", "mean cosine between tokens", "linear"),
     "stable_rank": ("stable rank", "‖X‖²_F / ‖X‖²_2", "linear"),
@@ -42,7 +40,7 @@ def write_signal_figures(folder: Path) -> list[Path]:
     Raises:
         RunError: results.csv is missing or damaged, or a file cannot be written.
     """
-    rows = _read(folder / "results.csv")
+    rows = read_signal(folder / "results.csv")
     every = {"signal": _signal(rows), "gradients": _gradients(rows)}
     drawn = [
         write_picture(draw(figure), folder / "figures", name)
@@ -52,20 +50,20 @@ def write_signal_figures(folder: Path) -> list[Path]:
     return [path.with_suffix(suffix) for path in drawn for suffix in (".png", ".svg")]
 
 
-def _signal(rows: Sequence[Row]) -> Figure:
+def _signal(rows: Sequence[SignalRow]) -> Figure:
     panels = [
-        _panel(title, y_label, scale, [row for row in rows if row["quantity"] == quantity])
+        _panel(title, y_label, scale, [row for row in rows if row.quantity == quantity])
         for quantity, (title, y_label, scale) in QUANTITIES.items()
     ]
     panels += [panel for panel in _gradients(rows).plots if panel.title in GRADIENTS]
     return _figure("How signal passes through the layers", panels)
 
 
-def _gradients(rows: Sequence[Row]) -> Figure:
-    found = [row for row in rows if row["quantity"] == "gradient_norm"]
-    roles: dict[str, list[Row]] = {}
+def _gradients(rows: Sequence[SignalRow]) -> Figure:
+    found = [row for row in rows if row.quantity == "gradient_norm"]
+    roles: dict[str, list[SignalRow]] = {}
     for row in found:
-        roles.setdefault(row["role"], []).append(row)
+        roles.setdefault(row.role, []).append(row)
     panels = [
         _panel(f"gradient, {role}", "norm of the loss gradient", "log", own)
         for role, own in roles.items()
@@ -78,11 +76,11 @@ def _figure(title: str, panels: Sequence[Panel]) -> Figure:
     return Figure(title=title, caption=CAPTION, panels=shown)
 
 
-def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[Row]) -> Panel:
+def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[SignalRow]) -> Panel:
     models: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         for point in _points(row, scale):
-            models.setdefault(row["model"], []).append(point)
+            models.setdefault(row.model, []).append(point)
     series = tuple(
         Series(name=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))
         for name, points in models.items()
@@ -90,22 +88,7 @@ def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[Row]) -> Pan
     return Panel(title=title, x_label="layer", y_label=y_label, series=series, y_scale=scale)
 
 
-def _points(row: Row, scale: Scaling) -> Iterator[tuple[int, float]]:
+def _points(row: SignalRow, scale: Scaling) -> Iterator[tuple[int, float]]:
     """The layer and the value, where the axis can show it."""
-    value = float(row["value"])
-    if math.isfinite(value) and (value > 0 or scale == "linear"):
-        yield (int(row["layer"]) if row["layer"] else -1), value
-
-
-def _read(path: Path) -> list[Row]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        for row in rows:
-            row["model"], row["quantity"], row["role"], float(row["value"])
-            int(row["layer"] or 0)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror or error}).") from error
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: damaged; run the same `hessblocks signal` again.") from error
-    return rows
+    if math.isfinite(row.value) and (row.value > 0 or scale == "linear"):
+        yield (-1 if row.layer is None else row.layer), row.value

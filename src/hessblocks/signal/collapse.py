@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 COLLAPSED = 0.99
 """Mean cosine between different tokens above which they count as one direction."""
@@ -19,10 +20,9 @@ def rank_collapse(similarities: Sequence[float], *, above: float = COLLAPSED) ->
         The layer, counted from 0; None where the last layer still tells tokens apart.
 
     Source: rank collapse as in Dong et al. (2021), arXiv 2103.03404; the threshold is ours.
+
+    >>> rank_collapse([0.2, 0.995, 0.4, 0.995, 0.999])
+    3
     """
-    first = None
-    for layer in reversed(range(len(similarities))):
-        if not similarities[layer] > above:
-            break
-        first = layer
-    return first
+    collapsed = sum(1 for _ in takewhile(lambda one: one > above, reversed(similarities)))
+    return len(similarities) - collapsed if collapsed else None

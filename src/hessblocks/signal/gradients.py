@@ -30,6 +30,9 @@ def gradient_norms(layers: list[nn.Module], loss: Float[Tensor, ""]) -> list[dic
     Args:
         layers: modules whose parameters the loss depends on.
         loss: a scalar with a graph; its gradients are not added to `.grad`.
+
+    Returns:
+        By layer, a norm for each role.
     """
     named = [
         (index, name, parameter)

@@ -51,6 +51,9 @@ def conditioning(layer: Function, x: Vectors, *, dense_limit: int, steps: int) -
         dense_limit: up to this N the Jacobian is built, and the answer is exact.
         steps: beyond, the dimensions of the Krylov subspace of JᵀJ that J is restricted to.
 
+    Returns:
+        The largest and the smallest singular value, and whether they are exact.
+
     Cost: N backward passes (batched) and an N³ decomposition, or `steps` passes forward and backward.
     """
     size = x.numel()

@@ -45,6 +45,9 @@ class Call:
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers of a model: its longest list of modules.
 
+    Returns:
+        The layers from the first to the last.
+
     Raises:
         ArgumentError: the model has none.
     """

@@ -20,6 +20,9 @@ def attention_entropy(
 
     0 says that each token takes from one token only (the identity does), log i that token number i
     takes from all i tokens alike. A token without any weight counts as 0.
+
+    Returns:
+        The mean over tokens, heads and sequences.
     """
     weights = matrix.abs()
     shares = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
@@ -33,6 +36,9 @@ def spectral_gap(matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]) ->
 
     1 says that one direction over tokens survives, which is rank collapse in one layer; 0, as for the
     identity, that the first two survive alike.
+
+    Returns:
+        The gap, 0 to 1.
 
     Source: Nait Saada et al. (2024), Mind the gap, arXiv 2410.07799.
     """

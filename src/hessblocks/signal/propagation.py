@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -48,10 +48,8 @@ class Signal:
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One measured value a row: layer (empty for the inputs), quantity, role, value, method."""
-        rows = [_row("", name, value) for name, value in _token_values(self.inputs)]
-        for layer in self.layers:
-            rows += _layer_rows(layer)
-        return rows
+        rows = [_row("", name, value) for name, value in asdict(self.inputs).items()]
+        return rows + [row for layer in self.layers for row in _layer_rows(layer)]
 
 
 def propagate(
@@ -155,26 +153,18 @@ def _jacobians(
     ]
 
 
-def _token_values(tokens: TokenSignal) -> Iterator[tuple[str, float]]:
-    for field in fields(tokens):
-        yield field.name, getattr(tokens, field.name)
-
-
 def _layer_rows(layer: LayerSignal) -> list[dict[str, Any]]:
-    rows = [_row(layer.layer, name, value) for name, value in _token_values(layer.tokens)]
-    for name in ("attention_entropy", "spectral_gap"):
-        if getattr(layer, name) is not None:
-            rows.append(_row(layer.layer, name, getattr(layer, name)))
+    values = asdict(layer.tokens) | {
+        "attention_entropy": layer.attention_entropy,
+        "spectral_gap": layer.spectral_gap,
+    }
+    rows = [_row(layer.layer, name, value) for name, value in values.items() if value is not None]
     if layer.jacobian is not None:
         method = "exact" if layer.jacobian.exact else "lower bound"
-        rows.append(
-            _row(layer.layer, "jacobian_condition", layer.jacobian.condition, method=method)
-        )
-    rows += [
-        _row(layer.layer, "gradient_norm", norm, role=role)
-        for role, norm in layer.gradient_norms.items()
-    ]
-    return rows
+        condition = layer.jacobian.condition
+        rows.append(_row(layer.layer, "jacobian_condition", condition, method=method))
+    norms = layer.gradient_norms.items()
+    return rows + [_row(layer.layer, "gradient_norm", norm, role=role) for role, norm in norms]
 
 
 def _row(

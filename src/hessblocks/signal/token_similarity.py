@@ -31,8 +31,15 @@ def token_signal(x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]) -> TokenS
 
     Kurtosis is that of the root mean squares s_j of the entries j over tokens, mean(s⁴) / mean(s²)².
 
+    Returns:
+        The measured values of this layer.
+
     Source: token similarity and rank as in Dong et al. (2021); kurtosis as in He et al. (2024),
         arXiv 2405.19279, equation 2.
+
+    >>> alike = token_signal(torch.ones(1, 3, 4), torch.ones(1, 3, dtype=torch.bool))
+    >>> round(alike.token_similarity, 3), round(alike.stable_rank, 3)
+    (1.0, 1.0)
     """
     x = x.detach().to(torch.promote_types(x.dtype, torch.float32)) * real[..., None]
     squares = x.square().sum(dim=(0, 1)) / real.sum()

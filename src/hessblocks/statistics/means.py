@@ -28,6 +28,9 @@ def mean_and_error(values: Sequence[float], total: Total = sum) -> tuple[float, 
     Args:
         values: at least one.
         total: how they are added up.
+
+    Returns:
+        Mean and standard error, in the unit of the values.
     """
     mean = total(values) / len(values)
     if len(values) < 2 or not math.isfinite(mean):

@@ -1,6 +1,6 @@
 """Files: each format is written and read by one module; whole or absent, never half."""
 
-from hessblocks.storage.config import differences
+from hessblocks.storage.config import Settings, differences
 from hessblocks.storage.curvature_results import (
     MAP_COLUMNS,
     SPECTRUM_COLUMNS,
@@ -19,20 +19,14 @@ from hessblocks.storage.environment import (
 from hessblocks.storage.files import (
     atomic_folder,
     atomic_path,
+    read_study_file,
     remove_partials,
     write_json,
     write_text,
 )
-from hessblocks.storage.folder_results import (
-    NORM,
-    STAGES,
-    FolderResults,
-    Measurement,
-    Metric,
-    Settings,
-    load_results,
-)
+from hessblocks.storage.folder_results import FolderResults, load_results
 from hessblocks.storage.lines import (
+    Metric,
     Observation,
     append_line,
     cut_back,
@@ -41,6 +35,8 @@ from hessblocks.storage.lines import (
 )
 from hessblocks.storage.locks import held
 from hessblocks.storage.rows import (
+    NORM,
+    STAGES,
     STEPS,
     ResultRow,
     is_trained,
@@ -49,4 +45,5 @@ from hessblocks.storage.rows import (
     steps_done,
     write_results,
 )
+from hessblocks.storage.signal_rows import SignalRow, read_signal
 from hessblocks.storage.tables import GROWTH_COLUMNS, Row, Scalar, write_table

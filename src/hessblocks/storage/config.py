@@ -1,9 +1,57 @@
-"""TODO."""
+"""config.json of a run: what was asked for, and how two of them differ."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from hessblocks.storage.files import damaged, read_object
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What was asked for."""
+
+    command: str
+    """The command that made the folder, such as `demo`."""
+    presets: tuple[str, ...]
+    """The blocks that were asked for, in their order."""
+    seeds: tuple[int, ...]
+    """The random seeds that were asked for."""
+    values: Mapping[str, Any]
+    """The whole file."""
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """One section of the file (`model`, `data`, `training`, `curvature`); empty if absent."""
+        section = self.values.get(name)
+        return section if isinstance(section, dict) else {}
+
+
+def read_settings(path: Path) -> Settings:
+    """The settings of one run or of a comparison.
+
+    Returns:
+        Command, presets and seeds, and the whole file beside them.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    values = read_object(path)
+    presets = values.get("presets", [values["preset"]] if "preset" in values else [])
+    seeds = values.get("seeds", [values["seed"]] if "seed" in values else [])
+    if not isinstance(presets, list) or not isinstance(seeds, list):
+        raise damaged(path, None, "expected lists under `presets` and `seeds`")
+    try:
+        return Settings(
+            command=str(values.get("command", "")),
+            presets=tuple(map(str, presets)),
+            seeds=tuple(map(int, seeds)),
+            values=values,
+        )
+    except (TypeError, ValueError) as error:
+        raise damaged(path, None, f"`seeds`: expected whole numbers, got {seeds!r}") from error
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

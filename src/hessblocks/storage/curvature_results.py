@@ -5,16 +5,56 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError
-from hessblocks.storage.folder_results import COLUMNS
-from hessblocks.storage.lines import damaged, number, read_object, read_table
+from hessblocks.storage.environment import read_environment
+from hessblocks.storage.files import damaged, read_object
+from hessblocks.storage.records import records
+from hessblocks.storage.rows import NORM, ResultRow, read_results
+from hessblocks.storage.tables import read_table
 
-MAP_COLUMNS = ("row", "column", "part", "value", "standard_error", "method")
-SPECTRUM_COLUMNS = ("group", "part", "eigenvalue", "density", "standard_error", "method")
+
+@dataclass(frozen=True, kw_only=True)
+class MapRow:
+    """One row of map.csv: the norm of a block."""
+
+    row: str
+    """Group of the rows."""
+    column: str
+    """Group of the columns."""
+    part: str
+    """outer, functional or full."""
+    value: float
+    """Nats per token."""
+    standard_error: float | None
+    """Of the value."""
+    method: str
+    """exact or estimate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpectrumRow:
+    """One row of spectra.csv: a point of the density of a group's eigenvalues."""
+
+    group: str
+    """Whose block it is."""
+    part: str
+    """outer, functional or full."""
+    eigenvalue: float
+    """Nats per token."""
+    density: float
+    """Share of eigenvalues per unit."""
+    standard_error: float
+    """Of the density."""
+    method: str
+    """exact or estimate."""
+
+
+MAP_COLUMNS = tuple(field.name for field in fields(MapRow))
+SPECTRUM_COLUMNS = tuple(field.name for field in fields(SpectrumRow))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +141,9 @@ class CurvatureResults:
 
         Args:
             seconds: what the command took.
+
+        Returns:
+            Numbers, texts and null alone.
         """
         return {
             "command": "curvature",
@@ -129,29 +172,29 @@ def is_curvature_run(folder: Path) -> bool:
 def load_curvature(folder: Path) -> CurvatureResults:
     """Read a run folder, finished or not.
 
+    Returns:
+        What the folder holds; empty mappings where a table is missing.
+
     Raises:
         ArgumentError: it is not a folder of `hessblocks curvature`.
         RunError: a file is damaged; the message names file and line.
     """
     if not (folder / "config.json").is_file() or not is_curvature_run(folder):
         raise ArgumentError(f"{folder}: expected a folder that `hessblocks curvature` wrote.")
-    environment = folder / "environment.json"
-    rows = _read(folder / "results.csv", COLUMNS)
     norms: dict[str, dict[str, Norm]] = defaultdict(dict)
     whole: dict[str, dict[str, Norm]] = defaultdict(dict)
-    for row, norm in rows:
-        if row["quantity"] == "frobenius_norm":
-            norms[row["group"]][row["part"]] = norm
-        else:
-            whole[row["quantity"]][row["part"]] = norm
-    groups = {row["group"]: row for row, _ in rows if row["group"]}
+    rows = read_results(folder / "results.csv")
+    for row in rows:
+        where = norms[row.group] if row.quantity == NORM else whole[row.quantity]
+        where[row.part] = _norm(row, folder / "results.csv")
+    groups = {row.group: row for row in rows if row.group}
     return CurvatureResults(
         folder=folder,
         config=read_object(folder / "config.json"),
-        environment=read_object(environment) if environment.is_file() else {},
+        environment=read_environment(folder),
         norms=norms,
-        layers={name: int(row["layer"]) if row["layer"] else None for name, row in groups.items()},
-        roles={name: row["role"] for name, row in groups.items()},
+        layers={name: row.layer for name, row in groups.items()},
+        roles={name: row.role for name, row in groups.items()},
         heterogeneity=whole["heterogeneity"],
         off_diagonal_shares=whole["off_diagonal_share"],
         loss=whole["loss"][""].value if whole["loss"] else None,
@@ -160,43 +203,29 @@ def load_curvature(folder: Path) -> CurvatureResults:
     )
 
 
-def _read(path: Path, columns: tuple[str, ...]) -> list[tuple[Mapping[str, str], Norm]]:
-    """Each row with its value, error and method as a number."""
-    found = []
-    if not path.is_file():
-        return []
-    for line, row in read_table(path, columns):
-        try:
-            error = number(row["standard_error"]) if row["standard_error"] else 0.0
-            value = number(row["value"])
-        except ValueError as problem:
-            raise damaged(path, line, str(problem)) from problem
-        if not (math.isfinite(value) and math.isfinite(error)):
-            raise damaged(path, line, "expected finite numbers")
-        found.append((row, Norm(value=value, standard_error=error, method=row["method"])))
-    return found
+def _norm(row: ResultRow | MapRow, path: Path) -> Norm:
+    error = row.standard_error or 0.0
+    if not (math.isfinite(row.value) and math.isfinite(error)):
+        raise damaged(path, None, f"expected finite numbers, got {row.value} ± {error}")
+    return Norm(value=row.value, standard_error=error, method=row.method)
 
 
 def _cells(path: Path) -> dict[str, dict[tuple[str, str], Norm]]:
     found: dict[str, dict[tuple[str, str], Norm]] = defaultdict(dict)
-    for row, norm in _read(path, MAP_COLUMNS):
-        found[row["part"]][row["row"], row["column"]] = norm
+    for one in records(MapRow, path, read_table(path, MAP_COLUMNS)):
+        found[one.part][one.row, one.column] = _norm(one, path)
     return found
 
 
 def _spectra(path: Path) -> dict[str, dict[str, Density]]:
-    points: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
-    if path.is_file():
-        for line, row in read_table(path, SPECTRUM_COLUMNS):
-            try:
-                point = (number(row["eigenvalue"]), number(row["density"]))
-                points[row["part"], row["group"]].append((*point, number(row["standard_error"])))
-            except ValueError as problem:
-                raise damaged(path, line, str(problem)) from problem
+    points: dict[tuple[str, str], list[SpectrumRow]] = defaultdict(list)
+    for one in records(SpectrumRow, path, read_table(path, SPECTRUM_COLUMNS)):
+        points[one.part, one.group].append(one)
     spectra: dict[str, dict[str, Density]] = defaultdict(dict)
-    for (part, group), values in points.items():
-        eigenvalues, density, errors = zip(*values, strict=True)
+    for (part, group), rows in points.items():
         spectra[part][group] = Density(
-            eigenvalues=eigenvalues, density=density, standard_errors=errors
+            eigenvalues=tuple(row.eigenvalue for row in rows),
+            density=tuple(row.density for row in rows),
+            standard_errors=tuple(row.standard_error for row in rows),
         )
     return spectra

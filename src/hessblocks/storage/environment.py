@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import subprocess
@@ -12,11 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hessblocks._version import __version__
+from hessblocks.errors import RunError
 from hessblocks.storage.config import differences
-from hessblocks.storage.files import write_json
+from hessblocks.storage.files import read_object, write_json
 
 PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy")
 
@@ -52,14 +50,28 @@ def warn_of_another_environment(path: Path) -> None:
 
 def _written(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(path)
+    except RunError:
         return None
-    return found if isinstance(found, dict) else None
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """environment.json of a folder; empty where it is missing.
+
+    Returns:
+        Versions and hardware by name.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = folder / "environment.json"
+    return read_object(path) if path.is_file() else {}
 
 
 def environment() -> dict[str, Any]:
     """Versions, hardware and, in a git checkout of hessblocks, its commit."""
+    import torch
+
     return {
         "hessblocks": __version__,
         "commit": _commit(),

@@ -103,6 +103,87 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
+def damaged(path: Path, line: int | None, reason: str) -> RunError:
+    """The error for a file that cannot be understood, to be raised by the caller.
+
+    Args:
+        path: the file.
+        line: its damaged line, counted from 1; None for the file as a whole.
+        reason: what was expected and what came.
+
+    Returns:
+        An error that names the file, the line and what to do.
+    """
+    where = f"{path}, line {line}" if line is not None else f"{path}"
+    return RunError(f"{where}: {reason}; mend or remove it, or run the command again.")
+
+
+def read_bytes(path: Path) -> bytes:
+    """What the file holds.
+
+    Returns:
+        All bytes.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(f"{path}: cannot be read ({reason}); check the file.") from error
+
+
+def read_text(path: Path) -> str:
+    """What the file holds, of UTF-8 text.
+
+    Returns:
+        The whole text.
+
+    Raises:
+        RunError: it cannot be read, or is something else.
+    """
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path}: cannot be read (not UTF-8 text); check the file.") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that the file holds.
+
+    Returns:
+        Names and values, as JSON has them.
+
+    Raises:
+        RunError: the file cannot be read or is not one JSON object.
+    """
+    try:
+        value = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise damaged(path, error.lineno, f"not JSON ({error.msg})") from error
+    if not isinstance(value, dict):
+        raise damaged(path, None, f"expected one JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_study_file(path: Path) -> dict[str, Any]:
+    """The JSON object of a study's file, which the same command writes again.
+
+    Returns:
+        Names and values, as JSON has them.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        found = json.loads(read_text(path))
+        found.items()
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
+    return dict(found)
+
+
 def _partial(path: Path) -> Path:
     """A new temporary name beside `path`, with its suffix."""
     return path.with_name(f".{path.stem}.partial-{secrets.token_hex(4)}{path.suffix}")

@@ -1,21 +1,88 @@
-"""metrics.jsonl: one measured loss a line, appended as training goes."""
+"""metrics.jsonl and observations.jsonl: one measured value a line, appended as training goes."""
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import RunError
-from hessblocks.storage.files import write_text
+from hessblocks.storage.files import damaged, read_bytes, write_text
+from hessblocks.storage.records import Record, records
+
+Line = dict[str, Any]
 
 
-def append_line(path: Path, line: dict[str, Any]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One line of metrics.jsonl: a loss on the way."""
+
+    preset: str
+    """Name of the block."""
+    seed: int
+    """Random seed of the run."""
+    split: str
+    """`train` or `validation`."""
+    step: int
+    """Optimiser updates so far."""
+    seconds: float
+    """Training time so far, in seconds."""
+    loss: float
+    """Nats per token; not a number where training diverged."""
+    tokens: int | None = None
+    """Training tokens so far; None where they were not recorded."""
+    diverged: str = ""
+    """What first was not finite, where the run diverged at this step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One line of observations.jsonl: a value measured on the way."""
+
+    preset: str
+    """Name of the block."""
+    seed: int
+    """Random seed of the run."""
+    step: int
+    """Optimiser updates so far."""
+    tokens: int
+    """Training tokens so far."""
+    seconds: float
+    """Training time so far, in seconds."""
+    quantity: str
+    """Such as `beta_FF`, `token_similarity` or `frobenius_norm`."""
+    layer: int | None
+    """Layer from 0; None outside the layers."""
+    role: str = ""
+    """Kind of parameter group; may be empty."""
+    group: str = ""
+    """Parameter group; may be empty."""
+    part: str = ""
+    """`outer` (H_o), `functional` (H_f), `full` (H), or empty."""
+    value: float
+    """The value, in the unit of its quantity."""
+    standard_error: float | None = None
+    """Standard error of `value`; None where it was not estimated."""
+    batch_loss: float | None = None
+    """Loss on the batch that curvature is measured on; None with other quantities."""
+
+
+class DamagedLineError(RunError):
+    """A line that is not a JSON object."""
+
+    def __init__(self, path: Path, number: int, reason: str, *, ended: bool) -> None:
+        """Name file and line (from 1); `ended` says whether the line was written to its end."""
+        super().__init__(str(damaged(path, number, reason)))
+        self.number = number
+        self.ended = ended
+
+
+def append_line(path: Path, line: Line) -> None:
     """Add one line; what is not a finite number becomes null.
 
     Raises:
@@ -34,37 +101,66 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
         ) from error
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines before the first damaged one, as a killed process leaves its last."""
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            break
-        if not isinstance(line, dict):
-            break
-        lines.append(line)
+def read_lines(path: Path) -> list[Line]:
+    """The lines before the first damaged one, as a killed process leaves its last.
+
+    Returns:
+        Names and values of each line; none where there is no file.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
+    lines: list[Line] = []
+    with contextlib.suppress(DamagedLineError):
+        lines.extend(line for _, line in _numbered(path))
     return lines
 
 
-def read_finished_lines(path: Path) -> list[dict[str, Any]]:
+def read_finished_lines(path: Path) -> list[Line]:
     """All lines of a run that is trained.
+
+    Returns:
+        Names and values of each line.
 
     Raises:
         RunError: the file is absent, or a line of it is damaged.
     """
-    lines = read_lines(path)
-    count = len(path.read_bytes().splitlines()) if path.exists() else 0
-    if not lines or len(lines) < count:
-        what = f"its line {len(lines) + 1} is damaged" if count else "absent or empty"
+    try:
+        lines, what = [line for _, line in _numbered(path)], "absent or empty"
+    except DamagedLineError as error:
+        lines, what = [], f"its line {error.number} is damaged"
+    if not lines:
         raise RunError(
             f"{path}: {what}, though the run is trained; remove {path.parent} and run again to "
             "train it once more."
         )
     return lines
+
+
+def read_metrics(folder: Path) -> Iterator[Metric]:
+    """The lines of metrics.jsonl; none where there is no file.
+
+    A last line that has no end, as a killed run leaves it, is left out with a warning.
+
+    Returns:
+        An iterator over the losses, in the order of the file.
+
+    Raises:
+        RunError: a line is damaged; the message names it.
+    """
+    return _read(Metric, folder / "metrics.jsonl")
+
+
+def read_observations(folder: Path) -> Iterator[Observation]:
+    """The lines of observations.jsonl, as `read_metrics` reads those of losses.
+
+    Returns:
+        An iterator over the values, in the order of the file.
+
+    Raises:
+        RunError: a line is damaged; the message names it.
+    """
+    return _read(Observation, folder / "observations.jsonl")
 
 
 def cut_back(path: Path, step: int | None) -> None:
@@ -81,167 +177,28 @@ def cut_back(path: Path, step: int | None) -> None:
     write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-def damaged(path: Path, line: int | None, reason: str) -> RunError:
-    """The error for a file that cannot be understood, to be raised by the caller.
-
-    Args:
-        path: the file.
-        line: its damaged line, counted from 1; None for the file as a whole.
-        reason: what was expected and what came.
-
-    Returns:
-        An error that names the file, the line and what to do.
-    """
-    where = f"{path}, line {line}" if line is not None else f"{path}"
-    return RunError(f"{where}: {reason}; mend or remove it, or run the command again.")
-
-
-def read_object(path: Path) -> Mapping[str, Any]:
-    """The JSON object that the file holds.
-
-    Raises:
-        RunError: the file cannot be read or is not one JSON object.
-    """
+def _read(kind: type[Record], path: Path) -> Iterator[Record]:
     try:
-        value = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise damaged(path, error.lineno, f"not JSON ({error.msg})") from error
-    if not isinstance(value, dict):
-        raise damaged(path, None, f"expected one JSON object, got {type(value).__name__}")
-    return value
+        yield from records(kind, path, _numbered(path))
+    except DamagedLineError as error:
+        if error.ended:
+            raise
+        warnings.warn(f"{path}: its last line is half-written and left out.", stacklevel=2)
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Each object of a file with one JSON object a line, with its line number from 1.
-
-    A last line that has no end, as a killed run leaves it, is left out with a warning.
-
-    Raises:
-        RunError: the file cannot be read, or a line is not a JSON object.
-    """
-    for number, line in enumerate(_text(path).splitlines(keepends=True), start=1):
+def _numbered(path: Path) -> Iterator[tuple[int, Line]]:
+    """Each line with its number from 1; none where there is no file."""
+    text = read_bytes(path) if path.exists() else b""
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = json.loads(line.decode())
+        except UnicodeDecodeError as error:
+            raise DamagedLineError(path, number, "not UTF-8 text", ended=True) from error
         except json.JSONDecodeError as error:
-            if not line.endswith("\n"):
-                warnings.warn(f"{path}: its last line is half-written and left out.", stacklevel=2)
-                return
-            raise damaged(path, number, f"not JSON ({error.msg})") from error
+            ended, reason = line.endswith(b"\n"), f"not JSON ({error.msg})"
+            raise DamagedLineError(path, number, reason, ended=ended) from error
         if not isinstance(value, dict):
-            raise damaged(path, number, "expected a JSON object")
+            raise DamagedLineError(path, number, "expected a JSON object", ended=True)
         yield number, value
-
-
-def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Each row of a CSV file as column → text, with its line number from 1.
-
-    Args:
-        path: the file, with a header.
-        columns: the columns that must be there; others are left alone.
-
-    Raises:
-        RunError: the file cannot be read, a column is missing, or a row has another length.
-    """
-    reader = csv.DictReader(_text(path).splitlines())
-    absent = [name for name in columns if name not in (reader.fieldnames or ())]
-    if absent:
-        raise damaged(path, 1, f"expected the columns {', '.join(absent)}")
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                raise damaged(path, reader.line_num, "expected as many values as there are columns")
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise damaged(path, reader.line_num, f"not CSV ({error})") from error
-
-
-def number(value: object) -> float:
-    """A float from JSON or CSV; null stands for a value that is not a number.
-
-    Raises:
-        TypeError: `value` is of another kind.
-        ValueError: `value` is a text that is not a number.
-    """
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f"expected a number, got {value!r}")
-    return float(value)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RunError(f"{path}: cannot be read ({reason}); check the file.") from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """One line: a value measured on the way."""
-
-    preset: str
-    """Name of the block."""
-    seed: int
-    """Random seed of the run."""
-    step: int
-    """Optimiser updates so far."""
-    tokens: int
-    """Training tokens so far."""
-    seconds: float
-    """Training time so far, in seconds."""
-    quantity: str
-    """Such as `beta_FF`, `token_similarity` or `frobenius_norm`."""
-    layer: int | None
-    """Layer from 0; None outside the layers."""
-    role: str
-    """Kind of parameter group; may be empty."""
-    group: str
-    """Parameter group; may be empty."""
-    part: str
-    """`outer` (H_o), `functional` (H_f), `full` (H), or empty."""
-    value: float
-    """The value, in the unit of its quantity."""
-    standard_error: float | None
-    """Standard error of `value`; None where it was not estimated."""
-    batch_loss: float | None
-    """Loss on the batch that curvature is measured on; None with other quantities."""
-
-
-def read_observations(folder: Path) -> Iterator[Observation]:
-    """The lines of a folder's file; none where there is no file.
-
-    Raises:
-        RunError: a line is damaged; the message names it.
-    """
-    path = folder / "observations.jsonl"
-    if not path.is_file():
-        return
-    for line, value in read_json_lines(path):
-        try:
-            yield Observation(
-                preset=str(value["preset"]),
-                seed=int(value["seed"]),
-                step=int(value["step"]),
-                tokens=int(value["tokens"]),
-                seconds=number(value["seconds"]),
-                quantity=str(value["quantity"]),
-                layer=None if value["layer"] is None else int(value["layer"]),
-                role=str(value.get("role", "")),
-                group=str(value.get("group", "")),
-                part=str(value.get("part", "")),
-                value=number(value["value"]),
-                standard_error=_maybe(value.get("standard_error")),
-                batch_loss=_maybe(value.get("batch_loss")),
-            )
-        except KeyError as error:
-            raise damaged(path, line, f"{error.args[0]} is missing") from error
-        except (TypeError, ValueError) as error:
-            raise damaged(path, line, str(error)) from error
-
-
-def _maybe(value: object) -> float | None:
-    return None if value is None else number(value)

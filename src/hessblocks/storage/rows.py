@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from hessblocks.conventions import PARTS
-from hessblocks.errors import RunError
-from hessblocks.storage.files import write_text
+from hessblocks.storage.records import records
+from hessblocks.storage.tables import read_table, write_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +39,8 @@ class ResultRow:
     """exact, estimate or measured."""
 
 
+NORM = "frobenius_norm"
+STAGES = ("initial", "final")
 COLUMNS = tuple(field.name for field in fields(ResultRow))
 STEPS = ("begun", "mapped-initial", "trained", "mapped-final")
 """The steps of a run in the order of their rows."""
@@ -63,36 +63,24 @@ def write_results(path: Path, rows: Iterable[ResultRow]) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {name: "" if value is None else value for name, value in asdict(row).items()}
-        for row in rows
-    )
-    write_text(path, text.getvalue())
+    write_table(path, COLUMNS, map(vars, rows))
 
 
 def read_results(path: Path) -> list[ResultRow]:
     """The table; empty where there is none yet.
 
+    Returns:
+        All rows, in the order of the file.
+
     Raises:
-        RunError: the file is damaged.
+        RunError: the file is damaged; the message names the line.
     """
-    if not path.exists():
-        return []
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [_row(values) for values in csv.DictReader(file)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{path}: damaged; remove it and run again to compute its values once more."
-        ) from error
+    return list(records(ResultRow, path, read_table(path, COLUMNS)))
 
 
 def step_of(row: ResultRow) -> str:
     """The step of a run that measures the row: one of `STEPS`."""
-    if row.quantity == "frobenius_norm":
+    if row.quantity == NORM:
         return f"mapped-{row.stage}"
     return "begun" if row.quantity in ("parameters", "flops") else "trained"
 
@@ -103,6 +91,9 @@ def steps_done(rows: Iterable[ResultRow], groups: Iterable[str]) -> set[str]:
     Args:
         rows: of one run.
         groups: parameter groups that each map measures.
+
+    Returns:
+        A part of `STEPS`.
     """
     keys = {(row.quantity, row.stage, row.group, row.part) for row in rows}
     names = list(groups)
@@ -119,22 +110,4 @@ def _expected(step: str, groups: Iterable[str]) -> set[tuple[str, str, str, str]
     if step in SCALARS:
         return {(quantity, stage, "", "") for quantity, stage in SCALARS[step]}
     stage = step.removeprefix("mapped-")
-    return {("frobenius_norm", stage, group, part) for group in groups for part in PARTS}
-
-
-def _row(values: dict[str, str]) -> ResultRow:
-    if len(values) != len(COLUMNS) or None in values.values():
-        raise ValueError(values)
-    return ResultRow(
-        preset=values["preset"],
-        seed=int(values["seed"]),
-        stage=values["stage"],
-        quantity=values["quantity"],
-        layer=int(values["layer"]) if values["layer"] else None,
-        group=values["group"],
-        role=values["role"],
-        part=values["part"],
-        value=float(values["value"]),
-        standard_error=float(values["standard_error"]) if values["standard_error"] else None,
-        method=values["method"],
-    )
+    return {(NORM, stage, group, part) for group in groups for part in PARTS}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hessblocks.storage.files import atomic_path
+from hessblocks.storage.files import atomic_path, damaged, read_text
 
 Scalar = str | int | float | bool | None
 
@@ -19,19 +19,38 @@ GROWTH_COLUMNS = (
 )  # fmt: skip
 
 
-def write_table(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Write `rows` under a header; what a row lacks is left empty.
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> None:
+    """Write `rows` under a header, each number with all its digits; what a row lacks is left empty.
 
     Raises:
         RunError: the file cannot be written.
     """
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
-        writer.writerows({name: _text(row.get(name)) for name in columns} for row in rows)
+        writer.writerows(rows)
 
 
-def _text(value: Scalar) -> str:
-    if value is None:
-        return ""
-    return repr(value) if isinstance(value, float) else str(value)
+def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Each row of a csv file as column → text, with its line number from 1.
+
+    Args:
+        path: the file, with a header; there are no rows where it is absent.
+        columns: the columns that must be there; others are left alone.
+
+    Raises:
+        RunError: the file cannot be read, a column is missing, or a row has another length.
+    """
+    if not path.exists():
+        return
+    reader = csv.DictReader(read_text(path).splitlines())
+    absent = [name for name in columns if name not in (reader.fieldnames or ())]
+    if absent:
+        raise damaged(path, 1, f"expected the columns {', '.join(absent)}")
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise damaged(path, reader.line_num, "expected as many values as there are columns")
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise damaged(path, reader.line_num, f"not CSV ({error})") from error

@@ -54,6 +54,9 @@ def _asked_before(out: Path) -> dict[str, Any]:
 def is_study_folder(folder: Path) -> bool:
     """Whether `hessblocks reproduce` wrote `folder`, be it of one study or of several.
 
+    Returns:
+        True where it did; False also for a folder that is not there.
+
     Raises:
         OSError: it cannot be read.
     """

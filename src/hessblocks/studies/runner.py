@@ -150,6 +150,9 @@ def measure_study(
         where: measures.
         reporter: told of every point.
 
+    Returns:
+        The study with all its rows.
+
     Raises:
         RunError: another process holds the folder, a newer version wrote it, or a point failed.
     """
@@ -157,7 +160,7 @@ def measure_study(
     from hessblocks.storage import keep_environment, warn_of_another_environment
 
     with opened(folder) as store:
-        missing = store.progress(points).missing
+        missing = store.of(points).missing
         _warn_of_a_narrower_request(study.name, folder, len(points), store)
         write_json(folder / "config.json", {**config, "points": len(points)})
         keep_environment(folder / "environment.json")
@@ -179,16 +182,16 @@ def measure_study(
             checks = write_outputs(study, points, store)
     if failures:
         raise _failure(study.name, failures)
-    progress = store.progress(points)
+    stored = store.of(points)
     return StudyResult(
         name=study.name,
         folder=folder,
-        rows=tuple(progress.rows),
+        rows=tuple(stored.rows),
         checks=checks,
         points=len(points),
         measured=len(missing),
-        retried=progress.retried,
-        seconds=progress.seconds,
+        retried=stored.retried,
+        seconds=stored.seconds,
     )
 
 

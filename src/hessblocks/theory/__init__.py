@@ -2,6 +2,7 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian, check_memory_limit
+from hessblocks.theory.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments

@@ -13,14 +13,13 @@ P all parameters.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Protocol
 
 from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
-from hessblocks.linalg import ExactOperator, KroneckerTerm, TokenMatrices
+from hessblocks.linalg import ExactOperator, KroneckerTerm, TokenMatrices, slices
 from hessblocks.theory.functional import product_gradient
 from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
@@ -57,6 +56,9 @@ def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> F
         product: of the same layer in the one matrix W_Q W_Kᵀ.
         part: outer, functional or full.
 
+    Returns:
+        The matrix, symmetric to rounding.
+
     Cost: N D² (D² / 4 + X) multiplications for the blocks of W, X the parameters of the other groups,
         then K D² (D² + X) for each contraction.
     """
@@ -80,6 +82,9 @@ def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
 
     Where all tokens share Λ, that of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2, whose second factor
     is symmetric.
+
+    Returns:
+        Rows of the other group, columns of W.
     """
     curvature = product.curvature
     if row != "value" or part == "functional" or not curvature.shared:
@@ -138,12 +143,8 @@ def _add_to_diagonals(query_key: Tensor, gradient: Tensor) -> None:
 def _placed(blocks: dict[tuple[str, str], Tensor], groups: tuple[str, ...]) -> Tensor:
     """The symmetric matrix with each block and its transpose in place."""
     lengths = [len(blocks[group, group]) for group in groups]
-    ends = list(accumulate(lengths))
-    places = {
-        group: slice(end - length, end)
-        for group, end, length in zip(groups, ends, lengths, strict=True)
-    }
-    out = blocks[groups[0], groups[0]].new_empty(ends[-1], ends[-1])
+    places = dict(zip(groups, slices(lengths), strict=True))
+    out = blocks[groups[0], groups[0]].new_empty(sum(lengths), sum(lengths))
     for (row, column), block in blocks.items():
         out[places[row], places[column]] = block
         if row != column:

@@ -26,6 +26,7 @@ width, V value width, E and U any widths.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -37,6 +38,7 @@ from hessblocks.theory.outer import gain_feature
 from hessblocks.theory.pieces import GAINS
 
 Terms = list[KroneckerTerm]
+Swapped = Literal["neither", "row", "column", "both"]
 
 
 def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
@@ -46,6 +48,9 @@ def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
         head: the head.
         row: name of the row group.
         column: name of the column group.
+
+    Returns:
+        Terms whose sum is the block.
     """
     row, column = ("query" if name == "query_key" else name for name in (row, column))
     if (row, column) in _BLOCKS:
@@ -65,7 +70,7 @@ def _query_query(head: HeadTokens) -> Terms:
         third = TokenMatrices(left=left, right=right, symmetric=True)
     else:
         third = TokenMatrices(right=head.third_moment(*carried), symmetric=True)
-    return [KroneckerTerm(row=head.x_query, column=head.x_query, matrices=third)]
+    return [_term(head.x_query, head.x_query, third)]
 
 
 def _key_key(head: HeadTokens) -> Terms:
@@ -74,20 +79,16 @@ def _key_key(head: HeadTokens) -> Terms:
     factor = head.scale**2 * head.beta
     if not _wide(head):
         third = head.third_moment(head.carried_x, factor * head.carried_x)
-        return [_swapped(head.queries, head.queries, TokenMatrices(right=third, symmetric=True))]
+        matrices = TokenMatrices(right=third, symmetric=True)
+        return [_term(head.queries, head.queries, matrices, swapped="both")]
     by_key = factor * _sum_by_key(head, head.score_gradient, head.queries, head.queries)
     mean = head.average(head.carried_x)
     first = factor * _score_response(head)
-    return [
-        _by_key(head, by_key),
-        _swapped(
-            head.queries,
-            head.queries,
-            TokenMatrices(
-                left=torch.stack([first, mean], dim=1), right=-torch.stack([mean, first], dim=1)
-            ),
-        ),
-    ]
+    centring = TokenMatrices(
+        left=torch.stack([first, mean], dim=1), right=-torch.stack([mean, first], dim=1)
+    )
+    queries = _term(head.queries, head.queries, centring, swapped="both")
+    return [_by_key(head, by_key), queries]
 
 
 def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
@@ -97,23 +98,11 @@ def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
 
 def _query_key(head: HeadTokens) -> Terms:
     width, head_width = head.w_query.shape
-    terms = [
-        KroneckerTerm(
-            row=_identity(width, head),
-            column=product_gradient(head),
-            matrices=TokenMatrices(right=_identity(head_width, head)[None]),
-        )
-    ]
+    gradient = product_gradient(head)
+    terms = [_term(_identity(width, head), gradient, _identity(head_width, head)[None])]
     if head.softmax:
         third = head.third_moment(head.carried_keys, head.scale**2 * head.beta * head.carried_x)
-        terms.append(
-            KroneckerTerm(
-                row=head.x_query,
-                column=head.queries,
-                matrices=TokenMatrices(right=third),
-                column_swapped=True,
-            )
-        )
+        terms.append(_term(head.x_query, head.queries, third, swapped="column"))
     return terms
 
 
@@ -123,77 +112,55 @@ def _value_query(head: HeadTokens) -> Terms:
     else:
         carried = head.scale * head.beta * head.carried_keys
         second = TokenMatrices(right=head.covariance(head.carried_x, carried))
-    return [
-        KroneckerTerm(
-            row=head.value_gradient,
-            column=head.x_query,
-            matrices=second,
-            row_swapped=True,
-        )
-    ]
+    return [_term(head.value_gradient, head.x_query, second, swapped="row")]
 
 
 def _value_key(head: HeadTokens) -> Terms:
     if not _wide(head):
         second = TokenMatrices(right=head.second_moment, symmetric=True)
-        return [_swapped(head.value_gradient, head.queries, second)]
+        return [_term(head.value_gradient, head.queries, second, swapped="both")]
     factor = head.scale * head.beta
-    terms = [
-        _by_key(head, factor * _sum_by_key(head, head.slope, head.value_gradient, head.queries))
-    ]
+    by_key = factor * _sum_by_key(head, head.slope, head.value_gradient, head.queries)
+    terms = [_by_key(head, by_key)]
     if head.softmax:
         mean = head.average(head.carried_x)
         rank_one = TokenMatrices(
             left=-factor * head.value_gradient[:, None], right=head.queries[:, None]
         )
-        terms.append(KroneckerTerm(row=mean, column=mean, matrices=rank_one))
+        terms.append(_term(mean, mean, rank_one))
     return terms
 
 
 def _value_projection(head: HeadTokens) -> Terms:
     identity = _identity(head.w_value.shape[1], head)
-    return [
-        KroneckerTerm(
-            row=head.features,
-            column=head.gradient,
-            matrices=TokenMatrices(right=identity[None]),
-            column_swapped=True,
-        )
-    ]
+    return [_term(head.features, head.gradient, identity[None], swapped="column")]
 
 
 def _query_projection(head: HeadTokens) -> Terms:
     response = head.respond(None, head.scale * head.beta * head.carried_keys)
-    return [
-        KroneckerTerm(
-            row=head.x_query,
-            column=head.gradient,
-            matrices=TokenMatrices(right=response.mT),
-            column_swapped=True,
-        )
-    ]
+    return [_term(head.x_query, head.gradient, response.mT, swapped="column")]
 
 
 def _key_projection(head: HeadTokens) -> Terms:
     response = head.respond(None, head.scale * head.beta * head.carried_x)
-    return [_swapped(head.queries, head.gradient, TokenMatrices(right=response.mT))]
+    return [_term(head.queries, head.gradient, response.mT, swapped="both")]
 
 
 def _beta_query(head: HeadTokens) -> Terms:
     along_keys = (head.score_gradient @ head.carried_keys).flatten(0, 1)
-    return [_gain_row(head, head.x_query, head.scale * along_keys)]
+    return [_gain_row(head.x_query, head.scale * along_keys)]
 
 
 def _beta_key(head: HeadTokens) -> Terms:
-    return [_gain_row(head, head.queries, head.scale * _score_response(head), swapped=True)]
+    return [_gain_row(head.queries, head.scale * _score_response(head), swapped="column")]
 
 
 def _gain_value(gain: str) -> Callable[[HeadTokens], Terms]:
-    return lambda head: [_gain_row(head, gain_feature(head, gain), head.value_gradient)]
+    return lambda head: [_gain_row(gain_feature(head, gain), head.value_gradient)]
 
 
 def _gain_projection(gain: str) -> Callable[[HeadTokens], Terms]:
-    return lambda head: [_gain_row(head, gain_feature(head, gain) @ head.w_value, head.gradient)]
+    return lambda head: [_gain_row(gain_feature(head, gain) @ head.w_value, head.gradient)]
 
 
 _BLOCKS: dict[tuple[str, str], Callable[[HeadTokens], Terms]] = {
@@ -241,22 +208,22 @@ def _sum_by_key(head: HeadTokens, weights: Tensor, left: Tensor, right: Tensor) 
 def _by_key(head: HeadTokens, matrices: Tensor) -> KroneckerTerm:
     """Σ_j x_j x_jᵀ ⊗ (a matrix for each key)."""
     carried = head.carried_x.flatten(0, 1)
-    return KroneckerTerm(row=carried, column=carried, matrices=TokenMatrices(right=matrices))
+    return _term(carried, carried, matrices)
 
 
-def _swapped(row: Tensor, column: Tensor, matrices: TokenMatrices) -> KroneckerTerm:
-    return KroneckerTerm(
-        row=row, column=column, matrices=matrices, row_swapped=True, column_swapped=True
-    )
-
-
-def _gain_row(
-    head: HeadTokens, vector: Tensor, other: Tensor, *, swapped: bool = False
-) -> KroneckerTerm:
+def _gain_row(vector: Tensor, other: Tensor, *, swapped: Swapped = "neither") -> KroneckerTerm:
     """A row of the block of one gain: Σ_n vector_n ⊗ other_n."""
+    return _term(vector.new_ones(len(vector), 1), vector, other[:, None], swapped=swapped)
+
+
+def _term(
+    row: Tensor, column: Tensor, matrices: TokenMatrices | Tensor, *, swapped: Swapped = "neither"
+) -> KroneckerTerm:
+    """A term, and whose matrix index comes first: that of the row, of the column or of both."""
     return KroneckerTerm(
-        row=vector.new_ones(vector.shape[0], 1),
-        column=vector,
-        matrices=TokenMatrices(right=other[:, None]),
-        column_swapped=swapped,
+        row=row,
+        column=column,
+        matrices=TokenMatrices(right=matrices) if isinstance(matrices, Tensor) else matrices,
+        row_swapped=swapped in ("row", "both"),
+        column_swapped=swapped in ("column", "both"),
     )

@@ -52,7 +52,11 @@ class Powers:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """A block, a part, and the terms it is a sum of; no terms: it is zero."""
+    """A block, a part, and the terms it is a sum of; no terms: it is zero.
+
+    >>> Growth(row="key", column="key", part="outer", terms=(Powers(x=4), Powers(x=6)), source="").power("x")
+    4
+    """
 
     row: str
     """Row group."""
@@ -95,66 +99,57 @@ def _powers(term: str) -> Powers:
     return Powers(**{factor[:-1]: int(factor[-1]) for factor in term.split()})
 
 
-SOFTMAX = _table(
-    """
-    value value outer | x2 projection2 first2 | paper
-    query query outer | x6 key2 value2 projection2 second2 | paper
-    key key outer | x6 query2 value2 projection2 second2 | paper
-    query key outer | x6 query1 key1 value2 projection2 second2 | paper
-    query value outer | x4 key1 value1 projection2 first1 second1 | paper
-    key value outer | x4 query1 value1 projection2 first1 second1 | paper
-    value value functional | 0 | paper
-    query query functional | x5 key2 value1 projection1 third1 | paper
-    key key functional | x5 query2 value1 projection1 third1 | paper
-    query key functional | x5 query1 key1 value1 projection1 third1 + x3 value1 projection1 second1 | paper
-    query value functional | x3 key1 projection1 second1 | paper
-    key value functional | x3 query1 projection1 second1 | paper
-    projection projection outer | x2 value2 first2 | derived
-    query projection outer | x4 key1 value2 projection1 first1 second1 | derived
-    key projection outer | x4 query1 value2 projection1 first1 second1 | derived
-    value projection outer | x2 value1 projection1 first2 | derived
-    projection projection functional | 0 | derived
-    query projection functional | x3 key1 value1 second1 | derived
-    key projection functional | x3 query1 value1 second1 | derived
-    value projection functional | x1 first1 | derived
-    """
-)
-"""Softmax scores, W_Q and W_K apart."""
-
-SOFTMAX_ONE_MATRIX = _table(
-    """
-    query_key query_key outer | x6 value2 projection2 second2 | paper
-    query_key query_key functional | x5 value1 projection1 third1 | paper
-    query_key value outer | x4 value1 projection2 first1 second1 | derived
-    query_key value functional | x3 projection1 second1 | derived
-    """
-)
-"""Softmax scores, one matrix W_QK."""
-
-LINEAR = _table(
-    """
-    value value outer | x6 query2 key2 projection2 first2 | paper
-    query query outer | x6 key2 value2 projection2 second2 | paper
-    key key outer | x6 query2 value2 projection2 second2 | paper
-    query key outer | x6 query1 key1 value2 projection2 second2 | paper
-    query value outer | x6 query1 key2 value1 projection2 first1 second1 | paper
-    key value outer | x6 query2 key1 value1 projection2 first1 second1 | paper
-    value value functional | 0 | paper
-    query query functional | 0 | paper
-    key key functional | 0 | paper
-    query key functional | x3 value1 projection1 second1 | paper
-    query value functional | x3 key1 projection1 second1 | paper
-    key value functional | x3 query1 projection1 second1 | paper
-    """
-)
-"""Linear scores."""
-
 GROWTH: Mapping[str, tuple[Growth, ...]] = {
-    "softmax": SOFTMAX,
-    "softmax, one matrix": SOFTMAX_ONE_MATRIX,
-    "linear": LINEAR,
+    "softmax": _table(
+        """
+        value value outer | x2 projection2 first2 | paper
+        query query outer | x6 key2 value2 projection2 second2 | paper
+        key key outer | x6 query2 value2 projection2 second2 | paper
+        query key outer | x6 query1 key1 value2 projection2 second2 | paper
+        query value outer | x4 key1 value1 projection2 first1 second1 | paper
+        key value outer | x4 query1 value1 projection2 first1 second1 | paper
+        value value functional | 0 | paper
+        query query functional | x5 key2 value1 projection1 third1 | paper
+        key key functional | x5 query2 value1 projection1 third1 | paper
+        query key functional | x5 query1 key1 value1 projection1 third1 + x3 value1 projection1 second1 | paper
+        query value functional | x3 key1 projection1 second1 | paper
+        key value functional | x3 query1 projection1 second1 | paper
+        projection projection outer | x2 value2 first2 | derived
+        query projection outer | x4 key1 value2 projection1 first1 second1 | derived
+        key projection outer | x4 query1 value2 projection1 first1 second1 | derived
+        value projection outer | x2 value1 projection1 first2 | derived
+        projection projection functional | 0 | derived
+        query projection functional | x3 key1 value1 second1 | derived
+        key projection functional | x3 query1 value1 second1 | derived
+        value projection functional | x1 first1 | derived
+        """
+    ),
+    "softmax, one matrix": _table(
+        """
+        query_key query_key outer | x6 value2 projection2 second2 | paper
+        query_key query_key functional | x5 value1 projection1 third1 | paper
+        query_key value outer | x4 value1 projection2 first1 second1 | derived
+        query_key value functional | x3 projection1 second1 | derived
+        """
+    ),
+    "linear": _table(
+        """
+        value value outer | x6 query2 key2 projection2 first2 | paper
+        query query outer | x6 key2 value2 projection2 second2 | paper
+        key key outer | x6 query2 value2 projection2 second2 | paper
+        query key outer | x6 query1 key1 value2 projection2 second2 | paper
+        query value outer | x6 query1 key2 value1 projection2 first1 second1 | paper
+        key value outer | x6 query2 key1 value1 projection2 first1 second1 | paper
+        value value functional | 0 | paper
+        query query functional | 0 | paper
+        key key functional | 0 | paper
+        query key functional | x3 value1 projection1 second1 | paper
+        query value functional | x3 key1 projection1 second1 | paper
+        key value functional | x3 query1 projection1 second1 | paper
+        """
+    ),
 }
-"""All tables by kind of attention."""
+"""The blocks by kind of attention: W_Q and W_K apart, softmax or linear scores, or one matrix W_QK."""
 
 
 def measured_power(kind: str, growth: Growth, quantity: str, *, seed: int = 0) -> float | None:

@@ -161,6 +161,9 @@ class HeadTokens:
         """Second moment of what the keys carry, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ, (N, E, U).
 
         For linear scores Σ_j left_j right_jᵀ over the permitted keys.
+
+        Returns:
+            One matrix a token.
         """
 
         def weighted(queries: slice) -> Tensor:
@@ -177,6 +180,9 @@ class HeadTokens:
         """Third central moment along u = W_V W_O g, (N, E, U); softmax only (zero for linear scores).
 
         Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i) right_jᵀ
+
+        Returns:
+            One matrix a token.
         """
         assert self.softmax
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from itertools import combinations_with_replacement, product
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import BlockGrid, BoundedCache, ExactOperator, KroneckerSum, KroneckerTerm
 from hessblocks.theory.assembly import assembled_through_product, pays_off
 from hessblocks.theory.functional import functional_terms
@@ -59,9 +60,6 @@ class AttentionHessian:
         self._norms: dict[tuple[Piece, Piece, Part], float] = {}
         self._blocks: BoundedCache[KroneckerSum] = BoundedCache(layer.memory_limit)
         self.curvature = self._restricted(curvature)
-        self._functional_curvature = (
-            None if functional_curvature is None else self._restricted(functional_curvature)
-        )
 
     def block(
         self, row: str, column: str, part: Part = "full", head: int | tuple[int, int] | None = None
@@ -80,8 +78,7 @@ class AttentionHessian:
         Raises:
             ArgumentError: an unknown group, part or head.
         """
-        if part not in PARTS:
-            raise unknown_name("part", part, PARTS)
+        check_name("part", part, PARTS)
         heads = _pair(head)
         rows = self._pieces(row, heads[0])
         columns = self._pieces(column, heads[1])
@@ -91,18 +88,22 @@ class AttentionHessian:
 
     def whole(self, part: Part = "full") -> ExactOperator:
         """The Hessian of all groups together, in the order of `groups`."""
-        if part not in PARTS:
-            raise unknown_name("part", part, PARTS)
+        check_name("part", part, PARTS)
         pieces = [piece for group in self.groups for piece in self._pieces(group, None)]
         return self._grid(pieces, pieces, part)
 
     def dense(self, part: Part = "full") -> Float[Tensor, "P P"]:
         """The whole matrix, assembled; groups in the order of `groups`, each flattened row by row.
 
+        Returns:
+            The matrix, in the dtype of the input.
+
+        Raises:
+            ArgumentError: an unknown part.
+
         Cost: N K² D² multiplications and as many numbers as the matrix has.
         """
-        if part not in PARTS:
-            raise unknown_name("part", part, PARTS)
+        check_name("part", part, PARTS)
         if pays_off(self.layer):
             return assembled_through_product(self, self.in_product(), part)
         return self.whole(part).dense()
@@ -111,6 +112,9 @@ class AttentionHessian:
         """The Hessian of the same layer in one matrix, the product W_Q W_Kᵀ, instead of W_Q and W_K.
 
         One head; the group is called query_key, and the scores keep their scale.
+
+        Returns:
+            A Hessian with the group query_key in the place of query and key.
         """
         assert self.layer.key is not None
         assert len(self.layer.query) == 1
@@ -137,11 +141,10 @@ class AttentionHessian:
             {(row, column, part): norm}; blocks below the diagonal repeat those above.
         """
         out: dict[tuple[str, str, Part], float] = {}
-        for i, row in enumerate(self.groups):
-            for column in self.groups[i:]:
-                for part in PARTS:
-                    norm = self.block(row, column, part, head).frobenius_norm()
-                    out[row, column, part] = out[column, row, part] = norm
+        pairs = combinations_with_replacement(self.groups, 2)
+        for (row, column), part in product(pairs, PARTS):
+            norm = self.block(row, column, part, head).frobenius_norm()
+            out[row, column, part] = out[column, row, part] = norm
         return out
 
     @cached_property
@@ -160,19 +163,18 @@ class AttentionHessian:
 
     @cached_property
     def _functional_outer(self) -> OuterPart | None:
-        if self._functional_curvature is None:
+        given = self._given[1]
+        if given is None:
             return None
-        return OuterPart(
-            self._heads, self._functional_curvature, memory_limit=self.layer.memory_limit
-        )
+        curvature = self._restricted(given)
+        return OuterPart(self._heads, curvature, memory_limit=self.layer.memory_limit)
 
     def head_tokens(self, head: int) -> HeadTokens:
         """What one head knows about each token that enters the loss."""
         return self._heads[head]
 
     def _pieces(self, group: str, head: int | None) -> list[Piece]:
-        if group not in self.groups:
-            raise unknown_name("group", group, self.groups)
+        check_name("group", group, self.groups)
         pieces = self.layer.pieces(group)
         if head is None:
             return pieces
@@ -194,8 +196,7 @@ class AttentionHessian:
         )
 
     def _piece_block(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
-        make = self._make_full if part == "full" else self._make_part
-        return self._blocks.get((row, column, part), lambda: make(row, column, part))
+        return self._blocks.get((row, column, part), lambda: self._make(row, column, part))
 
     def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:
         """The norm of a block, remembered longer than the block itself."""
@@ -206,21 +207,17 @@ class AttentionHessian:
             self._norms[key] = self._piece_block(row, column, part).frobenius_norm()
         return self._norms[key]
 
-    def _make_full(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
-        """H_o + H_f; H_o itself where H_f is zero."""
-        outer = self._piece_block(row, column, "outer")
-        functional = self._piece_block(row, column, "functional")
-        if not functional.terms:
-            return outer
-        return self._operator([*outer.terms, *functional.terms], row, column, part)
-
-    def _make_part(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
-        terms = self._outer.terms if part == "outer" else self._functional_terms
-        return self._operator(terms(row, column), row, column, part)
-
-    def _operator(
-        self, terms: list[KroneckerTerm], row: Piece, column: Piece, part: Part
-    ) -> KroneckerSum:
+    def _make(self, row: Piece, column: Piece, part: Part) -> KroneckerSum:
+        """One part, or H_o + H_f; H_o itself where H_f is zero."""
+        if part == "full":
+            outer = self._piece_block(row, column, "outer")
+            functional = self._piece_block(row, column, "functional")
+            if not functional.terms:
+                return outer
+            terms = [*outer.terms, *functional.terms]
+        else:
+            terms_of = self._outer.terms if part == "outer" else self._functional_terms
+            terms = terms_of(row, column)
         return KroneckerSum(
             terms,
             row_shape=row.shape,
@@ -251,11 +248,8 @@ class AttentionHessian:
             return curvature
         sequences = self.layer.x.shape[0]
         kept = curvature.numbers.unflatten(0, (sequences, -1))[:, self._positions].flatten(0, 1)
-        if curvature.factor is None:
-            return TokenCurvature(
-                matrix=kept, positive_semidefinite=curvature.positive_semidefinite
-            )
-        return TokenCurvature(factor=kept)
+        held = "matrix" if curvature.factor is None else "factor"
+        return replace(curvature, **{held: kept})
 
 
 def _pair(head: int | tuple[int, int] | None) -> tuple[int | None, int | None]:

@@ -91,6 +91,9 @@ class AttentionLayer:
             index: which head.
             positions: (Q,) indices into the tokens.
             gradient: ∂ℓ/∂F of every token.
+
+        Returns:
+            What that head knows about each of these tokens.
         """
         return HeadTokens(
             x=self.x,

@@ -62,7 +62,7 @@ class OuterPart:
         """
         self._heads = heads
         self._curvature = curvature
-        self._low_rank = curvature.low_rank(heads[0].w_value.shape[1])
+        self._factor = curvature.factor if curvature.low_rank(heads[0].w_value.shape[1]) else None
         self._jacobians: BoundedCache[TokenJacobian] = BoundedCache(memory_limit)
         self._ones = heads[0].x.new_ones(heads[0].gradient.shape[0], 1)
 
@@ -96,7 +96,7 @@ class OuterPart:
     def _matrices(self, left: TokenJacobian, right: TokenJacobian) -> TokenMatrices:
         """(left matrix)ᵀ U Λ U'ᵀ (right matrix), thin where that holds fewer numbers."""
         symmetric = left is right
-        if self._low_rank:
+        if self._factor is not None:
             assert right.matrix is not None
             return TokenMatrices(
                 left=left.matrix, right=right.matrix, symmetric=symmetric
@@ -113,41 +113,34 @@ class OuterPart:
         if group == "projection":
             return self._projection(head.values)
         factor = head.scale * head.beta
+        matrix: Tensor | None
         if group in ("query", "query_key"):
+            vector = head.x_query
             matrix = head.respond(self._directions(index), factor * head.carried_keys)
-            return TokenJacobian(vector=head.x_query, matrix=matrix, output_map=head.w_projection)
-        if group == "key":
+        elif group == "key":
+            vector = head.queries
             matrix = head.respond(self._directions(index), factor * head.carried_x)
-            return TokenJacobian(
-                vector=head.queries, matrix=matrix, output_map=head.w_projection, swapped=True
-            )
-        if group == "value":
-            return TokenJacobian(
-                vector=head.features,
-                matrix=self._new_directions(head),
-                output_map=head.w_projection,
-            )
-        matrix = (gain_feature(head, group) @ head.w_value)[:, :, None]
-        directions = self._directions(index)
+        elif group == "value":
+            vector = head.features
+            matrix = None if self._factor is None else self._factor @ head.w_projection.mT
+        else:
+            vector = self._ones
+            matrix = (gain_feature(head, group) @ head.w_value)[:, :, None]
+            if (directions := self._directions(index)) is not None:
+                matrix = directions @ matrix
         return TokenJacobian(
-            vector=self._ones,
-            matrix=matrix if directions is None else directions @ matrix,
+            vector=vector,
+            matrix=matrix,
             output_map=head.w_projection,
+            swapped=group == "key",
         )
 
     def _projection(self, vector: Tensor) -> TokenJacobian:
-        matrix = self._curvature.factor if self._low_rank else None
-        return TokenJacobian(vector=vector, matrix=matrix, output_map=None)
+        return TokenJacobian(vector=vector, matrix=self._factor, output_map=None)
 
     def _directions(self, index: int) -> Tensor | None:
         """R W_Oᵀ, the directions of a low-rank Λ in this head's value space, (N, C, V)."""
-        return self._jacobian("value", index).matrix if self._low_rank else None
-
-    def _new_directions(self, head: HeadTokens) -> Tensor | None:
-        if not self._low_rank:
-            return None
-        assert self._curvature.factor is not None
-        return self._curvature.factor @ head.w_projection.mT
+        return self._jacobian("value", index).matrix if self._factor is not None else None
 
 
 def gain_feature(head: HeadTokens, gain: str) -> Float[Tensor, "N D"]:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from hessblocks.data import Corpus
 from hessblocks.progress import Progress
@@ -67,24 +66,17 @@ def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int)
     """Put the tables of the runs so far into the folder of the comparison, once all are read."""
     runs = [(run, folder.run(run.preset, run.seed)) for run in settings]
     rows = [read_results(own.results) for _, own in runs]
-    expected = [
+    finished = [
         line_files(run, vocab_size) if is_trained(found) else ()
         for (run, _), found in zip(runs, rows, strict=True)
     ]
     for name in ("metrics", "observations"):
         paths = [getattr(own, name) for _, own in runs]
         if name == "metrics" or any(path.exists() for path in paths):
-            lines = _lines(paths, [name in files for files in expected])
-            write_text(getattr(folder, name), "".join(json.dumps(line) + "\n" for line in lines))
+            read = [read_finished_lines if name in files else read_lines for files in finished]
+            found = chain.from_iterable(r(path) for r, path in zip(read, paths, strict=True))
+            write_text(getattr(folder, name), "".join(json.dumps(line) + "\n" for line in found))
     write_results(folder.results, chain.from_iterable(rows))
-
-
-def _lines(paths: Sequence[Path], whole: Sequence[bool]) -> list[dict[str, Any]]:
-    return [
-        line
-        for path, finished in zip(paths, whole, strict=True)
-        for line in (read_finished_lines if finished else read_lines)(path)
-    ]
 
 
 def train(

@@ -160,7 +160,12 @@ class Run:
         if not is_whole(self.folder.model):
             raise RunError(f"{self.folder.model}: damaged; {self._remedy}")
         with quiet():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.folder.model)
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                self.folder.model,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+            )
         return model
 
     def _train(self) -> list[ResultRow]:

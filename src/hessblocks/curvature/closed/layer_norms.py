@@ -18,6 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from hessblocks.curvature.closed.watch import note_derivative
+
 
 def layer_norm(
     x: Float[Tensor, "*shape"],
@@ -28,6 +30,27 @@ def layer_norm(
 ) -> Float[Tensor, "*shape"]:
     """`torch.nn.functional.layer_norm`, twice differentiable."""
     return _norm(x, shape, weight, bias, eps, centre=True)
+
+
+def spelled_layer_norm(
+    x: Float[Tensor, "*shape"],
+    shape: Sequence[int],
+    weight: Float[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    eps: float = 1e-5,
+) -> Float[Tensor, "*shape"]:
+    """`torch.nn.functional.layer_norm` in single steps, differentiable as often as is asked.
+
+    The third derivative of torch's own is wrong (torch 2.13: a Hessian through it is not symmetric).
+
+    Returns:
+        The normalised input, of its shape.
+    """
+    axes = tuple(range(-len(shape), 0))
+    centred = x - x.mean(axes, keepdim=True)
+    y = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
 
 
 def rms_norm(
@@ -80,6 +103,7 @@ class _Forwards(Function):
         if not torch.is_grad_enabled():
             h = g if weight is None else g * weight
             return (*_pulled(ctx, _across(h, n, s, centre=ctx.centre), g, n), None, None)
+        note_derivative()
         found = _Backwards.apply(g, x, weight, n, s, ctx.centre)
         return (*_pulled(ctx, found[0], g, n, found[1]), None, None)
 

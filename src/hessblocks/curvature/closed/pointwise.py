@@ -17,6 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from hessblocks.curvature.closed.watch import note_derivative
+
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
 """Of the tanh form of GELU (Hendrycks and Gimpel 2016)."""
@@ -133,6 +135,7 @@ class _Forwards(Function):
         (g,) = cotangents
         if not torch.is_grad_enabled():
             return g * slope, None
+        note_derivative()
         return _Backwards.apply(g, x, slope, ctx.curve), None
 
 

@@ -13,6 +13,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from hessblocks.curvature.closed.watch import note_derivative
+
 
 def attention(
     query: Float[Tensor, "... heads tokens width"],
@@ -35,6 +37,9 @@ def attention(
         is_causal: whether a token attends to none after it.
         scale: of the scores; 1/√width by default.
         enable_gqa: whether several query heads share a key head.
+
+    Returns:
+        (..., heads, tokens, value width); NotImplemented where the call is left to torch.
     """
     if dropout_p > 0:
         return NotImplemented
@@ -66,6 +71,7 @@ class _Forwards(Function):
         (shares,) = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return torch._softmax_backward_data(cotangents[0], shares, -1, shares.dtype), None
+        note_derivative()
         return _Backwards.apply(cotangents[0], shares), None
 
 

@@ -6,8 +6,7 @@ is swapped has both derivatives in closed form. Models stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from hessblocks.curvature.closed import layer_norms as closed_norms
 from hessblocks.curvature.closed import pointwise as closed_pointwise
 from hessblocks.curvature.closed import softmax as closed_softmax
+from hessblocks.curvature.closed.watch import Watch
+from hessblocks.errors import RunError
 
 DTYPES = (torch.float32, torch.float64)
 """Others are left to torch, whose kernels add up in float32."""
@@ -48,6 +49,9 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 """By function of torch; what returns NotImplemented leaves the call to torch."""
 
+SPELLED: dict[Any, Callable[..., Any]] = {F.layer_norm: closed_norms.spelled_layer_norm}
+"""What stands for functions of torch whose third derivative is wrong, where a third is taken."""
+
 MODULES: dict[str, closed_pointwise.Curve] = {
     "NewGELUActivation": closed_pointwise.TanhGelu(),
     "FastGELUActivation": closed_pointwise.TanhGelu(),
@@ -58,18 +62,26 @@ MODULES: dict[str, closed_pointwise.Curve] = {
 
 
 class ClosedForms(TorchFunctionMode):
-    """Calls the closed form where there is one."""
+    """Calls the closed form where there is one, and notes what the model does."""
 
-    attention_seen = False
-    """Whether scaled_dot_product_attention was called."""
+    def __init__(self, watch: Watch, *, swap: bool = True) -> None:
+        """Note what is seen in `watch`; without `swap` none is ours that has only two derivatives."""
+        super().__init__()
+        self._watch = watch
+        self._functions = FUNCTIONS if swap else SPELLED
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Pass the call on, to ours or to torch."""
         kwargs = kwargs or {}
-        self.attention_seen |= func is F.scaled_dot_product_attention
-        closed = FUNCTIONS.get(func)
+        self._watch.attention |= func is F.scaled_dot_product_attention
+        closed = None if self._watch.in_recomputed_part() else self._functions.get(func)
+        if func is torch.autograd.grad and self._watch.recomputed:
+            raise RunError(
+                "model: its forward pass differentiates (torch.autograd.grad) and uses activation "
+                "checkpointing; switch checkpointing off to take second derivatives"
+            )
         found = closed(*args, **kwargs) if closed and _fits(args, kwargs) else NotImplemented
         return func(*args, **kwargs) if found is NotImplemented else found
 
@@ -80,25 +92,21 @@ def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return all(t.dtype in DTYPES or t.dtype == torch.bool for t in tensors)
 
 
-@contextmanager
-def closed_modules(model: nn.Module) -> Iterator[None]:
-    """Known activations of `model` by their closed form, inside the block."""
-    changed = []
+def swap_activations(model: nn.Module, watch: Watch) -> None:
+    """Give known activations of `model` their closed form; the caller puts the modules back."""
     for module in model.modules():
         kind = type(module)
         curve = MODULES.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
         if curve is not None and "forward" not in vars(module):
-            module.forward = _forward(curve, module.forward)
-            changed.append(module)
-    try:
-        yield
-    finally:
-        for module in changed:
-            del module.forward
+            module.forward = _forward(curve, module.forward, watch)
 
 
-def _forward(curve: closed_pointwise.Curve, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _forward(
+    curve: closed_pointwise.Curve, plain: Callable[..., Any], watch: Watch
+) -> Callable[..., Any]:
     def forward(x: Tensor) -> Any:
-        return closed_pointwise.apply(curve, x) if x.dtype in DTYPES else plain(x)
+        if x.dtype not in DTYPES or watch.in_recomputed_part():
+            return plain(x)
+        return closed_pointwise.apply(curve, x)
 
     return forward

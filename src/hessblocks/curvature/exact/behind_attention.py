@@ -58,6 +58,9 @@ def token_derivatives(
         memory_limit: four times the bytes of the Jacobians that are made together; the rest is for the
             hidden layers behind them.
 
+    Returns:
+        g, a factor of Λ_o, and Λ_f of each token.
+
     Cost: min(C, D) passes of the network a token for J, and about D gradient passes for Λ_f unless it
         is zero; tokens are taken together as long as their Jacobians stay within the limit.
     """
@@ -76,8 +79,10 @@ def token_derivatives(
         return r, r @ jacobian, _fewest_rows(root)
 
     classes = network(attended[0], *(side[0] for side in sides)).shape[-1]
-    basis = torch.eye(classes, dtype=attended.dtype, device=attended.device)
     width = attended.shape[-1]
+    basis = attended.new_empty(0, 0)
+    if classes < width:
+        basis = torch.eye(classes, dtype=attended.dtype, device=attended.device)
     chunk = max(1, memory_limit // (4 * max(classes, width) * width * attended.element_size()))
     with torch.no_grad():
         r, gradient, factor = vmap(one, chunk_size=chunk)(attended, labels, weights, *sides)
@@ -90,10 +95,13 @@ def _value_and_jacobian(
 ) -> tuple[Tensor, Tensor]:
     """f(a) and ∂f/∂a, (C, D), by rows where there are fewer of them than columns.
 
-    `basis` is one for all tokens, so that layers before the first nonlinearity, seen from the logits, are
+    `basis`, (C, C), is empty where rows are not taken; it is one for all tokens, so that layers before the first nonlinearity, seen from the logits, are
     passed once and not once a token.
+
+    Returns:
+        The logits (C,) and the Jacobian.
     """
-    if len(basis) >= len(a):
+    if not len(basis):
         return function(a), jacfwd(function)(a)
     found: Any = vjp(function, a)
     return found[0], vmap(found[1])(basis)[0]

@@ -7,7 +7,7 @@ Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.exact.behind_attention import TokenNetwork
 from hessblocks.curvature.products import Batch, evaluation_mode
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.theory import AttentionLayer
+
+_WEIGHTS = ("query", "key", "value", "projection")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,12 +57,14 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
         model: a hessblocks model or a Hugging Face GPT-2 with a language-model head.
         batch: inputs, with an attention mask where there is padding.
 
+    Returns:
+        The sub-block, and what follows it as a function of one token.
+
     Raises:
         ArgumentError: a model that is not known, or parts that the closed form does not cover.
     """
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
-    if kind not in _TAKERS:
-        raise unknown_name("model: closed-form attention curvature of", kind, _TAKERS)
+    check_name("model: closed-form attention curvature of", kind, _TAKERS)
     if not hasattr(model, "lm_head"):
         raise ArgumentError(
             f"model: expected a language model with a head, got {type(model).__name__}; "
@@ -81,13 +85,11 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         logits: Tensor = model.lm_head(model.model.final_norm(hidden))
         return logits
 
-    weights = {
-        name: _matrix(getattr(attention, name), inputs.shape[-1])
-        for name in ("query", "value", "projection")
-    }
-    key = None if attention.key is None else _matrix(attention.key, inputs.shape[-1])
-    names = ("query", "key", "value", "projection")
-    trained = [name for name in names if _trainable(getattr(attention, name))]
+    slots = {name: getattr(attention, name) for name in _WEIGHTS}
+    slots = {name: module for name, module in slots.items() if module is not None}
+    trained = [
+        name for name, module in slots.items() if any(p.requires_grad for p in module.parameters())
+    ]
     if attention.one_matrix:
         trained = ["query_key" if name == "query" else name for name in trained]
     bias = getattr(attention.projection, "bias", None)
@@ -95,10 +97,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     trained += [name for name, gain in gains.items() if gain.requires_grad]
     layer = _layer(
         inputs,
-        query=weights["query"],
-        key=key,
-        value=weights["value"],
-        projection=weights["projection"],
+        {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()},
         heads=attention.heads,
         groups=attention.key_value_heads,
         permitted=_permitted(inputs, batch.attention_mask, causal=model.config.causal),
@@ -139,13 +138,11 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
         return logits
 
     fused = torch.cat([attention.c_attn.weight, attention.c_attn.bias[None]])
-    query, key, value = fused.chunk(3, dim=1)
+    weights = (*fused.chunk(3, dim=1), attention.c_proj.weight.detach())
+    modules = (*[attention.c_attn] * 3, attention.c_proj)
     layer = _layer(
         inputs,
-        query=query,
-        key=key,
-        value=value,
-        projection=attention.c_proj.weight.detach(),
+        dict(zip(_WEIGHTS, weights, strict=True)),
         heads=attention.num_heads,
         groups=attention.num_heads,
         permitted=_permitted(inputs, batch.attention_mask, causal=True),
@@ -154,8 +151,8 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
         gains={},
         parameters=tuple(
             name
-            for name in ("query", "key", "value", "projection")
-            if (attention.c_proj if name == "projection" else attention.c_attn).weight.requires_grad
+            for name, module in zip(_WEIGHTS, modules, strict=True)
+            if module.weight.requires_grad
         ),
         projection_bias=True,
     )
@@ -186,8 +183,7 @@ def _check_parts(model: Any) -> None:
             "model: the closed form covers scores without rotary positions; "
             "use hessblocks.Hessian for this model"
         )
-    weights = (attention.query, attention.key, attention.value, attention.projection)
-    for gain in (getattr(module, "update_gain", 1.0) for module in weights):
+    for gain in (getattr(getattr(attention, name), "update_gain", 1.0) for name in _WEIGHTS):
         if isinstance(gain, nn.Parameter) or gain != 1.0:
             raise ArgumentError(
                 "model: the closed form covers reparametrised weights with a fixed update gain of 1; "
@@ -237,25 +233,13 @@ def _matrix(module: nn.Module, width: int) -> Tensor:
     return effective.T
 
 
-def _trainable(module: nn.Module | None) -> bool:
-    return module is not None and any(p.requires_grad for p in module.parameters())
-
-
 def _layer(
-    inputs: Tensor,
-    *,
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor,
-    projection: Tensor,
-    heads: int,
-    groups: int,
-    **fields: Any,
+    inputs: Tensor, weights: Mapping[str, Tensor], *, heads: int, groups: int, **fields: Any
 ) -> AttentionLayer:
     """Cut the weights into heads; a column of ones meets the biases."""
     width = inputs.shape[-1]
-    biased = {w.shape[0] == width + 1 for w in (query, key, value) if w is not None}
-    if key is None and True in biased:
+    biased = {len(w) == width + 1 for name, w in weights.items() if name != "projection"}
+    if "key" not in weights and True in biased:
         raise ArgumentError(
             "model: the closed form covers one query-key matrix without biases only; "
             "use hessblocks.Hessian for this model"
@@ -267,17 +251,18 @@ def _layer(
         )
     x = torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=-1) if True in biased else inputs
 
-    def per_head(weight: Tensor, count: int) -> Tensor:
-        return weight.to(inputs).reshape(x.shape[-1], count, -1).transpose(0, 1).contiguous()
+    def per_head(name: str, count: int) -> Tensor:
+        weight = weights[name].to(inputs).reshape(x.shape[-1], count, -1)
+        return weight.transpose(0, 1).contiguous()
 
+    value = per_head("value", groups)
+    projection = weights["projection"][: heads * value.shape[2]].to(inputs)
     return AttentionLayer(
         x=x,
-        query=per_head(query, heads),
-        key=None if key is None else per_head(key, groups),
-        value=per_head(value, groups),
-        projection=projection[: heads * (value.shape[1] // groups)]
-        .to(inputs)
-        .unflatten(0, (heads, -1)),
+        query=per_head("query", heads),
+        key=per_head("key", groups) if "key" in weights else None,
+        value=value,
+        projection=projection.unflatten(0, (heads, -1)),
         **fields,
     )
 

@@ -79,7 +79,7 @@ def exact_attention_curvature(
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
     """
     if loss not in _TARGETS:
-        raise unknown_name("loss", loss, _TARGETS)
+        raise unknown_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
     _check_precision(model)
     unpacked = unpack(batch, next(model.parameters()).device)

@@ -24,8 +24,14 @@ def select_groups(
 ) -> dict[str, ParameterGroup]:
     """The groups whose names match one of the shell-style patterns (`layers.*.attention.query`).
 
+    Returns:
+        The chosen groups in their old order.
+
     Raises:
         ArgumentError: a pattern matches nothing; near names are listed.
+
+    >>> list(select_groups(dict.fromkeys(["layers.0.mlp.in", "layers.1.mlp.in", "head"]), ["*.mlp.*"]))
+    ['layers.0.mlp.in', 'layers.1.mlp.in']
     """
     chosen: set[str] = set()
     for pattern in patterns:

@@ -6,7 +6,7 @@ Weights of `torch.nn.Linear` are (outputs, inputs); those of GPT-2's Conv1D are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hessblocks.curvature.groups.packing import Packing, interleaved, one_role, stacked
 
@@ -27,261 +27,191 @@ class Rule:
     """Axis of a weight along which heads lie."""
 
 
-def _outside(groups: Mapping[str, tuple[str, str]]) -> list[Rule]:
-    """Rules outside the layers, from group name to (role, pattern)."""
-    return [Rule(pattern=pattern, name=name, role=role) for name, (role, pattern) in groups.items()]
-
-
-def _inside(
-    layer: str, *, mlp_in: str, mlp_out: str, norm: str, extra: tuple[Rule, ...] = ()
+def _rules(
+    layer: str, groups: Mapping[str, str], *, packing: Packing | None = None, conv1d: bool = False
 ) -> list[Rule]:
-    """Rules for the parts of a layer besides attention; each pattern continues `layer`."""
-    patterns = {
-        "mlp.in": ("mlp_in", mlp_in),
-        "mlp.out": ("mlp_out", mlp_out),
-        "norm": ("norm", norm),
-    }
-    return [
-        *extra,
-        *(
-            Rule(pattern=layer + pattern, name=f"layers.{{layer}}.{name}", role=role)
-            for name, (role, pattern) in patterns.items()
-        ),
-    ]
+    """The rules of an architecture.
+
+    Args:
+        layer: how the names of a layer's parameters begin.
+        groups: from group name to a pattern of its modules or parameters. Those of a layer continue
+            `layer`; attention has `query`, `key` and `value`, or one `fused` weight, and `projection`.
+            Those outside may stand in a base model. Without `head`, any of the usual names is one.
+        packing: how heads lie in the fused weight.
+        conv1d: whether weights are (inputs, outputs).
+
+    Returns:
+        Those of the layers and those outside, in the order in which they are tried.
+    """
+    rules = []
+    for name, modules in {**groups, "head": groups.get("head", _HEAD)}.items():
+        pattern = rf"({modules})(\.\w+)?"
+        if name in _OUTSIDE:
+            rules.append(Rule(pattern=rf"(\w+\.)?{pattern}", name=name, role=_OUTSIDE[name]))
+        elif name in _INSIDE:
+            title = f"layers.{{layer}}.{name}"
+            rules.append(Rule(pattern=layer + pattern, name=title, role=_INSIDE[name]))
+        else:
+            rule = Rule(
+                pattern=layer + pattern,
+                name="layers.{layer}.attention.{role}",
+                role="" if name == "fused" else name,
+                packing=packing if name == "fused" else one_role(name),
+                axis=int((name == "projection") != conv1d),
+            )
+            if name == "projection":  # along the inputs; the shift belongs to no head
+                bias = rf"{layer}({modules})\.bias"
+                rules.append(replace(rule, pattern=bias, packing=None))
+            rules.append(rule)
+    return rules
 
 
-def _separate(layer: str, query: str, key: str, value: str, projection: str) -> list[Rule]:
-    """Rules for attention with a module for each role; each pattern continues `layer`."""
-    modules = {"query": query, "key": key, "value": value}
-    rules = [
-        Rule(
-            pattern=f"{layer}{module}{_ANY}",
-            name="layers.{layer}.attention.{role}",
-            role=role,
-            packing=one_role(role),
-        )
-        for role, module in modules.items()
-    ]
-    return [*rules, *_projection(layer, projection, axis=1)]
-
-
-def _fused(
-    layer: str, module: str, projection: str, packing: Packing, *, conv1d: bool = False
-) -> list[Rule]:
-    """Rules for attention with one module for queries, keys and values."""
-    rule = Rule(
-        pattern=f"{layer}{module}{_ANY}",
-        name="layers.{layer}.attention.{role}",
-        role="",
-        packing=packing,
-        axis=1 if conv1d else 0,
-    )
-    return [rule, *_projection(layer, projection, axis=0 if conv1d else 1)]
-
-
-def _projection(layer: str, module: str, *, axis: int) -> list[Rule]:
-    """Heads lie along the inputs of the weight; the shift belongs to no head."""
-    name = "layers.{layer}.attention.projection"
-    return [
-        Rule(pattern=rf"{layer}{module}\.bias", name=name, role="projection"),
-        Rule(
-            pattern=f"{layer}{module}{_ANY}",
-            name=name,
-            role="projection",
-            packing=one_role("projection"),
-            axis=axis,
-        ),
-    ]
-
-
-_ANY = r"\.\w+"
+_INSIDE = {"mlp.in": "mlp_in", "mlp.out": "mlp_out", "norm": "norm", "gains": "gain"}
+"""Role of the groups of a layer besides attention."""
+_OUTSIDE = {
+    **{f"embedding.{of}": "embedding" for of in ("token", "position", "segment", "patch")},
+    "embedding.norm": "norm",
+    "final.norm": "norm",
+    "head": "head",
+}
+"""Role of the groups outside the layers."""
 _LAYERS = r"(?:\w+\.)*layers\.(?P<layer>\d+)\."
 _H = r"(?:transformer\.)?h\.(?P<layer>\d+)\."
 _ENCODER = r"(?:\w+\.)*(?:layer|layers)\.(?P<layer>\d+)\."
-_HEAD = {"head": ("head", r"(lm_head|score|classifier|cls|head|decoder|(\w+\.)?pooler)\..+")}
+_HEAD = r"(lm_head|score|classifier|cls|head|decoder|pooler)(\.\w+)*"
 
-HESSBLOCKS = [
-    *_separate(
-        _LAYERS,
-        query=r"attention\.query",
-        key=r"attention\.key",
-        value=r"attention\.value",
-        projection=r"attention\.projection",
-    ),
-    *_inside(
-        _LAYERS,
-        mlp_in=r"mlp\.(input|gate)\.\w+",
-        mlp_out=r"mlp\.output\.\w+",
-        norm=r"((attention|mlp)_norm|attention\.(query|key)_norm)\.\w+",
-        extra=(
-            Rule(
-                pattern=_LAYERS + r"(attention\.gains\.\w+|(attention|mlp)_branch\.(gain|skip))",
-                name="layers.{layer}.gains",
-                role="gain",
-            ),
-        ),
-    ),
-    *_outside(
-        {
-            "embedding.token": ("embedding", r"(\w+\.)?token_embedding\.\w+"),
-            "embedding.position": ("embedding", r"(\w+\.)?position_embedding\.\w+"),
-            "final.norm": ("norm", r"(\w+\.)?final_norm\.\w+"),
-            **_HEAD,
-        }
-    ),
-]
+HESSBLOCKS = _rules(
+    _LAYERS,
+    {
+        **{role: rf"attention\.{role}" for role in ("query", "key", "value", "projection")},
+        "gains": r"attention\.gains|(attention|mlp)_branch",
+        "mlp.in": r"mlp\.(input|gate)",
+        "mlp.out": r"mlp\.output",
+        "norm": r"(attention|mlp)_norm|attention\.(query|key)_norm",
+        "embedding.token": "token_embedding",
+        "embedding.position": "position_embedding",
+        "final.norm": "final_norm",
+    },
+)
 
-GPT2 = [
-    *_fused(_H, r"attn\.c_attn", r"attn\.c_proj", stacked, conv1d=True),
-    *_inside(_H, mlp_in=r"mlp\.c_fc\.\w+", mlp_out=r"mlp\.c_proj\.\w+", norm=r"ln_\d\.\w+"),
-    *_outside(
-        {
-            "embedding.token": ("embedding", r"(transformer\.)?wte\.weight"),
-            "embedding.position": ("embedding", r"(transformer\.)?wpe\.weight"),
-            "final.norm": ("norm", r"(transformer\.)?ln_f\.\w+"),
-            **_HEAD,
-        }
-    ),
-]
+GPT2 = _rules(
+    _H,
+    {
+        "fused": r"attn\.c_attn",
+        "projection": r"attn\.c_proj",
+        "mlp.in": r"mlp\.c_fc",
+        "mlp.out": r"mlp\.c_proj",
+        "norm": r"ln_\d",
+        "embedding.token": "wte",
+        "embedding.position": "wpe",
+        "final.norm": "ln_f",
+    },
+    packing=stacked,
+    conv1d=True,
+)
 
-_WIDEN, _NARROW = r"mlp\.dense_h_to_4h\.\w+", r"mlp\.dense_4h_to_h\.\w+"
-GPT_NEOX = [
-    *_fused(_LAYERS, r"attention\.query_key_value", r"attention\.dense", interleaved),
-    *_inside(
-        _LAYERS, mlp_in=_WIDEN, mlp_out=_NARROW, norm=r"(input|post_attention)_layernorm\.\w+"
-    ),
-    *_outside(
-        {
-            "embedding.token": ("embedding", r"(gpt_neox\.)?embed_in\.weight"),
-            "final.norm": ("norm", r"(gpt_neox\.)?final_layer_norm\.\w+"),
-            "head": ("head", r"(embed_out|lm_head|score|classifier)\.\w+"),
-        }
-    ),
-]
+_WIDENED = {"mlp.in": r"mlp\.dense_h_to_4h", "mlp.out": r"mlp\.dense_4h_to_h"}
+GPT_NEOX = _rules(
+    _LAYERS,
+    {
+        "fused": r"attention\.query_key_value",
+        "projection": r"attention\.dense",
+        "norm": "(input|post_attention)_layernorm",
+        **_WIDENED,
+        "embedding.token": "embed_in",
+        "final.norm": "final_layer_norm",
+        "head": "embed_out|lm_head|score|classifier",
+    },
+    packing=interleaved,
+)
 
-BLOOM_FALCON = [
-    *_fused(_H, r"self_attention\.query_key_value", r"self_attention\.dense", interleaved),
-    *_inside(
-        _H,
-        mlp_in=_WIDEN,
-        mlp_out=_NARROW,
-        norm=r"((input|post_attention)_layernorm|ln_attn|ln_mlp)\.\w+",
-    ),
-    *_outside(
-        {
-            "embedding.token": ("embedding", r"(transformer\.)?word_embeddings\.weight"),
-            "embedding.norm": ("norm", r"(transformer\.)?word_embeddings_layernorm\.\w+"),
-            "final.norm": ("norm", r"(transformer\.)?ln_f\.\w+"),
-            **_HEAD,
-        }
-    ),
-]
+BLOOM_FALCON = _rules(
+    _H,
+    {
+        "fused": r"self_attention\.query_key_value",
+        "projection": r"self_attention\.dense",
+        "norm": "(input|post_attention)_layernorm|ln_attn|ln_mlp",
+        **_WIDENED,
+        "embedding.token": "word_embeddings",
+        "embedding.norm": "word_embeddings_layernorm",
+        "final.norm": "ln_f",
+    },
+    packing=interleaved,
+)
 
-_LLAMA_LIKE = [
-    *_inside(
-        _LAYERS,
-        mlp_in=r"mlp\.(gate_proj|up_proj|gate_up_proj)\.\w+",
-        mlp_out=r"mlp\.down_proj\.\w+",
-        norm=r"(\w+_layernorm|self_attn\.[qk]_norm)\.\w+",
-    ),
-    *_outside(
-        {
-            "embedding.token": ("embedding", r"(model\.)?embed_tokens\.weight"),
-            "final.norm": ("norm", r"(model\.)?norm\.\w+"),
-            **_HEAD,
-        }
-    ),
-]
 _QKV = {role: rf"self_attn\.{role[0]}_proj" for role in ("query", "key", "value")}
-LLAMA = [*_separate(_LAYERS, **_QKV, projection=r"self_attn\.o_proj"), *_LLAMA_LIKE]
-PHI3 = [*_fused(_LAYERS, r"self_attn\.qkv_proj", r"self_attn\.o_proj", stacked), *_LLAMA_LIKE]
+_LLAMA = {
+    "projection": r"self_attn\.o_proj",
+    "mlp.in": r"mlp\.(gate_proj|up_proj|gate_up_proj)",
+    "mlp.out": r"mlp\.down_proj",
+    "norm": r"\w+_layernorm|self_attn\.[qk]_norm",
+    "embedding.token": "embed_tokens",
+    "final.norm": "norm",
+}
+LLAMA = _rules(_LAYERS, {**_QKV, **_LLAMA})
+PHI3 = _rules(_LAYERS, {"fused": r"self_attn\.qkv_proj", **_LLAMA}, packing=stacked)
 
-OPT = [
-    *_separate(_LAYERS, **_QKV, projection=r"self_attn\.out_proj"),
-    *_inside(
-        _LAYERS,
-        mlp_in=r"fc1\.\w+",
-        mlp_out=r"fc2\.\w+",
-        norm=r"(self_attn|final)_layer_norm\.\w+",
-    ),
-    *_outside(
-        {
-            "embedding.token": ("embedding", r"(\w+\.)*(embed_tokens|project_in)\.weight"),
-            "embedding.position": ("embedding", r"(\w+\.)*embed_positions\.weight"),
-            "final.norm": ("norm", r"(\w+\.)*final_layer_norm\.\w+"),
-            "head": ("head", r"(lm_head|score|(\w+\.)*project_out)\.\w+"),
-        }
-    ),
-]
+OPT = _rules(
+    _LAYERS,
+    {
+        **_QKV,
+        "projection": r"self_attn\.out_proj",
+        "mlp.in": "fc1",
+        "mlp.out": "fc2",
+        "norm": "(self_attn|final)_layer_norm",
+        "embedding.token": r"(decoder\.)?(embed_tokens|project_in)",
+        "embedding.position": r"(decoder\.)?embed_positions",
+        "final.norm": r"(decoder\.)?final_layer_norm",
+        "head": r"lm_head|score|(decoder\.)?project_out",
+    },
+)
 
-_EMBEDDINGS = r"(\w+\.)?embeddings\."
-BERT = [
-    *_separate(
-        _ENCODER,
-        query=r"attention\.self\.query",
-        key=r"attention\.self\.key",
-        value=r"attention\.self\.value",
-        projection=r"attention\.output\.dense",
-    ),
-    *_inside(
-        _ENCODER,
-        mlp_in=r"intermediate\.dense\.\w+",
-        mlp_out=r"output\.dense\.\w+",
-        norm=r"(attention\.)?output\.LayerNorm\.\w+",
-    ),
-    *_outside(
-        {
-            "embedding.token": ("embedding", _EMBEDDINGS + r"word_embeddings\.weight"),
-            "embedding.position": ("embedding", _EMBEDDINGS + r"position_embeddings\.weight"),
-            "embedding.segment": ("embedding", _EMBEDDINGS + r"token_type_embeddings\.weight"),
-            "embedding.norm": ("norm", _EMBEDDINGS + r"LayerNorm\.\w+"),
-            **_HEAD,
-        }
-    ),
-]
+BERT = _rules(
+    _ENCODER,
+    {
+        **{role: rf"attention\.self\.{role}" for role in ("query", "key", "value")},
+        "projection": r"attention\.output\.dense",
+        "mlp.in": r"intermediate\.dense",
+        "mlp.out": r"output\.dense",
+        "norm": r"(attention\.)?output\.LayerNorm",
+        "embedding.token": r"embeddings\.word_embeddings",
+        "embedding.position": r"embeddings\.position_embeddings",
+        "embedding.segment": r"embeddings\.token_type_embeddings",
+        "embedding.norm": r"embeddings\.LayerNorm",
+    },
+)
 
-MODERNBERT = [
-    *_fused(_LAYERS, r"attn\.Wqkv", r"attn\.Wo", stacked),
-    *_inside(
-        _LAYERS, mlp_in=r"mlp\.Wi\.\w+", mlp_out=r"mlp\.Wo\.\w+", norm=r"(attn|mlp)_norm\.\w+"
-    ),
-    *_outside(
-        {
-            "embedding.token": ("embedding", _EMBEDDINGS + r"tok_embeddings\.weight"),
-            "embedding.norm": ("norm", _EMBEDDINGS + r"norm\.\w+"),
-            "final.norm": ("norm", r"(model\.)?final_norm\.\w+"),
-            **_HEAD,
-        }
-    ),
-]
+MODERNBERT = _rules(
+    _LAYERS,
+    {
+        "fused": r"attn\.Wqkv",
+        "projection": r"attn\.Wo",
+        "mlp.in": r"mlp\.Wi",
+        "mlp.out": r"mlp\.Wo",
+        "norm": "(attn|mlp)_norm",
+        "embedding.token": r"embeddings\.tok_embeddings",
+        "embedding.norm": r"embeddings\.norm",
+        "final.norm": "final_norm",
+    },
+    packing=stacked,
+)
 
-_VIT_ATTENTION = r"attention\.(attention\.)?"
-VIT = [
-    *_separate(
-        _ENCODER,
-        query=_VIT_ATTENTION + r"(q_proj|query)",
-        key=_VIT_ATTENTION + r"(k_proj|key)",
-        value=_VIT_ATTENTION + r"(v_proj|value)",
-        projection=r"attention\.(o_proj|output\.dense)",
-    ),
-    *_inside(
-        _ENCODER,
-        mlp_in=r"(mlp\.fc1|intermediate\.dense)\.\w+",
-        mlp_out=r"(mlp\.fc2|output\.dense)\.\w+",
-        norm=r"layernorm_(before|after)\.\w+",
-    ),
-    *_outside(
-        {
-            "embedding.patch": (
-                "embedding",
-                _EMBEDDINGS + r"(patch_embeddings\.projection\.\w+|cls_token|mask_token)",
-            ),
-            "embedding.position": ("embedding", _EMBEDDINGS + r"position_embeddings"),
-            "final.norm": ("norm", r"(vit\.)?layernorm\.\w+"),
-            **_HEAD,
-        }
-    ),
-]
+VIT = _rules(
+    _ENCODER,
+    {
+        **{
+            role: rf"attention\.(attention\.)?({role[0]}_proj|{role})"
+            for role in ("query", "key", "value")
+        },
+        "projection": r"attention\.(o_proj|output\.dense)",
+        "mlp.in": r"mlp\.fc1|intermediate\.dense",
+        "mlp.out": r"mlp\.fc2|output\.dense",
+        "norm": "layernorm_(before|after)",
+        "embedding.patch": r"embeddings\.(patch_embeddings\.projection|cls_token|mask_token)",
+        "embedding.position": r"embeddings\.position_embeddings",
+        "final.norm": "layernorm",
+    },
+)
 
 ARCHITECTURES: dict[str, list[Rule]] = {
     "hessblocks": HESSBLOCKS,

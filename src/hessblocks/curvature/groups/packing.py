@@ -59,29 +59,30 @@ def one_role(role: str) -> Packing:
 
 def stacked(length: int, heads: Heads) -> list[Piece]:
     """[all queries | all keys | all values]; thirds without grouped queries."""
-    width = length // (heads.count + 2 * heads.groups)
-    query, key = heads.count * width, heads.groups * width
-    starts = {"query": (0, query), "key": (query, key), "value": (query + key, key)}
-    return [
-        Piece(role=role, offset=offset, blocks=1, length=size, step=size)
-        for role, (offset, size) in starts.items()
-    ]
+    return _repeated(length, heads, blocks=1)
 
 
 def interleaved(length: int, heads: Heads) -> list[Piece]:
     """[group][its queries, its key, its value]; one head a group without grouped queries."""
+    return _repeated(length, heads, blocks=heads.groups)
+
+
+def _repeated(length: int, heads: Heads, *, blocks: int) -> list[Piece]:
+    """[block][queries | keys | values]."""
     width = length // (heads.count + 2 * heads.groups)
-    queries = heads.count // heads.groups * width
-    step = queries + 2 * width
-    starts = {"query": (0, queries), "key": (queries, width), "value": (queries + width, width)}
+    query, key = heads.count // blocks * width, heads.groups // blocks * width
+    starts = {"query": (0, query), "key": (query, key), "value": (query + key, key)}
     return [
-        Piece(role=role, offset=offset, blocks=heads.groups, length=size, step=step)
+        Piece(role=role, offset=offset, blocks=blocks, length=size, step=query + 2 * key)
         for role, (offset, size) in starts.items()
     ]
 
 
 def heads_of(config: Any) -> Heads:
     """Read the heads from a Hugging Face configuration.
+
+    Returns:
+        Counts of heads and of key-value heads.
 
     Raises:
         ArgumentError: it does not say how many there are.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hessblocks.curvature.groups.layouts import ARCHITECTURES, Rule
 from hessblocks.curvature.groups.packing import Piece, heads_of
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model, whole
-from hessblocks.errors import unknown_name
+from hessblocks.errors import check_name
 
 LEVELS = ("role", "head", "tensor")
 
@@ -32,8 +32,7 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
         ArgumentError: unknown level, heads asked for where their number is not known, or a model
             whose parameters are sharded over processes.
     """
-    if level not in LEVELS:
-        raise unknown_name("level", level, LEVELS)
+    check_name("level", level, LEVELS)
     model = plain_model(model)
     config = getattr(model, "config", None)
     rules = [] if level == "tensor" else ARCHITECTURES.get(getattr(config, "model_type", ""), [])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -35,6 +35,14 @@ class ParameterView:
     def size(self) -> int:
         """Number of entries."""
         return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """The entry after the last, in the same count as `offset`."""
+        if not self.size:
+            return self.offset
+        steps = zip(self.shape, self.stride, strict=True)
+        return self.offset + sum((length - 1) * step for length, step in steps) + 1
 
     def read(self, tensors: Shaped[Tensor, "K ..."]) -> Shaped[Tensor, "K size"]:
         """Cut from (K, *parameter shape), as (K, size)."""
@@ -142,32 +150,15 @@ def whole(name: str, parameter: Shaped[Tensor, "..."]) -> ParameterView:
 
 def check_disjoint(
     groups: Iterable[ParameterGroup], parameters: Mapping[str, Shaped[Tensor, "..."]]
-) -> None:
+) -> dict[str, Bool[Tensor, " entries"]]:
     """Make sure that no entry belongs to two groups.
 
-    Raises:
-        ArgumentError: one does; the message names the group and the parameter.
-    """
-    _count_owners(groups, parameters)
-
-
-def check_partition(
-    groups: Iterable[ParameterGroup], parameters: Mapping[str, Shaped[Tensor, "..."]]
-) -> None:
-    """Make sure that every entry of every parameter belongs to exactly one group.
+    Returns:
+        Which entries belong to a group, by parameter name.
 
     Raises:
-        ArgumentError: an entry belongs to no group or to several; the message names it.
+        ArgumentError: one belongs to two; the message names the group and the parameter.
     """
-    for name, owned in _count_owners(groups, parameters).items():
-        if not owned.all():
-            raise ArgumentError(f"groups: entries of {name!r} belong to no group")
-
-
-def _count_owners(
-    groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Which entries belong to a group, (entries,) booleans by parameter."""
     owned = {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in parameters.items()}
     for group in groups:
         for view in group.views:
@@ -180,8 +171,24 @@ def _count_owners(
     return owned
 
 
+def check_partition(
+    groups: Iterable[ParameterGroup], parameters: Mapping[str, Shaped[Tensor, "..."]]
+) -> None:
+    """Make sure that every entry of every parameter belongs to exactly one group.
+
+    Raises:
+        ArgumentError: an entry belongs to no group or to several; the message names it.
+    """
+    for name, owned in check_disjoint(groups, parameters).items():
+        if not owned.all():
+            raise ArgumentError(f"groups: entries of {name!r} belong to no group")
+
+
 def plain_model(model: nn.Module) -> nn.Module:
     """The model itself, out of DistributedDataParallel and torch.compile (which has no second derivative).
+
+    Returns:
+        The innermost module.
 
     Raises:
         ArgumentError: its parameters are sharded over processes.

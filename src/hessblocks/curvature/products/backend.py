@@ -1,20 +1,25 @@
 """The state in which a model is differentiated twice: evaluation mode, attention in plain form.
 
 Fused attention kernels have no second derivative. Inside `differentiable` they are replaced by the
-mathematical form, and everything is put back afterwards.
+mathematical form. Afterwards the model is what it was: the same parameters, buffers, modes and attributes.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessblocks.curvature.closed import ClosedForms, closed_modules
+from hessblocks.curvature.closed import ClosedForms, Watch, swap_activations, watching
+
+_REGISTERS = ("_parameters", "_buffers", "_modules")
+"""Attributes of a module that hold its parts by name."""
 
 
 class AttentionBackendWarning(UserWarning):
@@ -23,31 +28,72 @@ class AttentionBackendWarning(UserWarning):
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Dropout off and batch norm fixed; each module's own mode is restored."""
-    modes = {module: module.training for module in model.modules()}
+    """Dropout off and batch norm fixed; each module is afterwards what it was, whatever was set inside."""
+    before = [(module, _attributes(module)) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for module, (attributes, registers) in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, content in registers.items():
+                register = vars(module)[name]
+                register.clear()
+                register.update(content)
 
 
 @contextmanager
-def differentiable(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and attention that has second derivatives; says so once where it matters."""
+def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[Watch]:
+    """Evaluation mode and attention that has second derivatives; says so once where it matters.
+
+    Args:
+        model: is used inside.
+        closed_forms: whether activations, norms and softmax have their derivatives in closed form, two
+            of them; else torch differentiates, as often as is asked.
+
+    Yields:
+        What the model was seen to do.
+    """
     fused_allowed = torch.backends.cuda.flash_sdp_enabled()
-    with (
-        evaluation_mode(model),
-        sdpa_kernel(SDPBackend.MATH),
-        closed_modules(model),
-        ClosedForms() as calls,
-    ):
-        yield
-    if calls.attention_seen and fused_allowed:
+    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH), watching() as watch:
+        if closed_forms:
+            swap_activations(model, watch)
+        with ClosedForms(watch, swap=closed_forms):
+            yield watch
+    if watch.attention and fused_allowed:
         warnings.warn(
             "curvature: fused attention has no second derivative; its plain form (SDPBackend.MATH) is "
             "used while curvature is computed",
             AttentionBackendWarning,
             stacklevel=1,
         )
+
+
+@contextmanager
+def backward_pass(model: nn.Module) -> Iterator[None]:
+    """Where parts of `model` are computed again while a graph of `differentiable` is differentiated."""
+    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def put_in(model: nn.Module, tensors: Mapping[str, Float[Tensor, "..."]]) -> None:
+    """Put tensors in the place of parameters, wherever a module holds them; for use inside `evaluation_mode`.
+
+    A parameter is found by identity, under all its names (tied weights, one module registered twice).
+
+    Args:
+        model: is changed.
+        tensors: by the parameters' names in `named_parameters`.
+    """
+    named = dict(model.named_parameters())
+    new = {id(named[name]): tensor for name, tensor in tensors.items()}
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            module._parameters[name] = new.get(id(value), value)  # type: ignore[assignment]
+
+
+def _attributes(module: nn.Module) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """A module's attributes, and what its registers hold."""
+    attributes = dict(vars(module))
+    return attributes, {name: dict(attributes[name]) for name in _REGISTERS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,20 @@ class Batch:
         """Sequences, images or examples."""
         return self.inputs.shape[0]
 
+    def digest(self) -> bytes:
+        """A fingerprint of all tensors of the batch: form, dtype, shape and values."""
+        seen = hashlib.sha256()
+
+        def note(tensor: Tensor) -> Tensor:
+            seen.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+            seen.update(
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
+            return tensor
+
+        _map(self.raw, note)
+        return seen.digest()
+
     def split(self, rows: int) -> list[Batch]:
         """The same batch in pieces of at most so many rows."""
         if rows >= self.rows:
@@ -66,26 +81,33 @@ def unpack(batch: Any, device: torch.device, *, number: int = 0) -> Batch:
     """One batch as it came, in parts and on the model's device.
 
     Args:
-        batch: a mapping of keyword arguments, with `labels` beside them; a pair (inputs, labels); or
-            the inputs alone.
+        batch: a mapping of keyword arguments, with `labels` beside them; a pair (inputs, labels) whose
+            inputs are a tensor, several tensors or a mapping; or the inputs alone. Lists of numbers
+            count as tensors.
         device: where the model is.
         number: its place in the set.
+
+    Returns:
+        The batch, labels apart.
 
     Raises:
         ArgumentError: none of these.
     """
-    raw = _map(batch, lambda tensor: tensor.to(device))
-    if isinstance(raw, Mapping):
-        keywords = dict(raw)
-        labels = keywords.pop("labels", None)
+    raw = _map(_with_tensors(batch), lambda tensor: tensor.to(device))
+    if isinstance(raw, tuple | list) and 1 <= len(raw) <= 2:
+        inputs, labels = raw if len(raw) == 2 else (raw[0], None)
+    else:
+        inputs, labels = raw, None
+    if isinstance(inputs, Mapping):
+        keywords = dict(inputs)
+        within = keywords.pop("labels", None)
         if not keywords:
             raise ArgumentError("batches: a batch has no inputs besides labels")
-        return Batch(raw=raw, keywords=keywords, labels=labels, number=number)
-    if isinstance(raw, Tensor):
-        return Batch(raw=raw, arguments=(raw,), number=number)
-    if isinstance(raw, tuple | list) and 1 <= len(raw) <= 2:
-        labels = raw[1] if len(raw) == 2 else None
-        return Batch(raw=raw, arguments=(raw[0],), labels=labels, number=number)
+        labels = within if labels is None else labels
+        return Batch(raw=raw, keywords=keywords, labels=_checked(labels), number=number)
+    arguments = (inputs,) if isinstance(inputs, Tensor) else inputs
+    if isinstance(arguments, tuple | list) and all(isinstance(t, Tensor) for t in arguments):
+        return Batch(raw=raw, arguments=tuple(arguments), labels=_checked(labels), number=number)
     raise ArgumentError(
         "batches: expected dicts of tensors, pairs (inputs, labels) or tensors, "
         f"got {type(batch).__name__}"
@@ -93,17 +115,51 @@ def unpack(batch: Any, device: torch.device, *, number: int = 0) -> Batch:
 
 
 def unpack_all(batches: Iterable[Any], device: torch.device) -> list[Batch]:
-    """All batches on the model's device; a single dict, or a single tensor, counts as one batch.
+    """All batches on the model's device; a single dict, tensor or pair counts as one batch.
+
+    Returns:
+        The batches, numbered as they came.
+
+    Returns:
+        At least one batch.
 
     Raises:
         ArgumentError: there is none, or one of an unknown form.
     """
-    if isinstance(batches, Mapping | Tensor):
+    is_pair = isinstance(batches, tuple) and len(batches) == 2 and isinstance(batches[1], Tensor)
+    if isinstance(batches, Mapping | Tensor) or is_pair:
         batches = [batches]
     unpacked = [unpack(batch, device, number=number) for number, batch in enumerate(batches)]
     if not unpacked:
         raise ArgumentError("batches: expected at least one batch, got none")
     return unpacked
+
+
+def _checked(labels: Any) -> Tensor | None:
+    if labels is None or isinstance(labels, Tensor):
+        return labels
+    raise ArgumentError(f"batches: expected labels in one tensor, got {type(labels).__name__}")
+
+
+def _with_tensors(value: Any) -> Any:
+    """The same with lists of numbers, of equal length where they are nested, as tensors."""
+    if isinstance(value, Mapping):
+        return {key: _with_tensors(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_with_tensors(item) for item in value)
+    if not isinstance(value, list):
+        return value
+    first = value[0] if value else None
+    while isinstance(first, list) and first:
+        first = first[0]
+    if not isinstance(first, int | float):
+        return [_with_tensors(item) for item in value]
+    try:
+        return torch.tensor(value)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(
+            f"batches: lists of numbers must have equal lengths ({error}); pad them and give an attention_mask"
+        ) from error
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -16,6 +16,9 @@ WORDS = ("can't allocate memory", "not enough memory", "out of memory")
 def check_memory_limit(limit: object) -> int | None:
     """The limit in bytes.
 
+    Returns:
+        The limit as it came.
+
     Raises:
         ArgumentError: not a whole number above 0.
     """

@@ -44,6 +44,7 @@ class BatchGraph:
             split: whether H_o and H_f will be asked for, which need r held fixed.
         """
         parameters = problem.parameters
+        self._backward = problem.backward
         self._leaves = {name: parameters[name].requires_grad_() for name in names}
         with torch.enable_grad():
             logits, loss = problem.forward(batch, parameters | self._leaves)
@@ -65,9 +66,10 @@ class BatchGraph:
         if not logits.requires_grad:
             return {}
         leaves = list(self._leaves.values())
-        pulled = torch.autograd.grad(
-            logits, leaves, self._residual, create_graph=True, allow_unused=True
-        )
+        with self._backward():
+            pulled = torch.autograd.grad(
+                logits, leaves, self._residual, create_graph=True, allow_unused=True
+            )
         return {
             name: get_gradient_edge(value)
             for name, value in zip(self._leaves, pulled, strict=True)
@@ -125,7 +127,8 @@ class BatchGraph:
         pulled = {name: self._pullback[name] for name in vectors if name in self._pullback}
         if not pulled:
             return dict.fromkeys(names)
-        found = _gradients(list(pulled.values()), inputs, [vectors[name] for name in pulled])
+        with self._backward():
+            found = _gradients(list(pulled.values()), inputs, [vectors[name] for name in pulled])
         return dict(zip(names, found, strict=True))
 
     def _pull_back_curvature(self, pushed: Tensor | None, rows: Sequence[str]) -> Tensors:
@@ -135,7 +138,8 @@ class BatchGraph:
         curvature = self._loss.curvature
         curved = curvature(pushed[0])[None] if len(pushed) == 1 else torch.vmap(curvature)(pushed)
         leaves = [self._leaves[name] for name in rows]
-        pulled = _gradients([self._logits], leaves, [curved])
+        with self._backward():
+            pulled = _gradients([self._logits], leaves, [curved])
         return dict(zip(rows, pulled, strict=True))
 
 

@@ -44,8 +44,8 @@ class BatchLoss(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def valid(self) -> int:
-        """Rows that count: valid tokens, labelled rows or target entries."""
+    def valid(self) -> float:
+        """What counts in the mean: valid tokens, labelled rows or target entries."""
 
     @abc.abstractmethod
     def total(self, logits: Float[Tensor, "..."]) -> float:
@@ -163,6 +163,9 @@ class CallableLoss(BatchLoss):
     def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
         """See `BatchLoss`.
 
+        Returns:
+            Sum, gradient and curvature.
+
         Raises:
             ArgumentError: the function depends on the parameters by another way than the logits.
         """
@@ -225,6 +228,9 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
     """The next token at each position; the last position is ignored.
 
     Without labels, padding is neither predicted nor predicted from.
+
+    Returns:
+        One label a position.
     """
     if batch.labels is not None:
         return F.pad(batch.labels[:, 1:], (0, 1), value=IGNORED)
@@ -238,6 +244,9 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
 def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:
     """The batch's own labels.
 
+    Returns:
+        The labels, in whatever shape the batch has them.
+
     Raises:
         ArgumentError: it has none.
     """
@@ -249,6 +258,7 @@ def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:
 LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {
     "causal-lm": lambda batch: CrossEntropy(causal_targets(batch)),
     "masked-lm": lambda batch: CrossEntropy(given_labels(batch)),
+    "seq2seq": lambda batch: CrossEntropy(given_labels(batch)),
     "classification": lambda batch: CrossEntropy(given_labels(batch)),
     "regression": lambda batch: SquaredError(given_labels(batch)),
 }

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.products.asked import check_group
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import total_products
 from hessblocks.errors import ArgumentError
@@ -36,10 +37,12 @@ class CurvatureOperator(LinearOperator):
             columns: its columns.
 
         Raises:
-            ArgumentError: not exactly one of `group` and the pair `rows`, `columns` was given.
+            ArgumentError: not exactly one of `group` and the pair `rows`, `columns` was given, or not of this problem's model.
         """
         self._problem = problem
         self._rows, self._columns = _block(type(self).__name__, group, rows, columns)
+        check_group(problem, self._rows, "group" if rows is None else "rows")
+        check_group(problem, self._columns, "group" if columns is None else "columns")
         like = problem.parameters[self._columns.parameters[0]]
         square = self._rows == self._columns
         super().__init__(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,6 +80,9 @@ class Work(Protocol):
     ) -> tuple[Float[Tensor, "..."], object]:
         """Logits of one batch at other parameters, and its loss."""
 
+    def backward(self) -> AbstractContextManager[object]:
+        """Where a graph of `forward` is differentiated."""
+
 
 def make_plan(problem: Work) -> Plan:
     """Choose rows a pass and vectors together.
@@ -86,6 +90,9 @@ def make_plan(problem: Work) -> Plan:
     Args:
         problem: its `memory_limit` bounds what is used besides model and data; where it is None, a
             quarter of the machine's memory does, and a callable loss's batches are left whole.
+
+    Returns:
+        The passes that fall to this process, and how they are worked on.
 
     Raises:
         ArgumentError: not even one row fits.
@@ -99,13 +106,14 @@ def make_plan(problem: Work) -> Plan:
     if rest < cost.peak:
         raise ArgumentError(
             "memory_limit: one row of a batch needs about "
-            f"{(VECTORS * parameters + cost.peak) / 1e6:.0f} MB, the limit is "
-            f"{(VECTORS * parameters + rest) / 1e6:.0f} MB; raise the limit or shorten the sequences"
+            f"{in_units(VECTORS * parameters + cost.peak)}, the limit is "
+            f"{in_units(VECTORS * parameters + rest)}; raise the limit or shorten the sequences"
         )
     rows = rest // cost.peak
     if problem.device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
-    if callable(problem.loss) and problem.memory_limit is None:
+    own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
+    if own and problem.memory_limit is None:
         pieces = problem.batches
     else:
         shared = problem.processes.rows_each
@@ -125,6 +133,21 @@ def default_limit(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 4
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+def in_units(size: int) -> str:
+    """Bytes as a person reads them.
+
+    Returns:
+        Three digits at most, with their unit.
+
+    >>> in_units(60_000), in_units(1_500_000), in_units(24_000_000_000)
+    ('60 kB', '1.5 MB', '24 GB')
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(size) >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"
 
 
 def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
@@ -151,7 +174,8 @@ def _row_cost(problem: Work) -> RowCost:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         logits, _ = problem.forward(row, leaves)
         check_same(logits.detach(), problem.forward(row, problem.parameters)[0])
-        pulled = _pull_back(logits, list(leaves.values()))
+        with problem.backward():
+            pulled = _pull_back(logits, list(leaves.values()))
     del pulled
     graph = sum(saved.values())
     size = logits.numel() * logits.element_size()

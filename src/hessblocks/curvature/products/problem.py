@@ -7,18 +7,19 @@ ragged batches, padding and the cut into batches do not change the answer.
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hessblocks.curvature.groups import plain_model
-from hessblocks.curvature.products.backend import differentiable
+from hessblocks.curvature.products.backend import backward_pass, differentiable, put_in
 from hessblocks.curvature.products.batches import Batch, unpack_all
 from hessblocks.curvature.products.full_memory import check_memory_limit, said_when_full
 from hessblocks.curvature.products.losses import (
@@ -27,10 +28,12 @@ from hessblocks.curvature.products.losses import (
     CallableLoss,
     LossFunction,
     check_loss,
+    given_labels,
 )
 from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
+from hessblocks.curvature.products.torch_losses import torch_loss
 from hessblocks.errors import ArgumentError, RunError
 
 
@@ -54,21 +57,29 @@ class Problem:
             batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
                 alone; a list or a DataLoader, which is read once; or a single dict.
             loss: `causal-lm` (next token; labels default to the inputs without padding),
-                `masked-lm`, `classification`, `regression` (squared error, mean over entries), or a
-                callable (outputs, batch) that returns the losses of the valid tokens or rows.
-                Labels of −100 are ignored.
+                `masked-lm`, `seq2seq` (encoder-decoders; labels of the decoder), `classification`,
+                `regression` (squared error, mean over entries); a loss module of torch such as
+                `nn.CrossEntropyLoss(weight=...)`, with its own options; or a callable (outputs, batch) that
+                returns the losses of the valid tokens or rows. Labels of −100 are ignored.
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
                 together accordingly. None: a quarter of the machine's memory. With a callable loss a
                 limit says that its rows do not depend on each other.
-            shard: how several processes (torchrun) share the work, each given the same model and
-                batches: `batches` (rows are dealt out) or `vectors` (of each product); one
-                all-reduce a product. None: each process by itself.
+            shard: how several processes (torchrun) share the work, each given the same model; one
+                all-reduce a product. `batches`: all are given the same batches, whose rows are dealt
+                out. `vectors`: the same batches; those of each product are. `own`: each is given
+                batches of its own (a DistributedSampler), weighted by their valid tokens. None: each
+                process by itself.
 
         Raises:
             ArgumentError: no batches, batches of an unknown form, an unknown loss, a bad limit, parameters
-                sharded over processes, or `shard` without a process group.
+                sharded over processes, `shard` without a process group, or processes that were given
+                different weights, or different batches where they should be the same.
         """
-        check_loss(loss)
+        if isinstance(loss, nn.Module):
+            self._loss_of: Callable[[Batch], BatchLoss] | None = torch_loss(loss)
+        else:
+            check_loss(loss)
+            self._loss_of = None if callable(loss) else LOSSES[loss]
         self.model = plain_model(model)
         self.loss = loss
         self.processes = processes(shard)
@@ -79,6 +90,9 @@ class Problem:
         self.device = first.device
         notice_randomness(model, batches)
         self.batches = unpack_all(batches, self.device)
+        self._check_alike()
+        self._closed_forms = True
+        self._recomputed = False
         self.held: tuple[Any, list[Any]] | None = None
         accepted = inspect.signature(self.model.forward).parameters
         self._extra = {"use_cache": False} if "use_cache" in accepted else {}
@@ -105,14 +119,17 @@ class Problem:
             return make_plan(self)
 
     @cached_property
-    def valid(self) -> int:
-        """N, the valid tokens or rows of the whole set.
+    def valid(self) -> float:
+        """N, the valid tokens or rows of the whole set; 1 for a loss that is a sum.
 
         Raises:
             ArgumentError: there is none.
         """
+        if isinstance(self.loss, nn.Module) and self.loss.reduction == "sum":
+            return 1
         with torch.no_grad():
-            count = sum(self._count(batch) for batch in self.batches)
+            own = sum(self._count(batch) for batch in self.batches)
+        count = self.processes.counted(own, self.device)
         if count == 0:
             raise ArgumentError("batches: every label is ignored; expected at least one valid")
         return count
@@ -121,7 +138,7 @@ class Problem:
         """L(θ), in nats per token for the cross-entropies."""
         with torch.no_grad(), said_when_full():
             own = sum(self._checked_total(batch) for batch in self.plan.passes)
-        if self.processes.shard != "batches":
+        if not self.processes.sum_losses:
             return own
         return float(
             self.processes.total(torch.tensor(own, dtype=torch.float64, device=self.device))
@@ -136,21 +153,59 @@ class Problem:
             batch: one of `batches`, or a piece of it.
             parameters: all trainable parameters by name.
 
+        Returns:
+            The logits with their graph, and the batch's loss.
+
         Raises:
             RunError: the model returns no logits.
         """
-        with differentiable(self.model):
-            outputs = functional_call(
-                self.model, dict(parameters), batch.arguments, {**batch.keywords, **self._extra}
-            )
+        with differentiable(self.model, closed_forms=self._closed_forms) as seen:
+            put_in(self.model, parameters)
+            keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
+            outputs = self.model(*batch.arguments, **keywords)
+        self._recomputed |= seen.recomputed
+        if seen.differentiated and self._closed_forms:
+            self._closed_forms = False  # they carry two derivatives, and the model has used one
+            return self.forward(batch, parameters)
         logits = _logits(outputs)
-        if callable(self.loss):
-            return logits, CallableLoss(self.loss, _replacer(outputs), batch, logits)
-        return logits, LOSSES[self.loss](batch)
+        if self._loss_of is not None:
+            return logits, self._loss_of(batch)
+        assert callable(self.loss)
+        return logits, CallableLoss(self.loss, _replacer(outputs), batch, logits)
 
-    def _count(self, batch: Batch) -> int:
-        if not callable(self.loss):
-            return LOSSES[self.loss](batch).valid
+    def backward(self) -> AbstractContextManager[object]:
+        """Where a graph of `forward` is differentiated: parts that are computed again meet the same state."""
+        return backward_pass(self.model) if self._recomputed else nullcontext()
+
+    def _check_alike(self) -> None:
+        """Make sure that processes which share the work were given the same."""
+        if self.processes.shard is None:
+            return
+        sums = [(name, float(p.double().sum())) for name, p in self.parameters.items()]
+        self.processes.check_alike("weights", repr(sums), "load the same model in each")
+        if self.processes.shard != "own":
+            seen = hashlib.sha256()
+            for batch in self.batches:
+                seen.update(batch.digest())
+            self.processes.check_alike(
+                "batches", seen.hexdigest(), "give all of them the same ones, or use shard='own'"
+            )
+
+    def _decoder_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """What the decoder of an encoder-decoder reads: the labels one place further on, unless it is given."""
+        if self.loss != "seq2seq" or "decoder_input_ids" in batch.keywords:
+            return {}
+        shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is None:
+            raise ArgumentError(
+                f"loss: seq2seq expects an encoder-decoder of transformers, got {type(self.model).__name__}; "
+                "give decoder_input_ids in the batches"
+            )
+        return {"decoder_input_ids": shift(labels=given_labels(batch))}
+
+    def _count(self, batch: Batch) -> float:
+        if self._loss_of is not None:
+            return self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
 
     def _checked_total(self, batch: Batch) -> float:
@@ -177,6 +232,8 @@ def _logits(outputs: Any) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs
     found = getattr(outputs, "logits", None)
+    if isinstance(outputs, Mapping):
+        found = outputs.get("logits")
     if found is None and isinstance(outputs, tuple) and outputs:
         found = outputs[0]
     if not isinstance(found, Tensor):
@@ -196,7 +253,10 @@ def _replacer(outputs: Any) -> Callable[[Tensor], Any]:
         if isinstance(outputs, tuple):
             return (logits, *outputs[1:])
         other = copy.copy(outputs)
-        other.logits = logits
+        if isinstance(outputs, dict):
+            other["logits"] = logits
+        if not isinstance(outputs, dict) or hasattr(outputs, "logits"):
+            other.logits = logits
         return other
 
     return replace

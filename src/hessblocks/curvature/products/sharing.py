@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError, unknown_name
 
-SHARDS = ("batches", "vectors")
+SHARDS = ("batches", "vectors", "own")
 Item = TypeVar("Item")
 
 
@@ -26,7 +26,7 @@ class Processes:
     """This process among those that work on one problem; alone by default."""
 
     shard: str | None = None
-    """batches, vectors, or None where each process works by itself."""
+    """batches, vectors, own, or None where each process works by itself."""
     rank: int = 0
     """Number of this process."""
     count: int = 1
@@ -61,8 +61,43 @@ class Processes:
         each = math.ceil(count / self.count)
         return slice(min(count, self.rank * each), min(count, (self.rank + 1) * each))
 
+    @property
+    def sum_losses(self) -> bool:
+        """Whether each process has a share of the loss."""
+        return self.shard in ("batches", "own")
+
+    def counted(self, count: float, device: torch.device) -> float:
+        """Valid tokens of all processes, where each has data of its own."""
+        if self.shard != "own":
+            return count
+        total = torch.tensor(count, dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        return float(total)
+
+    def check_alike(self, what: str, digest: str, advice: str) -> None:
+        """Make sure that all processes were given the same.
+
+        Args:
+            what: was given, for the sentence.
+            digest: of what this process was given.
+            advice: what to do where they differ.
+
+        Raises:
+            ArgumentError: they were not; in every process.
+        """
+        if self.shard is None:
+            return
+        digests: list[str] = [""] * self.count
+        dist.all_gather_object(digests, digest)
+        other = next((rank for rank, one in enumerate(digests) if one != digests[0]), None)
+        if other is not None:
+            raise ArgumentError(f"shard: processes 0 and {other} hold different {what}; {advice}")
+
     def total(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Add up the shares of all processes, in place.
+
+        Returns:
+            The same tensor, which now holds the sum.
 
         Raises:
             RunError: another process failed.
@@ -81,6 +116,9 @@ class Processes:
 
 def processes(shard: str | None) -> Processes:
     """This process's place in the default process group.
+
+    Returns:
+        The place, or a process alone where nothing is shared.
 
     Raises:
         ArgumentError: an unknown way to share, or no process group.

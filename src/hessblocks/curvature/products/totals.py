@@ -93,6 +93,9 @@ def _graphs(
 
     Where the plan allows it they are held until others are asked for or the weights change, so that
     a sequence of products (Lanczos) builds them once; else there is one at a time.
+
+    Returns:
+        One graph a pass; a list where they are held.
     """
     split = _needs_split(parts)
     fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)

@@ -14,7 +14,11 @@ Stop = Literal["count", "tolerance", "limit"]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number, how far it may be off, and what was spent on it."""
+    """A number, how far it may be off, and what was spent on it.
+
+    >>> print(Estimate(value=1.234, standard_error=0.05, probes=16))
+    1.23 ± 0.05 (16 probes)
+    """
 
     value: float
     """The value itself, in the unit of what was asked for."""

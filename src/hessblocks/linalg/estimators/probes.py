@@ -63,6 +63,9 @@ def multiply(
 ) -> Float[Tensor, "rows count"]:
     """Product with columns, `probe_chunk` at a time.
 
+    Returns:
+        The products, one column for each of the given ones.
+
     Raises:
         RunError: the product is not finite, or its squares are not.
     """

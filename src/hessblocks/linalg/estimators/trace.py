@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError, unknown_name
-from hessblocks.linalg.estimators.entries import EntryMoments
+from hessblocks.errors import ArgumentError, check_name
+from hessblocks.linalg.estimators.diagonal import EntryMoments
 from hessblocks.linalg.estimators.estimates import Estimate
 from hessblocks.linalg.estimators.probes import (
     Probes,
@@ -25,27 +25,6 @@ from hessblocks.linalg.estimators.probes import (
 from hessblocks.linalg.estimators.stopping import Stopping
 from hessblocks.linalg.estimators.xtrace import xtrace
 from hessblocks.linalg.operators import LinearOperator, column_products, working_dtype
-
-
-def orthonormal(columns: Float[Tensor, "rows count"]) -> Float[Tensor, "rows count"]:
-    """An orthonormal basis whose span holds the columns, in at least float32."""
-    basis: Tensor = torch.linalg.qr(columns.to(working_dtype(columns.dtype)))[0]
-    return basis
-
-
-def sketch(
-    op: LinearOperator, source: Probes, count: int, probe_chunk: int | None
-) -> Float[Tensor, "size count"]:
-    """An orthonormal basis of A S, S being `count` probes."""
-    return orthonormal(multiply(op, source.draw(count), probe_chunk))
-
-
-def captured_trace(
-    op: LinearOperator, basis: Float[Tensor, "size count"], probe_chunk: int | None
-) -> float:
-    """tr(QᵀA Q) for a basis Q."""
-    products = multiply(op, basis.to(op.dtype), probe_chunk)
-    return float(column_products(basis, products).sum())
 
 
 class DeflatedOperator(LinearOperator):
@@ -114,9 +93,12 @@ def trace(
 
     Source: Hutchinson (1990); Meyer, Musco, Musco and Woodruff (2021), algorithm 1; Epperly, Tropp
     and Webber (2024), algorithm 2.1.
+
+    >>> from hessblocks.linalg import DenseOperator
+    >>> print(trace(DenseOperator(torch.diag(torch.tensor([1.0, 2.0])))))
+    3 (exact)
     """
-    if method not in get_args(TraceMethod):
-        raise unknown_name("trace: method", method, get_args(TraceMethod))
+    check_name("trace: method", method, get_args(TraceMethod))
     check_square("trace", op)
     check_probes("trace", probes, at_least=FEWEST_PROBES[method], probe_chunk=probe_chunk)
     if method == "xtrace" and tolerance is not None:
@@ -148,8 +130,10 @@ def _deflated_trace(
     """tr(QᵀA Q) + Hutchinson on (I − QQᵀ) A (I − QQᵀ); Q has `sketched` columns, perhaps none."""
     captured, rest = 0.0, op
     if sketched:
-        basis = sketch(op, source, sketched, probe_chunk)
-        captured = captured_trace(op, basis, probe_chunk)
+        columns = multiply(op, source.draw(sketched), probe_chunk)
+        basis: Tensor = torch.linalg.qr(columns.to(working_dtype(columns.dtype)))[0]
+        products = multiply(op, basis.to(op.dtype), probe_chunk)
+        captured = float(column_products(basis, products).sum())
         rest = DeflatedOperator(op, basis)
     moments = EntryMoments(rest, source, probe_chunk)
 

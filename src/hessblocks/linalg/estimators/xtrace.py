@@ -119,6 +119,9 @@ class _SmallMatrices:
 
         Directions below rounding are zero columns. A column that the others already span changes
         nothing when it is left out: s_i = 0.
+
+        Returns:
+            The directions, the s_i and the r_i, one column a set.
         """
         columns = self.factor[:, chosen].movedim(0, 1)
         left, singular, right = torch.linalg.svd(columns, full_matrices=False)

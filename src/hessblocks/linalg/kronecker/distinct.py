@@ -28,6 +28,9 @@ TOGETHER = 1 << 20
 def distinct(term: KroneckerTerm) -> KroneckerTerm:
     """The same sum with one product for each distinct pair of vectors, where at least half are spared.
 
+    Returns:
+        The term with merged tokens, or the given one where merging does not pay.
+
     Cost: one pass over the vectors to find equal ones; N R W additions where they are merged.
     """
     if term.tokens < FEWEST or term.matrices.shared or _too_wide(term.matrices):

@@ -65,6 +65,9 @@ def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int
     """Tokens in a chunk: two chunks of matrices and the Gram tensors of a pair stay in the limit.
 
     A term with itself is cut at least in three, so that half of the pairs of chunks can be left out.
+
+    Returns:
+        Tokens, at least one.
     """
     numbers = memory_limit // first.row.element_size()
     _, R, _, W = first.sizes
@@ -149,6 +152,9 @@ def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
 
     Two terms whose row (column) vectors stand on the same index meet in their dot products;
     otherwise the vector of each runs through the matrix of the other.
+
+    Returns:
+        The inner product, of the scaled terms.
     """
     rows_meet = first.row_swapped == second.row_swapped
     columns_meet = first.column_swapped == second.column_swapped

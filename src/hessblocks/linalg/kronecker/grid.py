@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg.kronecker.sum import ExactOperator
+from hessblocks.linalg.operators import slices
 
 
 class BlockGrid(ExactOperator):
@@ -47,8 +47,8 @@ class BlockGrid(ExactOperator):
         )
         self._give = block
         self._norm = norm or (lambda i, j: self.block(i, j).frobenius_norm())
-        self._rows = _slices(row_lengths)
-        self._columns = _slices(column_lengths)
+        self._rows = slices(row_lengths)
+        self._columns = slices(column_lengths)
 
     @property
     def nbytes(self) -> int:
@@ -117,8 +117,3 @@ class BlockGrid(ExactOperator):
             for j in range(len(self._columns))
             if not self.symmetric or i <= j
         ]
-
-
-def _slices(lengths: Sequence[int]) -> list[slice]:
-    ends = list(accumulate(lengths))
-    return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]

@@ -163,6 +163,9 @@ class KroneckerSum(ExactOperator):
     def frobenius_norm(self) -> float:
         """The exact Frobenius norm, by Gram matrices or by assembling, whichever costs less.
 
+        Returns:
+            The norm; 0 for a sum without terms.
+
         Cost: N² (P + T + R W) or N P T R W multiplications; the assembled matrix is never held
         whole beyond the memory limit.
         """

@@ -87,6 +87,9 @@ class KroneckerTerm:
         """The same sum with fewer terms where the tokens share one matrix.
 
         Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens.
+
+        Returns:
+            The shorter term, or this one where it has no more tokens than row entries.
         """
         P, _, _, _ = self.sizes
         if not self.matrices.shared or self.tokens <= P:
@@ -110,6 +113,9 @@ class KroneckerTerm:
 
     def assembled(self) -> Float[Tensor, "outer_row inner_row outer_column inner_column"]:
         """Every entry, (row outer, row inner, column outer, column inner).
+
+        Returns:
+            The entries; reshaped to two axes they are the matrix.
 
         Cost: N P T R W multiplications; half as many for each symmetric factor.
         """

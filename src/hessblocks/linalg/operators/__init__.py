@@ -1,6 +1,6 @@
 """Matrices that are only applied: the base class, exact operators kept in memory, inner products."""
 
-from hessblocks.linalg.operators.bounded import BoundedCache, chunks
+from hessblocks.linalg.operators.bounded import BoundedCache, chunks, slices
 from hessblocks.linalg.operators.inner import (
     column_products,
     inner_products,

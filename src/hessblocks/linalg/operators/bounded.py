@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import accumulate, pairwise
 from typing import Generic, Protocol, TypeVar
 
 
@@ -46,3 +47,9 @@ def chunks(length: int, step: int) -> Iterator[slice]:
     """Slices of at most `step` that cover range(length)."""
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
+
+
+def slices(lengths: Iterable[int]) -> list[slice]:
+    """Slices of these lengths, one behind the other."""
+    ends = accumulate(lengths, initial=0)
+    return [slice(start, end) for start, end in pairwise(ends)]

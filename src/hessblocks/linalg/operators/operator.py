@@ -19,45 +19,6 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
 
-def as_curvlinops(operator: LinearOperator) -> PyTorchLinearOperator:
-    """Wrap an operator as a curvlinops one; see `LinearOperator.to_curvlinops`.
-
-    Raises:
-        RunError: curvlinops is not installed.
-    """
-    try:
-        from curvlinops._torch_base import PyTorchLinearOperator
-    except ImportError as error:
-        raise RunError(
-            "to_curvlinops: curvlinops is not installed; "
-            "pip install --no-deps curvlinops-for-pytorch backpack-for-pytorch einconv unfoldNd"
-        ) from error
-
-    class Wrapped(PyTorchLinearOperator):  # type: ignore[misc, unused-ignore]
-        """A flat operator: one input tensor, one output tensor."""
-
-        def __init__(self, of: LinearOperator) -> None:
-            super().__init__([(of.shape[1],)], [(of.shape[0],)])
-            self.SELF_ADJOINT = of.symmetric
-            self._of = of
-
-        def _matmat(self, X: list[Tensor]) -> list[Tensor]:
-            return [self._of @ X[0]]
-
-        def _adjoint(self) -> Any:
-            return Wrapped(self._of.adjoint())
-
-        @property
-        def device(self) -> torch.device:
-            return self._of.device
-
-        @property
-        def dtype(self) -> torch.dtype:
-            return self._of.dtype
-
-    return Wrapped(operator)
-
-
 class LinearOperator(abc.ABC):
     """An (M, N) real matrix given by its product with a block of vectors.
 
@@ -100,6 +61,9 @@ class LinearOperator(abc.ABC):
 
     def __matmul__(self, vectors: Float[Tensor, "N ..."]) -> Float[Tensor, "M ..."]:
         """Multiply a vector (N,) or columns (N, K).
+
+        Returns:
+            The product, (M,) or (M, K).
 
         Raises:
             ArgumentError: no tensor, or one of the wrong shape, dtype or device.
@@ -155,10 +119,38 @@ class LinearOperator(abc.ABC):
     def to_curvlinops(self) -> PyTorchLinearOperator:
         """The same operator for curvlinops' estimators (`xtrace`, spectra and others).
 
+        Returns:
+            An operator with the same products and adjoint.
+
         Raises:
             RunError: curvlinops is not installed.
         """
-        return as_curvlinops(self)
+        try:
+            from curvlinops._torch_base import PyTorchLinearOperator
+        except ImportError as error:
+            raise RunError(
+                "to_curvlinops: curvlinops is not installed; "
+                "pip install --no-deps curvlinops-for-pytorch backpack-for-pytorch einconv unfoldNd"
+            ) from error
+
+        class Wrapped(PyTorchLinearOperator):  # type: ignore[misc, unused-ignore]
+            """A flat operator: one input tensor, one output tensor."""
+
+            def __init__(self, of: LinearOperator) -> None:
+                super().__init__([(of.shape[1],)], [(of.shape[0],)])
+                self.SELF_ADJOINT = of.symmetric
+                self._of = of
+
+            def _matmat(self, X: list[Tensor]) -> list[Tensor]:
+                return [self._of @ X[0]]
+
+            def _adjoint(self) -> Any:
+                return Wrapped(self._of.adjoint())
+
+            device = property(lambda self: self._of.device)
+            dtype = property(lambda self: self._of.dtype)
+
+        return Wrapped(self)
 
 
 class AdjointOperator(LinearOperator):

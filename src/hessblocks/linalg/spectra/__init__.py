@@ -1,7 +1,6 @@
 """Eigenvalues and spectral densities by Krylov methods."""
 
 from hessblocks.linalg.spectra.condition import condition_number
-from hessblocks.linalg.spectra.distance import jensen_shannon_distance
 from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues
 from hessblocks.linalg.spectra.quadrature import spectral_density
-from hessblocks.linalg.spectra.spectrum import Spectrum
+from hessblocks.linalg.spectra.spectrum import Spectrum, jensen_shannon_distance

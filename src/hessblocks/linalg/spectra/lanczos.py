@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg.estimators import Eigenvalues, check_probes, check_square, multiply
 from hessblocks.linalg.operators import LinearOperator, working_dtype
 from hessblocks.linalg.spectra.krylov import KrylovBasis
@@ -67,9 +67,10 @@ def extreme_eigenvalues(
     Source: Golub and Underwood (1977), block Lanczos; Wu and Simon (2000), thick restart.
     """
     check_square("extreme_eigenvalues", op, symmetric=True)
-    if which not in get_args(Which):
-        raise unknown_name("extreme_eigenvalues: which", which, get_args(Which))
-    check_probes("extreme_eigenvalues: count", count, at_least=1, probe_chunk=probe_chunk)
+    check_name("extreme_eigenvalues: which", which, get_args(Which))
+    if count < 1:
+        raise ArgumentError(f"count: expected at least 1 eigenvalue at each end, got {count}")
+    check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk)
     share = math.sqrt(torch.finfo(working_dtype(op.dtype)).eps) if tolerance is None else tolerance
     found = find_extremes(
         op,

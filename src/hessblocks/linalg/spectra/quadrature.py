@@ -67,27 +67,20 @@ def spectral_density(
     check_square("spectral_density", op, symmetric=True)
     check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk)
     check_probes("spectral_density: steps", steps, at_least=1)
-    if op.shape[0] <= steps:
+    if exact := op.shape[0] <= steps:
         matrix = assemble(op, probe_chunk).double()
         nodes = torch.linalg.eigvalsh((matrix + matrix.T) / 2).cpu()[None]
-        return Spectrum.from_nodes(
-            nodes,
-            torch.full_like(nodes, 1 / op.shape[0]),
-            size=op.shape[0],
-            method="exact",
-            broadening=broadening,
-            points=points,
-        )
-    source = Probes(op, seed=seed)
-    pieces = [
-        lanczos_quadrature(op, source.draw(size), steps)
-        for size in chunk_sizes(probes, probe_chunk)
-    ]
+        weights = torch.full_like(nodes, 1 / op.shape[0])
+    else:
+        source = Probes(op, seed=seed)
+        sizes = chunk_sizes(probes, probe_chunk)
+        pieces = [lanczos_quadrature(op, source.draw(size), steps) for size in sizes]
+        nodes, weights = (torch.cat(both) for both in zip(*pieces, strict=True))
     return Spectrum.from_nodes(
-        torch.cat([nodes for nodes, _ in pieces]),
-        torch.cat([weights for _, weights in pieces]),
+        nodes,
+        weights,
         size=op.shape[0],
-        method="estimate",
+        method="exact" if exact else "estimate",
         broadening=broadening,
         points=points,
     )
@@ -100,6 +93,9 @@ def lanczos_quadrature(
 
     A probe whose Krylov space ends early keeps zero vectors from there on; its further nodes have
     weight 0.
+
+    Returns:
+        Nodes and weights, float64 on the CPU.
     """
     dtype = working_dtype(op.dtype)
     count = probes.shape[1]

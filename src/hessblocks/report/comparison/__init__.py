@@ -2,7 +2,12 @@
 
 from hessblocks.report.comparison.budget import budget_cells, budget_columns
 from hessblocks.report.comparison.captions import short_names, with_error
-from hessblocks.report.comparison.cells import environment_rows, setting_rows
+from hessblocks.report.comparison.cells import (
+    COLUMNS,
+    comparison_cells,
+    environment_rows,
+    setting_rows,
+)
 from hessblocks.report.comparison.curvature_points import PARTS
 from hessblocks.report.comparison.headline import headline
 from hessblocks.report.comparison.page import write_report

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hessblocks.figures import Figure, Panel, Series, log_scale, plain_math
+from hessblocks.report.comparison.averages import averaged
 from hessblocks.report.comparison.captions import sample, seeds_and_error
 from hessblocks.report.comparison.curvature_points import CURVATURE, PARTS
 from hessblocks.report.comparison.loss_curves import AXES, LOSS
@@ -85,6 +86,9 @@ def curvature_along_figure(results: FolderResults, against: str) -> Figure | Non
     Args:
         results: a run folder.
         against: what presets are aligned by, one of `ALIGNMENTS`.
+
+    Returns:
+        The figure's content; None where no curvature was measured along training.
     """
     found = [row for row in results.observations if row.quantity == NORM]
     panels: dict[str, Rows] = {}
@@ -158,20 +162,13 @@ def _curve(preset: str, rows: Rows, x: Callable[[Observation], float]) -> Series
     for row in rows:
         if math.isfinite(row.value):
             steps[row.step][row.seed].append(row)
-    places, means = [], []
+    places = []
     for step in sorted(steps):
         own = list(steps[step].values())
-        found = average([_mean(row.value for row in seed) for seed in own], _error(own[0]))
-        assert found is not None, "only finite values were collected"
-        means.append(found)
-        places.append(_mean(_mean(map(x, seed)) for seed in own))
-    return Series(
-        name=preset,
-        x=tuple(places),
-        y=tuple(mean.value for mean in means),
-        error=tuple(mean.standard_error or 0.0 for mean in means),
-        points=tuple(f"step {step:,}" for step in sorted(steps)),
-    )
+        mean = average([_mean(row.value for row in seed) for seed in own], _error(own[0]))
+        assert mean is not None, "only finite values were collected"
+        places.append((_mean(_mean(map(x, seed)) for seed in own), mean, f"step {step:,}"))
+    return averaged(preset, places)
 
 
 AXIS_VALUES: Mapping[str, Callable[[Observation], float]] = {

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hessblocks.figures import Series
 from hessblocks.statistics import Average, Heterogeneity, average, ends
-from hessblocks.storage import NORM, FolderResults, Measurement
+from hessblocks.storage import NORM, FolderResults, ResultRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +26,41 @@ class GroupNorm:
     """The norm, in nats per token per squared unit of weight."""
 
 
-def average_rows(rows: Iterable[Measurement]) -> Average | None:
+def average_rows(rows: Iterable[ResultRow]) -> Average | None:
     """The mean over rows that differ by seed only."""
     finite = [row for row in rows if math.isfinite(row.value)]
     return average([row.value for row in finite], finite[0].standard_error if finite else None)
+
+
+def averaged(
+    name: str, places: Iterable[tuple[float, Average, str]], *, line: bool = True
+) -> Series:
+    """A series of means with their errors, 0 where there is none.
+
+    Args:
+        name: of the series.
+        places: abscissa, mean, and what the point is.
+        line: whether the points are joined.
+
+    Returns:
+        A series with one point for each place.
+    """
+    found = list(places)
+    return Series(
+        name=name,
+        x=tuple(x for x, _, _ in found),
+        y=tuple(mean.value for _, mean, _ in found),
+        error=tuple(mean.standard_error or 0.0 for _, mean, _ in found),
+        points=tuple(point for _, _, point in found),
+        line=line,
+    )
 
 
 def group_norms(
     results: FolderResults, preset: str, stage: str, part: str
 ) -> tuple[GroupNorm, ...]:
     """The norm of each group, averaged over seeds, ordered by layer; non-finite ones left out."""
-    rows: dict[str, list[Measurement]] = defaultdict(list)
+    rows: dict[str, list[ResultRow]] = defaultdict(list)
     for row in results.select(NORM, preset=preset, stage=stage, part=part):
         rows[row.group].append(row)
     norms = [

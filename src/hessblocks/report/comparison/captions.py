@@ -35,6 +35,9 @@ def sample(results: FolderResults, *, observed: bool = False) -> str:
     Args:
         results: a run folder.
         observed: whether along training rather than before and after.
+
+    Returns:
+        A part of a sentence.
     """
     curvature = results.settings.section("curvature")
     if observed:

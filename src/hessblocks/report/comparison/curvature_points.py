@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from hessblocks.figures import Figure, Panel, Series, log_scale, plain_math
-from hessblocks.report.comparison.averages import GroupNorm, group_norms, heterogeneity
+from hessblocks.report.comparison.averages import averaged, group_norms, heterogeneity
 from hessblocks.report.comparison.captions import sample, seeds_and_error, short_names
-from hessblocks.statistics import Average, Heterogeneity
+from hessblocks.statistics import Average
 from hessblocks.storage import NORM, STAGES, FolderResults
 
 ROLES = (
@@ -92,26 +92,16 @@ def _roles(found: Iterator[str]) -> tuple[str, ...]:
 def _series(
     results: FolderResults, part: str, stage: str, roles: tuple[str, ...]
 ) -> tuple[Series, ...]:
-    found = []
-    for preset in results.presets:
-        groups = list(_placed(results, preset, stage, part, roles))
-        found.append(
-            Series(
-                name=preset,
-                x=tuple(x for x, _ in groups),
-                y=tuple(group.norm.value for _, group in groups),
-                error=tuple(group.norm.standard_error or 0.0 for _, group in groups),
-                points=tuple(group.group for _, group in groups),
-                line=False,
-            )
-        )
-    return tuple(found)
+    return tuple(
+        averaged(preset, _placed(results, preset, stage, part, roles), line=False)
+        for preset in results.presets
+    )
 
 
 def _placed(
     results: FolderResults, preset: str, stage: str, part: str, roles: tuple[str, ...]
-) -> Iterator[tuple[float, GroupNorm]]:
-    """Each group with its abscissa."""
+) -> Iterator[tuple[float, Average, str]]:
+    """Abscissa, norm and name of each group."""
     width = SLOT / len(results.presets)
     place = (results.presets.index(preset) + 0.5) * width - SLOT / 2
     norms = group_norms(results, preset, stage, part)
@@ -119,7 +109,7 @@ def _placed(
         same = [group for group in norms if group.role == role]
         for order, group in enumerate(same):
             spread = (order + 0.5) / len(same) - 0.5
-            yield index + place + FILL * width * spread, group
+            yield index + place + FILL * width * spread, group.norm, group.group
 
 
 def _curvature_caption(results: FolderResults, zeros: bool) -> str:
@@ -142,21 +132,21 @@ def heterogeneity_figure(results: FolderResults) -> Figure | None:
         The figure's content; None where no curvature was measured yet.
     """
     ratios = {
-        stage: {
-            place: ratio
+        stage: [
+            (place, ratio.ratio, f"{ratio.largest} over {ratio.smallest}")
             for place, preset in enumerate(results.presets)
             if (ratio := heterogeneity(results, preset, stage)) is not None
-        }
+        ]
         for stage in STAGES
     }
-    values = [found.ratio.value for own in ratios.values() for found in own.values()]
+    values = [mean.value for own in ratios.values() for _, mean, _ in own]
     if not values:
         return None
     panel = Panel(
         title="Before and after training",
         x_label="Preset",
         y_label=RATIO,
-        series=tuple(_bars(MOMENTS[stage], own) for stage, own in ratios.items() if own),
+        series=tuple(averaged(MOMENTS[stage], own) for stage, own in ratios.items() if own),
         kind="bars",
         ticks=results.presets,
         log=log_scale([1.0, *(HEADROOM * value for value in values)]),
@@ -169,16 +159,6 @@ def heterogeneity_figure(results: FolderResults) -> Figure | None:
         size=(9.0, 4.2),
         caption=plain_math(_ratio_caption(results)),
         marked=results.presets,
-    )
-
-
-def _bars(moment: str, ratios: Mapping[int, Heterogeneity[Average]]) -> Series:
-    return Series(
-        name=moment,
-        x=tuple(ratios),
-        y=tuple(found.ratio.value for found in ratios.values()),
-        error=tuple(found.ratio.standard_error or 0.0 for found in ratios.values()),
-        points=tuple(f"{found.largest} over {found.smallest}" for found in ratios.values()),
     )
 
 

@@ -20,6 +20,9 @@ def headline(results: FolderResults) -> str:
 
     The baseline is pre-ln, or the first block where pre-ln was not compared. Two values differ
     when they are more than two joint standard errors apart.
+
+    Returns:
+        One sentence; it says so where nothing is measured yet.
     """
     rows = comparison_rows(results)
     parts = [part for part in (_evenness(rows), _loss(rows), _diverged(rows)) if part]

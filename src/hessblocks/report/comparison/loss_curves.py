@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from hessblocks.figures import Figure, Panel, Series, plain_math
-from hessblocks.report.comparison.averages import average_rows
+from hessblocks.report.comparison.averages import average_rows, averaged
 from hessblocks.report.comparison.captions import seeds_and_error
 from hessblocks.report.comparison.table import diverged
 from hessblocks.statistics import average
@@ -88,17 +88,13 @@ def _curve(results: FolderResults, preset: str, split: str, against: str) -> Ser
     for row in results.metrics:
         if row.preset == preset and row.split == split and row.step < end:
             steps[row.step].append(row)
-    losses = [average([row.loss for row in steps[step]]) for step in sorted(steps)]
-    return Series(
-        name=preset,
-        x=tuple(
-            _mean([_place(row, against, each) for row in steps[step]]) for step in sorted(steps)
-        ),
-        y=tuple(loss.value for loss in losses if loss is not None),
-        error=tuple(loss.standard_error or 0.0 for loss in losses if loss is not None),
-        points=tuple(f"step {step:,}" for step in sorted(steps)),
-        note=_entry(results, preset),
-    )
+    places = []
+    for step in sorted(steps):
+        loss = average([row.loss for row in steps[step]])
+        assert loss is not None, "the curve ends before the first loss that is not finite"
+        where = _mean([_place(row, against, each) for row in steps[step]])
+        places.append((where, loss, f"step {step:,}"))
+    return replace(averaged(preset, places), note=_entry(results, preset))
 
 
 def _place(row: Metric, against: str, flops: float) -> float:

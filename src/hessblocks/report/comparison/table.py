@@ -9,7 +9,7 @@ from typing import Any
 from hessblocks.report.comparison.averages import average_rows, heterogeneity
 from hessblocks.report.comparison.budget import matched, spent
 from hessblocks.statistics import Average, Heterogeneity
-from hessblocks.storage import NORM, STAGES, FolderResults, Measurement
+from hessblocks.storage import NORM, STAGES, FolderResults, ResultRow
 
 MOMENTS = ("before", "after")
 
@@ -144,7 +144,7 @@ def _ratio_summary(ratio: Heterogeneity[Average] | None) -> dict[str, Any] | Non
 def _curvature_summary(
     results: FolderResults, preset: str, stage: str
 ) -> dict[str, dict[str, dict[str, float | None]]]:
-    rows: dict[tuple[str, str], list[Measurement]] = {}
+    rows: dict[tuple[str, str], list[ResultRow]] = {}
     for row in results.select(NORM, preset=preset, stage=stage):
         rows.setdefault((row.group, row.part), []).append(row)
     groups: dict[str, dict[str, dict[str, float | None]]] = {}

@@ -7,9 +7,19 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Drawn
 
-from hessblocks.figures import MATPLOTLIB, LogScale, draw_heatmap, log_scale, write_picture
+from hessblocks.figures import (
+    MATPLOTLIB,
+    Figure,
+    LogScale,
+    Panel,
+    Series,
+    draw,
+    draw_heatmap,
+    log_scale,
+    write_picture,
+)
 from hessblocks.report.comparison import PARTS
 from hessblocks.storage import CurvatureResults, Density
 
@@ -17,10 +27,6 @@ LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#0
 """Colour and marker of each part."""
 ROW = 0.24
 """Height of a group in the figure of norms, in inches."""
-PANEL = (3.0, 2.1)
-"""Width and height of one spectrum, in inches."""
-COLUMNS = 4
-"""Spectra side by side."""
 FLOOR = 1e-4
 """Smallest density shown, as a share of the largest."""
 
@@ -39,7 +45,7 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, Path]:
 
 
 @mpl.rc_context(dict(MATPLOTLIB))
-def _figures(results: CurvatureResults) -> list[tuple[str, Figure]]:
+def _figures(results: CurvatureResults) -> list[tuple[str, Drawn]]:
     found = [("norms", norms_figure(results))] if results.norms else []
     names = list(results.norms)
     for part, cells in results.cells.items():
@@ -47,15 +53,15 @@ def _figures(results: CurvatureResults) -> list[tuple[str, Figure]]:
         layers = [results.layers[name] for name in names]
         found.append((f"map-{part}", draw_heatmap(names, layers, values, part=part)))
     for part, densities in results.spectra.items():
-        found.append((f"spectra-{part}", spectra_figure(densities)))
+        found.append((f"spectra-{part}", draw(spectra_figure(densities))))
     return found
 
 
-def norms_figure(results: CurvatureResults) -> Figure:
+def norms_figure(results: CurvatureResults) -> Drawn:
     """One line a group, one marker a part, bars of one standard error, on a logarithmic axis."""
     names = list(results.norms)
     scale = log_scale(norm.value for norms in results.norms.values() for norm in norms.values())
-    figure = Figure(figsize=(9, ROW * len(names) + 1.6), layout="constrained")
+    figure = Drawn(figsize=(9, ROW * len(names) + 1.6), layout="constrained")
     axis = figure.subplots()
     for order, part in enumerate(results.parts):
         _draw_part(axis, results, part, (order - (len(results.parts) - 1) / 2) * 0.22, scale)
@@ -95,34 +101,27 @@ def _draw_part(
 
 def spectra_figure(densities: Mapping[str, Density]) -> Figure:
     """One panel a group, the density on a logarithmic axis with its band of one standard error."""
-    rows = -(-len(densities) // COLUMNS)
-    columns = min(COLUMNS, len(densities))
-    figure = Figure(
-        figsize=(max(PANEL[0] * columns, 6.0), PANEL[1] * rows + 0.6), layout="constrained"
+    return Figure(
+        title="",
+        caption="",
+        panels=tuple(_spectrum(name, found) for name, found in densities.items()),
+        columns=4,
+        size=(3.2, 2.3),
+        shares="labels",
     )
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis, (name, found) in zip(axes.flat, densities.items(), strict=False):
-        highest = max(found.density)
-        floor = FLOOR * highest
-        pairs = list(zip(found.density, found.standard_errors, strict=True))
-        axis.fill_between(
-            found.eigenvalues,
-            [max(value - error, floor) for value, error in pairs],
-            [max(value + error, floor) for value, error in pairs],
-            color="#0072B2",
-            alpha=0.3,
-            linewidth=0,
-        )
-        axis.plot(
-            found.eigenvalues, [max(value, floor) for value in found.density], color="#0072B2"
-        )
-        axis.set_yscale("log")
-        axis.set_ylim(floor, 3 * highest)
-        axis.set_title(name, fontsize=9, loc="left")
-        axis.tick_params(labelsize=8)
-        axis.locator_params(axis="x", nbins=4)
-    for axis in axes.flat[len(densities) :]:
-        axis.set_visible(False)
-    figure.supxlabel(r"Eigenvalue $\lambda$ (nats per token)", fontsize=11)
-    figure.supylabel("Share of eigenvalues per unit", fontsize=11)
-    return figure
+
+
+def _spectrum(name: str, found: Density) -> Panel:
+    highest = max(found.density)
+    density = Series(
+        name="density", x=found.eigenvalues, y=found.density, error=found.standard_errors
+    )
+    return Panel(
+        title=name,
+        x_label=r"Eigenvalue $\lambda$ (nats per token)",
+        y_label="Share of eigenvalues per unit",
+        series=(density,),
+        y_scale="log",
+        limits=(FLOOR * highest, 3 * highest),
+        band=True,
+    )

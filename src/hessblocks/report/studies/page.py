@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessblocks.errors import ArgumentError
-from hessblocks.report.studies.section import command, load_section, read_json
+from hessblocks.report.studies.section import command, load_section
 from hessblocks.report.templates import write_page
+from hessblocks.storage import read_study_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +25,14 @@ class NotBegun:
 def not_begun(folder: Path) -> list[NotBegun]:
     """Studies that `folder` was asked for and does not hold, in the order of the request.
 
+    Returns:
+        Each with the command that measures it.
+
     Raises:
         RunError: config.json is damaged.
     """
     path = folder / "config.json"
-    asked = read_json(path).get("studies", {}) if path.is_file() else {}
+    asked = read_study_file(path).get("studies", {}) if path.is_file() else {}
     there = {path.name for path in study_folders(folder)}
     return [
         NotBegun(name=name, command=command(name, str(request["scale"]), request.get("seeds")))
@@ -80,12 +84,15 @@ def write_gallery(folder: Path, order: Sequence[str] = ()) -> Path:
 def missing_lines(folder: Path) -> list[str]:
     """What the studies of `folder` lack, a line each; none where all is there.
 
+    Returns:
+        Text of each line.
+
     Raises:
         RunError: a file is missing or damaged.
     """
     lines = []
     for path in study_folders(folder):
-        points = read_json(path / "summary.json")["points"]
+        points = read_study_file(path / "summary.json")["points"]
         if points["missing"]:
             lines.append(f"{path.name}: {points['missing']} of {points['total']} points")
     return lines + [f"{study.name}: not begun" for study in not_begun(folder)]

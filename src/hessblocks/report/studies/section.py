@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessblocks.errors import RunError
 from hessblocks.figures import Figure, draw, read_figure, write_picture
 from hessblocks.report.studies.against_published import Difference, differences
 from hessblocks.report.templates import inlined
+from hessblocks.storage import read_study_file
 
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 """What is written of a check."""
@@ -107,15 +106,18 @@ def _values(values: Sequence[Any]) -> str:
 def load_section(folder: Path) -> StudySection:
     """Draw a study's figure and read its files.
 
+    Returns:
+        What the page shows of it.
+
     Raises:
         RunError: a file is missing or damaged.
     """
     figure = read_figure(folder / "figure.json")
     return StudySection(
-        name=read_json(folder / "summary.json")["study"],
-        summary=read_json(folder / "summary.json"),
-        config=read_json(folder / "config.json"),
-        environment=read_json(folder / "environment.json"),
+        name=read_study_file(folder / "summary.json")["study"],
+        summary=read_study_file(folder / "summary.json"),
+        config=read_study_file(folder / "config.json"),
+        environment=read_study_file(folder / "environment.json"),
         caption=figure.caption,
         differences=tuple(differences(figure)),
         picture=inlined(_drawn(figure, folder)) if figure.panels else "",
@@ -124,19 +126,3 @@ def load_section(folder: Path) -> StudySection:
 
 def _drawn(figure: Figure, folder: Path) -> Path:
     return write_picture(draw(figure), folder / "figures", folder.name)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a file of a study.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror or error}).") from error
-    except ValueError as error:
-        raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
-    assert isinstance(found, dict)
-    return found

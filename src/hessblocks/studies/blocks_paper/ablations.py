@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from hessblocks.storage import Row
-from hessblocks.studies.engine import Check, Rows, Scale, Summary
+from hessblocks.studies.engine import Rows, Scale, Summary
 from hessblocks.studies.shared import (
+    HOW,
     MLP_GAINS,
-    SEEDS,
     SIZES,
-    Losses,
+    Runs,
+    Sweep,
     TrainedSettings,
-    close_check,
-    every_run,
-    final_losses,
     finite,
-    loss_summary,
     places_panel,
-    slower_check,
     train_point,
     trained_study,
 )
@@ -33,21 +29,20 @@ VARIANTS = (
 )
 COSINE = ("pre-ln", "sas")
 """Variants that are trained with a cosine decay too."""
+NO_WORSE = "linear decay is no worse than cosine"
+SLOWER = (
+    ("pre-ln, identity values", "pre-ln", "identity values beside an attention skip hurt"),
+    ("sas, no MLP skip", "sas", "removing the MLP skip of the sequential block slows training"),
+    ("sas, no first values", "sas", "the first layer's values are worth keeping"),
+)
+"""The slower variant, the faster one, and the appendix's fact."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[TrainedSettings]:
-    """Points of a scale."""
+def sweeps(scale: Scale) -> list[Sweep]:
+    """All variants with a linear decay, some with a cosine one too."""
     return [
-        point
+        Sweep(variants=variants, size=SIZES[scale], settings={"decay": decay})
         for decay, variants in (("linear", VARIANTS), ("cosine", COSINE))
-        for point in every_run(
-            TrainedSettings,
-            "ablations",
-            variants,
-            SIZES[scale],
-            seeds or SEEDS[scale],
-            decay=decay,
-        )
     ]
 
 
@@ -59,36 +54,21 @@ def measure(settings: TrainedSettings) -> list[Row]:
 
 def summarise(rows: Rows) -> Summary:
     """Final losses, and the appendix's facts."""
-    losses = final_losses(rows)
+    runs = Runs(rows)
     label = "final validation loss (nats per token)"
-    shown = finite(losses)
-    return loss_summary(
-        rows,
+    shown = finite(runs.losses)
+    return runs.summary(
         title="What the details are worth",
         caption=(
             "The rows of values are skipless blocks with freely trainable values and projections from "
-            "that initial value."
+            f"that initial value. {HOW}"
         ),
         panels=[places_panel({"final loss": shown}, label, bars=False)] if shown else [],
-        checks=_checks(losses),
+        checks=[
+            *(runs.close(name, f"{name}, cosine", 0.0, f"{NO_WORSE} ({name})") for name in COSINE),
+            *(runs.slower(slow, fast, fact) for slow, fast, fact in SLOWER),
+        ],
     )
-
-
-def _checks(losses: Losses) -> list[Check]:
-    no_worse = "linear decay is no worse than cosine"
-    slower = (
-        ("pre-ln, identity values", "pre-ln", "identity values beside an attention skip hurt"),
-        (
-            "sas, no MLP skip",
-            "sas",
-            "removing the MLP skip of the sequential block slows training",
-        ),
-        ("sas, no first values", "sas", "the first layer's values are worth keeping"),
-    )
-    return [
-        *(close_check(losses, n, f"{n}, cosine", 0.0, f"{no_worse} ({n})") for n in COSINE),
-        *(slower_check(losses, slow, fast, fact) for slow, fast, fact in slower),
-    ]
 
 
 STUDY = trained_study(
@@ -99,7 +79,7 @@ STUDY = trained_study(
         "Linear decay beats cosine; identity values next to an attention skip hurt; the sequential block "
         "without MLP skip trains far slower."
     ),
-    settings=settings,
+    sweeps=sweeps,
     measure=measure,
     summarise=summarise,
 )

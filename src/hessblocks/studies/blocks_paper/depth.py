@@ -7,14 +7,11 @@ from dataclasses import replace
 from hessblocks.storage import Row
 from hessblocks.studies.engine import Rows, Scale, Summary
 from hessblocks.studies.shared import (
-    SEEDS,
+    HOW,
     SIZES,
+    Runs,
+    Sweep,
     TrainedSettings,
-    close_check,
-    every_run,
-    final_losses,
-    loss_panel,
-    loss_summary,
     train_point,
     trained_study,
 )
@@ -25,13 +22,10 @@ CLOSE = 0.05
 """Nats per token that still count as "no slower"."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[TrainedSettings]:
-    """Points of a scale: MLPs of two widths, at both depths."""
-    points: list[TrainedSettings] = []
-    for depth in DEPTHS[scale]:
-        size = replace(SIZES[scale], depth=depth, mlp_width=2 * SIZES[scale].width)
-        points += every_run(TrainedSettings, "depth", BLOCKS, size, seeds or SEEDS[scale])
-    return points
+def sweeps(scale: Scale) -> list[Sweep]:
+    """MLPs of two widths, at both depths."""
+    size = replace(SIZES[scale], mlp_width=2 * SIZES[scale].width)
+    return [Sweep(variants=BLOCKS, size=replace(size, depth=depth)) for depth in DEPTHS[scale]]
 
 
 def measure(settings: TrainedSettings) -> list[Row]:
@@ -42,16 +36,14 @@ def measure(settings: TrainedSettings) -> list[Row]:
 
 def summarise(rows: Rows) -> Summary:
     """Loss curves at each depth, and final losses against pre-ln of the same depth."""
-    losses = final_losses(rows)
-    depths = sorted({int(name.split(", ")[1].split()[0]) for name in losses})
-    return loss_summary(
-        rows,
+    runs = Runs(rows)
+    depths = sorted({int(name.split(", ")[1].split()[0]) for name in runs.losses})
+    return runs.summary(
         title="Simplified blocks at two depths, one four times the other",
-        caption="MLP of two widths.",
-        panels=[loss_panel(_at(rows, depth), BLOCKS, f"{depth} layers") for depth in depths],
+        caption=f"MLP of two widths. {HOW}",
+        panels=[Runs(_at(rows, depth)).panel(BLOCKS, f"{depth} layers") for depth in depths],
         checks=[
-            close_check(
-                losses,
+            runs.close(
                 f"{name}, {depth} layers",
                 f"pre-ln, {depth} layers",
                 CLOSE,
@@ -78,7 +70,7 @@ STUDY = trained_study(
     title="simplified blocks at two depths, one four times the other",
     source="Simplified blocks, Figure 6",
     published="SAS and SAS-P keep the training speed of pre-ln from 18 to 72 layers.",
-    settings=settings,
+    sweeps=sweeps,
     measure=measure,
     summarise=summarise,
 )

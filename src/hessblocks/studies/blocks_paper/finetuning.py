@@ -7,35 +7,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from hessblocks.data import TASKS, Task, load_docstrings, make_task
-from hessblocks.figures import Figure, Panel, Series, mean_and_error
+from hessblocks.figures import Figure, Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.blocks_paper.masked_lm import (
     COLUMNS,
-    PRESETS,
     SIZES,
     MaskedSettings,
     pretraining,
     timed,
 )
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary
+from hessblocks.studies.blocks_paper.masked_lm import sweeps as masked_sweeps
+from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (
-    ALL,
     PUBLISHED_SPEED,
-    SEEDS,
+    Sweep,
     Values,
     curve,
     difference,
     difference_check,
-    every_run,
     of_quantity,
     speed_check,
     speeds,
     text_of,
+    trained_study,
     values,
 )
 from hessblocks.training import Finetuning, Pretraining, Score, finetune, pretrained
@@ -92,12 +92,11 @@ class TunedSettings(MaskedSettings):
     """Fine-tuning; None where all blocks take turns."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[TunedSettings]:
-    """A point for each block and seed, the control, and one that times all blocks."""
-    presets, size = PRESETS[scale], SIZES[scale]
-    blocks, count, tuning = (*presets, FRESH), seeds or SEEDS[scale], TUNINGS[scale]
-    timing = every_run(TunedSettings, "downstream", [ALL], size, 1, presets=",".join(presets))
-    return timing + every_run(TunedSettings, "downstream", blocks, size, count, tuning=tuning)
+def sweeps(scale: Scale) -> list[Sweep]:
+    """The blocks and the control, and one point that times all blocks."""
+    timing, blocks = masked_sweeps(scale)
+    tuning = {"tuning": TUNINGS[scale]}
+    return [timing, replace(blocks, variants=(*blocks.variants, FRESH), settings=tuning)]
 
 
 def measure(settings: TunedSettings) -> list[Row]:
@@ -255,14 +254,12 @@ def _panels(rows: Rows, found: Scores) -> tuple[Panel, ...]:
         ]
         places = [*per_task, finished(means(found)[block])]
         kept = [(float(x), *mean_and_error(v)) for x, v in enumerate(places) if v]
-        bars.append(curve(block, kept) if kept else Series(name=block, x=(), y=()))
-    panels = [
-        Panel(
-            title="accuracy", x_label="", y_label="accuracy (%)", kind="bars",
-            ticks=(*(_with_chance(rows, task) for task in names), "mean"), series=tuple(bars),
-        )
-    ]  # fmt: skip
-    return (*panels, *_speed_panel(rows, found))
+        bars.append(curve(block, kept))
+    scored = Panel(
+        title="accuracy", x_label="", y_label="accuracy (%)", kind="bars",
+        ticks=(*(_with_chance(rows, task) for task in names), "mean"), series=tuple(bars),
+    )  # fmt: skip
+    return (scored, *_speed_panel(rows, found))
 
 
 def _with_chance(rows: Rows, task: str) -> str:
@@ -346,16 +343,15 @@ def _checks(rows: Rows, average: Values) -> list[Check]:
     return [*checks, *speed_check(rows)]
 
 
-STUDY = Study(
-    name="downstream",
+STUDY = trained_study(
+    "downstream",
     title="scores after fine-tuning, parameters, speed and memory",
     source="Simplified blocks, Tables 1 and 2",
     published="On GLUE SAS-P scores 78.3 ± 0.4 against 78.9 ± 0.7 of pre-ln, with 16 % fewer parameters at 1.16 times the speed.",
     kind=TunedSettings,
-    settings=settings,
+    sweeps=sweeps,
     measure=measure,
     summarise=summarise,
     columns=COLUMNS,
     revision=2,  # training texts that stand in a held-out file too are left out
-    gpus=1,
 )

@@ -8,11 +8,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from hessblocks.blocks import ReparametrisedLinear
-from hessblocks.figures import Figure, Panel, mean_and_error
+from hessblocks.figures import Figure, Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies.engine import Check, Rows, Summary
 from hessblocks.studies.shared import (
     GAINED,
+    SIZES,
+    Sweep,
     TrainedSettings,
     curve,
     gathered,
@@ -130,7 +133,7 @@ STUDY = trained_study(
     title="trainable gains of values and projections along training",
     source="Simplified blocks, Figure 4",
     published="From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first layer's values.",
-    variants=[GAINED],
+    sweeps=lambda scale: [Sweep(variants=[GAINED], size=SIZES[scale])],
     measure=measure,
     summarise=summarise,
 )

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import (
-    SIZES,
-    TextSize,
-    close_check,
-    final_losses,
-    loss_panel,
-    loss_summary,
-    trained_study,
-)
+from hessblocks.studies.shared import SIZES, Runs, Sweep, trained_study
 
 VARIANTS = ("pre-ln", "sas", "sas-p")
 TIMES = 3
@@ -23,25 +15,19 @@ CLOSE = 0.03
 """Nats per token that still count as "no slower"."""
 
 
-def longer(scale: Scale) -> TextSize:
-    """The size of the other studies, with more steps."""
+def sweeps(scale: Scale) -> list[Sweep]:
+    """All blocks at the size of the other studies, with more steps."""
     steps = PUBLISHED_STEPS if scale == "paper" else TIMES * SIZES[scale].steps
-    return replace(SIZES[scale], steps=steps)
+    return [Sweep(variants=VARIANTS, size=replace(SIZES[scale], steps=steps))]
 
 
 def summarise(rows: Rows) -> Summary:
     """Loss curves and final losses."""
-    losses = final_losses(rows)
-    return loss_summary(
-        rows,
+    runs, fact = Runs(rows), "keeps up with pre-ln in a longer training"
+    return runs.summary(
         title="Three times the tokens",
-        panels=[loss_panel(rows, VARIANTS, "loss at equal steps")],
-        checks=[
-            close_check(
-                losses, name, "pre-ln", CLOSE, f"{name} keeps up with pre-ln in a longer training"
-            )
-            for name in VARIANTS[1:]
-        ],
+        panels=[runs.panel(VARIANTS, "loss at equal steps")],
+        checks=[runs.close(name, "pre-ln", CLOSE, f"{name} {fact}") for name in VARIANTS[1:]],
     )
 
 
@@ -50,7 +36,6 @@ STUDY = trained_study(
     title="three times the tokens",
     source="Simplified blocks, Figure 8",
     published="With three times the tokens SAS and SAS-P keep the training speed of pre-ln.",
-    variants=VARIANTS,
-    size=longer,
+    sweeps=sweeps,
     summarise=summarise,
 )

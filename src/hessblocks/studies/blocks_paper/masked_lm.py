@@ -8,26 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from hessblocks.figures import Figure, Panel
+from hessblocks.figures import Panel
 from hessblocks.storage import Row
-from hessblocks.studies.engine import Rows, Scale, Study, Summary
+from hessblocks.studies.engine import Rows, Scale, Summary
 from hessblocks.studies.shared import (
     ALL,
     LOSS,
     PUBLISHED_SPEED,
-    SEEDS,
     STEP_TIME,
     BlockSettings,
+    Runs,
+    Sweep,
     TextSize,
-    close_check,
-    every_run,
-    final_losses,
-    loss_panel,
-    loss_table,
     median_error,
     speed_check,
     speeds,
     text_of,
+    trained_study,
     values,
 )
 from hessblocks.training import Cost, Pretraining, costs, pretrained
@@ -73,11 +70,14 @@ class MaskedSettings(BlockSettings):
     """The presets that `ALL` times, with commas; None where one block is meant."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[MaskedSettings]:
-    """A point for each block and seed, and one that times them all."""
+def sweeps(scale: Scale) -> list[Sweep]:
+    """The blocks, and one point that times them all."""
     presets, size = PRESETS[scale], SIZES[scale]
-    timing = every_run(MaskedSettings, "masked-lm", [ALL], size, 1, presets=",".join(presets))
-    return timing + every_run(MaskedSettings, "masked-lm", presets, size, seeds or SEEDS[scale])
+    in_turns = {"presets": ",".join(presets)}
+    return [
+        Sweep(variants=[ALL], size=size, seeds=1, settings=in_turns),
+        Sweep(variants=presets, size=size),
+    ]
 
 
 def measure(settings: MaskedSettings) -> list[Row]:
@@ -137,34 +137,28 @@ def cost_values(cost: Cost) -> list[tuple[str, float, float | None, str]]:
 
 def summarise(rows: Rows) -> Summary:
     """Loss against steps and time, and the final losses."""
-    losses = final_losses(rows)
-    names = tuple(losses)
+    runs = Runs(rows)
+    names = tuple(runs.losses)
     panels: list[Panel] = []
     if names:
-        panel = loss_panel(rows, names, "masked-LM loss at equal steps")
+        panel = runs.panel(names, "masked-LM loss at equal steps")
         panels.append(replace(panel, y_label="validation loss (nats per masked token)"))
     if names and (times := values(rows, STEP_TIME)):
         panels.append(_against_time(panels[0], times))
-    presets = [name for name in ("sas", "sas-p") if name in losses]
-    return Summary(
-        figure=Figure(
-            title="Masked-LM pretraining",
-            caption=(
-                "A quarter of the tokens masked; held-out files; mean over seeds, bars are its standard errors. Time "
-                "is steps times the median time of a step, blocks timed in turns."
-            ),
-            panels=tuple(panels),
+    fact = "pretrains as well as pre-ln per step"
+    presets = [name for name in ("sas", "sas-p") if name in names]
+    return runs.summary(
+        title="Masked-LM pretraining",
+        caption=(
+            "A quarter of the tokens masked; held-out files; mean over seeds, bars are its standard errors. Time "
+            "is steps times the median time of a step, blocks timed in turns."
         ),
-        checks=(
-            *(
-                close_check(
-                    losses, name, "pre-ln", CLOSE, f"{name} pretrains as well as pre-ln per step"
-                )
-                for name in presets
-            ),
+        panels=panels,
+        checks=[
+            *(runs.close(name, "pre-ln", CLOSE, f"{name} {fact}") for name in presets),
             *speed_check(rows),
-        ),
-        tables={"losses": loss_table(losses, rows), "times": _times(rows)},
+        ],
+        times=_times(rows),
     )
 
 
@@ -193,16 +187,15 @@ def _times(rows: Rows) -> list[dict[str, object]]:
     ]
 
 
-STUDY = Study(
-    name="masked-lm",
+STUDY = trained_study(
+    "masked-lm",
     title="masked-LM pretraining against steps and time",
     source="Simplified blocks, Figure 7",
     published="With 24 hours on one GPU, SAS and SAS-P pretrain a BERT as well as pre-ln, at higher speed.",
     kind=MaskedSettings,
-    settings=settings,
+    sweeps=sweeps,
     measure=measure,
     summarise=summarise,
     columns=COLUMNS,
     revision=2,  # training texts that stand in a held-out file too are left out
-    gpus=1,
 )

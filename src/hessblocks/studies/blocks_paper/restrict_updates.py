@@ -6,15 +6,15 @@ from hessblocks.figures import Panel
 from hessblocks.studies.engine import Rows, Summary
 from hessblocks.studies.shared import (
     BETAS,
+    HOW,
     RESTRICTED_INITS,
-    Losses,
-    close_check,
+    SIZES,
+    Runs,
+    Sweep,
+    Values,
     curve,
-    final_losses,
     finite,
-    loss_summary,
     restricted,
-    slower_check,
     trained_study,
 )
 
@@ -30,23 +30,23 @@ CLOSE = 0.03
 
 def summarise(rows: Rows) -> Summary:
     """Final loss against the gain β of the trainable part."""
-    losses = final_losses(rows)
-    return loss_summary(
-        rows,
+    runs = Runs(rows)
+    return runs.summary(
         title="Final loss against the gain of trainable values and projections",
-        caption="W = W_init + β ΔW for values and projections of the skipless block, β = 0: W_init alone.",
-        panels=[_panel(losses)] if losses else [],
+        caption=(
+            "W = W_init + β ΔW for values and projections of the skipless block, β = 0: W_init alone. "
+            f"{HOW}"
+        ),
+        panels=[_panel(runs.losses)] if runs.losses else [],
         checks=[
-            close_check(losses, IDENTITY, "pre-ln", CLOSE, "identity values about match pre-ln"),
-            slower_check(
-                losses,
+            runs.close(IDENTITY, "pre-ln", CLOSE, "identity values about match pre-ln"),
+            runs.slower(
                 restricted("identity", 1),
                 restricted("identity", BETAS[0]),
                 "freer updates of values and projections train slower",
             ),
             *(
-                close_check(
-                    losses,
+                runs.close(
                     restricted("identity", beta),
                     restricted("orthogonal", beta),
                     0.0,
@@ -58,7 +58,7 @@ def summarise(rows: Rows) -> Summary:
     )
 
 
-def _panel(losses: Losses) -> Panel:
+def _panel(losses: Values) -> Panel:
     """A curve for each initial value; pre-ln, which has no gain, as a level line."""
     known = finite(losses)
     variants = {
@@ -85,6 +85,6 @@ STUDY = trained_study(
         "Smaller gains of the trainable part recover the lost speed; identity beats orthogonal at every "
         "gain, and identity alone about matches pre-ln."
     ),
-    variants=VARIANTS,
+    sweeps=lambda scale: [Sweep(variants=VARIANTS, size=SIZES[scale])],
     summarise=summarise,
 )

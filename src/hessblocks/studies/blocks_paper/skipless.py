@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from hessblocks.studies.engine import Rows, Summary
-from hessblocks.studies.shared import (
-    final_losses,
-    loss_panel,
-    loss_summary,
-    slower_check,
-    trained_study,
-)
+from hessblocks.studies.shared import SIZES, Runs, Sweep, trained_study
 
 VARIANTS = ("pre-ln", "v-skipinit", "skipless")
 
 
 def summarise(rows: Rows) -> Summary:
     """Loss curves and final losses."""
-    losses = final_losses(rows)
-    return loss_summary(
-        rows,
+    runs = Runs(rows)
+    return runs.summary(
         title="Blocks without an attention skip against pre-ln",
-        panels=[loss_panel(rows, VARIANTS, "loss at equal steps")],
+        panels=[runs.panel(VARIANTS, "loss at equal steps")],
         checks=[
-            slower_check(losses, slow, "pre-ln", f"{slow} trains slower than pre-ln")
+            runs.slower(slow, "pre-ln", f"{slow} trains slower than pre-ln")
             for slow in VARIANTS[1:]
         ],
     )
@@ -33,6 +26,6 @@ STUDY = trained_study(
     title="blocks without attention skip against pre-ln",
     source="Simplified blocks, Figure 2",
     published="Skipless blocks lose much training speed per step, even with shaped attention.",
-    variants=VARIANTS,
+    sweeps=lambda scale: [Sweep(variants=VARIANTS, size=SIZES[scale])],
     summarise=summarise,
 )

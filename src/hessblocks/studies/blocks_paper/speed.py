@@ -10,29 +10,27 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hessblocks.figures import Figure, Panel, mean_and_error
+from hessblocks.figures import Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (
     ALL,
-    SEEDS,
+    HOW,
     SIZES,
     STEP_TIME,
+    Runs,
+    Sweep,
     TrainedSettings,
+    Values,
     curve,
     difference,
-    every_run,
     exceeds,
-    final_losses,
-    loss_table,
     make_model,
-    mean_curve,
     median_error,
-    run_curve,
-    run_seeds,
     run_settings,
     shown,
     speed_check,
@@ -48,12 +46,10 @@ ROUNDS = 12
 """Turns of every block, a few steps each."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[TrainedSettings]:
+def sweeps(scale: Scale) -> list[Sweep]:
     """The runs, and one point for the time of their steps."""
-    timing = every_run(TrainedSettings, "speed", [ALL], SIZES[scale], 1)
-    return timing + every_run(
-        TrainedSettings, "speed", VARIANTS, SIZES[scale], seeds or SEEDS[scale]
-    )
+    size = SIZES[scale]
+    return [Sweep(variants=[ALL], size=size, seeds=1), Sweep(variants=VARIANTS, size=size)]
 
 
 def measure(settings: TrainedSettings) -> list[Row]:
@@ -86,24 +82,24 @@ def step_times(settings: TrainedSettings) -> list[Row]:
     ]
 
 
-def steps_to(rows: Rows, variant: str, seed: Scalar, loss: float) -> float:
+def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
     """Steps until a run's validation loss is `loss`, on a line between evaluations; infinite if never."""
-    for (step, before), (later, after) in itertools.pairwise(run_curve(rows, variant, seed)):
+    for (step, before), (later, after) in itertools.pairwise(run):
         if after <= loss <= before:
             return step + (later - step) * (before - loss) / ((before - after) or 1.0)
     return math.inf
 
 
-def time_shares(rows: Rows, step_time: Mapping[str, float]) -> dict[str, dict[Scalar, float]]:
+def time_shares(runs: Runs, step_time: Mapping[str, float]) -> dict[str, dict[Scalar, float]]:
     """Block → {seed: its time to the last loss of pre-ln, as a share of pre-ln's}; infinite if never."""
     found: dict[str, dict[Scalar, float]] = {}
-    for seed, target in final_losses(rows).get("pre-ln", {}).items():
+    for seed, target in runs.losses.get("pre-ln", {}).items():
         if math.isinf(target):
             continue
-        last = run_curve(rows, "pre-ln", seed)[-1][0]
+        last = runs.curve("pre-ln", seed)[-1][0]
         for name, seconds in step_time.items():
-            if seed in run_seeds(rows, name):
-                steps = last if name == "pre-ln" else steps_to(rows, name, seed, target)
+            if seed in runs.losses.get(name, {}):
+                steps = last if name == "pre-ln" else steps_to(runs.curve(name, seed), target)
                 share = steps * seconds / (last * step_time["pre-ln"])
                 found.setdefault(name, {})[seed] = share
     return found
@@ -111,9 +107,9 @@ def time_shares(rows: Rows, step_time: Mapping[str, float]) -> dict[str, dict[Sc
 
 def summarise(rows: Rows) -> Summary:
     """Loss against time, and the time to the loss that pre-ln ends with."""
-    clocks = values(rows, STEP_TIME)
+    runs, clocks = Runs(rows), values(rows, STEP_TIME)
     step_time = {name: seconds for name, (seconds, _) in clocks.items()}
-    shares = time_shares(rows, step_time) if "pre-ln" in step_time else {}
+    shares = time_shares(runs, step_time) if "pre-ln" in step_time else {}
     table = [
         {
             "variant": name,
@@ -122,22 +118,17 @@ def summarise(rows: Rows) -> Summary:
         }
         for name, seconds in step_time.items()
     ]
-    return Summary(
-        figure=Figure(
-            title="Loss against training time",
-            caption=(
-                "Time is steps times the median time of a step, blocks timed in turns. Python "
-                "source; mean over seeds, bars are its standard errors."
-            ),
-            panels=(_panel(rows, step_time),) if step_time else (),
-        ),
-        checks=(*speed_check(rows), *_time_checks(shares, clocks)),
-        tables={"times": table, "losses": loss_table(final_losses(rows), rows)},
+    return runs.summary(
+        title="Loss against training time",
+        caption=f"Time is steps times the median time of a step, blocks timed in turns. {HOW}",
+        panels=[_panel(runs, step_time)] if step_time else [],
+        checks=[*speed_check(rows), *_time_checks(shares, clocks)],
+        times=table,
     )
 
 
-def _panel(rows: Rows, step_time: Mapping[str, float]) -> Panel:
-    found = {name: mean_curve(rows, name) for name in VARIANTS if name in step_time}
+def _panel(runs: Runs, step_time: Mapping[str, float]) -> Panel:
+    found = {name: runs.mean_curve(name) for name in VARIANTS if name in step_time}
     return Panel(
         title="",
         x_label="training time (s)",
@@ -157,12 +148,17 @@ def _mean(shares: Mapping[Scalar, float]) -> float | None:
     return mean_and_error(list(shares.values()))[0]
 
 
-def _time_checks(
-    shares: Mapping[str, Mapping[Scalar, float]], clocks: Mapping[str, tuple[float, float]]
-) -> list[Check]:
+def _time_checks(shares: Values, clocks: Mapping[str, tuple[float, float]]) -> list[Check]:
     """Whether sas-p needs less time to pre-ln's last loss; no where it never gets there.
 
     The error of the step times, which all seeds share, counts beside that over seeds.
+
+    Args:
+        shares: block → {seed: its time, as a share of pre-ln's}.
+        clocks: block → (seconds of a step, standard error).
+
+    Returns:
+        The fact; none where one of the two blocks is not measured.
     """
     if not {"pre-ln", "sas-p"} <= set(shares):
         return []
@@ -189,7 +185,7 @@ STUDY = trained_study(
     title="loss against training time",
     source="Simplified blocks, Figure 5",
     published="SAS trains at least as fast in time as pre-ln, SAS-P about as fast as the parallel block with 13 % fewer parameters.",
-    settings=settings,
+    sweeps=sweeps,
     measure=measure,
     summarise=summarise,
 )

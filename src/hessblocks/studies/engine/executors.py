@@ -1,4 +1,4 @@
-"""Where points are measured: in this process here, in others in `processes.py` and `cluster.py`."""
+"""Where points are measured: in this process here, in others in `workers.py` and `cluster.py`."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> t
     Raises:
         RunError: a file cannot be written.
     """
-    progress = store.progress(points)
-    rows = progress.rows
+    stored = store.of(points)
+    rows = stored.rows
     summary = study.summarise(rows)
     settings: dict[str, dict[Scalar, None]] = {}
     for point in points:
         for name, value in plain(point.settings).items():
             settings.setdefault(name, {})[value] = None
-    done, missing = len(progress.finished), len(progress.missing)
+    done, missing = len(stored.finished), len(stored.missing)
     about = {
         "study": study.name,
         "revision": study.revision,
@@ -40,8 +40,8 @@ def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> t
         "source": study.source,
         "published": study.published,
         "points": {"total": len(points), "done": done, "missing": missing},
-        "seconds": progress.seconds,
-        "retried": progress.retried,
+        "seconds": stored.seconds,
+        "retried": stored.retried,
         "settings": {name: list(values) for name, values in settings.items()},
     }
     write_table(store.folder / "results.csv", study.columns, rows)

@@ -50,8 +50,8 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far some points are."""
+class Stored:
+    """What a store holds of some points."""
 
     finished: Sequence[Record]
     """Of those that are measured, in their order."""
@@ -84,7 +84,7 @@ class Store:
     def __len__(self) -> int:
         return len(self._records)
 
-    def progress(self, points: Iterable[Point]) -> Progress:
+    def of(self, points: Iterable[Point]) -> Stored:
         """Which of `points` are finished, and what they gave."""
         found: list[Record] = []
         missing: list[Point] = []
@@ -93,7 +93,7 @@ class Store:
                 found.append(self._records[point.key])
             else:
                 missing.append(point)
-        return Progress(finished=found, missing=missing)
+        return Stored(finished=found, missing=missing)
 
     def add(self, outcome: Outcome) -> None:
         """Append a finished point and force it to disk.
@@ -133,6 +133,9 @@ def opened(folder: Path) -> Iterator[Store]:
 
 def read(folder: Path) -> Store:
     """The store of `folder` as it stands, not held; damaged lines are passed over.
+
+    Returns:
+        The store, to look at only.
 
     Raises:
         RunError: a newer version wrote it, or it cannot be read.

@@ -11,7 +11,6 @@ since the network is linear in each single weight.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -26,7 +25,6 @@ from hessblocks.figures import Figure, Panel
 from hessblocks.storage import GROWTH_COLUMNS, Row
 from hessblocks.studies.engine import Rows, Scale, Study, Summary, seed_of
 from hessblocks.studies.shared import (
-    GAIN,
     SMALL,
     Expected,
     Size,
@@ -39,6 +37,7 @@ from hessblocks.studies.shared import (
     seen,
     slope_checks,
     slopes,
+    weight_size,
 )
 
 _SIGMAS = logspace(-2, 1, 20)
@@ -115,7 +114,7 @@ def network(
     def normal(rows: int, columns: int, std: float) -> Tensor:
         return std * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
 
-    std = GAIN / math.sqrt(width)
+    std = weight_size(width)
     weights = [normal(width, width, std) for _ in range(layers)]
     return normal(len(SYMBOLS), width, sigma), weights, normal(width, len(SYMBOLS), std)
 

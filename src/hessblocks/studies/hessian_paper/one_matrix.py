@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.data import addition_batch
-from hessblocks.figures import Figure, Panel, Series, mean_and_error
+from hessblocks.figures import Figure, Panel, Series
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks.studies.shared import (
@@ -95,6 +96,9 @@ def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[st
     Args:
         matrix: a part of the Hessian; rounding makes it a little asymmetric.
         spectrum: whether to keep the eigenvalues.
+
+    Returns:
+        Value by name of the quantity.
     """
     eigenvalues: list[float] = torch.linalg.eigvalsh((matrix + matrix.T) / 2).flip(0).tolist()
     found = {

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from hessblocks.curvature import AttentionBackendWarning
-from hessblocks.figures import Figure, Panel, mean_and_error
+from hessblocks.figures import Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (
@@ -21,16 +22,15 @@ from hessblocks.studies.shared import (
     PAPER,
     SMOKE,
     SPREAD,
-    Losses,
     Probe,
+    Runs,
+    Sweep,
     TextSize,
     TrainedSettings,
+    Values,
     curvature_rows,
     curve,
-    every_run,
-    final_losses,
     gathered,
-    loss_table,
     of_quantity,
     rank_correlation,
     text_of,
@@ -69,21 +69,19 @@ class RateSettings(TrainedSettings):
     """Whether the spread of the curvature at initialisation is measured: once a block and seed."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[RateSettings]:
-    """One point for each preset, optimiser, rate and seed."""
+def sweeps(scale: Scale) -> list[Sweep]:
+    """Every preset with each optimiser and rate."""
     return [
-        point
+        Sweep(
+            variants=PRESETS,
+            size=replace(SIZES[scale], learning_rate=rate),
+            settings={
+                "optimiser": optimiser,
+                "curvature": (optimiser, rate) == ("adamw", rates[scale][0]),
+            },
+        )
         for optimiser, rates in RATES.items()
         for rate in rates[scale]
-        for point in every_run(
-            RateSettings,
-            "adaptivity",
-            PRESETS,
-            replace(SIZES[scale], learning_rate=rate),
-            seeds or _SEEDS[scale],
-            optimiser=optimiser,
-            curvature=(optimiser, rate) == ("adamw", rates[scale][0]),
-        )
     ]
 
 
@@ -104,7 +102,7 @@ def measure(settings: RateSettings) -> list[Row]:
     return [{**row, "variant": name} for row in train_point(settings, observe)]
 
 
-def best_losses(losses: Losses) -> dict[str, dict[str, tuple[float, str]]]:
+def best_losses(losses: Values) -> dict[str, dict[str, tuple[float, str]]]:
     """Preset → {optimiser: (mean final loss at its best rate, that rate)}; diverged rates are out."""
     found: dict[str, dict[str, tuple[float, str]]] = {}
     for variant, runs in losses.items():
@@ -117,7 +115,7 @@ def best_losses(losses: Losses) -> dict[str, dict[str, tuple[float, str]]]:
     return found
 
 
-def gaps(losses: Losses) -> dict[str, tuple[float, float]]:
+def gaps(losses: Values) -> dict[str, tuple[float, float]]:
     """Preset → loss(SGD) − loss(AdamW), each at its best rate, over common seeds, with its error."""
     found = {}
     for preset, best in best_losses(losses).items():
@@ -139,7 +137,8 @@ def spreads(rows: Rows) -> dict[str, tuple[float, float]]:
 
 def summarise(rows: Rows) -> Summary:
     """The gap between the optimisers against the spread of the curvature."""
-    losses = final_losses(rows)
+    runs = Runs(rows)
+    losses = runs.losses
     gap, spread = gaps(losses), spreads(rows)
     common = [preset for preset in PRESETS if preset in gap and preset in spread]
     panel = Panel(
@@ -151,31 +150,27 @@ def summarise(rows: Rows) -> Summary:
         ),
     )
     best = best_losses(losses)
-    return Summary(
-        figure=Figure(
-            title="Does uneven curvature call for Adam?",
-            caption="Each optimiser at the best rate of its grid; bars are standard errors over seeds.",
-            panels=(panel,) if common else (),
-        ),
+    table = [
+        {
+            "preset": preset,
+            "gap": gap[preset][0],
+            "standard_error": gap[preset][1],
+            "spread": spread[preset][0],
+            **{f"best_{name}_rate": best[preset][name][1] for name in ("adamw", "sgd")},
+            "at_the_edge_of_the_grid": at_edge(preset, best[preset], losses),
+        }
+        for preset in common
+    ]
+    return runs.summary(
+        title="Does uneven curvature call for Adam?",
+        caption="Each optimiser at the best rate of its grid; bars are standard errors over seeds.",
+        panels=[panel] if common else [],
         checks=_checks(spread, gap, [p for p in spread if p not in gap]),
-        tables={
-            "gaps": [
-                {
-                    "preset": preset,
-                    "gap": gap[preset][0],
-                    "standard_error": gap[preset][1],
-                    "spread": spread[preset][0],
-                    **{f"best_{name}_rate": best[preset][name][1] for name in ("adamw", "sgd")},
-                    "at_the_edge_of_the_grid": at_edge(preset, best[preset], losses),
-                }
-                for preset in common
-            ],
-            "losses": loss_table(losses, rows),
-        },
+        gaps=table,
     )
 
 
-def at_edge(preset: str, best: Mapping[str, tuple[float, str]], losses: Losses) -> str:
+def at_edge(preset: str, best: Mapping[str, tuple[float, str]], losses: Values) -> str:
     """Optimisers whose best rate is the smallest or largest that was tried, with commas."""
     found = []
     for optimiser, (_, rate) in best.items():
@@ -213,7 +208,8 @@ STUDY = trained_study(
     source="ours, testing a claim of the Hessian paper",
     published="Argued, not tested: heterogeneous blocks of the Hessian are why transformers need Adam.",
     kind=RateSettings,
-    settings=settings,
+    sweeps=sweeps,
+    seeds=_SEEDS,
     measure=measure,
     summarise=summarise,
 )

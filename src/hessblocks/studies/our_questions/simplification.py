@@ -14,7 +14,8 @@ from torch import nn
 from hessblocks.conventions import PARTS
 from hessblocks.curvature import AttentionBackendWarning, exact_norms
 from hessblocks.data import addition_batch
-from hessblocks.figures import Figure, Panel, Scaling, mean_and_error
+from hessblocks.figures import Panel, Scaling
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (
@@ -25,23 +26,21 @@ from hessblocks.studies.shared import (
     PAPER,
     SMOKE,
     SPREAD,
-    Losses,
     Probe,
+    Runs,
     Sizes,
+    Sweep,
     TextSize,
     TrainedSettings,
+    Values,
     addition_model,
     curvature_rows,
     curve,
     difference_check,
-    every_run,
-    final_losses,
     finite,
     fit_growth,
     gathered,
     logspace,
-    loss_panel,
-    loss_table,
     make_block,
     mean_table,
     of_quantity,
@@ -105,10 +104,9 @@ class ChainSettings(TrainedSettings):
     """How the curvature is measured."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[ChainSettings]:
-    """Points of a scale."""
-    count, probe = seeds or _SEEDS[scale], _PROBES[scale]
-    return every_run(ChainSettings, "simplification", CHAIN, SIZES[scale], count, probe=probe)
+def sweeps(scale: Scale) -> list[Sweep]:
+    """The whole chain."""
+    return [Sweep(variants=CHAIN, size=SIZES[scale], settings={"probe": _PROBES[scale]})]
 
 
 def measure(settings: ChainSettings) -> list[Row]:
@@ -153,14 +151,14 @@ def growth_exponents(settings: ChainSettings) -> list[Row]:
     return rows
 
 
-Values = dict[str, dict[str, dict[str, dict[Scalar, float]]]]
+Indices = dict[str, dict[str, dict[str, dict[Scalar, float]]]]
 """Quantity → before | after → variant → {seed: value}."""
 
 
-def indices(rows: Rows) -> Values:
+def indices(rows: Rows) -> Indices:
     """The indices of unevenness before and after training."""
     last = max((row["step"] for row in of_quantity(rows, NORM)), default=0)
-    found: Values = {}
+    found: Indices = {}
     for row in of_quantity(rows, *INDICES):
         if row["step"] in (0, last):
             moments = found.setdefault(row["quantity"], {})
@@ -191,33 +189,28 @@ def common_spreads(rows: Rows, step: int) -> dict[str, dict[Scalar, float]]:
 
 def summarise(rows: Rows) -> Summary:
     """Loss curves, unevenness before and after training, growth exponents."""
-    losses, found = final_losses(rows), indices(rows)
-    panels = [loss_panel(rows, CHAIN, "loss at equal tokens")] if losses else []
-    spreads = found.get(SPREAD, {})
+    runs, found = Runs(rows), indices(rows)
+    losses, spreads = runs.losses, found.get(SPREAD, {})
+    panels = [runs.panel(CHAIN, "loss at equal tokens")] if losses else []
     panels += [_scatter(moment, spreads[moment], losses) for moment in spreads if losses]
-    return Summary(
-        figure=Figure(
-            title="From pre-ln to sas-p without norm, one removal at a time",
-            caption=(
-                "Blocks of H of the weight matrices of all layers, on a fixed held-out batch. Python "
-                "source; mean over seeds, bars are standard errors."
-            ),
-            panels=(*panels, *_bars(found)),
+    return runs.summary(
+        title="From pre-ln to sas-p without norm, one removal at a time",
+        caption=(
+            "Blocks of H of the weight matrices of all layers, on a fixed held-out batch. Python "
+            "source; mean over seeds, bars are standard errors."
         ),
-        checks=(
+        panels=[*panels, *_bars(found)],
+        checks=[
             *_even_checks(spreads),
             *_training_checks(spreads, losses, "all weight matrices"),
             *_training_checks(found.get(COMMON_SPREAD, {}), losses, "queries and MLPs alone"),
-        ),
-        tables={
-            "losses": loss_table(losses, rows),
-            "unevenness": _index_table(found),
-            "growth": _growth_table(rows),
-        },
+        ],
+        unevenness=_index_table(found),
+        growth=_growth_table(rows),
     )
 
 
-def _bars(found: Values) -> list[Panel]:
+def _bars(found: Indices) -> list[Panel]:
     """Each index before and after training, block by block."""
     panels = []
     for quantity, label in LABELS.items():
@@ -229,7 +222,7 @@ def _bars(found: Values) -> list[Panel]:
     return panels
 
 
-def _scatter(moment: str, spreads: Mapping[str, Mapping[Scalar, float]], losses: Losses) -> Panel:
+def _scatter(moment: str, spreads: Values, losses: Values) -> Panel:
     """Final loss against unevenness, one point a block."""
     even, final = finite(spreads), finite(losses)
     return Panel(
@@ -244,7 +237,7 @@ def _scatter(moment: str, spreads: Mapping[str, Mapping[Scalar, float]], losses:
     )
 
 
-def _index_table(found: Values) -> list[dict[str, object]]:
+def _index_table(found: Indices) -> list[dict[str, object]]:
     by_block = {
         (quantity, moment, variant): list(seeds.values())
         for quantity, moments in found.items()
@@ -264,7 +257,7 @@ def _growth_table(rows: Rows) -> list[dict[str, Any]]:
     return mean_table(exponents, *columns, value="slope")
 
 
-def _even_checks(spreads: Mapping[str, Losses]) -> list[Check]:
+def _even_checks(spreads: Mapping[str, Values]) -> list[Check]:
     """Whether the simplified block has the more even curvature; the answer may be no."""
     return [
         difference_check(
@@ -280,7 +273,7 @@ def _even_checks(spreads: Mapping[str, Losses]) -> list[Check]:
     ]
 
 
-def _training_checks(spreads: Mapping[str, Losses], losses: Losses, matrices: str) -> list[Check]:
+def _training_checks(spreads: Mapping[str, Values], losses: Values, matrices: str) -> list[Check]:
     """Whether the blocks with the more even curvature are those that train well."""
     checks = []
     for moment, variants in spreads.items():
@@ -310,7 +303,8 @@ STUDY = trained_study(
     source="ours, joining both papers",
     published="Nothing is published: does simplifying a block make its curvature more even?",
     kind=ChainSettings,
-    settings=settings,
+    sweeps=sweeps,
+    seeds=_SEEDS,
     measure=measure,
     summarise=summarise,
 )

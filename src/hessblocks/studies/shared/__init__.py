@@ -1,6 +1,6 @@
 """What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
 
-from hessblocks.studies.shared.addition_model import GAIN, addition_model, weight_size
+from hessblocks.studies.shared.addition_model import addition_model, weight_size
 from hessblocks.studies.shared.differences import (
     Values,
     difference,
@@ -19,6 +19,7 @@ from hessblocks.studies.shared.gathering import (
 from hessblocks.studies.shared.growth_points import (
     GROUPS,
     DrawSettings,
+    GrowthSettings,
     Size,
     draws,
     growth_study,
@@ -60,31 +61,17 @@ from hessblocks.studies.shared.trained_points import (
     LAPTOP,
     LOSS,
     PAPER,
-    SEEDS,
     SIZES,
     SMOKE,
     BlockSettings,
+    Sweep,
     TrainedSettings,
-    every_run,
     make_model,
     run_settings,
     train_point,
     trained_study,
 )
-from hessblocks.studies.shared.trained_summary import (
-    Losses,
-    close_check,
-    final_losses,
-    finite,
-    loss_panel,
-    loss_summary,
-    loss_table,
-    mean_curve,
-    places_panel,
-    run_curve,
-    run_seeds,
-    slower_check,
-)
+from hessblocks.studies.shared.trained_summary import HOW, Runs, finite, places_panel
 from hessblocks.studies.shared.variants import (
     BETAS,
     GAINED,

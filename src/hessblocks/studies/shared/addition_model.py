@@ -85,6 +85,9 @@ def addition_model(
         sigma: standard deviation of embeddings and positions.
         seed: of all weights.
 
+    Returns:
+        The model, in evaluation mode.
+
     Raises:
         ArgumentError: an unknown block.
     """

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hessblocks.figures import mean_and_error
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks.studies.engine import Check
 from hessblocks.studies.shared.statistics import student_quantile
@@ -38,6 +38,9 @@ class Difference:
         """Whether it is above a limit; None where seeds are too few or disagree (95 %, Student's t).
 
         Runs that diverge decide where they do so for every seed.
+
+        Returns:
+            The decision at 95 %.
         """
         if self.seeds < 2 or 0 < self.diverged < self.seeds:
             return None

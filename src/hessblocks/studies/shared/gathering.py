@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hessblocks.figures import Series, mean_and_error
+from hessblocks.figures import Series
+from hessblocks.statistics import mean_and_error
 from hessblocks.studies.engine import Rows
 
 Place = tuple[float, float, float]
@@ -53,16 +54,16 @@ def mean_places(values: Mapping[float, Sequence[float]]) -> list[Place]:
     return [(x, *mean_and_error(each)) for x, each in values.items()]
 
 
-def curve(name: str, places: Iterable[Place], **style: Any) -> Series:
+def curve(name: str, places: Sequence[Place], **style: Any) -> Series:
     """A series through places.
 
     Args:
         name: in the legend.
-        places: at least one.
+        places: where it passes; none for a series that is only named.
         **style: line and published of the `Series`.
 
     Returns:
         The series, with the errors as bars.
     """
-    x, y, error = zip(*places, strict=True)
+    x, y, error = (tuple(place[part] for place in places) for part in range(3))
     return Series(name=name, x=x, y=y, error=error, **style)

@@ -172,6 +172,9 @@ def measure_growth(settings: GrowthSettings) -> list[Row]:
     """Norms of the W_Q and W_V blocks of every layer: the last one exactly, earlier ones estimated.
 
     Weights, embeddings and sums are drawn afresh for each point.
+
+    Returns:
+        A row for each layer, group and part.
     """
     layers, sigma = settings.layers, settings.sigma
     draw = seed_of(settings.study, layers, sigma, settings.seed)

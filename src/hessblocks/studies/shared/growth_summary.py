@@ -94,6 +94,9 @@ def growth_summary(
         largest: σ up to which slopes are fitted.
         published: the paper's means, with the columns of rows.
         x_scale: of the σ axis, log or linear.
+
+    Returns:
+        A panel for each layer, and each slope beside the expected one.
     """
     fits = slopes(rows, largest)
     seeds = len({row["seed"] for row in rows})

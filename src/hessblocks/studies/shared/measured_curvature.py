@@ -49,6 +49,9 @@ def curvature_rows(model: nn.Module, corpus: Corpus, probe: Probe) -> list[Row]:
         model: a causal language model.
         corpus: where the held-out batch comes from, the same for every model.
         probe: sizes.
+
+    Returns:
+        The rows, without study, variant and seed.
     """
     batch = corpus.curvature_batch(probe.sequences, probe.tokens)
     problem = Problem(model, batch, loss="causal-lm")

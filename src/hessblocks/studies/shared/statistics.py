@@ -52,6 +52,12 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
     Args:
         x: at least three values.
         y: as many.
+
+    Returns:
+        The coefficient, and how probable one as far from 0 is by chance.
+
+    >>> print(rank_correlation([1, 2, 3, 4], [10, 30, 20, 40]))
+    Spearman's ρ = +0.80, p = 0.33, 4 pairs
     """
     found = stats.spearmanr(x, y)
     value, probability = float(found.statistic), float(found.pvalue)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hessblocks.figures import mean_and_error
+from hessblocks.statistics import mean_and_error
 from hessblocks.studies.engine import Check, Rows
 from hessblocks.studies.shared.gathering import of_quantity
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +29,6 @@ from hessblocks.training import (
 LOSS = "validation_loss"
 """Nats per token on held-out windows; empty where training diverged."""
 
-S = TypeVar("S")
 Observer = Callable[[nn.Module, int], list[Row]]
 """From the model and the step to rows of what is seen there."""
 
@@ -120,32 +119,18 @@ class TrainedSettings(BlockSettings):
     """adamw or sgd; None for adamw."""
 
 
-def every_run(
-    kind: Callable[..., S],
-    study: str,
-    variants: Iterable[str],
-    size: TextSize,
-    seeds: int,
-    **extra: object,
-) -> list[S]:
-    """One point for each variant and seed.
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Blocks that are trained alike."""
 
-    Args:
-        kind: dataclass of the points.
-        study: name of the study.
-        variants: names of blocks.
-        size: sizes of model and training.
-        seeds: how many.
-        **extra: further settings of `kind`.
-
-    Returns:
-        The points, all seeds of a variant together.
-    """
-    return [
-        kind(study=study, variant=variant, seed=seed, size=size, **extra)
-        for variant in variants
-        for seed in range(seeds)
-    ]
+    variants: Sequence[str]
+    """Names of the blocks."""
+    size: TextSize
+    """Sizes of model and training, and the text."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Further settings of the points."""
+    seeds: int | None = None
+    """How many, whatever is asked for; None for what is asked for."""
 
 
 def train_point(settings: TrainedSettings, observer: Observer | None = None) -> list[Row]:
@@ -192,38 +177,45 @@ def make_model(settings: TrainedSettings) -> PreTrainedModel:
 def trained_study(
     name: str,
     *,
+    sweeps: Callable[[Scale], Sequence[Sweep]],
     kind: type[Any] = TrainedSettings,
-    variants: Sequence[str] = (),
+    seeds: Mapping[Scale, int] = SEEDS,
     measure: Measure[Any] = train_point,
-    size: Callable[[Scale], TextSize] = SIZES.__getitem__,
-    settings: Callable[[Scale, int | None], Sequence[Any]] | None = None,
+    columns: tuple[str, ...] = TRAINED_COLUMNS,
+    revision: int = TRAINED_REVISION,
     **about: Any,
 ) -> Study[Any]:
-    """A study of trained models: by default a point for each variant and seed, that keeps its losses.
+    """A study with a point for each variant, size and seed.
 
     Args:
         name: of the study.
-        kind: dataclass of its points.
-        variants: names in `variants.VARIANTS`.
-        measure: from settings to rows.
-        size: of each scale.
-        settings: the points, where they are not one for each variant and seed.
+        sweeps: variants and sizes of a scale.
+        kind: dataclass of the points.
+        seeds: of each scale.
+        measure: from settings to rows; by default the losses of a training.
+        columns: of results.csv.
+        revision: raised when equal settings give other numbers.
         **about: title, source, published and summarise of the `Study`.
 
     Returns:
-        The study.
+        The study; its points come sweep by sweep, all seeds of a variant together.
     """
 
-    def each(scale: Scale, seeds: int | None) -> list[TrainedSettings]:
-        return every_run(TrainedSettings, name, variants, size(scale), seeds or SEEDS[scale])
+    def settings(scale: Scale, count: int | None) -> list[Any]:
+        return [
+            kind(study=name, variant=variant, seed=seed, size=sweep.size, **sweep.settings)
+            for sweep in sweeps(scale)
+            for variant in sweep.variants
+            for seed in range(sweep.seeds or count or seeds[scale])
+        ]
 
     return Study(
         name=name,
         kind=kind,
-        settings=settings or each,
+        settings=settings,
         measure=measure,
-        columns=TRAINED_COLUMNS,
-        revision=TRAINED_REVISION,
+        columns=columns,
+        revision=revision,
         gpus=1,
         **about,
     )

@@ -4,134 +4,125 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from hessblocks.figures import Figure, Panel, mean_and_error
+from hessblocks.figures import Figure, Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks.studies.engine import Check, Rows, Summary
-from hessblocks.studies.shared.differences import difference_check
+from hessblocks.studies.shared.differences import Values, difference_check
 from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity
 from hessblocks.studies.shared.trained_points import LOSS
 
-Losses = dict[str, dict[Scalar, float]]
-"""Variant → {seed: final loss}; diverged runs are infinite."""
+HOW = "Python source; mean over seeds, bars are its standard errors."
+"""Of the losses in a figure."""
 
 
-def final_losses(rows: Rows) -> Losses:
-    """The last validation loss of every run."""
-    last: dict[str, dict[Scalar, tuple[float, float]]] = {}
-    for row in of_quantity(rows, LOSS):
-        value = math.inf if row["value"] is None else row["value"]
-        seeds = last.setdefault(row["variant"], {})
-        seeds[row["seed"]] = max(seeds.get(row["seed"], (-1.0, 0.0)), (row["step"], value))
-    return {
-        variant: {seed: loss for seed, (_, loss) in seeds.items()}
-        for variant, seeds in last.items()
-    }
+class Runs:
+    """The runs of a study, as far as they are measured."""
+
+    def __init__(self, rows: Rows) -> None:
+        """Take the rows in.
+
+        Args:
+            rows: validation losses and parameters, among others.
+        """
+        self.losses: dict[str, dict[Scalar, float]] = {}
+        """Variant → {seed: last validation loss}; diverged runs are infinite."""
+        self._curves: dict[tuple[str, Scalar], dict[float, float | None]] = {}
+        for row in of_quantity(rows, LOSS):
+            steps = self._curves.setdefault((row["variant"], row["seed"]), {})
+            steps[float(row["step"])] = row["value"]
+        for (variant, seed), steps in self._curves.items():
+            last = steps[max(steps)]
+            self.losses.setdefault(variant, {})[seed] = math.inf if last is None else last
+        self._parameters = {row["variant"]: row["value"] for row in of_quantity(rows, "parameters")}
+
+    def curve(self, variant: str, seed: Scalar) -> list[tuple[float, float]]:
+        """(step, validation loss) of one run; a loss that is not a number is left out."""
+        steps = self._curves[variant, seed]
+        return [(step, loss) for step, loss in steps.items() if loss is not None]
+
+    def mean_curve(self, variant: str) -> list[Place]:
+        """(step, loss averaged over seeds, its standard error), as far as no seed diverged."""
+        at: dict[float, list[float]] = {}
+        seeds = self.losses.get(variant, {})
+        for seed in seeds:
+            for step, loss in self.curve(variant, seed):
+                at.setdefault(step, []).append(loss)
+        return mean_places({step: at[step] for step in sorted(at) if len(at[step]) == len(seeds)})
+
+    def panel(self, variants: Sequence[str], title: str) -> Panel:
+        """Validation loss against steps, mean over seeds; a curve ends where a seed diverged."""
+        found = {variant: self.mean_curve(variant) for variant in variants}
+        return Panel(
+            title=title,
+            x_label="training step",
+            y_label="validation loss (nats per token)",
+            series=tuple(curve(variant, places) for variant, places in found.items() if places),
+        )
+
+    def table(self) -> list[dict[str, object]]:
+        """Final loss and parameters of every variant."""
+        table: list[dict[str, object]] = []
+        for variant, seeds in self.losses.items():
+            kept = [loss for loss in seeds.values() if math.isfinite(loss)]
+            mean, error = mean_and_error(kept) if kept else (None, None)
+            table.append(
+                {
+                    "variant": variant,
+                    "final_loss": mean,
+                    "standard_error": error,
+                    "seeds": len(seeds),
+                    "diverged": len(seeds) - len(kept),
+                    "parameters": self._parameters.get(variant),
+                }
+            )
+        return table
+
+    def slower(self, slow: str, fast: str, fact: str) -> Check:
+        """Whether `slow` ends with the higher loss at equal tokens."""
+        expected = f"final loss of {slow} above that of {fast}"
+        return difference_check(self.losses, slow, fast, fact, expected=expected, above=True)
+
+    def close(self, one: str, other: str, within: float, fact: str) -> Check:
+        """Whether `one` ends no more than `within` nats above `other`."""
+        expected = f"final loss of {one} at most {within:g} above that of {other}"
+        return difference_check(
+            self.losses, one, other, fact, expected=expected, above=False, limit=within
+        )
+
+    def summary(
+        self,
+        title: str,
+        panels: Sequence[Panel],
+        checks: Sequence[Check],
+        caption: str = HOW,
+        **tables: Sequence[Mapping[str, Any]],
+    ) -> Summary:
+        """What the study amounts to, with the table of final losses.
+
+        Args:
+            title: of the figure.
+            panels: of the figure.
+            checks: facts.
+            caption: of the figure.
+            **tables: further ones, by name.
+
+        Returns:
+            The summary.
+        """
+        figure = Figure(title=title, caption=caption, panels=tuple(panels))
+        return Summary(figure=figure, checks=checks, tables={"losses": self.table(), **tables})
 
 
-def loss_summary(
-    rows: Rows,
-    *,
-    title: str,
-    panels: Sequence[Panel],
-    checks: Sequence[Check],
-    caption: str = "",
-) -> Summary:
-    """A figure of losses with the table of the final ones.
-
-    Args:
-        rows: measurements, all or those there are.
-        title: of the figure.
-        panels: of the figure.
-        checks: facts.
-        caption: before what is said of text, seeds and errors.
-
-    Returns:
-        The summary.
-    """
-    how = "Python source; mean over seeds, bars are its standard errors."
-    return Summary(
-        figure=Figure(title=title, caption=f"{caption} {how}".lstrip(), panels=tuple(panels)),
-        checks=checks,
-        tables={"losses": loss_table(final_losses(rows), rows)},
-    )
-
-
-def finite(values: Mapping[str, Mapping[Scalar, float]]) -> dict[str, tuple[float, float]]:
+def finite(values: Values) -> dict[str, tuple[float, float]]:
     """Variant → (mean, standard error) over seeds, of those of which no seed diverged."""
     return {
         name: mean_and_error(list(seeds.values()))
         for name, seeds in values.items()
         if math.isfinite(sum(seeds.values()))
     }
-
-
-def loss_table(losses: Losses, rows: Rows) -> list[dict[str, object]]:
-    """Final loss and parameters of every variant."""
-    parameters = {row["variant"]: row["value"] for row in of_quantity(rows, "parameters")}
-    table: list[dict[str, object]] = []
-    for variant, runs in losses.items():
-        kept = [loss for loss in runs.values() if math.isfinite(loss)]
-        mean, error = mean_and_error(kept) if kept else (None, None)
-        table.append(
-            {
-                "variant": variant,
-                "final_loss": mean,
-                "standard_error": error,
-                "seeds": len(runs),
-                "diverged": len(runs) - len(kept),
-                "parameters": parameters.get(variant),
-            }
-        )
-    return table
-
-
-def slower_check(losses: Losses, slow: str, fast: str, fact: str) -> Check:
-    """Whether `slow` ends with the higher loss at equal tokens."""
-    expected = f"final loss of {slow} above that of {fast}"
-    return difference_check(losses, slow, fast, fact, expected=expected, above=True)
-
-
-def close_check(losses: Losses, one: str, other: str, within: float, fact: str) -> Check:
-    """Whether `one` ends no more than `within` nats above `other`."""
-    expected = f"final loss of {one} at most {within:g} above that of {other}"
-    return difference_check(losses, one, other, fact, expected=expected, above=False, limit=within)
-
-
-def loss_panel(rows: Rows, variants: Sequence[str], title: str) -> Panel:
-    """Validation loss against steps, mean over seeds; a curve ends where one of its seeds diverged."""
-    found = {variant: mean_curve(rows, variant) for variant in variants}
-    return Panel(
-        title=title,
-        x_label="training step",
-        y_label="validation loss (nats per token)",
-        series=tuple(curve(variant, places) for variant, places in found.items() if places),
-    )
-
-
-def mean_curve(rows: Rows, variant: str) -> list[Place]:
-    """(step, validation loss averaged over seeds, its standard error), as far as no seed diverged."""
-    at: dict[float, list[float]] = {}
-    seeds = run_seeds(rows, variant)
-    for seed in seeds:
-        for step, loss in run_curve(rows, variant, seed):
-            at.setdefault(step, []).append(loss)
-    return mean_places({step: at[step] for step in sorted(at) if len(at[step]) == len(seeds)})
-
-
-def run_curve(rows: Rows, variant: str, seed: Scalar) -> list[tuple[float, float]]:
-    """(step, validation loss) of one run; a loss that is not a number is left out."""
-    return [
-        (float(row["step"]), row["value"])
-        for row in of_quantity(rows, LOSS)
-        if (row["variant"], row["seed"]) == (variant, seed) and row["value"] is not None
-    ]
-
-
-def run_seeds(rows: Rows, variant: str) -> list[Scalar]:
-    """The seeds of a variant, diverged ones too."""
-    found = (row["seed"] for row in of_quantity(rows, LOSS) if row["variant"] == variant)
-    return list(dict.fromkeys(found))
 
 
 def places_panel(
@@ -143,6 +134,9 @@ def places_panel(
         values: of each series.
         y_label: of the values.
         bars: bars from 0, for what has a meaningful 0; points on an axis of their own otherwise.
+
+    Returns:
+        The panel, the places in the order in which they first come.
     """
     places = list(dict.fromkeys(place for each in values.values() for place in each))
     return Panel(
@@ -154,6 +148,5 @@ def places_panel(
         series=tuple(
             curve(name, [(float(places.index(at)), *each[at]) for at in each], line=False)
             for name, each in values.items()
-            if each
         ),
     )

@@ -42,6 +42,9 @@ MLP_GAINS = (0.5, 2.0)
 def make_block(name: str, sizes: Sizes) -> BlockConfig:
     """The block of a variant.
 
+    Returns:
+        The block at these sizes.
+
     Raises:
         ArgumentError: an unknown name.
     """

@@ -12,7 +12,7 @@ from typing import Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hessblocks.errors import unknown_name
+from hessblocks.errors import check_name
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory.arguments.layer_weights import checked_layer
 from hessblocks.theory.arguments.loss import checked_loss
@@ -88,12 +88,8 @@ def attention_hessian(
     """
     x = check_input(x)
     check_memory_limit(memory_limit)
-    for name, choice, known in (
-        ("scores", scores, ("softmax", "linear")),
-        ("query_key", query_key, ("two-matrix", "one-matrix")),
-    ):
-        if choice not in known:
-            raise unknown_name(name, choice, known)
+    check_name("scores", scores, ("softmax", "linear"))
+    check_name("query_key", query_key, ("two-matrix", "one-matrix"))
     layer = checked_layer(
         x, w_query, w_key, w_value, w_projection, query_key, gains, mask, scores, memory_limit
     )

@@ -31,6 +31,9 @@ def checked_layer(
 ) -> AttentionLayer:
     """The layer, its weights stacked by head; see `attention_hessian` for the arguments.
 
+    Returns:
+        The layer, whose `parameters` are the given weights and gains.
+
     Raises:
         ArgumentError: weights, mask or gains that do not fit.
     """
@@ -152,6 +155,9 @@ def check_weight(
         weight: (rows, columns) for one head, or (heads, rows, columns).
         rows: expected rows, or None for any.
         like: the input.
+
+    Returns:
+        The weight without graph, one head more axis where there was none.
 
     Raises:
         ArgumentError: wrong kind, dtype, device, shape, or entries that are not finite.

@@ -24,6 +24,9 @@ def checked_loss(
 ) -> tuple[Float[Tensor, "B L O"], TokenCurvature]:
     """Gradient (B, L, O) and curvature of each token; see `attention_hessian` for the arguments.
 
+    Returns:
+        The gradient with its batch axis, and Λ of each token or of all.
+
     Raises:
         ArgumentError: arguments that do not fit, or too many or few of them.
     """
@@ -81,6 +84,9 @@ def check_per_token(
         shape: expected, -1 for any length.
         like: the input.
 
+    Returns:
+        The tensor without graph, with its batch axis.
+
     Raises:
         ArgumentError: wrong kind, dtype, device, shape, or entries that are not finite.
     """
@@ -97,6 +103,9 @@ def check_per_token(
 
 def check_curvature(matrix: Float[Tensor, "B L O O"]) -> TokenCurvature:
     """A symmetric Λ for each token, (B, L, O, O), and whether it is positive semi-definite.
+
+    Returns:
+        Λ, one matrix a token, N = B·L.
 
     Raises:
         ArgumentError: a matrix is not symmetric.

@@ -20,6 +20,9 @@ PRECISIONS = (torch.float32, torch.float64)
 def check_input(x: Float[Tensor, "... L D"]) -> Float[Tensor, "B L D"]:
     """The input as (B, L, D).
 
+    Returns:
+        The input without graph, with its batch axis.
+
     Raises:
         ArgumentError: not a tensor of two or three axes in single or double precision, empty, or not
             finite.
@@ -53,6 +56,9 @@ def check_tensor(
 ) -> Float[Tensor, "*shape"]:
     """A finite tensor with the dtype and device of the input, cut from any graph.
 
+    Returns:
+        The tensor without graph.
+
     Raises:
         ArgumentError: it is not.
     """
@@ -71,6 +77,9 @@ def check_mask(
     mask: str | Bool[Tensor, "... L L"] | None, sequences: int, x: Float[Tensor, "B L D"]
 ) -> Bool[Tensor, "#B L L"]:
     """The mask as booleans (1 | B, L, L), True where a query may attend to a key.
+
+    Returns:
+        The mask; its first axis is 1 where all sequences share it.
 
     Raises:
         ArgumentError: an unknown name, a wrong shape, dtype or device, a row that allows nothing.
@@ -109,6 +118,9 @@ def check_gains(
     gains: Sequence[Float[Tensor, "..."] | float] | None, heads: int, like: Float[Tensor, "..."]
 ) -> dict[str, Float[Tensor, " H"]]:
     """Gains of shaped attention as {alpha, beta, gamma: (H,)}; empty for None.
+
+    Returns:
+        One number a head under each name.
 
     Raises:
         ArgumentError: not three, or not one number (a head) each, or not finite.

@@ -119,6 +119,9 @@ def arguments(
         dtype: of all tensors.
         device: of all tensors.
         seed: of the random numbers, the same on every device.
+
+    Returns:
+        Keyword arguments, the weights stacked by head.
     """
     generator = torch.Generator().manual_seed(seed)
 

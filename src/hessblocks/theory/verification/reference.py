@@ -53,6 +53,9 @@ def attention_output(
     Args:
         arguments: as `attention_hessian` takes them.
         parameters: weights by group name; groups that are absent are identities.
+
+    Returns:
+        The output at every token.
     """
     x = arguments["x"]
     one_matrix = "query_key" in parameters

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
+from hessblocks.linalg import slices
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.verification.cases import CASES, Case, arguments
@@ -86,14 +87,16 @@ def compare(
         hessian: the closed form.
         reference: {part: dense matrix} with the groups in the same order.
         bound: largest accepted error.
+
+    Returns:
+        One row for each block on or above the diagonal, and part.
     """
     lengths = [sum(p.length for p in hessian.layer.pieces(group)) for group in hessian.groups]
-    ends = torch.tensor([0, *lengths]).cumsum(0).tolist()
-    slices = {g: slice(ends[i], ends[i + 1]) for i, g in enumerate(hessian.groups)}
+    places = dict(zip(hessian.groups, slices(lengths), strict=True))
     rows = []
     for row, column in combinations_with_replacement(hessian.groups, 2):
         for part in PARTS:
-            expected = reference[part][slices[row], slices[column]]
+            expected = reference[part][places[row], places[column]]
             found = hessian.block(row, column, part).dense().to(expected.dtype)
             error = _error(found, expected, float(reference["full"].norm()))
             rows.append(

@@ -172,10 +172,12 @@ class MaskedTrainer(GuardedTrainer):
         torch.save(states, Path(output_dir, STATES))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """In the midst of a pass over the data, masking the last batch again has set the state."""
-        if self._again:  # a new pass begins: no batch was masked too many
-            self._again = None
-            super()._load_rng_state(checkpoint)
+        """In the midst of a pass over the data, masking the last batch again has set torch's state."""
+        drawn = None if self._again else torch.get_rng_state()
+        self._again = None  # where a new pass begins, no batch was masked too many
+        super()._load_rng_state(checkpoint)
+        if drawn is not None:
+            torch.set_rng_state(drawn)
 
 
 def masked_once(

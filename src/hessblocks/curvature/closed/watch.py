@@ -1,0 +1,60 @@
+"""What a model does in its forward pass that decides how it may be differentiated afterwards.
+
+A closed form here carries two derivatives. A model that differentiates by its inputs inside its forward
+pass (a residual of a differential equation, a force field, a score) uses up the first of them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Watch:
+    """What was seen of one forward pass."""
+
+    attention: bool = False
+    """Whether scaled_dot_product_attention was called."""
+    differentiated: bool = False
+    """Whether a closed form was differentiated, with a graph, before the forward pass was over."""
+    recomputed: bool = False
+    """Whether a part will be computed again in the backward pass (activation checkpointing)."""
+    _hooks: Any = field(default_factory=lambda: _hooks_of_saved_tensors())
+
+    def in_recomputed_part(self) -> bool:
+        """Whether this moment of the forward pass will be lived again; there torch does all by itself."""
+        inside = _hooks_of_saved_tensors() is not self._hooks
+        self.recomputed |= inside
+        return inside
+
+
+_open: list[Watch] = []
+"""Of the forward passes under way; a list of the process, since backward passes have threads of their own."""
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """Watch a forward pass."""
+    watch = Watch()
+    _open.append(watch)
+    try:
+        yield watch
+    finally:
+        _open.remove(watch)
+
+
+def _hooks_of_saved_tensors() -> Any:
+    """The innermost hook on tensors that autograd saves, or None; activation checkpointing sets its own."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks and hooks[0]
+
+
+def note_derivative() -> None:
+    """Say that a closed form is differentiated, and that a graph is kept of it."""
+    for watch in _open:
+        watch.differentiated = True

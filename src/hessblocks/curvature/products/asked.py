@@ -1,0 +1,68 @@
+"""What a caller asks curvature of: a problem and groups of its own model, or one sentence that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.products.problem import Problem
+from hessblocks.errors import ArgumentError
+
+
+def check_problem(problem: Any) -> None:
+    """Make sure that this is a problem.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if not isinstance(problem, Problem):
+        raise ArgumentError(
+            f"problem: expected hessblocks.Problem(model, batches), got {type(problem).__name__}"
+        )
+
+
+def check_group(problem: Any, group: Any, name: str = "group") -> None:
+    """Make sure that this is one group, of this problem's model.
+
+    Args:
+        problem: model, batches and loss.
+        group: what was given.
+        name: of the argument.
+
+    Raises:
+        ArgumentError: no problem, no group, or a group of another model.
+    """
+    check_problem(problem)
+    if isinstance(group, Mapping):
+        some = f" such as groups[{next(iter(group))!r}]" if group else ""
+        raise ArgumentError(f"{name}: expected one group{some}, got all {len(group)} of them")
+    if not isinstance(group, ParameterGroup):
+        raise ArgumentError(
+            f"{name}: expected a group of parameter_groups(model), got {type(group).__name__}"
+        )
+    for view in group.views:
+        parameter = problem.parameters.get(view.parameter)
+        if parameter is None or view.end > parameter.numel():
+            raise ArgumentError(
+                f"{name}: {group.name!r} does not fit the problem's model, in {view.parameter!r} (absent, "
+                "frozen or smaller there); take the group from parameter_groups of the same model"
+            )
+
+
+def check_groups(problem: Any, groups: Any) -> None:
+    """Make sure that these are groups by name, at least one, of this problem's model.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    check_problem(problem)
+    if not isinstance(groups, Mapping):
+        raise ArgumentError(
+            "groups: expected groups by name, as parameter_groups(model) gives them, "
+            f"got {type(groups).__name__}"
+        )
+    if not groups:
+        raise ArgumentError("groups: expected at least one group, got none")
+    for name, group in groups.items():
+        check_group(problem, group, f"groups[{name!r}]")

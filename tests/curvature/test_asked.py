@@ -1,0 +1,78 @@
+"""A group, a problem or a limit that is none is refused in a sentence that says what is meant."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import hessblocks as hb
+from hessblocks.curvature.products.passes import in_units
+from hessblocks.errors import ArgumentError
+
+
+@pytest.fixture(scope="module")
+def asked() -> dict[str, Any]:
+    model = hb.build("pre-ln", depth=1, width=8, heads=2, vocab_size=11, context=8)
+    wider = hb.build("pre-ln", depth=1, width=16, heads=2, vocab_size=11, context=8)
+    deeper = hb.build("pre-ln", depth=2, width=8, heads=2, vocab_size=11, context=8)
+    batch = {"input_ids": torch.randint(0, 11, (2, 6))}
+    name = "layers.0.attention.query"
+    return {
+        "model": model,
+        "batch": batch,
+        "problem": hb.Problem(model, batch),
+        "groups": hb.parameter_groups(model),
+        "group": hb.parameter_groups(model)[name],
+        "wider": hb.parameter_groups(wider)[name],
+        "deeper": hb.parameter_groups(deeper)["layers.1.attention.query"],
+    }
+
+
+REFUSED: dict[str, tuple[Callable[..., object], str]] = {
+    "all groups for one": (lambda a: hb.Hessian(a["problem"], a["groups"]), "expected one group such"),
+    "a name for a group": (lambda a: hb.Hessian(a["problem"], "query"), "expected a group of param"),
+    "rows": (lambda a: hb.Hessian(a["problem"], rows={}, columns=a["group"]), "^rows: expected one"),
+    "a model for a problem": (lambda a: hb.Hessian(a["model"], a["group"]), "^problem: expected hess"),
+    "a wider model": (lambda a: hb.Hessian(a["problem"], a["wider"]), "take the group from"),
+    "a deeper model": (lambda a: hb.Hessian(a["problem"], a["deeper"]), "take the group from"),
+    "map of one group": (lambda a: hb.curvature_map(a["problem"], a["group"]), "groups by name"),
+    "map of none": (lambda a: hb.curvature_map(a["problem"], {}), "at least one group, got none"),
+    "norms of a list": (lambda a: hb.group_norms(a["problem"], [a["group"]]), "groups by name"),
+    "norms of another": (lambda a: hb.group_norms(a["problem"], {"q": a["deeper"]}), r"groups\['q'\]"),
+    "no eigenvalue": (
+        lambda a: hb.extreme_eigenvalues(hb.Hessian(a["problem"], a["group"]), count=0),
+        "^count: expected at least 1 eigenvalue",
+    ),
+    "a callable loss": (
+        lambda a: hb.exact_attention_curvature(a["model"], a["batch"], loss=lambda o, b: o),
+        "loss of the closed form: .* Known: causal-lm, masked-lm",
+    ),
+    "little memory": (
+        lambda a: hb.Problem(a["model"], a["batch"], memory_limit=6_000).value(),
+        r"needs about \d+(\.\d+)? [kM]B, the limit is 6 kB",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_was_not_meant_is_refused(case: str, asked: dict[str, Any]) -> None:
+    call, sentence = REFUSED[case]
+    with pytest.raises(ArgumentError, match=sentence):
+        call(asked)
+
+
+def test_bytes_are_said_in_units() -> None:
+    sizes = (12, 60_000, 1_500_000, 24_000_000_000, -5_000)
+    assert [in_units(size) for size in sizes] == ["12 bytes", "60 kB", "1.5 MB", "24 GB", "-5 kB"]
+
+
+def test_the_closed_form_makes_no_matrix_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    plain = torch.eye
+    monkeypatch.setattr(
+        torch, "eye", lambda size, *a, **k: made.append(size) or plain(size, *a, **k)
+    )
+    model = hb.build("pre-ln", depth=1, width=8, heads=2, vocab_size=300, context=8)
+    hb.exact_attention_curvature(model, {"input_ids": torch.randint(0, 300, (1, 4))})
+    assert max(made, default=0) < 300

@@ -1,0 +1,251 @@
+"""Models whose forward pass differentiates, computes parts again, or holds a parameter in two places."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+import hessblocks as hb
+from hessblocks.curvature import custom_groups
+from hessblocks.errors import HessblocksError
+from tests.curvature.architectures import ARCHITECTURES, case_of
+
+POINTS, WIDTH = 7, 5
+
+
+def spelled_norm(x: Tensor) -> Tensor:
+    """torch's own layer norm has a wrong third derivative, so that it is no witness here."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+
+def attended(x: Tensor) -> Tensor:
+    rows = x[None, None]
+    return F.scaled_dot_product_attention(rows, rows, rows)[0, 0]
+
+
+def spelled_attention(x: Tensor) -> Tensor:
+    return (x @ x.T * x.shape[-1] ** -0.5).softmax(-1) @ x
+
+
+SWAPPED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "tanh": (torch.tanh, torch.tanh),
+    "method tanh": (lambda x: x.tanh(), torch.tanh),
+    "gelu": (F.gelu, F.gelu),
+    "tanh gelu": (lambda x: F.gelu(x, approximate="tanh"),) * 2,
+    "silu": (F.silu, F.silu),
+    "layer norm": (lambda x: F.layer_norm(x, (WIDTH,)), spelled_norm),
+    "rms norm": (lambda x: F.rms_norm(x, (WIDTH,)),) * 2,
+    "attention": (attended, spelled_attention),
+    "sigmoid": (torch.sigmoid, torch.sigmoid),
+}
+"""Function → as the model calls it, and as the witness does."""
+
+
+class Plain(nn.Module):
+    """Two linear maps with a function between them."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, WIDTH), nn.Linear(WIDTH, 2)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.function(self.first(x)))
+        return y
+
+
+class Slope(Plain):
+    """The derivative of a network by its inputs, as in residuals of differential equations."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)
+        return slope
+
+
+class Checkpointed(Plain):
+    """Part of it is computed again in each backward pass."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(function)
+        self.middle, self.dropout = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        for _ in range(2):
+            hidden = checkpoint(self.part, hidden, use_reentrant=False)
+        y: Tensor = self.last(hidden)
+        return y
+
+    def part(self, hidden: Tensor) -> Tensor:
+        return self.function(self.middle(self.dropout(self.function(hidden))))
+
+
+class Recurrent(nn.Module):
+    """Its weights stand in a list besides, which it makes anew when they change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.last = nn.LSTM(2, WIDTH, batch_first=True), nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.cell(x[:, None])[0][:, 0])
+        return y
+
+
+class Twice(nn.Module):
+    """One module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.Linear(2, 2)
+        self.layers = nn.ModuleList([layer, layer])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers[1](torch.sigmoid(self.layers[0](x)))
+        return y
+
+
+@pytest.fixture
+def batch() -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    inputs, targets = torch.randn(2, POINTS, 2, generator=draw, dtype=torch.float64)
+    return inputs, targets
+
+
+def witness(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The Hessian of the mean squared error by torch alone, entry by entry."""
+    parameters = dict(model.named_parameters())
+    sizes = [p.numel() for p in parameters.values()]
+
+    def loss(flat: Tensor) -> Tensor:
+        pieces = zip(parameters.items(), flat.split(sizes), strict=True)
+        outputs = functional_call(model, {n: v.view_as(p) for (n, p), v in pieces}, (batch[0],))
+        return (outputs - batch[1]).square().mean()
+
+    point = torch.cat([p.detach().flatten() for p in parameters.values()])
+    found: Tensor = torch.autograd.functional.hessian(loss, point)
+    return found
+
+
+def check(model: nn.Module, batch: tuple[Tensor, Tensor], expected: Tensor) -> None:
+    problem = hb.Problem(model, [batch], loss="regression")
+    group = custom_groups(model, {"all": [name for name, _ in model.named_parameters()]})["all"]
+    full = hb.Hessian(problem, group).dense()
+    parts = hb.OuterProduct(problem, group).dense() + hb.Functional(problem, group).dense()
+    for found in (full, parts):
+        assert (found - expected).norm() <= 1e-13 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", [Plain, Slope])
+@pytest.mark.parametrize("name", SWAPPED)
+def test_a_model_that_differentiates_by_its_inputs(
+    kind: type[Plain], name: str, batch: tuple[Tensor, Tensor]
+) -> None:
+    called, spelled = SWAPPED[name]
+    model, other = kind(called).double(), kind(spelled).double()
+    other.load_state_dict(model.state_dict())
+    check(model, batch, witness(other, batch))
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_that_computes_parts_again(
+    name: str, training: bool, batch: tuple[Tensor, Tensor]
+) -> None:
+    called, spelled = SWAPPED[name]
+    model, other = Checkpointed(called).double(), Checkpointed(spelled).double().eval()
+    other.load_state_dict(model.state_dict())
+    model.train(training)
+    expected = witness(other, batch)
+    with pytest.warns(hb.curvature.RepeatabilityWarning) if training else nullcontext():
+        check(model, batch, expected)
+    assert model.training == training
+
+
+def test_both_at_once_are_refused(batch: tuple[Tensor, Tensor]) -> None:
+    class Both(Slope):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(checkpoint(torch.tanh, x, use_reentrant=False))
+
+    with pytest.raises(HessblocksError, match="switch checkpointing off"):
+        check(Both(torch.tanh).double(), batch, torch.zeros(()))
+
+
+def test_a_recurrent_layer(batch: tuple[Tensor, Tensor]) -> None:
+    model = Recurrent().double()
+    problem = hb.Problem(model, [batch], loss="regression")
+    group = custom_groups(model, {"all": ["*"]})["all"]
+    gradient, step = _gradient(model, batch), 1e-6
+    direction = torch.randn(group.size, dtype=torch.float64)
+    product = hb.Hessian(problem, group) @ direction
+    _move(model, step * direction)
+    difference = (_gradient(model, batch) - gradient) / step
+    assert (product - difference).norm() <= 1e-4 * difference.norm()
+
+
+def test_one_module_under_two_names(batch: tuple[Tensor, Tensor]) -> None:
+    model, other = Twice().double(), Twice().double()
+    other.load_state_dict(model.state_dict())
+    before = _everything(model)
+    parameters = list(model.parameters())
+    check(model, batch, witness(other, batch))
+    assert _everything(model) == before
+    assert all(old is new for old, new in zip(parameters, model.parameters(), strict=True))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(batch[0]).square().sum().backward()
+    optimiser.step()
+    assert not torch.equal(model.layers[0].weight, other.layers[0].weight)
+
+
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.RepeatabilityWarning")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("raising", [False, True])
+def test_a_call_leaves_the_model_as_it_was(name: str, raising: bool) -> None:
+    case = case_of(name)
+    case.model.train()
+    next(case.model.parameters()).requires_grad_(False)
+    group = next(g for g in hb.parameter_groups(case.model).values() if g.role == "query")
+    if raising:
+        list(case.model.modules())[-1].register_forward_hook(_fail)
+    before = _everything(case.model)
+    with pytest.raises(ZeroDivisionError) if raising else nullcontext():
+        problem = hb.Problem(case.model, case.batches, loss=case.loss)
+        _ = hb.Hessian(problem, group) @ torch.ones(group.size, dtype=torch.float64)
+    assert _everything(case.model) == before
+
+
+def _fail(*_: object) -> None:
+    raise ZeroDivisionError
+
+
+def _everything(model: nn.Module) -> list[object]:
+    """What a module is made of, tensors by identity."""
+    found: list[object] = []
+    for module in model.modules():
+        found += [module.training, sorted(vars(module)), id(vars(module).get("forward"))]
+        for register in (module._parameters, module._buffers, module._modules):
+            found += [(key, id(value)) for key, value in register.items()]
+        found += [p.requires_grad for p in module._parameters.values() if p is not None]
+        found += [list(module._forward_hooks), list(module._forward_pre_hooks)]
+    return found
+
+
+def _gradient(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    loss = (model(batch[0]) - batch[1]).square().mean()
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def _move(model: nn.Module, step: Tensor) -> None:
+    parameters = list(model.parameters())
+    pieces = step.split([p.numel() for p in parameters])
+    with torch.no_grad():
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter += piece.view_as(parameter)
