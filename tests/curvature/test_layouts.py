@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForQuestionAnswering
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import BloomAttention
 from transformers.models.falcon.modeling_falcon import FalconAttention
@@ -36,6 +37,13 @@ def test_groups_partition_and_every_parameter_is_recognised(name: str) -> None:
     assert {"query", "key", "value", "projection", "mlp_in", "mlp_out", "norm"} <= {
         group.role for group in groups if group.layer == 0
     }
+
+
+def test_a_base_model_may_have_any_name() -> None:
+    """Llama's is called `transformer`, not `model`, where it answers questions."""
+    model = AutoModelForQuestionAnswering.from_config(model_of("llama").config)
+    others = [group.name for group in parameter_groups(model).values() if group.role == "other"]
+    assert others == ["qa_outputs.weight", "qa_outputs.bias"]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

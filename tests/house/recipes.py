@@ -115,19 +115,20 @@ ARCHITECTURE = Recipe(
         "curvature/groups/layouts.py": (
             (
                 "ARCHITECTURES: dict[str, list[Rule]] = {\n",
-                r"""GPTJ = [
-    *_separate(
-        _H, query=r"attn\.q_proj", key=r"attn\.k_proj", value=r"attn\.v_proj", projection=r"attn\.out_proj"
-    ),
-    *_inside(_H, mlp_in=r"mlp\.fc_in\.\w+", mlp_out=r"mlp\.fc_out\.\w+", norm=r"ln_1\.\w+"),
-    *_outside(
-        {
-            "embedding.token": ("embedding", r"(transformer\.)?wte\.weight"),
-            "final.norm": ("norm", r"(transformer\.)?ln_f\.\w+"),
-            **_HEAD,
-        }
-    ),
-]
+                r"""GPTJ = _rules(
+    _H,
+    {
+        "query": r"attn\.q_proj",
+        "key": r"attn\.k_proj",
+        "value": r"attn\.v_proj",
+        "projection": r"attn\.out_proj",
+        "mlp.in": r"mlp\.fc_in",
+        "mlp.out": r"mlp\.fc_out",
+        "norm": r"ln_1",
+        "embedding.token": "wte",
+        "final.norm": "ln_f",
+    },
+)
 
 """,
             ),
