@@ -114,10 +114,7 @@ def check_finite(part: BlockPart, *names: str) -> None:
     Raises:
         ArgumentError: names the field and what came.
     """
-    for name in names:
-        value = getattr(part, name)
-        if not _is_finite(value):
-            raise ArgumentError(f"{part.kind}: {name}: expected a finite number, got {value!r}")
+    _check_numbers(part, names, "a finite number", above=-math.inf)
 
 
 def check_above_zero(part: BlockPart, *names: str) -> None:
@@ -126,10 +123,7 @@ def check_above_zero(part: BlockPart, *names: str) -> None:
     Raises:
         ArgumentError: names the field and what came.
     """
-    for name in names:
-        value = getattr(part, name)
-        if not _is_finite(value) or value <= 0:
-            raise ArgumentError(f"{part.kind}: {name}: expected a number above 0, got {value!r}")
+    _check_numbers(part, names, "a number above 0", above=0)
 
 
 def check_choice(part: BlockPart, name: str, choices: tuple[str, ...]) -> None:
@@ -141,6 +135,13 @@ def check_choice(part: BlockPart, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(part, name)
     if value not in choices:
         raise unknown_name(f"{part.kind}: {name}", str(value), choices)
+
+
+def _check_numbers(part: BlockPart, names: Iterable[str], expected: str, above: float) -> None:
+    for name in names:
+        value = getattr(part, name)
+        if not (_is_finite(value) and value > above):
+            raise ArgumentError(f"{part.kind}: {name}: expected {expected}, got {value!r}")
 
 
 def _is_finite(value: Any) -> bool:

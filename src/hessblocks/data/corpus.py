@@ -36,6 +36,11 @@ class Windows(Dataset[Example]):
         input_ids = torch.from_numpy(window)
         return {"input_ids": input_ids, "labels": input_ids}
 
+    def drawn(self, count: int, seed: int) -> Int[Tensor, "count tokens"]:
+        """So many windows without replacement, the same for the same seed."""
+        chosen = np.random.default_rng(seed).choice(len(self), size=count, replace=False)
+        return torch.stack([self[int(index)]["input_ids"] for index in chosen])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
@@ -103,8 +108,7 @@ class Corpus:
                 f"--curvature-sequences: {sequences} windows of {tokens} tokens were asked for, the "
                 f"validation split of {self.name} has {len(windows)}; ask for fewer or shorter ones."
             )
-        drawn = np.random.default_rng(seed).choice(len(windows), size=sequences, replace=False)
-        input_ids = torch.stack([windows[int(index)]["input_ids"] for index in drawn])
+        input_ids = windows.drawn(sequences, seed)
         return {"input_ids": input_ids, "labels": input_ids}
 
 

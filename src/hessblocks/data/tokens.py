@@ -79,17 +79,12 @@ def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
 
 def pieces_of(text: str) -> Iterator[str]:
     """The text in pieces of about a million characters, cut at line ends where there are any."""
-    return (piece for piece, _ in _marked(text))
-
-
-def _marked(text: str) -> Iterator[tuple[str, bool]]:
-    """Each piece and whether it is the last."""
     start = 0
     while len(text) - start > _CHUNK:
         cut = text.rfind("\n", start, start + _CHUNK) + 1 or start + _CHUNK
-        yield text[start:cut], False
+        yield text[start:cut]
         start = cut
-    yield text[start:], True
+    yield text[start:]
 
 
 def token_type(vocabulary: int) -> np.dtype[Any]:
@@ -145,16 +140,12 @@ def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
         Memory for 64 pieces of a million characters at most.
     """
     kind = token_type(encoding.get_vocab_size())
-    end = encoding.token_to_id(END_OF_TEXT)
-    pieces = (marked for text in texts for marked in _marked(text))
+    ended = (itertools.chain(pieces_of(text), [END_OF_TEXT]) for text in texts)
+    pieces = itertools.chain.from_iterable(ended)
     written = 0
     with path.open("wb") as file:
         while batch := list(itertools.islice(pieces, _BATCH)):
-            encoded = encoding.encode_batch_fast(
-                [piece for piece, _ in batch], add_special_tokens=False
-            )
-            for tokens, (_, last) in zip(encoded, batch, strict=True):
-                ids = tokens.ids + [end] * last
-                np.asarray(ids, dtype=kind).tofile(file)
-                written += len(ids)
+            for tokens in encoding.encode_batch_fast(batch, add_special_tokens=False):
+                np.asarray(tokens.ids, dtype=kind).tofile(file)
+                written += len(tokens.ids)
     return written

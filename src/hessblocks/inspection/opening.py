@@ -13,14 +13,8 @@ from torch import Tensor, nn
 
 from hessblocks.blocks import PRESETS, BlockConfig, Dense, preset
 from hessblocks.errors import ArgumentError, unknown_name
-from hessblocks.inspection.samples import (
-    RANDOM,
-    corpus_batch,
-    corpus_of,
-    encoded_batch,
-    random_batch,
-)
-from hessblocks.inspection.subject import Subject, given_model, saved_model
+from hessblocks.inspection.samples import RANDOM, corpus_of, drawn, encoded_batch, random_batch
+from hessblocks.inspection.subject import Subject, saved_model
 from hessblocks.models import build
 from hessblocks.settings import InspectionSettings
 
@@ -51,7 +45,10 @@ def opened(
     """
     if isinstance(source, str) and source.startswith(PREFIX):
         return _fresh(source.removeprefix(PREFIX), settings, batch)
-    subject = given_model(source) if isinstance(source, nn.Module) else saved_model(str(source))
+    if isinstance(source, nn.Module):  # text cannot become its tokens
+        subject = Subject(name=type(source).__name__, model=source)
+    else:
+        subject = saved_model(str(source))
     if subject.context is not None and settings.tokens > subject.context:
         raise ArgumentError(
             f"--tokens: {settings.tokens} are longer than the context of {subject.context} of "
@@ -76,9 +73,9 @@ def _fresh(
         vocab_size=corpus.vocab_size if corpus else settings.vocab_size,
         context=settings.tokens,
     )
-    subject = Subject(name=name, model=model.eval(), encode=None)
+    subject = Subject(name=name, model=model.eval())
     if corpus:
-        return subject, corpus_batch(corpus, settings)
+        return subject, drawn(corpus.splits["validation"], corpus.name, settings)
     return subject, dict(batch) if batch else random_batch(subject, settings)
 
 

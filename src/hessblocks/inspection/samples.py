@@ -42,20 +42,6 @@ def random_batch(
     return {"input_ids": torch.randint(subject.vocabulary, shape, generator=generator)}
 
 
-def corpus_batch(
-    corpus: Corpus, settings: InspectionSettings
-) -> dict[str, Int[Tensor, "sequences tokens"]]:
-    """Held-out windows of a corpus in its own encoding.
-
-    Returns:
-        {"input_ids": (sequences, tokens)}.
-
-    Raises:
-        ArgumentError: fewer held-out windows than asked for.
-    """
-    return _drawn(corpus.splits["validation"], corpus.name, settings)
-
-
 def encoded_batch(
     subject: Subject, settings: InspectionSettings
 ) -> dict[str, Int[Tensor, "sequences tokens"]]:
@@ -85,7 +71,7 @@ def encoded_batch(
             f"those below {subject.vocabulary}; give the tokenizer that it was trained with, or ask for "
             "random tokens with --data random."
         )
-    return _drawn(np.asarray(ids), corpus.name, settings)
+    return drawn(np.asarray(ids), corpus.name, settings)
 
 
 def _documents(corpus: Corpus) -> Iterator[str]:
@@ -97,14 +83,26 @@ def _documents(corpus: Corpus) -> Iterator[str]:
             yield text
 
 
-def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -> dict[str, Tensor]:
-    """Windows without replacement, the same for the same seed."""
+def drawn(
+    ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings
+) -> dict[str, Int[Tensor, "sequences tokens"]]:
+    """Windows without replacement, the same for the same seed.
+
+    Args:
+        ids: held-out tokens.
+        name: of the text, for the error.
+        settings: how many windows of how many tokens, and the seed.
+
+    Returns:
+        {"input_ids": (sequences, tokens)}.
+
+    Raises:
+        ArgumentError: fewer held-out windows than asked for.
+    """
     windows = Windows(ids, settings.tokens)
     if len(windows) < settings.sequences:
         raise ArgumentError(
             f"--sequences: {settings.sequences} windows of {settings.tokens} tokens were asked for, the "
             f"held-out text of {name} has {len(windows)}; ask for fewer or shorter ones."
         )
-    generator = np.random.default_rng(settings.seed)
-    chosen = generator.choice(len(windows), size=settings.sequences, replace=False)
-    return {"input_ids": torch.stack([windows[int(index)]["input_ids"] for index in chosen])}
+    return {"input_ids": windows.drawn(settings.sequences, settings.seed)}

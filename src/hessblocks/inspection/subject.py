@@ -30,7 +30,7 @@ class Subject:
     """Short name, for tables and titles."""
     model: nn.Module
     """A causal language model in evaluation mode and float32."""
-    encode: Encode | None
+    encode: Encode | None = None
     """From a document to its token ids; None without a tokeniser."""
 
     @property
@@ -55,11 +55,6 @@ class Subject:
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
-
-
-def given_model(model: nn.Module) -> Subject:
-    """A model as an object; text cannot become its tokens."""
-    return Subject(name=type(model).__name__, model=model, encode=None)
 
 
 def saved_model(source: str) -> Subject:

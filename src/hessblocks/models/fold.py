@@ -18,7 +18,6 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from hessblocks.blocks import (
     BlockConfig,
-    Branch,
     Dense,
     Identity,
     NoNorm,
@@ -144,25 +143,25 @@ def fold(
 def _folded_block(block: BlockConfig) -> BlockConfig:
     attention, mlp = block.attention, block.mlp
     names = ("query", "key", "value", "first_value", "projection")
+    plain = {"gain": 1.0, "trainable": False, "over_sqrt_depth": False}
     return block.replace(
         attention=attention.replace(**{name: _dense(getattr(attention, name)) for name in names}),
         mlp=mlp.replace(input=_dense(mlp.input), output=_dense(mlp.output)),
-        attention_branch=_without_gain(block.attention_branch)
-        if _gain_targets(block)
-        else block.attention_branch,
-        mlp_branch=_without_gain(block.mlp_branch)
-        if isinstance(mlp.output, MATRICES)
-        else block.mlp_branch,
+        **{branch: getattr(block, branch).replace(**plain) for branch in _gain_targets(block)},
     )
 
 
-def _gain_targets(block: BlockConfig) -> tuple[str, ...]:
-    """What takes the gain of the attention branch; nothing where the projection is the user's own."""
+def _gain_targets(block: BlockConfig) -> dict[str, tuple[str, ...]]:
+    """What takes the gain of each branch; a branch is left out where a weight of the user's own would."""
+    found: dict[str, tuple[str, ...]] = {}
     if isinstance(block.attention.projection, MATRICES):
-        return ("attention.projection.weight", "attention.projection.bias")
-    if isinstance(block.attention.projection, Identity) and block.attention.shaping is not None:
-        return ("attention.gains.alpha", "attention.gains.beta", "attention.gains.gamma")
-    return ()
+        found["attention_branch"] = ("attention.projection.weight", "attention.projection.bias")
+    elif isinstance(block.attention.projection, Identity) and block.attention.shaping is not None:
+        gains = ("alpha", "beta", "gamma")
+        found["attention_branch"] = tuple(f"attention.gains.{name}" for name in gains)
+    if isinstance(block.mlp.output, MATRICES):
+        found["mlp_branch"] = ("mlp.output.weight", "mlp.output.bias")
+    return found
 
 
 def _dense(weight: Weight | None) -> Weight | None:
@@ -172,33 +171,18 @@ def _dense(weight: Weight | None) -> Weight | None:
     return Dense(bias=getattr(weight, "bias", False))
 
 
-def _without_gain(branch: Branch) -> Branch:
-    return branch.replace(gain=1.0, trainable=False, over_sqrt_depth=False)
-
-
 def _fold_layer(state: State, prefix: str, layer: Any, block: BlockConfig) -> None:
     for name, module in layer.named_modules():
         if isinstance(module, ReparametrisedLinear):
             for key in module.state_dict():
                 del state[f"{prefix}{name}.{key}"]
             state[f"{prefix}{name}.weight"] = module.effective_weight().detach()
-    targets = _gain_targets(block)
-    _fold_gain(state, prefix, "attention_branch.gain", layer.attention_branch.gain, targets)
-    output = (
-        ("mlp.output.weight", "mlp.output.bias") if isinstance(block.mlp.output, MATRICES) else ()
-    )
-    _fold_gain(state, prefix, "mlp_branch.gain", layer.mlp_branch.gain, output)
-
-
-def _fold_gain(
-    state: State, prefix: str, name: str, gain: Tensor | float, targets: tuple[str, ...]
-) -> None:
-    """Multiply the targets that exist by the gain, which then goes."""
-    present = [prefix + target for target in targets if prefix + target in state]
-    for target in present:
-        state[target] = (gain * state[target]).detach()
-    if present:
-        state.pop(prefix + name, None)
+    for branch, targets in _gain_targets(block).items():
+        gain = getattr(layer, branch).gain
+        for target in (prefix + target for target in targets):
+            if target in state:  # a bias may be missing
+                state[target] = (gain * state[target]).detach()
+        state.pop(f"{prefix}{branch}.gain", None)
 
 
 def _with_block(model: PreTrainedModel, block: BlockConfig, state: State) -> PreTrainedModel:

@@ -16,6 +16,7 @@ import typer
 
 from hessblocks.cli import options
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
+from hessblocks.settings import words
 
 if TYPE_CHECKING:
     from hessblocks.studies import StudyResult
@@ -102,7 +103,7 @@ def _names(name: str) -> list[str]:
 
     if name == ALL:
         return list(names())
-    chosen = [part.strip() for part in name.split(",") if part.strip()]
+    chosen = words(name)
     if not chosen:
         raise ArgumentError(f"name: expected a study, got {name!r}; known: {', '.join(names())}.")
     return [find(part).name for part in dict.fromkeys(chosen)]

@@ -23,6 +23,8 @@ QUANTITIES = {
     "jacobian_condition": "Jacobian\ncondition",
 }
 """Columns of the first table."""
+GRADIENT = "gradient "
+"""Stands before the role of a gradient."""
 Rows = Sequence[Mapping[str, Any]]
 Layers = dict[Any, dict[str, float]]
 """Layer ("" for the inputs) → {quantity, or gradient of a role: value}."""
@@ -32,7 +34,7 @@ def by_model(rows: Rows) -> dict[str, Layers]:
     """The rows of each model, layer by layer."""
     found: dict[str, Layers] = {}
     for row in rows:
-        name = f"gradient {row['role']}" if row["role"] else row["quantity"]
+        name = GRADIENT + row["role"] if row["role"] else row["quantity"]
         found.setdefault(row["model"], {}).setdefault(row["layer"], {})[name] = row["value"]
     return found
 
@@ -64,7 +66,7 @@ def described(rows: Rows) -> dict[str, Any]:
 def lines(rows: Rows) -> Iterator[Table | str]:
     """Tables and what they amount to."""
     models = by_model(rows)
-    yield _quantities(models)
+    yield _table(models, QUANTITIES, inputs=True)
     yield _gradients(models)
     yield (
         "token similarity: mean cosine between tokens, 1 is rank collapse; stable rank: 1 is rank "
@@ -80,35 +82,27 @@ def lines(rows: Rows) -> Iterator[Table | str]:
             yield f"{name}: rank collapse, token similarity above {COLLAPSED} from layer {from_layer} on"
 
 
-def _quantities(models: Mapping[str, Layers]) -> Table:
-    rows = [
-        (name, _layer(layer), *(_cell(values, quantity) for quantity in QUANTITIES))
-        for name, layers in models.items()
-        for layer, values in _some(layers)
-    ]
-    return plain_table(("model", "layer", *QUANTITIES.values()), rows)
-
-
 def _gradients(models: Mapping[str, Layers]) -> Table:
-    roles = list(
-        dict.fromkeys(
-            role
-            for layers in models.values()
-            for values in layers.values()
-            for role in values
-            if role.startswith("gradient ")
-        )
-    )
-    rows = [
-        (name, _layer(layer), *(_cell(values, role) for role in roles))
-        for name, layers in models.items()
-        for layer, values in _some(layers)
-        if layer != ""
-    ]
-    columns = ("model", "layer", *(role.removeprefix("gradient ") for role in roles))
-    table = plain_table(columns, rows)
+    values = [values for layers in models.values() for values in layers.values()]
+    names = [name for one in values for name in one if name.startswith(GRADIENT)]
+    table = _table(models, {name: name.removeprefix(GRADIENT) for name in names}, inputs=False)
     table.title, table.title_justify = "gradient norms", "left"
     return table
+
+
+def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: bool) -> Table:
+    """Some layers of each model, one a row; columns are names and titles."""
+    rows = [
+        (
+            name,
+            "inputs" if layer == "" else str(layer),
+            *(_cell(values, column) for column in columns),
+        )
+        for name, layers in models.items()
+        for layer, values in _some(layers)
+        if inputs or layer != ""
+    ]
+    return plain_table(("model", "layer", *columns.values()), rows)
 
 
 def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
@@ -118,10 +112,6 @@ def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
     count = min(SHOWN, len(rest))
     places = sorted({round(k * (len(rest) - 1) / max(count - 1, 1)) for k in range(count)})
     return inputs + [rest[place] for place in places]
-
-
-def _layer(layer: Any) -> str:
-    return "inputs" if layer == "" else str(layer)
 
 
 def _cell(values: Mapping[str, float], quantity: str) -> str:
