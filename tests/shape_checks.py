@@ -38,6 +38,8 @@ def checked(given: Any = None, *, typechecker: object = None) -> Any:
     """What the hook calls on every function and class."""
     if given is None:
         return checked
+    if torch.compiler.is_compiling():  # a function defined inside a function that is being compiled
+        return given
     if inspect.isclass(given):
         if dataclasses.is_dataclass(given) and "__init__" in vars(given):
             given.__init__ = checked(given.__init__)
@@ -53,12 +55,10 @@ def _shapes_checked(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **keywords: Any) -> Any:
         nonlocal checker
+        if torch.compiler.is_compiling():
+            return function(*args, **keywords)
         CALLS[function] += 1
-        if (
-            CALLS[function] > MOST
-            or jaxtyping.config.jaxtyping_disable
-            or torch.compiler.is_compiling()
-        ):
+        if CALLS[function] > MOST or jaxtyping.config.jaxtyping_disable:
             return function(*args, **keywords)
         checker = checker or beartype(_only_shapes(function))
         with CONTEXT:
