@@ -55,3 +55,24 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> None:
     """
     if name not in (names := list(known)):
         raise unknown_name(kind, name, names)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; torch's allocators say so in words where they raise no error of their own kind."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def in_units(size: int) -> str:
+    """Bytes as a person reads them.
+
+    Returns:
+        Three digits at most, with their unit.
+
+    >>> in_units(60_000), in_units(1_500_000), in_units(24_000_000_000)
+    ('60 kB', '1.5 MB', '24 GB')
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(size) >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"

@@ -115,7 +115,8 @@ def test_the_loss_and_the_norms_are_those_of_the_library(
 def test_the_last_attention_is_exact_and_agrees_with_the_probes(
     shell: Shell, saved: Path, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [saved if source == "gpt2" else source, "--data", "random", *PRESET]
+    words = [saved] if source == "gpt2" else [source, *PRESET]
+    words += ["--data", "random"]
     words += ["--sequences", 2, "--tokens", 6, "--probes", 32, "--groups", "layers.*.attention.*"]
     exact = shell("curvature", *words, "--out", tmp_path / "exact", "--json")
     monkeypatch.setattr(curvature_run, "EXACT_WORK", 0)

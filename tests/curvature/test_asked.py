@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import hessblocks as hb
-from hessblocks.curvature.products.passes import in_units
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, in_units
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 

@@ -14,7 +14,7 @@ import typer
 
 from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
-from hessblocks.errors import HessblocksError
+from hessblocks.errors import HessblocksError, out_of_memory
 
 app = typer.Typer(
     name="hessblocks",
@@ -64,14 +64,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             command = typer.main.get_command(app)
             status = command.main(words, prog_name="hessblocks", standalone_mode=False)
+            sys.stdout.flush()
         except _UsageError as error:
             return _refuse(error, words)
         except HessblocksError as error:
             _complain(str(error), words)
             return error.exit_status
+        except (OSError, MemoryError, RuntimeError) as error:
+            return _failed(error, words)
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 0
     return status if isinstance(status, int) else 0
+
+
+def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:
+    """One sentence on what the machine refused; anything else is a fault of ours and is shown whole."""
+    if out_of_memory(error):
+        _complain("out of memory; make the model, the batch or the sequences smaller.", words)
+        return 1
+    if not isinstance(error, OSError):
+        raise error
+    if (
+        error.filename is None
+    ):  # standard output is closed or full; the interpreter must not try again
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    what = error.filename or "standard output"
+    _complain(
+        f"{what}: {error.strerror or error}; free some space or permit it, and run again.", words
+    )
+    return 1
 
 
 def _refuse(error: Any, words: Sequence[str]) -> int:

@@ -150,6 +150,7 @@ def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:
         option(prefix + name),
         help=help_text,
         min=least.least if least else None,
+        max=least.most if least else None,
         show_default=default is not None,
     )
     return inspect.Parameter(

@@ -16,7 +16,7 @@ from torch import nn
 from hessblocks.curvature import Problem, parameter_groups, select_groups
 from hessblocks.errors import ArgumentError
 from hessblocks.inspection.curvature_run import CurvatureRun
-from hessblocks.inspection.opening import Batch, Source, check_sources, opened
+from hessblocks.inspection.opening import Batch, Source, check_sizes_are_used, check_sources, opened
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection, InspectionSettings, SignalInspection, make
 from hessblocks.signal import propagate
@@ -64,7 +64,8 @@ def measure_curvature(
         What the folder then holds.
 
     Raises:
-        ArgumentError: an unknown field, a model or data that do not fit, or another run in `out`.
+        ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not fit,
+            or another run in `out`.
         RunError: damaged files, a loss that is not finite, or `out` cannot be written.
 
     Cost:
@@ -75,6 +76,7 @@ def measure_curvature(
     device = _device(model, device)
     with progress.stage("model and data"):
         subject, tokens = opened(model, settings, batch)
+        check_sizes_are_used([model], settings)
         known = parameter_groups(subject.model, level=settings.level)
         selected = select_groups(known, settings.groups)
     measured = ("parts", "probes", "map", "spectrum", "level", "seed")
@@ -132,8 +134,8 @@ def measure_signal(
         One measured value a row: model, seed, layer (empty for the inputs), quantity, role, value, method.
 
     Raises:
-        ArgumentError: an unknown field, a model or data that do not fit, a model twice, or something else
-            in `out`.
+        ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not fit, a
+            model twice, or something else in `out`.
         RunError: damaged files, or `out` cannot be written.
 
     Cost:
@@ -148,6 +150,7 @@ def measure_signal(
         _check_folder(out)
     with progress.stage("models and data"):
         found = [opened(source, settings, batch) for source in sources]
+        check_sizes_are_used(sources, settings)
     names = _distinct([subject.name for subject, _ in found], sources)
     rows: list[dict[str, Any]] = []
     for name, (subject, tokens), place in zip(names, found, devices, strict=True):

@@ -20,6 +20,14 @@ class AtLeast:
     """That value."""
     expected: str = ""
     """What an error says was expected; by default a whole number of at least so much."""
+    most: int | None = None
+    """The largest value."""
+
+
+LARGEST_SEED = 2**63 - 1
+"""What torch takes as a seed."""
+SEED = AtLeast(0, expected=f"a whole number from 0 to {LARGEST_SEED}", most=LARGEST_SEED)
+"""Of a random seed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +108,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:
-    """Refuse a value below its range, naming the option.
+    """Refuse a value outside its range, naming the option.
 
     Args:
         settings: a dataclass, some of whose fields are marked with `AtLeast`.
@@ -111,7 +119,9 @@ def check_ranges(settings: Any, prefix: str = "") -> None:
     """
     for name, kind in kinds(type(settings)).items():
         mark, value = kind.mark(AtLeast), getattr(settings, name)
-        if mark and value is not None and value < mark.least:
+        if not mark or value is None:
+            continue
+        if value < mark.least or (mark.most is not None and value > mark.most):
             expected = mark.expected or f"a whole number of at least {mark.least}"
             raise ArgumentError(f"{option(prefix + name)}: expected {expected}, got {value}.")
 

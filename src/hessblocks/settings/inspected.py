@@ -7,7 +7,7 @@ from typing import Annotated
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import AtLeast, check_choice, check_ranges
+from hessblocks.settings.field_marks import SEED, AtLeast, check_choice, check_ranges
 from hessblocks.settings.run_settings import BlockSizes
 
 
@@ -24,7 +24,7 @@ class InspectionSettings(BlockSizes):
     """Held-out sequences."""
     tokens: Annotated[int, AtLeast(2)] = 32
     """Tokens of each sequence."""
-    seed: Annotated[int, AtLeast(0)] = 0
+    seed: Annotated[int, SEED] = 0
     """Random seed of a preset's weights and the windows."""
 
     def __post_init__(self) -> None:
@@ -36,7 +36,7 @@ class InspectionSettings(BlockSizes):
 class CurvatureInspection(InspectionSettings):
     """What is measured of the curvature of a model."""
 
-    seed: Annotated[int, AtLeast(0)] = 0
+    seed: Annotated[int, SEED] = 0
     """Random seed of a preset's weights, the windows and the probes."""
     groups: tuple[str, ...] = ("*",)
     """Patterns of group names with commas, such as '*.attention.query'."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import AtLeast, check_choice
+from hessblocks.settings.field_marks import SEED, AtLeast, check_choice, check_ranges
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
 
@@ -93,14 +93,13 @@ class RunSettings(SharedSettings):
 
     preset: str
     """Name of the block."""
-    seed: Annotated[int, AtLeast(0)] = 0
+    seed: Annotated[int, SEED] = 0
     """Random seed of weights and data order."""
 
     def __post_init__(self) -> None:
         """Check the seed, then the rest."""
         super().__post_init__()
-        if self.seed < 0:
-            raise ArgumentError(f"--seed: expected 0 or more, got {self.seed}.")
+        check_ranges(self)
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:

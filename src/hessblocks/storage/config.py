@@ -41,6 +41,10 @@ def read_settings(path: Path) -> Settings:
     values = read_object(path)
     presets = values.get("presets", [values["preset"]] if "preset" in values else [])
     seeds = values.get("seeds", [values["seed"]] if "seed" in values else [])
+    if not presets:
+        raise damaged(
+            path, None, "expected `preset` or `presets`, as a run or a comparison writes them"
+        )
     if not isinstance(presets, list) or not isinstance(seeds, list):
         raise damaged(path, None, "expected lists under `presets` and `seeds`")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, in_units, unknown_name
 from hessblocks.models import build
 from hessblocks.settings import (
     ComparisonSettings,
@@ -23,6 +24,9 @@ from hessblocks.settings import (
     chooses,
 )
 from hessblocks.training.trained_gains import has_gains
+
+WEIGHT_AND_GRADIENT = 8
+"""Bytes of a parameter and its gradient in single precision, the least that training takes."""
 
 
 def resolve_device(device: str) -> str:
@@ -103,10 +107,27 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
         A model that has shapes only.
 
     Raises:
-        ArgumentError: an unknown preset, or sizes that do not fit.
+        ArgumentError: an unknown preset, sizes that do not fit, or more than the machine's memory.
     """
     with torch.device("meta"):
-        return build_model(sizes, preset, vocab_size)
+        model = build_model(sizes, preset, vocab_size)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if WEIGHT_AND_GRADIENT * count > (memory := _memory()):
+        raise ArgumentError(
+            f"--width: {preset} has {count:,} parameters at these sizes, {in_units(WEIGHT_AND_GRADIENT * count)} "
+            f"with their gradients; this machine has {in_units(memory)}; make it smaller."
+        )
+    return model
+
+
+def _memory() -> int:
+    """Bytes of the largest memory of this machine."""
+    own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cards = [
+        torch.cuda.get_device_properties(index).total_memory
+        for index in range(torch.cuda.device_count())
+    ]
+    return max(own, *cards) if cards else own
 
 
 def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> None:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
-from hessblocks.errors import ArgumentError, HessblocksError, RunError
-
-WORDS = ("can't allocate memory", "not enough memory", "out of memory")
-"""How torch's allocators say it where they raise no error of their own kind."""
+from hessblocks.errors import ArgumentError, HessblocksError, RunError, out_of_memory
 
 
 def check_memory_limit(limit: object) -> int | None:
@@ -41,14 +36,9 @@ def said_when_full() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, HessblocksError) or not _is_full(error):
+        if isinstance(error, HessblocksError) or not out_of_memory(error):
             raise
         raise RunError(
             "curvature: out of memory; lower memory_limit, take shorter sequences or fewer probes, "
             "or leave out the map; what is finished is kept"
         ) from error
-
-
-def _is_full(error: Exception) -> bool:
-    own = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return own or any(word in str(error) for word in WORDS)

@@ -19,7 +19,7 @@ from hessblocks.curvature.products.batches import Batch
 from hessblocks.curvature.products.losses import LossFunction
 from hessblocks.curvature.products.repeatable import check_same
 from hessblocks.curvature.products.sharing import Processes
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, in_units
 
 LARGE = 1 << 36
 """Multiplications of a forward pass above which a CPU gains nothing from more rows together (measured)."""
@@ -133,21 +133,6 @@ def default_limit(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 4
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-
-
-def in_units(size: int) -> str:
-    """Bytes as a person reads them.
-
-    Returns:
-        Three digits at most, with their unit.
-
-    >>> in_units(60_000), in_units(1_500_000), in_units(24_000_000_000)
-    ('60 kB', '1.5 MB', '24 GB')
-    """
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(size) >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} bytes"
 
 
 def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
