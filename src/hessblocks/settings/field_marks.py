@@ -26,7 +26,7 @@ class AtLeast:
 
 LARGEST_SEED = 2**63 - 1
 """What torch takes as a seed."""
-SEED = AtLeast(0, expected=f"a whole number from 0 to {LARGEST_SEED}", most=LARGEST_SEED)
+SEED = AtLeast(0, expected="0 or more", most=LARGEST_SEED)
 """Of a random seed."""
 
 
@@ -121,8 +121,12 @@ def check_ranges(settings: Any, prefix: str = "") -> None:
         mark, value = kind.mark(AtLeast), getattr(settings, name)
         if not mark or value is None:
             continue
-        if value < mark.least or (mark.most is not None and value > mark.most):
+        expected = ""
+        if value < mark.least:
             expected = mark.expected or f"a whole number of at least {mark.least}"
+        elif mark.most is not None and value > mark.most:
+            expected = f"at most {mark.most}"
+        if expected:
             raise ArgumentError(f"{option(prefix + name)}: expected {expected}, got {value}.")
 
 
