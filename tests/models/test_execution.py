@@ -34,9 +34,7 @@ def test_eager_and_fused_attention_agree(name: str, mask: Tensor | None) -> None
     assert torch.allclose(model(tokens, attention_mask=mask).logits[real], fused[real], atol=1e-5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:_compile flag on create_block_mask:DeprecationWarning"
-)  # transformers
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside torch and transformers
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pre-ln", "sas-p", "modern"])
 def test_flex_attention_agrees(name: str) -> None:
