@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import hessblocks as hb
@@ -145,6 +146,17 @@ def check(model: nn.Module, batch: tuple[Tensor, Tensor], expected: Tensor) -> N
         assert (found - expected).norm() <= 1e-13 * expected.norm()
 
 
+def check_by_differences(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    problem = hb.Problem(model, [batch], loss="regression")
+    group = custom_groups(model, {"all": ["*"]})["all"]
+    gradient, step = _gradient(model, batch), 1e-6
+    direction = torch.randn(group.size, dtype=torch.float64)
+    product = hb.Hessian(problem, group) @ direction
+    _move(model, step * direction)
+    difference = (_gradient(model, batch) - gradient) / step
+    assert (product - difference).norm() <= 1e-4 * difference.norm()
+
+
 @pytest.mark.parametrize("kind", [Plain, Slope])
 @pytest.mark.parametrize("name", SWAPPED)
 def test_a_model_that_differentiates_by_its_inputs(
@@ -180,16 +192,24 @@ def test_both_at_once_are_refused(batch: tuple[Tensor, Tensor]) -> None:
         check(Both(torch.tanh).double(), batch, torch.zeros(()))
 
 
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_a_weight_given_by_direction_and_length(
+    dim: int | None, batch: tuple[Tensor, Tensor]
+) -> None:
+    """Against differences of the gradient; torch's own second derivative is no witness here."""
+    model = Plain(torch.tanh).double()
+    weight_norm(model.first, dim=dim)
+    check_by_differences(model, batch)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_model_is_refused(batch: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(HessblocksError, match="give the module itself"):
+        hb.Problem(torch.jit.trace(Plain(torch.tanh).double(), batch[0]), [batch], "regression")
+
+
 def test_a_recurrent_layer(batch: tuple[Tensor, Tensor]) -> None:
-    model = Recurrent().double()
-    problem = hb.Problem(model, [batch], loss="regression")
-    group = custom_groups(model, {"all": ["*"]})["all"]
-    gradient, step = _gradient(model, batch), 1e-6
-    direction = torch.randn(group.size, dtype=torch.float64)
-    product = hb.Hessian(problem, group) @ direction
-    _move(model, step * direction)
-    difference = (_gradient(model, batch) - gradient) / step
-    assert (product - difference).norm() <= 1e-4 * difference.norm()
+    check_by_differences(Recurrent().double(), batch)
 
 
 def test_one_module_under_two_names(batch: tuple[Tensor, Tensor]) -> None:

@@ -53,6 +53,20 @@ def spelled_layer_norm(
     return y if bias is None else y + bias
 
 
+def spelled_weight_norm(
+    direction: Float[Tensor, "*shape"], length: Float[Tensor, "..."], dim: int = 0
+) -> Float[Tensor, "*shape"]:
+    """`torch._weight_norm`, direction scaled to a length, in single steps.
+
+    The second derivative of torch's own is wrong (torch 2.13: a Hessian through it is not symmetric).
+
+    Returns:
+        The weight, of norm `length` along all axes but `dim`; along all of them for a `dim` of −1.
+    """
+    axes = [axis for axis in range(direction.ndim) if dim == -1 or axis != dim % direction.ndim]
+    return direction * (length * direction.square().sum(axes, keepdim=True).rsqrt())
+
+
 def rms_norm(
     x: Float[Tensor, "*shape"],
     shape: Sequence[int],

@@ -46,10 +46,14 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.tanh: _tanh,
     torch.tanh: _tanh,
     Tensor.tanh: _tanh,
+    torch._weight_norm: closed_norms.spelled_weight_norm,
 }
 """By function of torch; what returns NotImplemented leaves the call to torch."""
 
-SPELLED: dict[Any, Callable[..., Any]] = {F.layer_norm: closed_norms.spelled_layer_norm}
+SPELLED: dict[Any, Callable[..., Any]] = {
+    F.layer_norm: closed_norms.spelled_layer_norm,
+    torch._weight_norm: closed_norms.spelled_weight_norm,
+}
 """What stands for functions of torch whose third derivative is wrong, where a third is taken."""
 
 MODULES: dict[str, closed_pointwise.Curve] = {

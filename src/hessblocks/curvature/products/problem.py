@@ -80,6 +80,10 @@ class Problem:
         else:
             check_loss(loss)
             self._loss_of = None if callable(loss) else LOSSES[loss]
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ArgumentError(
+                "model: compiled by torch.jit, which hides its operations; give the module itself"
+            )
         self.model = plain_model(model)
         self.loss = loss
         self.processes = processes(shard)
