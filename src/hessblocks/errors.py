@@ -8,6 +8,7 @@ file) and becomes exit status 1. Anything else that escapes is a fault of ours.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -61,6 +62,11 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed; torch's allocators say so in words where they raise no error of their own kind."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def main_memory() -> int:
+    """Bytes of this machine's main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def in_units(size: int) -> str:

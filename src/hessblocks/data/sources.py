@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError, RunError, in_units, main_memory
 
 VALIDATION_SHARE = 0.1
 """Share of the files, or of each file's end, that is held out."""
@@ -124,9 +124,14 @@ def read_text(path: Path) -> str | None:
         The text without a byte order mark, or None.
 
     Raises:
-        ArgumentError: the file cannot be read.
+        ArgumentError: the file cannot be read, or is larger than the machine's memory.
     """
     try:
+        if (size := path.stat().st_size) > main_memory():
+            raise ArgumentError(
+                f"--data: {path} holds {in_units(size)}, this machine has {in_units(main_memory())} of "
+                "memory; give a part of it."
+            )
         content = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error

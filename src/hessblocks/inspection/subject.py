@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
+from hessblocks.models import clear_errors
 from hessblocks.quiet import quiet
 
 Encode = Callable[[str], list[int]]
@@ -70,20 +71,21 @@ def saved_model(source: str) -> Subject:
 
     Raises:
         ArgumentError: no such folder, or a model that gives no logits of the next token.
-        RunError: a hub name that is not in the local cache, or damaged files.
+        RunError: a hub name that is not in the local cache, damaged files, or weights that are not finite.
     """
     place = _place(source)
     with quiet():
         _check_kind(source, place)
         try:
             load: Any = AutoModelForCausalLM.from_pretrained
-            model, found = load(
-                place,
-                **_LOCAL,
-                use_safetensors=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-            )
+            with clear_errors(source):
+                model, found = load(
+                    place,
+                    **_LOCAL,
+                    use_safetensors=True,
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                )
         except HessblocksError:
             raise
         except (OSError, ValueError, RuntimeError, KeyError) as error:
@@ -93,6 +95,11 @@ def saved_model(source: str) -> Subject:
         raise ArgumentError(
             f"MODEL: {source} has no weights for {names}; expected a causal language model with its head."
         )
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise RunError(
+                f"MODEL: {source} holds weights that are not finite ({name}); nothing can be measured."
+            )
     return Subject(name=_short_name(source), model=model.eval(), encode=_encoder(place))
 
 

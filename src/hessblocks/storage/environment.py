@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks._version import __version__
-from hessblocks.errors import RunError
+from hessblocks.errors import RunError, main_memory
 from hessblocks.storage.config import differences
 from hessblocks.storage.files import read_object, write_json
 
@@ -105,7 +105,7 @@ def _processor() -> str:
 def _memory() -> int | None:
     """Bytes of main memory."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return main_memory()
     except (AttributeError, OSError, ValueError):
         return None
 

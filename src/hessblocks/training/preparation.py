@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 
 from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
-from hessblocks.errors import ArgumentError, in_units, unknown_name
+from hessblocks.errors import ArgumentError, in_units, main_memory, unknown_name
 from hessblocks.models import build
 from hessblocks.settings import (
     ComparisonSettings,
@@ -23,10 +22,13 @@ from hessblocks.settings import (
     TrainingSettings,
     chooses,
 )
+from hessblocks.training import ranks
 from hessblocks.training.trained_gains import has_gains
 
 WEIGHT_AND_GRADIENT = 8
 """Bytes of a parameter and its gradient in single precision, the least that training takes."""
+LOGIT = 4
+"""Bytes of a logit in single precision."""
 
 
 def resolve_device(device: str) -> str:
@@ -122,12 +124,8 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
 
 def _memory() -> int:
     """Bytes of the largest memory of this machine."""
-    own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cards = [
-        torch.cuda.get_device_properties(index).total_memory
-        for index in range(torch.cuda.device_count())
-    ]
-    return max(own, *cards) if cards else own
+    cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return max([main_memory(), *(card.total_memory for card in cards)])
 
 
 def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> None:
@@ -146,10 +144,22 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
     ]
     for split in ("train", "validation"):
         corpus.windows(split, settings.model.context)
+    _check_logits(settings, corpus.vocab_size)
     for sample in settings.samples:
         corpus.curvature_batch(sample.sequences, sample.tokens)
     if settings.observation.curvature_every:
         _check_groups(settings.observation.curvature_groups, models)
+
+
+def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
+    """Refuse a batch whose logits alone are more than the memory."""
+    rows = settings.training.sequences_each(ranks.asked_for())
+    size = LOGIT * rows * settings.model.context * vocab_size
+    if size > (memory := _memory()):
+        raise ArgumentError(
+            f"--batch-size: the logits of {rows:,} sequences take {in_units(size)}, this machine has "
+            f"{in_units(memory)}; make it smaller, or share it out with --accumulate."
+        )
 
 
 def _check_groups(wanted: Sequence[str], models: Sequence[PreTrainedModel]) -> None:

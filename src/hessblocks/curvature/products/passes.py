@@ -5,7 +5,6 @@ The loss is a sum over rows, so the cut changes no answer, only where rounding h
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from hessblocks.curvature.products.batches import Batch
 from hessblocks.curvature.products.losses import LossFunction
 from hessblocks.curvature.products.repeatable import check_same
 from hessblocks.curvature.products.sharing import Processes
-from hessblocks.errors import ArgumentError, in_units
+from hessblocks.errors import ArgumentError, in_units, main_memory
 
 LARGE = 1 << 36
 """Multiplications of a forward pass above which a CPU gains nothing from more rows together (measured)."""
@@ -132,7 +131,7 @@ def default_limit(device: torch.device) -> int:
     """A quarter of the device's memory, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 4
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return main_memory() // 4
 
 
 def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
