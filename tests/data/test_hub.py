@@ -17,12 +17,7 @@ def write_lines(path: Path, rows: Sequence[dict[str, object]]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def offline(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "without_datasets" in request.node.name:
-        return
-    pytest.importorskip("datasets", reason="the extra hub")
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
 
