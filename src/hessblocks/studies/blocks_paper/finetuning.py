@@ -15,6 +15,7 @@ from hessblocks.data import TASKS, Task, load_docstrings, make_task
 from hessblocks.figures import Figure, Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
+from hessblocks.studies import shared
 from hessblocks.studies.blocks_paper.masked_lm import (
     COLUMNS,
     SIZES,
@@ -24,20 +25,6 @@ from hessblocks.studies.blocks_paper.masked_lm import (
 )
 from hessblocks.studies.blocks_paper.masked_lm import sweeps as masked_sweeps
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
-from hessblocks.studies.shared import (
-    PUBLISHED_SPEED,
-    Sweep,
-    Values,
-    curve,
-    difference,
-    difference_check,
-    of_quantity,
-    speed_check,
-    speeds,
-    text_of,
-    trained_study,
-    values,
-)
 from hessblocks.training import Finetuning, Pretraining, Score, finetune, pretrained
 
 ACCURACY = "accuracy"
@@ -92,7 +79,7 @@ class TunedSettings(MaskedSettings):
     """Fine-tuning; None where all blocks take turns."""
 
 
-def sweeps(scale: Scale) -> list[Sweep]:
+def sweeps(scale: Scale) -> list[shared.Sweep]:
     """The blocks and the control, and one point that times all blocks."""
     timing, blocks = masked_sweeps(scale)
     tuning = {"tuning": TUNINGS[scale]}
@@ -105,7 +92,7 @@ def measure(settings: TunedSettings) -> list[Row]:
         return timed(settings) + _published_sizes()
     fresh = settings.variant == FRESH
     made = pretraining(settings, "pre-ln" if fresh else None)
-    corpus = text_of(settings.size)
+    corpus = shared.text_of(settings.size)
     model = None if fresh else pretrained(made, corpus)
     tuning = Finetuning(
         epochs=settings.tuning.epochs,
@@ -119,10 +106,10 @@ def measure(settings: TunedSettings) -> list[Row]:
         score = Score(accuracy=None, examples=0, chance=0.0)
         if model is None or not model.diverged:
             score = finetune(made, model.folder if model else None, corpus, task, tuning)
-        shared: Row = {**settings.owner, "task": task.name, "method": "measured"}
+        place: Row = {**settings.owner, "task": task.name, "method": "measured"}
         chance = score.chance if score.examples else None
-        rows.append({**shared, "quantity": ACCURACY, "value": score.accuracy})
-        rows.append({**shared, "quantity": CHANCE, "value": chance})
+        rows.append({**place, "quantity": ACCURACY, "value": score.accuracy})
+        rows.append({**place, "quantity": CHANCE, "value": chance})
     return rows
 
 
@@ -161,7 +148,7 @@ Scores = dict[str, dict[Scalar, dict[str, float | None]]]
 def scores(rows: Rows) -> Scores:
     """The accuracies, in percent."""
     found: Scores = {}
-    for row in of_quantity(rows, ACCURACY):
+    for row in shared.of_quantity(rows, ACCURACY):
         value = None if row["value"] is None else 100 * row["value"]
         found.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["task"]] = value
     return found
@@ -216,9 +203,9 @@ def _about(found: Scores) -> str:
 def table(rows: Rows, found: Scores) -> list[dict[str, object]]:
     """One block a row: scores, parameters, speed and memory."""
     average = means(found)
-    training, answering = speeds(rows), speeds(rows, "answer_time")
+    training, answering = shared.speeds(rows), shared.speeds(rows, "answer_time")
     costs = {
-        quantity: values(rows, quantity)
+        quantity: shared.values(rows, quantity)
         for quantity in ("parameters", "step_memory", "answer_memory")
     }
     lines: list[dict[str, object]] = []
@@ -237,7 +224,7 @@ def table(rows: Rows, found: Scores) -> list[dict[str, object]]:
         line |= {
             "training_speed": training.get(block, (None,))[0],
             "inference_speed": answering.get(block, (None,))[0],
-            "published_speed": PUBLISHED_SPEED.get(block),
+            "published_speed": shared.PUBLISHED_SPEED.get(block),
         }
         lines.append(line)
     return lines
@@ -254,7 +241,7 @@ def _panels(rows: Rows, found: Scores) -> tuple[Panel, ...]:
         ]
         places = [*per_task, finished(means(found)[block])]
         kept = [(float(x), *mean_and_error(v)) for x, v in enumerate(places) if v]
-        bars.append(curve(block, kept))
+        bars.append(shared.curve(block, kept))
     scored = Panel(
         title="accuracy", x_label="", y_label="accuracy (%)", kind="bars",
         ticks=(*(_with_chance(rows, task) for task in names), "mean"), series=tuple(bars),
@@ -264,7 +251,7 @@ def _panels(rows: Rows, found: Scores) -> tuple[Panel, ...]:
 
 def _with_chance(rows: Rows, task: str) -> str:
     """The task, and what answering with the commonest class would score."""
-    for row in of_quantity(rows, CHANCE):
+    for row in shared.of_quantity(rows, CHANCE):
         if row["task"] == task and row["value"] is not None:
             return f"{task}\n(chance {100 * row['value']:.0f} %)"
     return task
@@ -273,19 +260,19 @@ def _with_chance(rows: Rows, task: str) -> str:
 def _speed_panel(rows: Rows, found: Scores) -> list[Panel]:
     """Score above pre-ln's against training speed, ours beside the published ones."""
     average = means(found)
-    times = speeds(rows)
-    gaps = {name: difference(average, name, "pre-ln") for name in times}
+    times = shared.speeds(rows)
+    gaps = {name: shared.difference(average, name, "pre-ln") for name in times}
     ours = {name: gap for name, gap in gaps.items() if gap and not gap.diverged}
     if not ours:
         return []
     published = {name: PUBLISHED_SCORES[name] for name in ours if name in PUBLISHED_SCORES}
     base, _ = PUBLISHED_SCORES["pre-ln"]
     series = [
-        curve(name, [(times[name][0], gap.mean, gap.error)], line=False)
+        shared.curve(name, [(times[name][0], gap.mean, gap.error)], line=False)
         for name, gap in ours.items()
     ]
     series += [
-        curve(name, [(PUBLISHED_SPEED[name], score - base, error)], published=True)
+        shared.curve(name, [(shared.PUBLISHED_SPEED[name], score - base, error)], published=True)
         for name, (score, error) in published.items()
     ]
     return [
@@ -298,10 +285,10 @@ def _speed_panel(rows: Rows, found: Scores) -> list[Panel]:
     ]
 
 
-def _checks(rows: Rows, average: Values) -> list[Check]:
+def _checks(rows: Rows, average: shared.Values) -> list[Check]:
     base, _ = PUBLISHED_SCORES["pre-ln"]
     checks = [
-        difference_check(
+        shared.difference_check(
             average,
             block,
             "pre-ln",
@@ -317,7 +304,7 @@ def _checks(rows: Rows, average: Values) -> list[Check]:
     ]
     if "pre-ln" in average and FRESH in average:
         checks.append(
-            difference_check(
+            shared.difference_check(
                 average,
                 "pre-ln",
                 FRESH,
@@ -328,7 +315,7 @@ def _checks(rows: Rows, average: Values) -> list[Check]:
                 digits=1,
             )
         )
-    at_size = values(rows, "parameters_at_16x768")
+    at_size = shared.values(rows, "parameters_at_16x768")
     for block, millions in PUBLISHED_MILLIONS.items():
         if block in at_size:
             count = at_size[block][0] / 1e6
@@ -340,10 +327,10 @@ def _checks(rows: Rows, average: Values) -> list[Check]:
                     holds=abs(count - millions) < 1,
                 )
             )
-    return [*checks, *speed_check(rows)]
+    return [*checks, *shared.speed_check(rows)]
 
 
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "downstream",
     title="scores after fine-tuning, parameters, speed and memory",
     source="Simplified blocks, Tables 1 and 2",

@@ -26,16 +26,9 @@ EXPECTED = (
 def published() -> Rows:
     """The authors' means over 20 seeds, by 20-probe estimates (their released results)."""
     text = files("hessblocks.studies.hessian_paper").joinpath("fig3a.csv").read_text("utf-8")
+    numbers = ("layers", "layer", "sigma", "standard_error")
     return [
-        {
-            "layers": int(row["layers"]),
-            "layer": int(row["layer"]),
-            "group": row["group"],
-            "part": row["part"],
-            "sigma": float(row["sigma"]),
-            "value": float(row["mean"]),
-            "standard_error": float(row["standard_error"]),
-        }
+        {**row, **{name: float(row[name]) for name in numbers}, "value": float(row["mean"])}
         for row in csv.DictReader(text.splitlines())
     ]
 

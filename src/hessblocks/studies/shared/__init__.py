@@ -14,7 +14,9 @@ from hessblocks.studies.shared.gathering import (
     gathered,
     mean_places,
     mean_table,
+    measured,
     of_quantity,
+    summary,
 )
 from hessblocks.studies.shared.growth_points import (
     GROUPS,
@@ -22,6 +24,7 @@ from hessblocks.studies.shared.growth_points import (
     GrowthSettings,
     Size,
     draws,
+    growth_rows,
     growth_study,
     logspace,
 )
@@ -77,7 +80,6 @@ from hessblocks.studies.shared.variants import (
     GAINED,
     MLP_GAINS,
     RESTRICTED_INITS,
-    Sizes,
     make_block,
     restricted,
 )
