@@ -8,16 +8,10 @@ import numpy as np
 
 from hessblocks.figures import Panel
 from hessblocks.studies import shared
-from hessblocks.studies.engine import Rows, Scale, Summary
+from hessblocks.studies.engine import Rows, Summary
 
 WIDE = tuple(float(sigma) for sigma in np.linspace(0.1, 10, 20))
 NARROW = tuple(float(sigma) for sigma in np.linspace(0.1, 1, 20))
-_SIGMAS = tuple(sorted({*WIDE, *NARROW}))
-SIZES: dict[Scale, shared.Size] = {
-    "smoke": shared.Size(width=16, sums=8, seeds=2, sigmas=_SIGMAS),
-    "laptop": shared.Size(width=128, sums=64, seeds=4, sigmas=_SIGMAS),
-    "paper": shared.Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS),
-}
 LARGE = 1.0
 """σ above which the curves have flattened."""
 EXPECTED = (
@@ -56,6 +50,6 @@ STUDY = shared.growth_study(
     block="softmax",
     loss="cross-entropy",
     precision="float32",
-    sizes=SIZES,
+    sizes=shared.one_layer(tuple(sorted({*WIDE, *NARROW})), seeds=4),
     summarise=summarise,
 )

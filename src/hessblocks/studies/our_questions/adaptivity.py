@@ -6,7 +6,7 @@ learning rates, against how uneven the Hessian's blocks are at initialisation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -72,11 +72,7 @@ def measure(settings: RateSettings) -> list[Row]:
     def observe(model: nn.Module, step: int) -> list[Row]:
         if step or not settings.curvature:
             return []
-        return [
-            row
-            for row in shared.curvature_rows(model, corpus, probe)
-            if row["quantity"] == shared.SPREAD
-        ]
+        return shared.of_quantity(shared.curvature_rows(model, corpus, probe), shared.SPREAD)
 
     name = f"{settings.variant}, {settings.optimiser} {settings.size.learning_rate:g}"
     return [{**row, "variant": name} for row in shared.train_point(settings, observe)]
@@ -109,12 +105,10 @@ def gaps(losses: shared.Values) -> dict[str, tuple[float, float]]:
 
 def spreads(rows: Rows) -> dict[str, tuple[float, float]]:
     """Preset → spread of the norms at initialisation, mean over seeds, with its error."""
-    found: dict[str, list[float]] = {}
-    for (variant,), values in shared.gathered(
-        shared.of_quantity(rows, shared.SPREAD), "variant"
-    ).items():
-        found.setdefault(variant.partition(", ")[0], []).extend(values)
-    return {preset: mean_and_error(values) for preset, values in found.items()}
+    known = shared.of_quantity(rows, shared.SPREAD)
+    named = [{**row, "variant": row["variant"].partition(", ")[0]} for row in known]
+    every = shared.gathered(named, "variant")
+    return {preset: mean_and_error(values) for (preset,), values in every.items()}
 
 
 def summarise(rows: Rows) -> Summary:
@@ -148,7 +142,7 @@ def summarise(rows: Rows) -> Summary:
         title="Does uneven curvature call for Adam?",
         caption="Each optimiser at the best rate of its grid; bars are standard errors over seeds.",
         panels=[panel] if common else [],
-        checks=_checks(spread, gap, [p for p in spread if p not in gap]),
+        checks=_checks(spread, gap),
         gaps=table,
     )
 
@@ -165,15 +159,14 @@ def at_edge(preset: str, best: Mapping[str, tuple[float, str]], losses: shared.V
 
 
 def _checks(
-    spread: Mapping[str, tuple[float, float]],
-    gap: Mapping[str, tuple[float, float]],
-    out: Sequence[str],
+    spread: Mapping[str, tuple[float, float]], gap: Mapping[str, tuple[float, float]]
 ) -> list[Check]:
     """A clear correlation either way decides; with seven presets it must be strong."""
     common = [preset for preset in spread if preset in gap]
     if len(common) < 4:
         return []
     found = shared.rank_correlation([spread[p][0] for p in common], [gap[p][0] for p in common])
+    out = [preset for preset in spread if preset not in gap]
     left = f"; without a finite loss of both optimisers: {', '.join(out)}" if out else ""
     return [
         Check(

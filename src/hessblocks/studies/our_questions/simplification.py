@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import nn
 
@@ -160,6 +159,8 @@ def summarise(rows: Rows) -> Summary:
     losses, spreads = runs.losses, found.get(shared.SPREAD, {})
     panels = [runs.panel(CHAIN, "loss at equal tokens")] if losses else []
     panels += [_scatter(moment, spreads[moment], losses) for moment in spreads if losses]
+    columns = ("variant", "group", "part")
+    exponents = shared.gathered(shared.of_quantity(rows, EXPONENT), *columns)
     return runs.summary(
         title="From pre-ln to sas-p without norm, one removal at a time",
         caption=(
@@ -173,7 +174,7 @@ def summarise(rows: Rows) -> Summary:
             *_training_checks(found.get(COMMON_SPREAD, {}), losses, "queries and MLPs alone"),
         ],
         unevenness=_index_table(found),
-        growth=_growth_table(rows),
+        growth=shared.mean_table(exponents, *columns, value="slope"),
     )
 
 
@@ -216,12 +217,6 @@ def _index_table(found: Indices) -> list[dict[str, object]]:
         {**line, "seeds": len(values)}
         for line, values in zip(lines, by_block.values(), strict=True)
     ]
-
-
-def _growth_table(rows: Rows) -> list[dict[str, Any]]:
-    columns = ("variant", "group", "part")
-    exponents = shared.gathered(shared.of_quantity(rows, EXPONENT), *columns)
-    return shared.mean_table(exponents, *columns, value="slope")
 
 
 def _even_checks(spreads: Mapping[str, shared.Values]) -> list[Check]:

@@ -27,6 +27,7 @@ from hessblocks.studies.shared.growth_points import (
     growth_rows,
     growth_study,
     logspace,
+    one_layer,
 )
 from hessblocks.studies.shared.growth_summary import (
     SMALL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from hessblocks.figures import Figure, Heatmap, Panel, Series
 from hessblocks.linalg import Estimate
@@ -11,6 +11,7 @@ from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows, Summary
 
+R = TypeVar("R", bound=Mapping[str, Any])
 Place = tuple[float, float, float]
 """Abscissa, ordinate and its standard error."""
 
@@ -51,7 +52,7 @@ def gathered(
     return {key: [float(row["value"]) for row in members] for key, members in groups}
 
 
-def of_quantity(rows: Rows, *quantities: str) -> Rows:
+def of_quantity(rows: Iterable[R], *quantities: str) -> list[R]:
     """The rows of some quantities."""
     return [row for row in rows if row["quantity"] in quantities]
 

@@ -39,6 +39,15 @@ class Size:
     """Random vectors of each estimate; unused where the norm is exact."""
 
 
+def one_layer(sigmas: tuple[float, ...], seeds: int) -> dict[Scale, Size]:
+    """The sizes of a study of one layer, with so many seeds at laptop scale; the published ones have 20."""
+    return {
+        "smoke": Size(width=16, sums=8, seeds=2, sigmas=sigmas),
+        "laptop": Size(width=128, sums=64, seeds=seeds, sigmas=sigmas),
+        "paper": Size(width=128, sums=64, seeds=20, sigmas=sigmas),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class DrawSettings:
     """A point of a study at initialisation: a model and sums drawn from a seed."""
