@@ -113,6 +113,15 @@ def summarise(rows: Rows) -> Summary:
         panels.append(_against_time(panels[0], times))
     fact = "pretrains as well as pre-ln per step"
     presets = [name for name in ("sas", "sas-p") if name in names]
+    table = [
+        {
+            "variant": name,
+            "training_speed": ratio,
+            "standard_error": error,
+            "published": shared.PUBLISHED_SPEED.get(name),
+        }
+        for name, (ratio, error) in shared.speeds(rows).items()
+    ]
     return runs.summary(
         title="Masked-LM pretraining",
         caption=(
@@ -124,33 +133,21 @@ def summarise(rows: Rows) -> Summary:
             *(runs.close(name, "pre-ln", CLOSE, f"{name} {fact}") for name in presets),
             *shared.speed_check(rows),
         ],
-        times=_times(rows),
+        times=table,
     )
 
 
 def _against_time(panel: Panel, times: Mapping[str, tuple[float, float]]) -> Panel:
-    return Panel(
+    return replace(
+        panel,
         title="the same against training time",
         x_label="training time (s)",
-        y_label=panel.y_label,
         series=tuple(
             replace(series, x=tuple(step * times[series.name][0] for step in series.x))
             for series in panel.series
             if series.name in times
         ),
     )
-
-
-def _times(rows: Rows) -> list[dict[str, object]]:
-    return [
-        {
-            "variant": name,
-            "training_speed": ratio,
-            "standard_error": error,
-            "published": shared.PUBLISHED_SPEED.get(name),
-        }
-        for name, (ratio, error) in shared.speeds(rows).items()
-    ]
 
 
 STUDY = shared.trained_study(

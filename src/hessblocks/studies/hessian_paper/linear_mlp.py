@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hessblocks.conventions import IGNORED, Part
+from hessblocks.conventions import IGNORED, PARTS
 from hessblocks.curvature import Norms
 from hessblocks.data import SYMBOLS, addition_batch
 from hessblocks.figures import Panel
@@ -58,11 +58,10 @@ def measure(settings: LinearSettings) -> list[Row]:
     draw = seed_of("mlp", settings.layers, settings.sigma, settings.seed)
     embedding, weights, head = network(settings.layers, settings.width, settings.sigma, draw)
     norms = outer_norms(embedding, weights, head, addition_batch(settings.sums, seed=draw))
-    shares: dict[Part, float] = {"outer": 1.0, "functional": 0.0, "full": 1.0}
     found: list[Norms] = [
         {
-            ("weight", part): Estimate(value=share * norm, method="exact")
-            for part, share in shares.items()
+            ("weight", part): Estimate(value=norm * (part != "functional"), method="exact")
+            for part in PARTS
         }
         for norm in norms
     ]

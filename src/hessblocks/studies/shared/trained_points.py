@@ -201,9 +201,5 @@ def trained_study(
             for seed in range(sweep.seeds or count or seeds[scale])
         ]
 
-    of_training = {
-        "measure": train_point,
-        "columns": TRAINED_COLUMNS,
-        "revision": TRAINED_REVISION,
-    }
-    return Study(name=name, settings=settings, gpus=1, **{**of_training, **about})
+    usual = {"measure": train_point, "columns": TRAINED_COLUMNS, "revision": TRAINED_REVISION}
+    return Study(name=name, settings=settings, gpus=1, **{**usual, **about})
