@@ -281,7 +281,6 @@ STUDY = Study(
     title="throws of coins",
     source="Our question",
     published="Coins are fair.",
-    kind=CoinSettings,
     settings=settings,
     measure=measure,
     summarise=summarise,

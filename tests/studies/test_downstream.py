@@ -18,7 +18,7 @@ from hessblocks.studies.blocks_paper.finetuning import ACCURACY, FRESH, PUBLISHE
 from hessblocks.studies.catalogue import find
 from hessblocks.studies.engine.study import Check
 from hessblocks.studies.runner import run_study
-from hessblocks.studies.shared.step_times import STEP_TIME
+from hessblocks.studies.shared.step_times import STEP_TIME, speeds
 from hessblocks.studies.shared.trained_points import LOSS
 from tests.data.library import write_library
 
@@ -227,9 +227,9 @@ def test_a_diverged_seed_is_counted_and_has_no_score() -> None:
 
 
 def test_speeds_and_their_errors() -> None:
-    found = masked_lm.speeds(times(pre_ln=(1.0, 0.03), sas=(0.8, 0.032)))
+    found = speeds(times(pre_ln=(1.0, 0.03), sas=(0.8, 0.032)))
     assert found["sas"] == (pytest.approx(1.25), pytest.approx(1.25 * 0.05))
-    assert masked_lm.speeds(times(sas=(0.8, 0.1))) == {}
+    assert speeds(times(sas=(0.8, 0.1))) == {}
 
 
 def test_paper_scale_has_the_published_settings() -> None:

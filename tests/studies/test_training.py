@@ -31,7 +31,7 @@ from hessblocks.studies.shared.trained_points import (
     train_point,
 )
 from hessblocks.studies.shared.trained_summary import Runs
-from hessblocks.studies.shared.variants import VARIANTS, Sizes, make_block
+from hessblocks.studies.shared.variants import VARIANTS, make_block
 from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
 from tests.data.helpers import write_code
 
@@ -57,8 +57,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
 
 def model(variant: str = "sas-p"):
     torch.manual_seed(0)
-    sizes = Sizes(width=16, heads=2, mlp_width=32)
-    return build(make_block(variant, sizes), depth=2, vocab_size=260, context=16)
+    block = make_block(variant, width=16, heads=2, mlp_width=32)
+    return build(block, depth=2, vocab_size=260, context=16)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -60,7 +60,6 @@ STUDY = Study(
     title="squares",
     source="nowhere",
     published="They are squares.",
-    kind=ToySettings,
     settings=settings,
     measure=measure,
     summarise=summarise,

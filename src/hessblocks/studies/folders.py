@@ -32,7 +32,7 @@ def remember(out: Path, studies: Iterable[str], scale: str, seeds: int | None) -
 def _asked_before(out: Path) -> dict[str, Any]:
     """The studies of config.json; none where it is damaged, since each study has its own."""
     try:
-        config = _read(out / CONFIG) if (out / CONFIG).exists() else {"studies": {}}
+        config = _config(out) if (out / CONFIG).exists() else {"studies": {}}
     except RunError:
         warnings.warn(
             f"{out / CONFIG} is damaged and written anew; studies without points are forgotten",
@@ -60,7 +60,7 @@ def is_study_folder(folder: Path) -> bool:
     Raises:
         OSError: it cannot be read.
     """
-    return any(map(_is_one_study, [folder, *_inside(folder)])) or _is_asked(folder)
+    return any(map(_is_one_study, [folder, *_inside(folder)])) or "studies" in _config(folder)
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def refreshed(folder: Path) -> Iterator[None]:
 
 
 def _refresh(folder: Path, store: Store) -> None:
-    config = _read(folder / CONFIG)
+    config = _config(folder)
     if config["study"] not in names():
         return
     study = find(config["study"])
@@ -103,20 +103,18 @@ def _refresh(folder: Path, store: Store) -> None:
 
 
 def _is_one_study(folder: Path) -> bool:
-    path = folder / CONFIG
-    return path.is_file() and "study" in _read(path)
-
-
-def _is_asked(folder: Path) -> bool:
-    path = folder / CONFIG
-    return path.is_file() and "studies" in _read(path)
+    return "study" in _config(folder)
 
 
 def _inside(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _config(folder: Path) -> dict[str, Any]:
+    """What config.json holds; nothing where there is none, or no mapping."""
+    path = folder / CONFIG
+    if not path.is_file():
+        return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}

@@ -11,23 +11,8 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage import Row, held, write_json
+from hessblocks.studies import engine
 from hessblocks.studies.catalogue import find
-from hessblocks.studies.engine import (
-    Check,
-    Executor,
-    InProcess,
-    LocalProcesses,
-    Outcome,
-    Pace,
-    Point,
-    RayCluster,
-    Reporter,
-    Silent,
-    Store,
-    Study,
-    opened,
-    write_outputs,
-)
 from hessblocks.studies.folders import remember
 
 
@@ -45,7 +30,7 @@ class StudyResult:
     """config.json, environment.json, points.jsonl, results.csv, summary.json and figure.json."""
     rows: tuple[Row, ...]
     """All measurements."""
-    checks: tuple[Check, ...]
+    checks: tuple[engine.Check, ...]
     """The published facts next to ours."""
     points: int
     """Independent pieces of work."""
@@ -84,7 +69,7 @@ def run_studies(
     seeds: int | None = None,
     workers: int | None = None,
     ray: str | None = None,
-    reporter: Reporter | None = None,
+    reporter: engine.Reporter | None = None,
 ) -> list[StudyResult]:
     """Reproduce figures and tables; goes on where an earlier call with the same `out` stopped.
 
@@ -121,7 +106,7 @@ def run_studies(
                         folder=Path(out) / study.name,
                         config=config,
                         where=where,
-                        reporter=reporter or Silent(),
+                        reporter=reporter or engine.Silent(),
                     )
                 )
             except RunError as error:
@@ -132,13 +117,13 @@ def run_studies(
 
 
 def measure_study(
-    study: Study[Any],
-    points: Sequence[Point],
+    study: engine.Study[Any],
+    points: Sequence[engine.Point],
     *,
     folder: Path,
     config: Mapping[str, object],
-    where: Executor,
-    reporter: Reporter,
+    where: engine.Executor,
+    reporter: engine.Reporter,
 ) -> StudyResult:
     """Measure the missing ones of `points` into `folder`, and write all its files.
 
@@ -159,15 +144,15 @@ def measure_study(
     # loads the Trainer: not in workers
     from hessblocks.storage import keep_environment, warn_of_another_environment
 
-    with opened(folder) as store:
+    with engine.opened(folder) as store:
         missing = store.of(points).missing
         _warn_of_a_narrower_request(study.name, folder, len(points), store)
         write_json(folder / "config.json", {**config, "points": len(points)})
         keep_environment(folder / "environment.json")
         if missing:
             warn_of_another_environment(folder / "environment.json")
-        checks = write_outputs(study, points, store)
-        pace = Pace(study.name, done=len(points) - len(missing), total=len(points))
+        checks = engine.write_outputs(study, points, store)
+        pace = engine.Pace(study.name, done=len(points) - len(missing), total=len(points))
         reporter.show(pace.now())
         failures = []
         with contextlib.closing(where.outcomes(study.measure, missing)) as outcomes:
@@ -179,7 +164,7 @@ def measure_study(
                     failures.append(outcome)
                     reporter.show(pace.now(failed=1))
         if missing:
-            checks = write_outputs(study, points, store)
+            checks = engine.write_outputs(study, points, store)
     if failures:
         raise _failure(study.name, failures)
     stored = store.of(points)
@@ -195,7 +180,7 @@ def measure_study(
     )
 
 
-def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: Store) -> None:
+def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: engine.Store) -> None:
     """Say that results.csv and figure will show less than what is stored."""
     if len(store) > points:
         warnings.warn(
@@ -206,7 +191,7 @@ def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: Sto
 
 
 @contextlib.contextmanager
-def executor(workers: int | None, ray: str | None) -> Iterator[Executor]:
+def executor(workers: int | None, ray: str | None) -> Iterator[engine.Executor]:
     """Where to measure: here, in `workers` processes, or on the cluster at `ray`.
 
     Raises:
@@ -215,18 +200,16 @@ def executor(workers: int | None, ray: str | None) -> Iterator[Executor]:
     """
     if workers is not None and ray is not None:
         raise ArgumentError("ray: give either ray or workers, not both")
-    found: Executor = InProcess()
+    found: engine.Executor = engine.InProcess()
     if workers is not None:
-        found = LocalProcesses(workers)
+        found = engine.LocalProcesses(workers)
     elif ray is not None:
-        found = RayCluster(ray)
-    try:
+        found = engine.RayCluster(ray)
+    with contextlib.closing(found):
         yield found
-    finally:
-        found.close()
 
 
-def _failure(study: str, failures: Sequence[Outcome]) -> RunError:
+def _failure(study: str, failures: Sequence[engine.Outcome]) -> RunError:
     first = failures[0]
     return RunError(
         f"{study}: {len(failures)} point(s) failed, the first ({first.point.label}) with: "

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from hessblocks.storage import Row
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import (
-    HOW,
-    MLP_GAINS,
-    SIZES,
-    Runs,
-    Sweep,
-    TrainedSettings,
-    finite,
-    places_panel,
-    train_point,
-    trained_study,
-)
 
 INITIALS = ("normal values", "orthogonal values", "tied values", "identity values")
 VARIANTS = (
@@ -24,7 +13,7 @@ VARIANTS = (
     "sas",
     "sas, no first values",
     "sas, no MLP skip",
-    *(f"sas, MLP gain x{factor:g}" for factor in MLP_GAINS),
+    *(f"sas, MLP gain x{factor:g}" for factor in shared.MLP_GAINS),
     *INITIALS,
 )
 COSINE = ("pre-ln", "sas")
@@ -38,32 +27,32 @@ SLOWER = (
 """The slower variant, the faster one, and the appendix's fact."""
 
 
-def sweeps(scale: Scale) -> list[Sweep]:
+def sweeps(scale: Scale) -> list[shared.Sweep]:
     """All variants with a linear decay, some with a cosine one too."""
     return [
-        Sweep(variants=variants, size=SIZES[scale], settings={"decay": decay})
+        shared.Sweep(variants=variants, size=shared.SIZES[scale], settings={"decay": decay})
         for decay, variants in (("linear", VARIANTS), ("cosine", COSINE))
     ]
 
 
-def measure(settings: TrainedSettings) -> list[Row]:
+def measure(settings: shared.TrainedSettings) -> list[Row]:
     """Train one model; a cosine decay is part of the variant's name."""
     name = settings.variant + (", cosine" if settings.decay == "cosine" else "")
-    return [{**row, "variant": name} for row in train_point(settings)]
+    return [{**row, "variant": name} for row in shared.train_point(settings)]
 
 
 def summarise(rows: Rows) -> Summary:
     """Final losses, and the appendix's facts."""
-    runs = Runs(rows)
+    runs = shared.Runs(rows)
     label = "final validation loss (nats per token)"
-    shown = finite(runs.losses)
+    shown = shared.finite(runs.losses)
     return runs.summary(
         title="What the details are worth",
         caption=(
             "The rows of values are skipless blocks with freely trainable values and projections from "
-            f"that initial value. {HOW}"
+            f"that initial value. {shared.HOW}"
         ),
-        panels=[places_panel({"final loss": shown}, label, bars=False)] if shown else [],
+        panels=[shared.places_panel({"final loss": shown}, label, bars=False)] if shown else [],
         checks=[
             *(runs.close(name, f"{name}, cosine", 0.0, f"{NO_WORSE} ({name})") for name in COSINE),
             *(runs.slower(slow, fast, fact) for slow, fast, fact in SLOWER),
@@ -71,7 +60,7 @@ def summarise(rows: Rows) -> Summary:
     )
 
 
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "ablations",
     title="decay, MLP gain, initial values, first values, MLP skip",
     source="Simplified blocks, appendix",

@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hessblocks.storage import Row
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import (
-    HOW,
-    SIZES,
-    Runs,
-    Sweep,
-    TrainedSettings,
-    train_point,
-    trained_study,
-)
 
 BLOCKS = ("pre-ln", "sas", "sas-p")
 DEPTHS: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (3, 12), "paper": (18, 72)}
@@ -22,26 +14,28 @@ CLOSE = 0.05
 """Nats per token that still count as "no slower"."""
 
 
-def sweeps(scale: Scale) -> list[Sweep]:
+def sweeps(scale: Scale) -> list[shared.Sweep]:
     """MLPs of two widths, at both depths."""
-    size = replace(SIZES[scale], mlp_width=2 * SIZES[scale].width)
-    return [Sweep(variants=BLOCKS, size=replace(size, depth=depth)) for depth in DEPTHS[scale]]
+    size = replace(shared.SIZES[scale], mlp_width=2 * shared.SIZES[scale].width)
+    return [
+        shared.Sweep(variants=BLOCKS, size=replace(size, depth=depth)) for depth in DEPTHS[scale]
+    ]
 
 
-def measure(settings: TrainedSettings) -> list[Row]:
+def measure(settings: shared.TrainedSettings) -> list[Row]:
     """Train one model; its depth is part of the variant's name."""
     name = f"{settings.variant}, {settings.size.depth} layers"
-    return [{**row, "variant": name} for row in train_point(settings)]
+    return [{**row, "variant": name} for row in shared.train_point(settings)]
 
 
 def summarise(rows: Rows) -> Summary:
     """Loss curves at each depth, and final losses against pre-ln of the same depth."""
-    runs = Runs(rows)
+    runs = shared.Runs(rows)
     depths = sorted({int(name.split(", ")[1].split()[0]) for name in runs.losses})
     return runs.summary(
         title="Simplified blocks at two depths, one four times the other",
-        caption=f"MLP of two widths. {HOW}",
-        panels=[Runs(_at(rows, depth)).panel(BLOCKS, f"{depth} layers") for depth in depths],
+        caption=f"MLP of two widths. {shared.HOW}",
+        panels=[shared.Runs(_at(rows, depth)).panel(BLOCKS, f"{depth} layers") for depth in depths],
         checks=[
             runs.close(
                 f"{name}, {depth} layers",
@@ -65,7 +59,7 @@ def _at(rows: Rows, depth: int) -> Rows:
     ]
 
 
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "depth",
     title="simplified blocks at two depths, one four times the other",
     source="Simplified blocks, Figure 6",

@@ -6,38 +6,19 @@ At smoke and laptop scale the tasks are stand-ins with labels true by constructi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from hessblocks.data import TASKS, Task, load_docstrings, make_task
-from hessblocks.figures import Figure, Panel
+from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.blocks_paper.masked_lm import (
-    COLUMNS,
-    SIZES,
-    MaskedSettings,
-    pretraining,
-    timed,
-)
-from hessblocks.studies.blocks_paper.masked_lm import sweeps as masked_sweeps
+from hessblocks.studies import shared
+from hessblocks.studies.blocks_paper import masked_lm
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
-from hessblocks.studies.shared import (
-    PUBLISHED_SPEED,
-    Sweep,
-    Values,
-    curve,
-    difference,
-    difference_check,
-    of_quantity,
-    speed_check,
-    speeds,
-    text_of,
-    trained_study,
-    values,
-)
 from hessblocks.training import Finetuning, Pretraining, Score, finetune, pretrained
 
 ACCURACY = "accuracy"
@@ -51,6 +32,8 @@ PUBLISHED_SCORES = {
     "sas-p": (78.3, 0.4),
 }  # fmt: skip
 """GLUE and its error, table 1; SAS-P without norm has none (NaNs)."""
+AT_SIZE = "parameters_at_16x768"
+"""Parameters at the published size."""
 PUBLISHED_MILLIONS = {"pre-ln": 120, "sas": 101}
 CLOSE = 2.0
 """Points of the mean score that still count as equal."""
@@ -85,16 +68,16 @@ TUNINGS: dict[Scale, Tuning] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TunedSettings(MaskedSettings):
+class TunedSettings(masked_lm.MaskedSettings):
     """A point of this study: one block fine-tuned on all tasks, or all blocks in turns."""
 
     tuning: Tuning | None = None
     """Fine-tuning; None where all blocks take turns."""
 
 
-def sweeps(scale: Scale) -> list[Sweep]:
+def sweeps(scale: Scale) -> list[shared.Sweep]:
     """The blocks and the control, and one point that times all blocks."""
-    timing, blocks = masked_sweeps(scale)
+    timing, blocks = masked_lm.sweeps(scale)
     tuning = {"tuning": TUNINGS[scale]}
     return [timing, replace(blocks, variants=(*blocks.variants, FRESH), settings=tuning)]
 
@@ -102,10 +85,12 @@ def sweeps(scale: Scale) -> list[Sweep]:
 def measure(settings: TunedSettings) -> list[Row]:
     """One block's scores, or the costs of all."""
     if settings.tuning is None:
-        return timed(settings) + _published_sizes()
+        return masked_lm.timed(settings) + [
+            _published_size(settings, name) for name in PUBLISHED_MILLIONS
+        ]
     fresh = settings.variant == FRESH
-    made = pretraining(settings, "pre-ln" if fresh else None)
-    corpus = text_of(settings.size)
+    made = masked_lm.pretraining(settings, "pre-ln" if fresh else None)
+    corpus = shared.text_of(settings.size)
     model = None if fresh else pretrained(made, corpus)
     tuning = Finetuning(
         epochs=settings.tuning.epochs,
@@ -119,10 +104,9 @@ def measure(settings: TunedSettings) -> list[Row]:
         score = Score(accuracy=None, examples=0, chance=0.0)
         if model is None or not model.diverged:
             score = finetune(made, model.folder if model else None, corpus, task, tuning)
-        shared: Row = {**settings.owner, "task": task.name, "method": "measured"}
         chance = score.chance if score.examples else None
-        rows.append({**shared, "quantity": ACCURACY, "value": score.accuracy})
-        rows.append({**shared, "quantity": CHANCE, "value": chance})
+        for quantity, value in ((ACCURACY, score.accuracy), (CHANCE, chance)):
+            rows.append(shared.measured(quantity, value, **settings.owner, task=task.name))
     return rows
 
 
@@ -137,32 +121,23 @@ def tasks(names: str) -> list[Task]:
     return [make_task(name, records) for name in chosen]
 
 
-def _published_sizes() -> list[Row]:
-    """Parameters at the published size, counted without memory."""
-    rows: list[Row] = []
-    for name in PUBLISHED_MILLIONS:
-        size = vars(SIZES["paper"])
-        with torch.device("meta"):
-            model = Pretraining(preset=name, seed=0, **size).model()
-        count = sum(parameter.numel() for parameter in model.parameters())
-        rows.append(
-            {
-                "study": "downstream", "variant": name, "seed": 0, "quantity": "parameters_at_16x768",
-                "value": count, "method": "exact",
-            }
-        )  # fmt: skip
-    return rows
+def _published_size(settings: TunedSettings, name: str) -> Row:
+    """Parameters of a block at the published size, counted without memory."""
+    with torch.device("meta"):
+        model = Pretraining(preset=name, seed=0, **vars(masked_lm.SIZES["paper"])).model()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return shared.measured(AT_SIZE, count, "exact", **replace(settings, variant=name).owner)
 
 
-Scores = dict[str, dict[Scalar, dict[str, float | None]]]
-"""Block → {seed: {task: accuracy in percent, or None}}."""
+Scores = dict[str, dict[Scalar, dict[str, float]]]
+"""Block → {seed: {task: accuracy in percent, −∞ where it diverged}}."""
 
 
 def scores(rows: Rows) -> Scores:
     """The accuracies, in percent."""
     found: Scores = {}
-    for row in of_quantity(rows, ACCURACY):
-        value = None if row["value"] is None else 100 * row["value"]
+    for row in shared.of_quantity(rows, ACCURACY):
+        value = -math.inf if row["value"] is None else 100 * row["value"]
         found.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["task"]] = value
     return found
 
@@ -170,34 +145,30 @@ def scores(rows: Rows) -> Scores:
 def means(found: Scores) -> dict[str, dict[Scalar, float]]:
     """Block → {seed: mean over its tasks}; that of a diverged seed is −∞."""
     return {
-        block: {
-            seed: sum(-math.inf if v is None else v for v in each.values()) / len(each)
-            for seed, each in runs.items()
-        }
+        block: {seed: sum(each.values()) / len(each) for seed, each in runs.items()}
         for block, runs in found.items()
     }
 
 
-def finished(runs: Mapping[Scalar, float]) -> list[float]:
-    """The means of the seeds that did not diverge."""
-    return [value for value in runs.values() if math.isfinite(value)]
+def finished(values: Iterable[float]) -> list[float]:
+    """The values that did not diverge."""
+    return [value for value in values if math.isfinite(value)]
 
 
 def summarise(rows: Rows) -> Summary:
     """The table of the paper's kind, and its facts."""
     found = scores(rows)
-    return Summary(
-        figure=Figure(
-            title="Downstream scores, training speed and parameters",
-            caption=(
-                f"{_about(found)}: mean accuracy over seeds, bars are standard errors; beside the speeds, "
-                "of the difference. The published scores are GLUE at 16 layers, width 768: compare "
-                "differences between blocks, not levels."
-            ),
-            panels=_panels(rows, found),
-        ),
-        checks=_checks(rows, means(found)),
-        tables={"downstream": table(rows, found)},
+    about = "Tasks of GLUE"
+    if set(task_names(found)) <= set(TASKS):
+        about = "Stand-ins with labels true by construction (not GLUE), split by file"
+    return shared.summary(
+        "Downstream scores, training speed and parameters",
+        f"{about}: mean accuracy over seeds, bars are standard errors; beside the speeds, "
+        "of the difference. The published scores are GLUE at 16 layers, width 768: compare "
+        "differences between blocks, not levels.",
+        _panels(rows, found),
+        _checks(rows, means(found)),
+        downstream=table(rows, found),
     )
 
 
@@ -207,87 +178,71 @@ def task_names(found: Scores) -> list[str]:
     return list(dict.fromkeys(every))
 
 
-def _about(found: Scores) -> str:
-    if set(task_names(found)) <= set(TASKS):
-        return "Stand-ins with labels true by construction (not GLUE), split by file"
-    return "Tasks of GLUE"
-
-
 def table(rows: Rows, found: Scores) -> list[dict[str, object]]:
     """One block a row: scores, parameters, speed and memory."""
     average = means(found)
-    training, answering = speeds(rows), speeds(rows, "answer_time")
-    costs = {
-        quantity: values(rows, quantity)
-        for quantity in ("parameters", "step_memory", "answer_memory")
-    }
+    counted = ("parameters", "step_memory", "answer_memory")
+    costs = {quantity: shared.values(rows, quantity) for quantity in counted}
+    costs["training_speed"] = shared.speeds(rows)
+    costs["inference_speed"] = shared.speeds(rows, "answer_time")
     lines: list[dict[str, object]] = []
-    for block in dict.fromkeys((*found, *training)):
-        kept = finished(average.get(block, {}))
+    for block in dict.fromkeys((*found, *costs["training_speed"])):
+        runs = average.get(block, {})
+        kept = finished(runs.values())
         score, error = mean_and_error(kept) if kept else (None, None)
         line: dict[str, object] = {
             "block": block,
             "score": score,
             "standard_error": error,
             "seeds": len(kept),
-            "diverged": len(found.get(block, {})) - len(kept),
-            "published_glue": PUBLISHED_SCORES.get(block, (None, None))[0],
+            "diverged": len(runs) - len(kept),
+            "published_glue": PUBLISHED_SCORES.get(block, (None,))[0],
         }
         line |= {name: each.get(block, (None,))[0] for name, each in costs.items()}
-        line |= {
-            "training_speed": training.get(block, (None,))[0],
-            "inference_speed": answering.get(block, (None,))[0],
-            "published_speed": PUBLISHED_SPEED.get(block),
-        }
-        lines.append(line)
+        lines.append({**line, "published_speed": shared.PUBLISHED_SPEED.get(block)})
     return lines
 
 
-def _panels(rows: Rows, found: Scores) -> tuple[Panel, ...]:
+def _panels(rows: Rows, found: Scores) -> list[Panel]:
     if not found:
-        return ()
-    names = task_names(found)
+        return []
+    average, names = means(found), task_names(found)
     bars = []
     for block, runs in found.items():
-        per_task = [
-            [v for each in runs.values() if (v := each.get(task)) is not None] for task in names
-        ]
-        places = [*per_task, finished(means(found)[block])]
+        each = [[run[task] for run in runs.values() if task in run] for task in names]
+        places = map(finished, (*each, average[block].values()))
         kept = [(float(x), *mean_and_error(v)) for x, v in enumerate(places) if v]
-        bars.append(curve(block, kept))
+        bars.append(shared.curve(block, kept))
     scored = Panel(
         title="accuracy", x_label="", y_label="accuracy (%)", kind="bars",
         ticks=(*(_with_chance(rows, task) for task in names), "mean"), series=tuple(bars),
     )  # fmt: skip
-    return (scored, *_speed_panel(rows, found))
+    return [scored, *_speed_panel(rows, average)]
 
 
 def _with_chance(rows: Rows, task: str) -> str:
     """The task, and what answering with the commonest class would score."""
-    for row in of_quantity(rows, CHANCE):
+    for row in shared.of_quantity(rows, CHANCE):
         if row["task"] == task and row["value"] is not None:
             return f"{task}\n(chance {100 * row['value']:.0f} %)"
     return task
 
 
-def _speed_panel(rows: Rows, found: Scores) -> list[Panel]:
+def _speed_panel(rows: Rows, average: shared.Values) -> list[Panel]:
     """Score above pre-ln's against training speed, ours beside the published ones."""
-    average = means(found)
-    times = speeds(rows)
-    gaps = {name: difference(average, name, "pre-ln") for name in times}
+    times = shared.speeds(rows)
+    gaps = {name: shared.difference(average, name, "pre-ln") for name in times}
     ours = {name: gap for name, gap in gaps.items() if gap and not gap.diverged}
     if not ours:
         return []
-    published = {name: PUBLISHED_SCORES[name] for name in ours if name in PUBLISHED_SCORES}
-    base, _ = PUBLISHED_SCORES["pre-ln"]
     series = [
-        curve(name, [(times[name][0], gap.mean, gap.error)], line=False)
+        shared.curve(name, [(times[name][0], gap.mean, gap.error)], line=False)
         for name, gap in ours.items()
     ]
-    series += [
-        curve(name, [(PUBLISHED_SPEED[name], score - base, error)], published=True)
-        for name, (score, error) in published.items()
-    ]
+    for name in (name for name in ours if name in PUBLISHED_SCORES):
+        score, error = PUBLISHED_SCORES[name]
+        place = (shared.PUBLISHED_SPEED[name], score - PUBLISHED_SCORES["pre-ln"][0], error)
+        series.append(shared.curve(name, [place], published=True))
     return [
         Panel(
             title="score against speed",
@@ -298,52 +253,39 @@ def _speed_panel(rows: Rows, found: Scores) -> list[Panel]:
     ]
 
 
-def _checks(rows: Rows, average: Values) -> list[Check]:
+def _checks(rows: Rows, average: shared.Values) -> list[Check]:
     base, _ = PUBLISHED_SCORES["pre-ln"]
+    above = partial(shared.difference_check, average, above=True, unit="points", digits=1)
     checks = [
-        difference_check(
-            average,
+        above(
             block,
             "pre-ln",
             f"{block} scores within {CLOSE:g} points of pre-ln, or above",
             expected=f"{PUBLISHED_SCORES[block][0] - base:+.1f} points (GLUE)",
-            above=True,
             limit=-CLOSE,
-            unit="points",
-            digits=1,
         )
         for block in ("sas", "sas-p")
         if block in average
     ]
     if "pre-ln" in average and FRESH in average:
-        checks.append(
-            difference_check(
-                average,
-                "pre-ln",
-                FRESH,
-                "pretraining helps: pre-ln scores above the same model from random weights",
-                expected="above 0 points (ours; without it the scores say nothing about pretraining)",
-                above=True,
-                unit="points",
-                digits=1,
-            )
+        fact = "pretraining helps: pre-ln scores above the same model from random weights"
+        why = "above 0 points (ours; without it the scores say nothing about pretraining)"
+        checks.append(above("pre-ln", FRESH, fact, expected=why))
+    millions = {name: count / 1e6 for name, (count, _) in shared.values(rows, AT_SIZE).items()}
+    checks += [
+        Check(
+            fact=f"parameters of {block} at 16 layers, width 768",
+            expected=f"{published}M",
+            ours=f"{millions[block]:.1f}M",
+            holds=abs(millions[block] - published) < 1,
         )
-    at_size = values(rows, "parameters_at_16x768")
-    for block, millions in PUBLISHED_MILLIONS.items():
-        if block in at_size:
-            count = at_size[block][0] / 1e6
-            checks.append(
-                Check(
-                    fact=f"parameters of {block} at 16 layers, width 768",
-                    expected=f"{millions}M",
-                    ours=f"{count:.1f}M",
-                    holds=abs(count - millions) < 1,
-                )
-            )
-    return [*checks, *speed_check(rows)]
+        for block, published in PUBLISHED_MILLIONS.items()
+        if block in millions
+    ]
+    return [*checks, *shared.speed_check(rows)]
 
 
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "downstream",
     title="scores after fine-tuning, parameters, speed and memory",
     source="Simplified blocks, Tables 1 and 2",
@@ -352,6 +294,6 @@ STUDY = trained_study(
     sweeps=sweeps,
     measure=measure,
     summarise=summarise,
-    columns=COLUMNS,
+    columns=masked_lm.COLUMNS,
     revision=2,  # training texts that stand in a held-out file too are left out
 )

@@ -8,22 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from hessblocks.blocks import ReparametrisedLinear
-from hessblocks.figures import Figure, Panel
+from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Summary
-from hessblocks.studies.shared import (
-    GAINED,
-    SIZES,
-    Sweep,
-    TrainedSettings,
-    curve,
-    gathered,
-    mean_places,
-    of_quantity,
-    train_point,
-    trained_study,
-)
 
 GROUPS = ("value", "projection")
 RATIO = "gain_ratio"
@@ -32,9 +21,9 @@ SHRUNK = 0.9
 """Share of the initial ratio below which it counts as fallen."""
 
 
-def measure(settings: TrainedSettings) -> list[Row]:
+def measure(settings: shared.TrainedSettings) -> list[Row]:
     """Train with trainable gains; their ratios whenever a loss is taken."""
-    return train_point(settings, gain_ratios)
+    return shared.train_point(settings, gain_ratios)
 
 
 def gain_ratios(model: nn.Module, step: int) -> list[Row]:
@@ -45,15 +34,7 @@ def gain_ratios(model: nn.Module, step: int) -> list[Row]:
         if isinstance(module, ReparametrisedLinear) and group in GROUPS:
             layer = int(name.split("layers.")[1].partition(".")[0])
             ratio = abs(_float(module.update_gain) / _float(module.initial_gain))
-            rows.append(
-                {
-                    "quantity": RATIO,
-                    "layer": layer,
-                    "group": group,
-                    "value": ratio,
-                    "method": "measured",
-                }
-            )
+            rows.append(shared.measured(RATIO, ratio, layer=layer, group=group))
     return rows
 
 
@@ -68,7 +49,7 @@ Curves = dict[tuple[str, int], dict[int, list[float]]]
 def curves(rows: Rows) -> Curves:
     """The ratios of every matrix along training."""
     found: Curves = {}
-    ratios = gathered(of_quantity(rows, RATIO), "group", "layer", "step")
+    ratios = shared.gathered(shared.of_quantity(rows, RATIO), "group", "layer", "step")
     for (group, layer, step), values in ratios.items():
         found.setdefault((group, layer), {})[step] = values
     return found
@@ -86,14 +67,12 @@ def summarise(rows: Rows) -> Summary:
         }
         for (group, layer), steps in found.items()
     ]
-    return Summary(
-        figure=Figure(
-            title="Training turns down the trainable part of values and projections",
-            caption="W = α I + β ΔW from α = 1, β = 0.2; mean over seeds, bars are its standard errors.",
-            panels=tuple(_panel(group, found) for group in GROUPS if found),
-        ),
-        checks=_checks(table),
-        tables={"ratios": table},
+    return shared.summary(
+        "Training turns down the trainable part of values and projections",
+        "W = α I + β ΔW from α = 1, β = 0.2; mean over seeds, bars are its standard errors.",
+        [_panel(group, found) for group in GROUPS if found],
+        _checks(table),
+        ratios=table,
     )
 
 
@@ -103,9 +82,9 @@ def _panel(group: str, found: Curves) -> Panel:
         x_label="training step",
         y_label="|β / α|",
         series=tuple(
-            curve(
+            shared.curve(
                 f"layer {layer + 1}",
-                mean_places({float(step): steps[step] for step in sorted(steps)}),
+                shared.mean_places({float(step): steps[step] for step in sorted(steps)}),
             )
             for (own, layer), steps in found.items()
             if own == group
@@ -128,12 +107,12 @@ def _checks(table: Sequence[Mapping[str, Any]]) -> list[Check]:
     ]
 
 
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "gains",
     title="trainable gains of values and projections along training",
     source="Simplified blocks, Figure 4",
     published="From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first layer's values.",
-    sweeps=lambda scale: [Sweep(variants=[GAINED], size=SIZES[scale])],
+    sweeps=lambda scale: [shared.Sweep(variants=[shared.GAINED], size=shared.SIZES[scale])],
     measure=measure,
     summarise=summarise,
 )

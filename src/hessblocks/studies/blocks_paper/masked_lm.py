@@ -10,24 +10,9 @@ from dataclasses import asdict, dataclass, replace
 
 from hessblocks.figures import Panel
 from hessblocks.storage import Row
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import (
-    ALL,
-    LOSS,
-    PUBLISHED_SPEED,
-    STEP_TIME,
-    BlockSettings,
-    Runs,
-    Sweep,
-    TextSize,
-    median_error,
-    speed_check,
-    speeds,
-    text_of,
-    trained_study,
-    values,
-)
-from hessblocks.training import Cost, Pretraining, costs, pretrained
+from hessblocks.training import Pretraining, costs, pretrained
 
 COLUMNS = (
     "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",
@@ -40,18 +25,18 @@ PRESETS: dict[Scale, tuple[str, ...]] = {
 }
 CLOSE = 0.05
 """Nats per masked token that still count as keeping up."""
-SIZES: dict[Scale, TextSize] = {
-    "smoke": TextSize(
+SIZES: dict[Scale, shared.TextSize] = {
+    "smoke": shared.TextSize(
         depth=2, width=32, heads=2, mlp_width=64, context=32, vocab_size=1024, steps=40,
         batch_size=16, learning_rate=3e-3, evaluations=4, evaluation_sequences=64,
         data="docstrings",
     ),
-    "laptop": TextSize(
+    "laptop": shared.TextSize(
         depth=4, width=64, heads=4, mlp_width=128, context=64, vocab_size=2048, steps=800,
         batch_size=32, learning_rate=3e-3, evaluations=10, evaluation_sequences=256,
         data="docstrings",
     ),
-    "paper": TextSize(
+    "paper": shared.TextSize(
         depth=16, width=768, heads=12, mlp_width=1536, context=128, vocab_size=32_768,
         steps=50_000, batch_size=512, learning_rate=1e-3, evaluations=50,
         evaluation_sequences=2048, data="hub:wikipedia",
@@ -63,39 +48,32 @@ are ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedSettings(BlockSettings):
+class MaskedSettings(shared.BlockSettings):
     """A point of a study of masked models: one model, or all in turns."""
 
     presets: str | None = None
     """The presets that `ALL` times, with commas; None where one block is meant."""
 
 
-def sweeps(scale: Scale) -> list[Sweep]:
+def sweeps(scale: Scale) -> list[shared.Sweep]:
     """The blocks, and one point that times them all."""
     presets, size = PRESETS[scale], SIZES[scale]
     in_turns = {"presets": ",".join(presets)}
     return [
-        Sweep(variants=[ALL], size=size, seeds=1, settings=in_turns),
-        Sweep(variants=presets, size=size),
+        shared.Sweep(variants=[shared.ALL], size=size, seeds=1, settings=in_turns),
+        shared.Sweep(variants=presets, size=size),
     ]
 
 
 def measure(settings: MaskedSettings) -> list[Row]:
     """One block's validation losses, or the costs of all."""
-    if settings.variant == ALL:
+    if settings.variant == shared.ALL:
         return timed(settings)
     made = pretraining(settings)
-    found = pretrained(made, text_of(settings.size))
+    found = pretrained(made, shared.text_of(settings.size))
     tokens = made.batch_size * made.context
     return [
-        {
-            **settings.owner,
-            "step": step,
-            "tokens": step * tokens,
-            "quantity": LOSS,
-            "value": loss,
-            "method": "measured",
-        }
+        shared.measured(shared.LOSS, loss, **settings.owner, step=step, tokens=step * tokens)
         for step, loss in found.losses
     ]
 
@@ -107,46 +85,43 @@ def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretrain
 
 
 def timed(settings: MaskedSettings) -> list[Row]:
-    """Costs of every block as rows."""
+    """Costs of every block as rows; the error of a median is that of a normal."""
     presets = (settings.presets or "").split(",")
-    found = costs(pretraining(settings, presets[0]), presets)
-    return [
-        {
-            **settings.owner,
-            "variant": name,
-            "quantity": quantity,
-            "value": value,
-            "standard_error": error,
-            "method": method,
-        }
-        for name, cost in found.items()
-        for quantity, value, error, method in cost_values(cost)
-    ]
-
-
-def cost_values(cost: Cost) -> list[tuple[str, float, float | None, str]]:
-    """(quantity, value, standard error, method) of each cost; the median's error as for a normal."""
-    return [
-        ("parameters", cost.parameters, None, "exact"),
-        (STEP_TIME, cost.step_time, median_error(cost.step_times), "measured"),
-        ("answer_time", cost.answer_time, median_error(cost.answer_times), "measured"),
-        ("step_memory", cost.step_memory, None, "counted"),
-        ("answer_memory", cost.answer_memory, None, "counted"),
-    ]
+    rows: list[Row] = []
+    for name, cost in costs(pretraining(settings, presets[0]), presets).items():
+        owner = replace(settings, variant=name).owner
+        step_error, answer_error = map(shared.median_error, (cost.step_times, cost.answer_times))
+        rows += [
+            shared.measured("parameters", cost.parameters, "exact", **owner),
+            shared.measured(shared.STEP_TIME, cost.step_time, standard_error=step_error, **owner),
+            shared.measured("answer_time", cost.answer_time, standard_error=answer_error, **owner),
+            shared.measured("step_memory", cost.step_memory, "counted", **owner),
+            shared.measured("answer_memory", cost.answer_memory, "counted", **owner),
+        ]
+    return rows
 
 
 def summarise(rows: Rows) -> Summary:
     """Loss against steps and time, and the final losses."""
-    runs = Runs(rows)
+    runs = shared.Runs(rows)
     names = tuple(runs.losses)
     panels: list[Panel] = []
     if names:
         panel = runs.panel(names, "masked-LM loss at equal steps")
         panels.append(replace(panel, y_label="validation loss (nats per masked token)"))
-    if names and (times := values(rows, STEP_TIME)):
+    if names and (times := shared.values(rows, shared.STEP_TIME)):
         panels.append(_against_time(panels[0], times))
     fact = "pretrains as well as pre-ln per step"
     presets = [name for name in ("sas", "sas-p") if name in names]
+    table = [
+        {
+            "variant": name,
+            "training_speed": ratio,
+            "standard_error": error,
+            "published": shared.PUBLISHED_SPEED.get(name),
+        }
+        for name, (ratio, error) in shared.speeds(rows).items()
+    ]
     return runs.summary(
         title="Masked-LM pretraining",
         caption=(
@@ -156,17 +131,17 @@ def summarise(rows: Rows) -> Summary:
         panels=panels,
         checks=[
             *(runs.close(name, "pre-ln", CLOSE, f"{name} {fact}") for name in presets),
-            *speed_check(rows),
+            *shared.speed_check(rows),
         ],
-        times=_times(rows),
+        times=table,
     )
 
 
 def _against_time(panel: Panel, times: Mapping[str, tuple[float, float]]) -> Panel:
-    return Panel(
+    return replace(
+        panel,
         title="the same against training time",
         x_label="training time (s)",
-        y_label=panel.y_label,
         series=tuple(
             replace(series, x=tuple(step * times[series.name][0] for step in series.x))
             for series in panel.series
@@ -175,19 +150,7 @@ def _against_time(panel: Panel, times: Mapping[str, tuple[float, float]]) -> Pan
     )
 
 
-def _times(rows: Rows) -> list[dict[str, object]]:
-    return [
-        {
-            "variant": name,
-            "training_speed": ratio,
-            "standard_error": error,
-            "published": PUBLISHED_SPEED.get(name),
-        }
-        for name, (ratio, error) in speeds(rows).items()
-    ]
-
-
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "masked-lm",
     title="masked-LM pretraining against steps and time",
     source="Simplified blocks, Figure 7",

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from hessblocks.figures import Panel
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Summary
-from hessblocks.studies.shared import (
-    BETAS,
-    HOW,
-    RESTRICTED_INITS,
-    SIZES,
-    Runs,
-    Sweep,
-    Values,
-    curve,
-    finite,
-    restricted,
-    trained_study,
-)
 
-IDENTITY = restricted("identity", 0)
+IDENTITY = shared.restricted("identity", 0)
 VARIANTS = (
     "pre-ln",
     IDENTITY,
-    *(restricted(init, beta) for init in RESTRICTED_INITS for beta in BETAS),
+    *(shared.restricted(init, beta) for init in shared.RESTRICTED_INITS for beta in shared.BETAS),
 )
 CLOSE = 0.03
 """Nats per token that still count as "about the loss of pre-ln"."""
@@ -30,41 +18,42 @@ CLOSE = 0.03
 
 def summarise(rows: Rows) -> Summary:
     """Final loss against the gain β of the trainable part."""
-    runs = Runs(rows)
+    runs = shared.Runs(rows)
     return runs.summary(
         title="Final loss against the gain of trainable values and projections",
         caption=(
             "W = W_init + β ΔW for values and projections of the skipless block, β = 0: W_init alone. "
-            f"{HOW}"
+            f"{shared.HOW}"
         ),
         panels=[_panel(runs.losses)] if runs.losses else [],
         checks=[
             runs.close(IDENTITY, "pre-ln", CLOSE, "identity values about match pre-ln"),
             runs.slower(
-                restricted("identity", 1),
-                restricted("identity", BETAS[0]),
+                shared.restricted("identity", 1),
+                shared.restricted("identity", shared.BETAS[0]),
                 "freer updates of values and projections train slower",
             ),
             *(
                 runs.close(
-                    restricted("identity", beta),
-                    restricted("orthogonal", beta),
+                    shared.restricted("identity", beta),
+                    shared.restricted("orthogonal", beta),
                     0.0,
                     f"identity is at least as good as orthogonal at β = {beta:g}",
                 )
-                for beta in BETAS
+                for beta in shared.BETAS
             ),
         ],
     )
 
 
-def _panel(losses: Values) -> Panel:
+def _panel(losses: shared.Values) -> Panel:
     """A curve for each initial value; pre-ln, which has no gain, as a level line."""
-    known = finite(losses)
+    known = shared.finite(losses)
     variants = {
-        init: {beta: restricted(init, beta) for beta in (0, *BETAS)} for init in RESTRICTED_INITS
+        init: {beta: shared.restricted(init, beta) for beta in (0, *shared.BETAS)}
+        for init in shared.RESTRICTED_INITS
     }
-    variants["pre-ln"] = {0: "pre-ln", BETAS[-1]: "pre-ln"}
+    variants["pre-ln"] = {0: "pre-ln", shared.BETAS[-1]: "pre-ln"}
     places = {
         name: [(beta, *known[variant]) for beta, variant in each.items() if variant in known]
         for name, each in variants.items()
@@ -73,11 +62,11 @@ def _panel(losses: Values) -> Panel:
         title="",
         x_label="gain β of the trainable part",
         y_label="final validation loss (nats per token)",
-        series=tuple(curve(name, each) for name, each in places.items() if each),
+        series=tuple(shared.curve(name, each) for name, each in places.items() if each),
     )
 
 
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "restrict-updates",
     title="final loss against the gain of trainable values and projections",
     source="Simplified blocks, Figure 3",
@@ -85,6 +74,6 @@ STUDY = trained_study(
         "Smaller gains of the trainable part recover the lost speed; identity beats orthogonal at every "
         "gain, and identity alone about matches pre-ln."
     ),
-    sweeps=lambda scale: [Sweep(variants=VARIANTS, size=SIZES[scale])],
+    sweeps=lambda scale: [shared.Sweep(variants=VARIANTS, size=shared.SIZES[scale])],
     summarise=summarise,
 )

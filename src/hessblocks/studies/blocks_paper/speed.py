@@ -16,29 +16,8 @@ from dataclasses import replace
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
-from hessblocks.studies.shared import (
-    ALL,
-    HOW,
-    SIZES,
-    STEP_TIME,
-    Runs,
-    Sweep,
-    TrainedSettings,
-    Values,
-    curve,
-    difference,
-    exceeds,
-    make_model,
-    median_error,
-    run_settings,
-    shown,
-    speed_check,
-    text_of,
-    train_point,
-    trained_study,
-    values,
-)
 from hessblocks.training import step_seconds
 
 VARIANTS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
@@ -46,39 +25,38 @@ ROUNDS = 12
 """Turns of every block, a few steps each."""
 
 
-def sweeps(scale: Scale) -> list[Sweep]:
+def sweeps(scale: Scale) -> list[shared.Sweep]:
     """The runs, and one point for the time of their steps."""
-    size = SIZES[scale]
-    return [Sweep(variants=[ALL], size=size, seeds=1), Sweep(variants=VARIANTS, size=size)]
+    size = shared.SIZES[scale]
+    return [
+        shared.Sweep(variants=[shared.ALL], size=size, seeds=1),
+        shared.Sweep(variants=VARIANTS, size=size),
+    ]
 
 
-def measure(settings: TrainedSettings) -> list[Row]:
+def measure(settings: shared.TrainedSettings) -> list[Row]:
     """One run's losses, or the time of a step of every block."""
-    return step_times(settings) if settings.variant == ALL else train_point(settings)
+    return step_times(settings) if settings.variant == shared.ALL else shared.train_point(settings)
 
 
-def step_times(settings: TrainedSettings) -> list[Row]:
+def step_times(settings: shared.TrainedSettings) -> list[Row]:
     """Median time of a training step of each block, all taking turns."""
     turns = {name: replace(settings, variant=name) for name in VARIANTS}
-    models = {name: make_model(turn) for name, turn in turns.items()}
-    text = text_of(settings.size)
+    models = {name: shared.make_model(turn) for name, turn in turns.items()}
+    text = shared.text_of(settings.size)
     times: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for _ in range(ROUNDS):
         for name, model in models.items():
-            times[name].append(
-                statistics.mean(step_seconds(run_settings(turns[name]), text, model))
-            )
+            seconds = step_seconds(shared.run_settings(turns[name]), text, model)
+            times[name].append(statistics.mean(seconds))
     return [
-        {
-            "study": "speed",
-            "variant": name,
-            "seed": 0,
-            "quantity": STEP_TIME,
-            "value": statistics.median(seconds),
-            "standard_error": median_error(seconds),
-            "method": "measured",
-        }
-        for name, seconds in times.items()
+        shared.measured(
+            shared.STEP_TIME,
+            statistics.median(each),
+            standard_error=shared.median_error(each),
+            **turns[name].owner,
+        )
+        for name, each in times.items()
     ]
 
 
@@ -90,7 +68,9 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
     return math.inf
 
 
-def time_shares(runs: Runs, step_time: Mapping[str, float]) -> dict[str, dict[Scalar, float]]:
+def time_shares(
+    runs: shared.Runs, step_time: Mapping[str, float]
+) -> dict[str, dict[Scalar, float]]:
     """Block → {seed: its time to the last loss of pre-ln, as a share of pre-ln's}; infinite if never."""
     found: dict[str, dict[Scalar, float]] = {}
     for seed, target in runs.losses.get("pre-ln", {}).items():
@@ -107,7 +87,7 @@ def time_shares(runs: Runs, step_time: Mapping[str, float]) -> dict[str, dict[Sc
 
 def summarise(rows: Rows) -> Summary:
     """Loss against time, and the time to the loss that pre-ln ends with."""
-    runs, clocks = Runs(rows), values(rows, STEP_TIME)
+    runs, clocks = shared.Runs(rows), shared.values(rows, shared.STEP_TIME)
     step_time = {name: seconds for name, (seconds, _) in clocks.items()}
     shares = time_shares(runs, step_time) if "pre-ln" in step_time else {}
     table = [
@@ -120,21 +100,23 @@ def summarise(rows: Rows) -> Summary:
     ]
     return runs.summary(
         title="Loss against training time",
-        caption=f"Time is steps times the median time of a step, blocks timed in turns. {HOW}",
+        caption=f"Time is steps times the median time of a step, blocks timed in turns. {shared.HOW}",
         panels=[_panel(runs, step_time)] if step_time else [],
-        checks=[*speed_check(rows), *_time_checks(shares, clocks)],
+        checks=[*shared.speed_check(rows), *_time_checks(shares, clocks)],
         times=table,
     )
 
 
-def _panel(runs: Runs, step_time: Mapping[str, float]) -> Panel:
+def _panel(runs: shared.Runs, step_time: Mapping[str, float]) -> Panel:
     found = {name: runs.mean_curve(name) for name in VARIANTS if name in step_time}
     return Panel(
         title="",
         x_label="training time (s)",
         y_label="validation loss (nats per token)",
         series=tuple(
-            curve(name, [(step * step_time[name], loss, error) for step, loss, error in places])
+            shared.curve(
+                name, [(step * step_time[name], loss, error) for step, loss, error in places]
+            )
             for name, places in found.items()
             if places
         ),
@@ -148,7 +130,7 @@ def _mean(shares: Mapping[Scalar, float]) -> float | None:
     return mean_and_error(list(shares.values()))[0]
 
 
-def _time_checks(shares: Values, clocks: Mapping[str, tuple[float, float]]) -> list[Check]:
+def _time_checks(shares: shared.Values, clocks: Mapping[str, tuple[float, float]]) -> list[Check]:
     """Whether sas-p needs less time to pre-ln's last loss; no where it never gets there.
 
     The error of the step times, which all seeds share, counts beside that over seeds.
@@ -162,25 +144,25 @@ def _time_checks(shares: Values, clocks: Mapping[str, tuple[float, float]]) -> l
     """
     if not {"pre-ln", "sas-p"} <= set(shares):
         return []
-    found = difference(shares, "sas-p", "pre-ln")
+    found = shared.difference(shares, "sas-p", "pre-ln")
     never = [seed for seed, share in shares["sas-p"].items() if math.isinf(share)]
     if found is not None and not never:
         clock = math.hypot(*(clocks[name][1] / clocks[name][0] for name in ("sas-p", "pre-ln")))
         found = replace(found, common=(1 + found.mean) * clock)
-    more = exceeds(found, 0.0)
+    more = shared.exceeds(found, 0.0)
     return [
         Check(
             fact="sas-p needs less time than pre-ln to the loss that pre-ln ends with",
             expected="below 0 % more time",
             ours=f"not reached by {len(never)} of {len(shares['sas-p'])} seeds"
             if never
-            else shown(found and found.times(100), "% more time", digits=0),
+            else shared.shown(found and found.times(100), "% more time", digits=0),
             holds=None if more is None else not more,
         )
     ]
 
 
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "speed",
     title="loss against training time",
     source="Simplified blocks, Figure 5",

@@ -30,7 +30,7 @@ class RayCluster(Executor):
             RunError: nothing answers there.
         """
         self._ray, self._address = _library(), address
-        self._check_answer()
+        _check_answer(self._address)
         try:
             self._ray.init(
                 address=address,
@@ -46,7 +46,7 @@ class RayCluster(Executor):
 
     def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
         """See `Executor`."""
-        self._check_answer()
+        _check_answer(self._address)
         self._check_resources(points)
         running = {self._start(measure, point, 1): (point, 1) for point in points}
         try:
@@ -75,7 +75,7 @@ class RayCluster(Executor):
                 error=f"no worker of the cluster can run it: {reason}.",
             )
         except self._ray.exceptions.RayError:
-            self._check_answer()
+            _check_answer(self._address)
             return after_death(point, attempts)
         return outcome
 
@@ -86,11 +86,6 @@ class RayCluster(Executor):
     def _start(self, measure: Measure[Any], point: Point, attempts: int) -> Any:
         placed = self._attempt.options(num_cpus=point.cpus, num_gpus=point.gpus, max_retries=0)
         return placed.remote(measure, point, attempts)
-
-    def _check_answer(self) -> None:
-        """Refuse to wait for a cluster that is not there, or not there any more."""
-        if self._address != "auto":
-            _check_answer(self._address)
 
     def _check_resources(self, points: Sequence[Point]) -> None:
         """Refuse a point that no machine of the cluster could ever take; Ray would wait for ever."""
@@ -117,7 +112,9 @@ def _library() -> Any:
 
 
 def _check_answer(address: str) -> None:
-    """Try the port first: Ray itself waits for minutes."""
+    """Refuse to wait for a cluster that is not there, or not there any more; Ray itself waits for minutes."""
+    if address == "auto":
+        return
     parts = urlsplit(address if "://" in address else f"//{address}")
     try:
         host, port = parts.hostname, parts.port

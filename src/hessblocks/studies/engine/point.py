@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar
 
-from hessblocks.errors import RunError
 from hessblocks.storage import Row, Scalar
 
 S = TypeVar("S")
@@ -95,39 +94,3 @@ def plain(settings: Any) -> dict[str, Scalar]:
         elif value is not None:
             found[one.name] = value
     return found
-
-
-def from_plain(kind: type[S], values: Mapping[str, object]) -> S:
-    """The settings that `plain` laid flat.
-
-    Args:
-        kind: their dataclass.
-        values: by name; none may be left over.
-
-    Returns:
-        The settings, every value of the type that its field states.
-
-    Raises:
-        RunError: a value is missing, left over, or of another type: it was stored by other code.
-    """
-    left = dict(values)
-    found = _taken(kind, left)
-    if left:
-        raise RunError(f"{kind.__name__}: has no setting {', '.join(sorted(left))}.")
-    return found
-
-
-def _taken(kind: type[S], left: dict[str, object]) -> S:
-    """An instance of `kind` made from what it takes out of `left`."""
-    found: dict[str, object] = {}
-    for name, hint in get_type_hints(kind).items():
-        group = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
-        if group is None:
-            value = left.pop(name, None)
-            allowed = hint | int if hint is float else hint
-            if not isinstance(value, allowed) or (type(value) is bool and hint in (int, float)):
-                raise RunError(f"{kind.__name__}.{name}: expected {hint}, got {value!r}.")
-            found[name] = value
-        elif group is hint or {one.name for one in fields(group)} & set(left):
-            found[name] = _taken(cast(type[Any], group), left)
-    return kind(**found)

@@ -39,12 +39,7 @@ class Record:
 
     def line(self) -> bytes:
         """The record as it stands in the file."""
-        record = {
-            "key": self.key,
-            "rows": list(self.rows),
-            "seconds": round(self.seconds, 3),
-            "attempts": self.attempts,
-        }
+        record = {**vars(self), "seconds": round(self.seconds, 3)}
         checked = {"version": VERSION, "checksum": _checksum(record), "record": record}
         return canonical(checked).encode() + b"\n"
 
@@ -84,16 +79,13 @@ class Store:
     def __len__(self) -> int:
         return len(self._records)
 
-    def of(self, points: Iterable[Point]) -> Stored:
+    def of(self, points: Sequence[Point]) -> Stored:
         """Which of `points` are finished, and what they gave."""
-        found: list[Record] = []
-        missing: list[Point] = []
-        for point in points:
-            if point.key in self._records:
-                found.append(self._records[point.key])
-            else:
-                missing.append(point)
-        return Stored(finished=found, missing=missing)
+        known = self._records
+        return Stored(
+            finished=[known[point.key] for point in points if point.key in known],
+            missing=[point for point in points if point.key not in known],
+        )
 
     def add(self, outcome: Outcome) -> None:
         """Append a finished point and force it to disk.

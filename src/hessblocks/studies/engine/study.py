@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, Literal, get_args
+from typing import Any, Generic, Literal, cast, get_args
 
-from hessblocks.errors import unknown_name
+from hessblocks.errors import check_name
 from hessblocks.figures import Figure
 from hessblocks.studies.engine.point import Measure, Point, S
 
@@ -70,10 +70,8 @@ class Study(Generic[S]):
     """Paper and figure."""
     published: str
     """What is known, one sentence."""
-    kind: type[S]
-    """The frozen dataclass of a point's settings."""
     settings: Callable[[Scale, int | None], Sequence[S]]
-    """From a scale and a number of seeds (None: the scale's own) to the points' settings."""
+    """From a scale and a number of seeds (None: the scale's own) to the points' settings, frozen dataclasses."""
     measure: Measure[S]
     """From a point's settings to its rows."""
     summarise: Callable[[Rows], Summary]
@@ -98,11 +96,9 @@ class Study(Generic[S]):
         Raises:
             ArgumentError: an unknown scale.
         """
-        found: Scale | None = next((known for known in SCALES if known == scale), None)
-        if found is None:
-            raise unknown_name("scale", scale, SCALES)
-        gpus = self.gpus if found == "paper" else 0
+        check_name("scale", scale, SCALES)
+        gpus = self.gpus if scale == "paper" else 0
         return [
             Point(study=self.name, settings=settings, revision=self.revision, gpus=gpus)
-            for settings in self.settings(found, seeds)
+            for settings in self.settings(cast(Scale, scale), seeds)
         ]

@@ -5,15 +5,9 @@ from __future__ import annotations
 import csv
 from importlib.resources import files
 
-from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import Expected, Size, growth_study, growth_summary, logspace
+from hessblocks.studies.engine import Rows, Summary
+from hessblocks.studies.shared import Expected, growth_study, growth_summary, logspace, one_layer
 
-_SIGMAS = logspace(-2, 1, 20)
-SIZES: dict[Scale, Size] = {
-    "smoke": Size(width=16, sums=8, seeds=2, sigmas=_SIGMAS),
-    "laptop": Size(width=128, sums=64, seeds=5, sigmas=_SIGMAS),
-    "paper": Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS),
-}
 EXPECTED = (
     Expected(group="query", part="outer", slope=6),
     Expected(group="query", part="functional", slope=5),
@@ -26,16 +20,9 @@ EXPECTED = (
 def published() -> Rows:
     """The authors' means over 20 seeds, by 20-probe estimates (their released results)."""
     text = files("hessblocks.studies.hessian_paper").joinpath("fig3a.csv").read_text("utf-8")
+    numbers = ("layers", "layer", "sigma", "standard_error")
     return [
-        {
-            "layers": int(row["layers"]),
-            "layer": int(row["layer"]),
-            "group": row["group"],
-            "part": row["part"],
-            "sigma": float(row["sigma"]),
-            "value": float(row["mean"]),
-            "standard_error": float(row["standard_error"]),
-        }
+        {**row, **{name: float(row[name]) for name in numbers}, "value": float(row["mean"])}
         for row in csv.DictReader(text.splitlines())
     ]
 
@@ -62,6 +49,6 @@ STUDY = growth_study(
     block="softmax",
     loss="cross-entropy",
     precision="float32",
-    sizes=SIZES,
+    sizes=one_layer(logspace(-2, 1, 20), seeds=5),
     summarise=summarise,
 )

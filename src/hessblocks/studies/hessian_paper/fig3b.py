@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from hessblocks.studies.engine import Scale
-from hessblocks.studies.shared import Expected, Size, growth_study, growth_summary, logspace
+from hessblocks.studies.shared import Expected, growth_study, growth_summary, logspace, one_layer
 
-_SIGMAS = logspace(-2, 1, 20)
-SIZES: dict[Scale, Size] = {
-    "smoke": Size(width=16, sums=8, seeds=2, sigmas=_SIGMAS),
-    "laptop": Size(width=128, sums=64, seeds=5, sigmas=_SIGMAS),
-    "paper": Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS),
-}
 FLAT = 0.25
 """Slope that still counts as flat."""
 EXPECTED = tuple(
@@ -27,7 +20,7 @@ STUDY = growth_study(
     published="With Pre-LN the blocks hardly depend on the size of the data while it is small.",
     block="softmax-pre-ln",
     loss="cross-entropy",
-    sizes=SIZES,
+    sizes=one_layer(logspace(-2, 1, 20), seeds=5),
     summarise=partial(
         growth_summary,
         title="Layer norm before each sub-block stops the growth",

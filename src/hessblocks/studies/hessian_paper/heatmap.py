@@ -12,17 +12,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.curvature import Hessian, ParameterGroup, Problem, parameter_groups
 from hessblocks.data import addition_batch
-from hessblocks.figures import Figure, Heatmap
+from hessblocks.figures import Heatmap
 from hessblocks.storage import Row
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
-from hessblocks.studies.shared import (
-    DrawSettings,
-    Size,
-    addition_model,
-    draws,
-    gathered,
-    weight_size,
-)
 
 ATTENTION = ("query", "key", "value", "projection")
 GROUPS = (*ATTENTION, "mlp in", "mlp out")
@@ -31,10 +24,10 @@ _NAMES = (
     "layers.0.mlp.in",
     "layers.0.mlp.out",
 )
-_SIZES: dict[Scale, Size] = {
-    "smoke": Size(width=8, sums=8, seeds=1),
-    "laptop": Size(width=16, sums=64, seeds=1),
-    "paper": Size(width=16, sums=64, seeds=1),
+_SIZES: dict[Scale, shared.Size] = {
+    "smoke": shared.Size(width=8, sums=8, seeds=1),
+    "laptop": shared.Size(width=16, sums=64, seeds=1),
+    "paper": shared.Size(width=16, sums=64, seeds=1),
 }
 CELLS = 8
 """Rows and columns of the map's cells for each group of width² parameters."""
@@ -42,11 +35,13 @@ SMALLEST = 1e-30
 """Entries below it, exact zeros among them, count as this size."""
 
 
-def measure(settings: DrawSettings) -> list[Row]:
+def measure(settings: shared.DrawSettings) -> list[Row]:
     """The dense Hessian of the block, averaged over cells: the mean of log10 |entry|."""
     width, seed = settings.width, settings.seed
     draw = seed_of("heatmap", seed)
-    model = addition_model("softmax", layers=1, width=width, sigma=weight_size(width), seed=draw)
+    model = shared.addition_model(
+        "softmax", layers=1, width=width, sigma=shared.weight_size(width), seed=draw
+    )
     problem = Problem(model, [addition_batch(settings.sums, seed=draw)])
     groups = parameter_groups(model)
     parts = [groups[name] for name in _NAMES]
@@ -91,22 +86,15 @@ def summarise(rows: Rows) -> Summary:
     attention = [
         row for row in first if row["row_group"] in ATTENTION and row["column_group"] in ATTENTION
     ]
+    maps = {"whole block": first, "attention": attention}
     sizes = _sizes(rows)
-    return Summary(
-        figure=Figure(
-            title="The Hessian of one block at initialisation",
-            caption=(
-                "Mean of log10 |entry| over cells of the dense Hessian; one head, no norm, "
-                "cross-entropy on the digits of sums."
-            ),
-            panels=tuple(
-                _map(title, part)
-                for title, part in (("whole block", first), ("attention", attention))
-                if part
-            ),
-        ),
-        checks=_checks(sizes),
-        tables={"blocks": [{"group": group, "log10_size": size} for group, size in sizes.items()]},
+    return shared.summary(
+        "The Hessian of one block at initialisation",
+        "Mean of log10 |entry| over cells of the dense Hessian; one head, no norm, cross-entropy on "
+        "the digits of sums.",
+        (_map(title, part) for title, part in maps.items() if part),
+        _checks(sizes),
+        blocks=[{"group": group, "log10_size": size} for group, size in sizes.items()],
     )
 
 
@@ -126,7 +114,9 @@ def _map(title: str, rows: Rows) -> Heatmap:
 
 def _sizes(rows: Rows) -> dict[str, float]:
     """Mean of log10 |entry| of each group's own block."""
-    own = gathered((row for row in rows if row["row_group"] == row["column_group"]), "row_group")
+    own = shared.gathered(
+        (row for row in rows if row["row_group"] == row["column_group"]), "row_group"
+    )
     return {group: sum(values) / len(values) for (group,), values in own.items()}
 
 
@@ -149,8 +139,7 @@ STUDY = Study(
     title="map of the Hessian of one whole block",
     source="Hessian paper, Figure 1",
     published="The blocks of the Hessian differ by orders of magnitude: value entries about 2e-5, query about 6e-7.",
-    kind=DrawSettings,
-    settings=draws(_SIZES),
+    settings=shared.draws(_SIZES),
     measure=measure,
     summarise=summarise,
     columns=("study", "seed", "row", "column", "row_group", "column_group", "value"),

@@ -9,8 +9,9 @@ import torch
 
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.data import addition_batch
-from hessblocks.figures import Figure, Panel, Series
+from hessblocks.figures import Panel, Series
 from hessblocks.storage import Row, Scalar
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks.studies.shared import DrawSettings, Size, addition_model, draws, weight_size
 
@@ -44,9 +45,9 @@ def measure(settings: EntrySettings) -> list[Row]:
         settings.block, layers=1, width=width, sigma=weight_size(width), seed=draw
     )
     hessian = exact_attention_curvature(model, addition_batch(settings.sums, seed=draw))
-    shared: Row = {"study": "histograms", "block": settings.block, "seed": seed}
+    place: Row = {"study": "histograms", "block": settings.block, "seed": seed}
     return [
-        {**shared, "group": group, "log10_size": centre, "share": share}
+        {**place, "group": group, "log10_size": centre, "share": share}
         for group in GROUPS
         for centre, share in _histogram(hessian.block(group, group).dense())
         if share
@@ -81,27 +82,18 @@ def summarise(rows: Rows) -> Summary:
     """Modes against the published ones, and the histograms."""
     histograms = mean_histograms(rows)
     modes = {
-        curve: 10 ** max(shares, key=lambda centre: shares[centre])
-        for curve, shares in histograms.items()
+        curve: 10 ** max(shares, key=shares.__getitem__) for curve, shares in histograms.items()
     }
     seeds = len({row["seed"] for row in rows})
-    return Summary(
-        figure=Figure(
-            title="Softmax makes query entries small; without it they are as large as value entries",
-            caption=f"Shares of |entry| of the blocks of H in fifths of a decade, mean over {seeds} seeds.",
-            panels=tuple(
-                _panel(block, histograms)
-                for block in BLOCKS
-                if any(key[0] == block for key in histograms)
-            ),
-        ),
-        checks=_checks(modes),
-        tables={
-            "modes": [
-                {"block": block, "group": group, "mode": mode}
-                for (block, group), mode in modes.items()
-            ]
-        },
+    blocks = {block for block, _ in histograms}
+    return shared.summary(
+        "Softmax makes query entries small; without it they are as large as value entries",
+        f"Shares of |entry| of the blocks of H in fifths of a decade, mean over {seeds} seeds.",
+        (_panel(block, histograms) for block in BLOCKS if block in blocks),
+        _checks(modes),
+        modes=[
+            {"block": block, "group": group, "mode": mode} for (block, group), mode in modes.items()
+        ],
     )
 
 
@@ -155,7 +147,6 @@ STUDY = Study(
         "With softmax value entries peak at 2e-5 and query entries at 6e-7; without it query entries "
         "rise to the size of value entries."
     ),
-    kind=EntrySettings,
     settings=draws(_SIZES, EntrySettings, block=BLOCKS),
     measure=measure,
     summarise=summarise,

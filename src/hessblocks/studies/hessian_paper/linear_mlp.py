@@ -10,7 +10,6 @@ since the network is linear in each single weight.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -19,35 +18,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hessblocks.conventions import IGNORED
+from hessblocks.conventions import IGNORED, PARTS
+from hessblocks.curvature import Norms
 from hessblocks.data import SYMBOLS, addition_batch
-from hessblocks.figures import Figure, Panel
+from hessblocks.figures import Panel
+from hessblocks.linalg import Estimate
 from hessblocks.storage import GROWTH_COLUMNS, Row
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Scale, Study, Summary, seed_of
-from hessblocks.studies.shared import (
-    SMALL,
-    Expected,
-    Size,
-    averaged,
-    by_curve,
-    curve,
-    fit_table,
-    growth_panel,
-    logspace,
-    seen,
-    slope_checks,
-    slopes,
-    weight_size,
-)
 
-_SIGMAS = logspace(-2, 1, 20)
+_SIGMAS = shared.logspace(-2, 1, 20)
 _DEPTHS = (1, 2, 3, 4, 5)
-SIZES: dict[Scale, Size] = {
-    "smoke": Size(width=16, sums=8, seeds=3, sigmas=_SIGMAS, layers=_DEPTHS),
-    "laptop": Size(width=128, sums=64, seeds=10, sigmas=_SIGMAS, layers=_DEPTHS),
-    "paper": Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=_DEPTHS),
+SIZES: dict[Scale, shared.Size] = {
+    "smoke": shared.Size(width=16, sums=8, seeds=3, sigmas=_SIGMAS, layers=_DEPTHS),
+    "laptop": shared.Size(width=128, sums=64, seeds=10, sigmas=_SIGMAS, layers=_DEPTHS),
+    "paper": shared.Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=_DEPTHS),
 }
-EXPECTED = (Expected(group="weight", part="full", slope=2),)
+EXPECTED = (shared.Expected(group="weight", part="full", slope=2),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,39 +53,19 @@ class LinearSettings:
     """Repetition, from 0; network and sums are drawn from depth, σ and it."""
 
 
-def settings(scale: Scale, seeds: int | None) -> list[LinearSettings]:
-    """One point for each depth, σ and seed."""
-    size = SIZES[scale]
-    return [
-        LinearSettings(layers=depth, width=size.width, sums=size.sums, sigma=sigma, seed=seed)
-        for depth, sigma, seed in itertools.product(
-            size.layers, size.sigmas, range(seeds or size.seeds)
-        )
-    ]
-
-
 def measure(settings: LinearSettings) -> list[Row]:
     """Exact norms of every layer's block; weights, embeddings and sums drawn afresh for each point."""
-    layers, sigma = settings.layers, settings.sigma
-    draw = seed_of("mlp", layers, sigma, settings.seed)
-    embedding, weights, head = network(layers, settings.width, sigma, draw)
+    draw = seed_of("mlp", settings.layers, settings.sigma, settings.seed)
+    embedding, weights, head = network(settings.layers, settings.width, settings.sigma, draw)
     norms = outer_norms(embedding, weights, head, addition_batch(settings.sums, seed=draw))
-    return [
+    found: list[Norms] = [
         {
-            "study": "mlp",
-            "layers": layers,
-            "layer": layer,
-            "group": "weight",
-            "part": part,
-            "sigma": sigma,
-            "seed": settings.seed,
-            "value": 0.0 if part == "functional" else norm,
-            "standard_error": 0.0,
-            "method": "exact",
+            ("weight", part): Estimate(value=norm * (part != "functional"), method="exact")
+            for part in PARTS
         }
-        for layer, norm in enumerate(norms)
-        for part in ("outer", "functional", "full")
+        for norm in norms
     ]
+    return shared.growth_rows("mlp", settings, found)
 
 
 def network(
@@ -114,7 +81,7 @@ def network(
     def normal(rows: int, columns: int, std: float) -> Tensor:
         return std * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
 
-    std = weight_size(width)
+    std = shared.weight_size(width)
     weights = [normal(width, width, std) for _ in range(layers)]
     return normal(len(SYMBOLS), width, sigma), weights, normal(width, len(SYMBOLS), std)
 
@@ -139,28 +106,26 @@ def outer_norms(
 
 def summarise(rows: Rows) -> Summary:
     """Slopes for σ ≤ 0.1, and a panel for each depth."""
-    fits = slopes(rows, SMALL)
+    fits = shared.slopes(rows, shared.SMALL)
     seeds = len({row["seed"] for row in rows})
-    return Summary(
-        figure=Figure(
-            title="A linear MLP grows as σ² at every depth",
-            caption=(
-                f"Mean over {seeds} seeds; bars are its standard errors. Embedding, linear layers without "
-                "bias, head; squared loss. Exact; the functional part is 0."
-            ),
-            panels=tuple(_panel(rows, depth) for depth in _DEPTHS),
-        ),
-        checks=slope_checks(fits, EXPECTED),
-        tables={"slopes": fit_table(fits)},
+    return shared.summary(
+        "A linear MLP grows as σ² at every depth",
+        f"Mean over {seeds} seeds; bars are its standard errors. Embedding, linear layers without "
+        "bias, head; squared loss. Exact; the functional part is 0.",
+        (_panel(rows, depth) for depth in _DEPTHS),
+        shared.slope_checks(fits, EXPECTED),
+        slopes=shared.fit_table(fits),
     )
 
 
 def _panel(rows: Rows, depth: int) -> Panel:
-    curves = by_curve([row for row in rows if row["layers"] == depth and row["part"] == "full"])
-    return growth_panel(
+    curves = shared.by_curve(
+        [row for row in rows if row["layers"] == depth and row["part"] == "full"]
+    )
+    return shared.growth_panel(
         "one layer" if depth == 1 else f"{depth} layers",
         [
-            curve(f"layer {layer + 1}", seen(averaged(members)))
+            shared.curve(f"layer {layer + 1}", shared.seen(shared.averaged(members)))
             for (_, layer, *_), members in curves.items()
         ],
     )
@@ -171,8 +136,7 @@ STUDY = Study(
     title="linear MLPs of depth 1 to 5 against the size of the data",
     source="Hessian paper, appendix: MLP",
     published="Without attention all blocks grow as σ², whatever the depth.",
-    kind=LinearSettings,
-    settings=settings,
+    settings=shared.draws(SIZES, LinearSettings),
     measure=measure,
     summarise=summarise,
     columns=GROWTH_COLUMNS,

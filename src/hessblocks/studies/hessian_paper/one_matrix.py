@@ -22,33 +22,25 @@ from transformers import PreTrainedModel
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.data import addition_batch
-from hessblocks.figures import Figure, Panel, Series
+from hessblocks.figures import Panel, Series
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
-from hessblocks.studies.shared import (
-    DrawSettings,
-    Size,
-    addition_model,
-    draws,
-    gathered,
-    mean_table,
-    weight_size,
-)
 from hessblocks.theory import AttentionHessian
 
 BLOCKS = {"two-matrix": ("query", "key"), "one-matrix": ("query_key",)}
 """Parametrisation → its groups."""
 SCORES = ("softmax", "linear")
-_SIZES: dict[Scale, Size] = {
-    "smoke": Size(width=8, sums=8, seeds=2),
-    "laptop": Size(width=16, sums=64, seeds=10),
-    "paper": Size(width=16, sums=64, seeds=20),
+_SIZES: dict[Scale, shared.Size] = {
+    "smoke": shared.Size(width=8, sums=8, seeds=2),
+    "laptop": shared.Size(width=16, sums=64, seeds=10),
+    "paper": shared.Size(width=16, sums=64, seeds=20),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairSettings(DrawSettings):
+class PairSettings(shared.DrawSettings):
     """A point of this study: one function in both parametrisations."""
 
     scores: str
@@ -65,24 +57,19 @@ def measure(settings: PairSettings) -> list[Row]:
     for name, groups in BLOCKS.items():
         hessian = exact_attention_curvature(models[name], batch)
         for part in PARTS:
-            shared: Row = {
-                "study": "one-matrix",
-                "scores": scores,
-                "parametrisation": name,
-                "part": part,
-                "seed": seed,
-            }
+            place: Row = {"study": "one-matrix", "scores": scores, "parametrisation": name}
+            place |= {"part": part, "seed": seed}
             found = quantities(_joint(hessian, groups, part), spectrum=seed == 0)
-            rows += [{**shared, "quantity": q, "value": v} for q, v in found.items()]
+            rows += [{**place, "quantity": q, "value": v} for q, v in found.items()]
     return rows
 
 
 def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedModel]:
     """Two models of the same function, by parametrisation."""
-    sigma = weight_size(width)
-    two = addition_model(scores, layers=1, width=width, sigma=sigma, seed=seed)
+    sigma = shared.weight_size(width)
+    two = shared.addition_model(scores, layers=1, width=width, sigma=sigma, seed=seed)
     other = "one-matrix" if scores == "softmax" else "one-matrix-linear"
-    one = addition_model(other, layers=1, width=width, sigma=sigma, seed=seed)
+    one = shared.addition_model(other, layers=1, width=width, sigma=sigma, seed=seed)
     attention = two.model.layers[0].attention
     query_key = attention.query.weight.T @ attention.key.weight / math.sqrt(width)
     state = {name: value for name, value in two.state_dict().items() if ".key." not in name}
@@ -141,16 +128,14 @@ _KEY = ("scores", "parametrisation", "part", "quantity")
 
 def summarise(rows: Rows) -> Summary:
     """How indefinite each parametrisation is, and whether eigenvalues come in pairs."""
-    found = gathered(rows, *_KEY)
+    found = shared.gathered(rows, *_KEY)
     means = {key: each for key, each in found.items() if not key[-1].startswith("eigenvalue")}
-    return Summary(
-        figure=Figure(
-            title="One matrix W_QK leaves fewer negative directions than W_Q and W_K",
-            caption="Eigenvalues of H over the query and key weights, first seed, by size; same function.",
-            panels=tuple(_panel(scores, found) for scores in SCORES),
-        ),
-        checks=_checks(found),
-        tables={"quantities": mean_table(means, *_KEY)},
+    return shared.summary(
+        "One matrix W_QK leaves fewer negative directions than W_Q and W_K",
+        "Eigenvalues of H over the query and key weights, first seed, by size; same function.",
+        (_panel(scores, found) for scores in SCORES),
+        _checks(found),
+        quantities=shared.mean_table(means, *_KEY),
     )
 
 
@@ -217,8 +202,7 @@ STUDY = Study(
         "With W_Q and W_K apart the functional Hessian gains a block-hollow term whose eigenvalues come "
         "in ± pairs; one matrix W_QK has no such term."
     ),
-    kind=PairSettings,
-    settings=draws(_SIZES, PairSettings, scores=SCORES),
+    settings=shared.draws(_SIZES, PairSettings, scores=SCORES),
     measure=measure,
     summarise=summarise,
     columns=("study", "scores", "parametrisation", "part", "quantity", "seed", "value"),

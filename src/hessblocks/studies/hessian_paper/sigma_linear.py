@@ -6,55 +6,43 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hessblocks.figures import Figure, Panel
-from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import (
-    Expected,
-    Size,
-    curves_panel,
-    fit_table,
-    growth_study,
-    slope_checks,
-    slopes,
-)
+from hessblocks.figures import Panel
+from hessblocks.studies import shared
+from hessblocks.studies.engine import Rows, Summary
 
 WIDE = tuple(float(sigma) for sigma in np.linspace(0.1, 10, 20))
 NARROW = tuple(float(sigma) for sigma in np.linspace(0.1, 1, 20))
-_SIGMAS = tuple(sorted({*WIDE, *NARROW}))
-SIZES: dict[Scale, Size] = {
-    "smoke": Size(width=16, sums=8, seeds=2, sigmas=_SIGMAS),
-    "laptop": Size(width=128, sums=64, seeds=4, sigmas=_SIGMAS),
-    "paper": Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS),
-}
 LARGE = 1.0
 """σ above which the curves have flattened."""
 EXPECTED = (
-    Expected(group="value", part="full", slope=1.8, tolerance=0.3, source="paper: about 1.8"),
-    Expected(group="query", part="full", slope=4, tolerance=0.5, source="paper: about 4"),
+    shared.Expected(
+        group="value", part="full", slope=1.8, tolerance=0.3, source="paper: about 1.8"
+    ),
+    shared.Expected(group="query", part="full", slope=4, tolerance=0.5, source="paper: about 4"),
 )
 
 
 def summarise(rows: Rows) -> Summary:
     """Slopes above σ = 1, and both ranges side by side."""
-    large = slopes([row for row in rows if row["sigma"] >= LARGE], max(WIDE))
+    large = shared.slopes([row for row in rows if row["sigma"] >= LARGE], max(WIDE))
     seeds = len({row["seed"] for row in rows})
-    return Summary(
-        figure=Figure(
-            title="Growth on linear scales of σ",
-            caption=f"Mean over {seeds} seeds; bars are its standard errors.",
-            panels=(_panel(rows, WIDE), _panel(rows, NARROW)),
-        ),
-        checks=slope_checks(large, EXPECTED),
-        tables={"slopes above 1": fit_table(large)},
+    return shared.summary(
+        "Growth on linear scales of σ",
+        f"Mean over {seeds} seeds; bars are its standard errors.",
+        [_panel(rows, WIDE), _panel(rows, NARROW)],
+        shared.slope_checks(large, EXPECTED),
+        **{"slopes above 1": shared.fit_table(large)},
     )
 
 
 def _panel(rows: Rows, sigmas: Sequence[float]) -> Panel:
     title = f"σ from {min(sigmas):g} to {max(sigmas):g}"
-    return curves_panel([row for row in rows if row["sigma"] in sigmas], title, x_scale="linear")
+    return shared.curves_panel(
+        [row for row in rows if row["sigma"] in sigmas], title, x_scale="linear"
+    )
 
 
-STUDY = growth_study(
+STUDY = shared.growth_study(
     "sigma-linear",
     title="one softmax layer on linear scales of σ, 0.1 to 10 and 0.1 to 1",
     source="Hessian paper, appendix: σ on linear scales",
@@ -62,6 +50,6 @@ STUDY = growth_study(
     block="softmax",
     loss="cross-entropy",
     precision="float32",
-    sizes=SIZES,
+    sizes=shared.one_layer(tuple(sorted({*WIDE, *NARROW})), seeds=4),
     summarise=summarise,
 )

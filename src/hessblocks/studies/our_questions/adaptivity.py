@@ -6,37 +6,16 @@ learning rates, against how uneven the Hessian's blocks are at initialisation.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
 
-from hessblocks.curvature import AttentionBackendWarning
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
-from hessblocks.studies.shared import (
-    LAPTOP,
-    PAPER,
-    SMOKE,
-    SPREAD,
-    Probe,
-    Runs,
-    Sweep,
-    TextSize,
-    TrainedSettings,
-    Values,
-    curvature_rows,
-    curve,
-    gathered,
-    of_quantity,
-    rank_correlation,
-    text_of,
-    train_point,
-    trained_study,
-)
 
 PRESETS = ("pre-ln", "parallel", "skipless", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")
 RATES: dict[str, dict[Scale, tuple[float, ...]]] = {
@@ -52,27 +31,27 @@ RATES: dict[str, dict[Scale, tuple[float, ...]]] = {
     },
 }
 """Learning rates of each optimiser."""
-SIZES: dict[Scale, TextSize] = {
-    "smoke": replace(SMOKE, steps=12),
-    "laptop": replace(LAPTOP, depth=4, steps=400, evaluations=4),
-    "paper": PAPER,
+SIZES: dict[Scale, shared.TextSize] = {
+    "smoke": replace(shared.SMOKE, steps=12),
+    "laptop": replace(shared.LAPTOP, depth=4, steps=400, evaluations=4),
+    "paper": shared.PAPER,
 }
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 2, "paper": 3}
-_PROBE = Probe(sequences=8, tokens=32, probes=8, spectrum_steps=0, spectrum_probes=0)
+_PROBE = shared.Probe(sequences=8, tokens=32, probes=8, spectrum_steps=0, spectrum_probes=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateSettings(TrainedSettings):
+class RateSettings(shared.TrainedSettings):
     """A point of this study: one model, one optimiser, one learning rate."""
 
     curvature: bool
     """Whether the spread of the curvature at initialisation is measured: once a block and seed."""
 
 
-def sweeps(scale: Scale) -> list[Sweep]:
+def sweeps(scale: Scale) -> list[shared.Sweep]:
     """Every preset with each optimiser and rate."""
     return [
-        Sweep(
+        shared.Sweep(
             variants=PRESETS,
             size=replace(SIZES[scale], learning_rate=rate),
             settings={
@@ -87,22 +66,19 @@ def sweeps(scale: Scale) -> list[Sweep]:
 
 def measure(settings: RateSettings) -> list[Row]:
     """Train one model, named with its optimiser and rate; one of a block and seed also maps curvature."""
-    corpus = text_of(settings.size)
+    corpus = shared.text_of(settings.size)
     probe = replace(_PROBE, tokens=min(_PROBE.tokens, settings.size.context))
 
     def observe(model: nn.Module, step: int) -> list[Row]:
         if step or not settings.curvature:
             return []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AttentionBackendWarning)
-            rows = curvature_rows(model.eval(), corpus, probe)
-        return [row for row in rows if row["quantity"] == SPREAD]
+        return shared.of_quantity(shared.curvature_rows(model, corpus, probe), shared.SPREAD)
 
     name = f"{settings.variant}, {settings.optimiser} {settings.size.learning_rate:g}"
-    return [{**row, "variant": name} for row in train_point(settings, observe)]
+    return [{**row, "variant": name} for row in shared.train_point(settings, observe)]
 
 
-def best_losses(losses: Values) -> dict[str, dict[str, tuple[float, str]]]:
+def best_losses(losses: shared.Values) -> dict[str, dict[str, tuple[float, str]]]:
     """Preset → {optimiser: (mean final loss at its best rate, that rate)}; diverged rates are out."""
     found: dict[str, dict[str, tuple[float, str]]] = {}
     for variant, runs in losses.items():
@@ -115,7 +91,7 @@ def best_losses(losses: Values) -> dict[str, dict[str, tuple[float, str]]]:
     return found
 
 
-def gaps(losses: Values) -> dict[str, tuple[float, float]]:
+def gaps(losses: shared.Values) -> dict[str, tuple[float, float]]:
     """Preset → loss(SGD) − loss(AdamW), each at its best rate, over common seeds, with its error."""
     found = {}
     for preset, best in best_losses(losses).items():
@@ -129,15 +105,15 @@ def gaps(losses: Values) -> dict[str, tuple[float, float]]:
 
 def spreads(rows: Rows) -> dict[str, tuple[float, float]]:
     """Preset → spread of the norms at initialisation, mean over seeds, with its error."""
-    found: dict[str, list[float]] = {}
-    for (variant,), values in gathered(of_quantity(rows, SPREAD), "variant").items():
-        found.setdefault(variant.partition(", ")[0], []).extend(values)
-    return {preset: mean_and_error(values) for preset, values in found.items()}
+    known = shared.of_quantity(rows, shared.SPREAD)
+    named = [{**row, "variant": row["variant"].partition(", ")[0]} for row in known]
+    every = shared.gathered(named, "variant")
+    return {preset: mean_and_error(values) for (preset,), values in every.items()}
 
 
 def summarise(rows: Rows) -> Summary:
     """The gap between the optimisers against the spread of the curvature."""
-    runs = Runs(rows)
+    runs = shared.Runs(rows)
     losses = runs.losses
     gap, spread = gaps(losses), spreads(rows)
     common = [preset for preset in PRESETS if preset in gap and preset in spread]
@@ -146,7 +122,8 @@ def summarise(rows: Rows) -> Summary:
         x_label="spread of log10 ‖H‖ over weight matrices at initialisation (decades)",
         y_label="loss of SGD above that of AdamW (nats per token)",
         series=tuple(
-            curve(preset, [(spread[preset][0], *gap[preset])], line=False) for preset in common
+            shared.curve(preset, [(spread[preset][0], *gap[preset])], line=False)
+            for preset in common
         ),
     )
     best = best_losses(losses)
@@ -165,12 +142,12 @@ def summarise(rows: Rows) -> Summary:
         title="Does uneven curvature call for Adam?",
         caption="Each optimiser at the best rate of its grid; bars are standard errors over seeds.",
         panels=[panel] if common else [],
-        checks=_checks(spread, gap, [p for p in spread if p not in gap]),
+        checks=_checks(spread, gap),
         gaps=table,
     )
 
 
-def at_edge(preset: str, best: Mapping[str, tuple[float, str]], losses: Values) -> str:
+def at_edge(preset: str, best: Mapping[str, tuple[float, str]], losses: shared.Values) -> str:
     """Optimisers whose best rate is the smallest or largest that was tried, with commas."""
     found = []
     for optimiser, (_, rate) in best.items():
@@ -182,15 +159,14 @@ def at_edge(preset: str, best: Mapping[str, tuple[float, str]], losses: Values) 
 
 
 def _checks(
-    spread: Mapping[str, tuple[float, float]],
-    gap: Mapping[str, tuple[float, float]],
-    out: Sequence[str],
+    spread: Mapping[str, tuple[float, float]], gap: Mapping[str, tuple[float, float]]
 ) -> list[Check]:
     """A clear correlation either way decides; with seven presets it must be strong."""
     common = [preset for preset in spread if preset in gap]
     if len(common) < 4:
         return []
-    found = rank_correlation([spread[p][0] for p in common], [gap[p][0] for p in common])
+    found = shared.rank_correlation([spread[p][0] for p in common], [gap[p][0] for p in common])
+    out = [preset for preset in spread if preset not in gap]
     left = f"; without a finite loss of both optimisers: {', '.join(out)}" if out else ""
     return [
         Check(
@@ -202,7 +178,7 @@ def _checks(
     ]
 
 
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "adaptivity",
     title="gap between SGD and AdamW against the unevenness of the curvature",
     source="ours, testing a claim of the Hessian paper",

@@ -4,52 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import nn
 
 from hessblocks.conventions import PARTS
-from hessblocks.curvature import AttentionBackendWarning, exact_norms
+from hessblocks.curvature import exact_norms
 from hessblocks.data import addition_batch
 from hessblocks.figures import Panel, Scaling
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
+from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
-from hessblocks.studies.shared import (
-    DISTANCE,
-    HETEROGENEITY,
-    LAPTOP,
-    NORM,
-    PAPER,
-    SMOKE,
-    SPREAD,
-    Probe,
-    Runs,
-    Sizes,
-    Sweep,
-    TextSize,
-    TrainedSettings,
-    Values,
-    addition_model,
-    curvature_rows,
-    curve,
-    difference_check,
-    finite,
-    fit_growth,
-    gathered,
-    logspace,
-    make_block,
-    mean_table,
-    of_quantity,
-    places_panel,
-    rank_correlation,
-    text_of,
-    train_point,
-    trained_study,
-)
 
 CHAIN = (
     "pre-ln",
@@ -63,22 +30,24 @@ CHAIN = (
 )
 """Each block lacks one more part than the one before: attention skip, plain attention (shaped from
 here on), values, projection, sequential order, MLP skip, norms."""
-SIZES: dict[Scale, TextSize] = {
-    "smoke": replace(SMOKE, steps=20),
-    "laptop": replace(LAPTOP, depth=4, steps=600, evaluations=12),
-    "paper": replace(PAPER, evaluations=40),
+SIZES: dict[Scale, shared.TextSize] = {
+    "smoke": replace(shared.SMOKE, steps=20),
+    "laptop": replace(shared.LAPTOP, depth=4, steps=600, evaluations=12),
+    "paper": replace(shared.PAPER, evaluations=40),
 }
-_PROBES: dict[Scale, Probe] = {
-    "smoke": Probe(sequences=2, tokens=8, probes=4, spectrum_steps=4, spectrum_probes=1),
-    "laptop": Probe(sequences=8, tokens=32, probes=8, spectrum_steps=16, spectrum_probes=2),
-    "paper": Probe(sequences=16, tokens=128, probes=16, spectrum_steps=100, spectrum_probes=10),
+_PROBES: dict[Scale, shared.Probe] = {
+    "smoke": shared.Probe(sequences=2, tokens=8, probes=4, spectrum_steps=4, spectrum_probes=1),
+    "laptop": shared.Probe(sequences=8, tokens=32, probes=8, spectrum_steps=16, spectrum_probes=2),
+    "paper": shared.Probe(
+        sequences=16, tokens=128, probes=16, spectrum_steps=100, spectrum_probes=10
+    ),
 }
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 STAGES = 4
 """Curvature is measured before training and after each fourth of it."""
 EXPONENT = "growth_exponent"
 """Slope of ln ‖block‖ against ln σ of one layer on sums, σ from 0.01 to 0.1."""
-_SIGMAS = logspace(-2, -1, 5)
+_SIGMAS = shared.logspace(-2, -1, 5)
 _GROWTH = {"width": 16, "sums": 16}
 SIMPLE = "sas-p"
 """The simplified block that is set against the first of the chain."""
@@ -87,53 +56,50 @@ COMMON = ("attention.query", "mlp.in", "mlp.out")
 COMMON_SPREAD = "spread_of_common_matrices"
 """The spread over `COMMON` alone: a block may not look even for having fewer matrices."""
 LABELS = {
-    HETEROGENEITY: "largest over smallest norm",
-    SPREAD: "spread of log10 norm (decades)",
+    shared.HETEROGENEITY: "largest over smallest norm",
+    shared.SPREAD: "spread of log10 norm (decades)",
     COMMON_SPREAD: "spread of log10 norm (decades)",
-    DISTANCE: "Jensen-Shannon distance",
+    shared.DISTANCE: "Jensen-Shannon distance",
 }
 """Indices of unevenness, as axes name them."""
 INDICES = tuple(LABELS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainSettings(TrainedSettings):
+class ChainSettings(shared.TrainedSettings):
     """A point of this study: one model whose curvature is measured as it trains."""
 
-    probe: Probe
+    probe: shared.Probe
     """How the curvature is measured."""
 
 
-def sweeps(scale: Scale) -> list[Sweep]:
+def sweeps(scale: Scale) -> list[shared.Sweep]:
     """The whole chain."""
-    return [Sweep(variants=CHAIN, size=SIZES[scale], settings={"probe": _PROBES[scale]})]
+    return [shared.Sweep(variants=CHAIN, size=SIZES[scale], settings={"probe": _PROBES[scale]})]
 
 
 def measure(settings: ChainSettings) -> list[Row]:
     """Train one block; its curvature along the way, and its growth exponents at initialisation."""
     probe, steps = settings.probe, settings.size.steps
-    corpus = text_of(settings.size)
+    corpus = shared.text_of(settings.size)
 
     def observe(model: nn.Module, step: int) -> list[Row]:
         if step not in {steps * stage // STAGES for stage in range(STAGES + 1)}:
             return []
         ends = replace(probe, spectrum_steps=probe.spectrum_steps * (step in (0, steps)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AttentionBackendWarning)
-            return curvature_rows(model.eval(), corpus, ends)
+        return shared.curvature_rows(model, corpus, ends)
 
-    rows = train_point(settings, observe)
-    return rows + growth_exponents(settings)
+    return shared.train_point(settings, observe) + growth_exponents(settings)
 
 
 def growth_exponents(settings: ChainSettings) -> list[Row]:
     """Exponents of the query and value blocks of one layer, exactly, with one draw scaled by σ."""
     width, seed = _GROWTH["width"], settings.seed
-    block = make_block(settings.variant, Sizes(width=width, heads=1, mlp_width=4 * width))
+    block = shared.make_block(settings.variant, width=width, heads=1, mlp_width=4 * width)
     batch = addition_batch(_GROWTH["sums"], seed=seed)
     norms = [
         exact_norms(
-            addition_model(block, layers=1, width=width, sigma=sigma, seed=seed),
+            shared.addition_model(block, layers=1, width=width, sigma=sigma, seed=seed),
             batch,
             "cross-entropy",
             ("query", "value"),
@@ -144,10 +110,10 @@ def growth_exponents(settings: ChainSettings) -> list[Row]:
     for group in ("query", "value"):
         for part in PARTS:
             values = [norm[group, part].value for norm in norms]
-            fit = fit_growth(_SIGMAS, values, [None] * len(values))
+            fit = shared.fit_growth(_SIGMAS, values, [None] * len(values))
             if fit is not None:
-                found: Row = {"group": group, "part": part, "method": "exact"}
-                rows.append({**settings.owner, **found, "quantity": EXPONENT, "value": fit.slope})
+                place = {**settings.owner, "group": group, "part": part}
+                rows.append(shared.measured(EXPONENT, fit.slope, "exact", **place))
     return rows
 
 
@@ -157,9 +123,9 @@ Indices = dict[str, dict[str, dict[str, dict[Scalar, float]]]]
 
 def indices(rows: Rows) -> Indices:
     """The indices of unevenness before and after training."""
-    last = max((row["step"] for row in of_quantity(rows, NORM)), default=0)
+    last = max((row["step"] for row in shared.of_quantity(rows, shared.NORM)), default=0)
     found: Indices = {}
-    for row in of_quantity(rows, *INDICES):
+    for row in shared.of_quantity(rows, *INDICES):
         if row["step"] in (0, last):
             moments = found.setdefault(row["quantity"], {})
             variants = moments.setdefault("before" if row["step"] == 0 else "after", {})
@@ -176,23 +142,25 @@ def common_spreads(rows: Rows, step: int) -> dict[str, dict[Scalar, float]]:
     """Variant → {seed: spread of the norms of H over the matrices that all blocks have}."""
     common = [
         {**row, "value": math.log10(row["value"])}
-        for row in of_quantity(rows, NORM)
+        for row in shared.of_quantity(rows, shared.NORM)
         if (row["part"], row["step"]) == ("full", step)
         and row["group"].endswith(COMMON)
         and row["value"] > 0
     ]
     found: dict[str, dict[Scalar, float]] = {}
-    for (variant, seed), values in gathered(common, "variant", "seed").items():
+    for (variant, seed), values in shared.gathered(common, "variant", "seed").items():
         found.setdefault(variant, {})[seed] = statistics.stdev(values)
     return found
 
 
 def summarise(rows: Rows) -> Summary:
     """Loss curves, unevenness before and after training, growth exponents."""
-    runs, found = Runs(rows), indices(rows)
-    losses, spreads = runs.losses, found.get(SPREAD, {})
+    runs, found = shared.Runs(rows), indices(rows)
+    losses, spreads = runs.losses, found.get(shared.SPREAD, {})
     panels = [runs.panel(CHAIN, "loss at equal tokens")] if losses else []
     panels += [_scatter(moment, spreads[moment], losses) for moment in spreads if losses]
+    columns = ("variant", "group", "part")
+    exponents = shared.gathered(shared.of_quantity(rows, EXPONENT), *columns)
     return runs.summary(
         title="From pre-ln to sas-p without norm, one removal at a time",
         caption=(
@@ -206,7 +174,7 @@ def summarise(rows: Rows) -> Summary:
             *_training_checks(found.get(COMMON_SPREAD, {}), losses, "queries and MLPs alone"),
         ],
         unevenness=_index_table(found),
-        growth=_growth_table(rows),
+        growth=shared.mean_table(exponents, *columns, value="slope"),
     )
 
 
@@ -215,22 +183,22 @@ def _bars(found: Indices) -> list[Panel]:
     panels = []
     for quantity, label in LABELS.items():
         if quantity in found:
-            means = {moment: finite(each) for moment, each in found[quantity].items()}
-            scale: Scaling = "log" if quantity == HETEROGENEITY else "linear"
-            panel = places_panel(means, label, bars=scale == "linear")
+            means = {moment: shared.finite(each) for moment, each in found[quantity].items()}
+            scale: Scaling = "log" if quantity == shared.HETEROGENEITY else "linear"
+            panel = shared.places_panel(means, label, bars=scale == "linear")
             panels.append(replace(panel, y_scale=scale, title=quantity.replace("_", " ")))
     return panels
 
 
-def _scatter(moment: str, spreads: Values, losses: Values) -> Panel:
+def _scatter(moment: str, spreads: shared.Values, losses: shared.Values) -> Panel:
     """Final loss against unevenness, one point a block."""
-    even, final = finite(spreads), finite(losses)
+    even, final = shared.finite(spreads), shared.finite(losses)
     return Panel(
         title=f"final loss and unevenness {moment} training",
-        x_label=f"{LABELS[SPREAD]}, {moment} training",
+        x_label=f"{LABELS[shared.SPREAD]}, {moment} training",
         y_label="final validation loss (nats per token)",
         series=tuple(
-            curve(variant, [(even[variant][0], *final[variant])], line=False)
+            shared.curve(variant, [(even[variant][0], *final[variant])], line=False)
             for variant in CHAIN
             if variant in even and variant in final
         ),
@@ -244,23 +212,17 @@ def _index_table(found: Indices) -> list[dict[str, object]]:
         for moment, variants in moments.items()
         for variant, seeds in variants.items()
     }
-    lines = mean_table(by_block, "quantity", "moment", "variant")
+    lines = shared.mean_table(by_block, "quantity", "moment", "variant")
     return [
         {**line, "seeds": len(values)}
         for line, values in zip(lines, by_block.values(), strict=True)
     ]
 
 
-def _growth_table(rows: Rows) -> list[dict[str, Any]]:
-    columns = ("variant", "group", "part")
-    exponents = gathered(of_quantity(rows, EXPONENT), *columns)
-    return mean_table(exponents, *columns, value="slope")
-
-
-def _even_checks(spreads: Mapping[str, Values]) -> list[Check]:
+def _even_checks(spreads: Mapping[str, shared.Values]) -> list[Check]:
     """Whether the simplified block has the more even curvature; the answer may be no."""
     return [
-        difference_check(
+        shared.difference_check(
             spreads[moment],
             SIMPLE,
             CHAIN[0],
@@ -273,14 +235,16 @@ def _even_checks(spreads: Mapping[str, Values]) -> list[Check]:
     ]
 
 
-def _training_checks(spreads: Mapping[str, Values], losses: Values, matrices: str) -> list[Check]:
+def _training_checks(
+    spreads: Mapping[str, shared.Values], losses: shared.Values, matrices: str
+) -> list[Check]:
     """Whether the blocks with the more even curvature are those that train well."""
     checks = []
     for moment, variants in spreads.items():
         common = [v for v in variants if v in losses]
         if len(common) < 4:
             continue
-        found = rank_correlation(
+        found = shared.rank_correlation(
             [mean_and_error(list(variants[v].values()))[0] for v in common],
             [mean_and_error(list(losses[v].values()))[0] for v in common],
         )
@@ -297,7 +261,7 @@ def _training_checks(spreads: Mapping[str, Values], losses: Values, matrices: st
     return checks
 
 
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "simplification",
     title="curvature from pre-ln to sas-p without norm, one removal at a time",
     source="ours, joining both papers",

@@ -14,7 +14,9 @@ from hessblocks.studies.shared.gathering import (
     gathered,
     mean_places,
     mean_table,
+    measured,
     of_quantity,
+    summary,
 )
 from hessblocks.studies.shared.growth_points import (
     GROUPS,
@@ -22,8 +24,10 @@ from hessblocks.studies.shared.growth_points import (
     GrowthSettings,
     Size,
     draws,
+    growth_rows,
     growth_study,
     logspace,
+    one_layer,
 )
 from hessblocks.studies.shared.growth_summary import (
     SMALL,
@@ -77,7 +81,6 @@ from hessblocks.studies.shared.variants import (
     GAINED,
     MLP_GAINS,
     RESTRICTED_INITS,
-    Sizes,
     make_block,
     restricted,
 )

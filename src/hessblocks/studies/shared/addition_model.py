@@ -21,7 +21,7 @@ from hessblocks.blocks import MLP, Attention, BlockConfig, Branch, Dense, LayerN
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature import LossFunction
 from hessblocks.data import SYMBOLS
-from hessblocks.errors import unknown_name
+from hessblocks.errors import check_name
 from hessblocks.models import build
 
 TOKENS = 18
@@ -30,42 +30,22 @@ GAIN = 0.8
 """Standard deviation of a weight, times √width."""
 
 
-def _plain(width: int) -> BlockConfig:
-    return preset("pre-ln", width=width, heads=1, norm=NoNorm(), final_norm=NoNorm())
-
-
-def _pre_ln(width: int) -> BlockConfig:
-    return _plain(width).replace(norm=LayerNorm(), final_norm=LayerNorm())
-
-
-def _linear(width: int) -> BlockConfig:
-    return _plain(width).replace(attention=Attention(scores="linear"))
-
-
-def _linear_alone(width: int) -> BlockConfig:
-    """Linear attention and nothing else: no skip, and an MLP whose output stays zero."""
-    return _linear(width).replace(
-        attention_branch=Branch(skip=0.0), mlp=MLP(output=Dense(init="zeros")), mlp_width=1
-    )
-
-
-def _one_matrix(width: int) -> BlockConfig:
-    return _plain(width).replace(attention=Attention(query_key="one-matrix"))
-
-
-def _one_matrix_linear(width: int) -> BlockConfig:
-    return _plain(width).replace(attention=Attention(query_key="one-matrix", scores="linear"))
-
-
-BLOCKS = {
-    "softmax": _plain,
-    "softmax-pre-ln": _pre_ln,
-    "linear": _linear,
-    "linear-alone": _linear_alone,
-    "one-matrix": _one_matrix,
-    "one-matrix-linear": _one_matrix_linear,
+BLOCKS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "softmax-pre-ln": {"norm": LayerNorm(), "final_norm": LayerNorm()},
+    "linear": {"attention": Attention(scores="linear")},
+    "linear-alone": {
+        "attention": Attention(scores="linear"),
+        "attention_branch": Branch(skip=0.0),
+        "mlp": MLP(output=Dense(init="zeros")),
+        "mlp_width": 1,
+    },
+    "one-matrix": {"attention": Attention(query_key="one-matrix")},
+    "one-matrix-linear": {"attention": Attention(query_key="one-matrix", scores="linear")},
 }
-"""Name → block of a width: one head as wide as the block, ReLU MLP of 4 widths, no norm but pre-ln's."""
+"""Name → what is not plain: one softmax head as wide as the block, ReLU MLP of 4 widths, skips, no norm.
+
+`linear-alone` is linear attention and nothing else: no skip, and an MLP whose output stays zero."""
 
 
 def weight_size(width: int) -> float:
@@ -91,10 +71,12 @@ def addition_model(
     Raises:
         ArgumentError: an unknown block.
     """
-    if isinstance(block, str) and block not in BLOCKS:
-        raise unknown_name("block", block, BLOCKS)
+    if isinstance(block, str):
+        check_name("block", block, BLOCKS)
+        plain = {"width": width, "heads": 1, "norm": NoNorm(), "final_norm": NoNorm()}
+        block = preset("pre-ln", **{**plain, **BLOCKS[block]})
     model: PreTrainedModel = build(
-        BLOCKS[block](width) if isinstance(block, str) else block,
+        block,
         depth=layers,
         vocab_size=len(SYMBOLS),
         context=TOKENS,

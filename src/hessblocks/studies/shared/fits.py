@@ -107,10 +107,8 @@ class _Curve:
 def _fit(x: Vector, y: Vector, own: Vector) -> Growth:
     means = _averaged(x, y, own)
     line, curve = _polynomial(means, degree=1), _polynomial(means, degree=2)
-    scattered = (
-        line.misfit > 1 or not means.freedom
-    )  # then the misfit sets the error, not the repeats
-    freedom = line.spare if scattered else means.freedom
+    # scattered more than the repeats explain: the misfit then sets the error
+    freedom = line.spare if line.misfit > 1 or not means.freedom else means.freedom
     reach = student_quantile((1 + CONFIDENCE) / 2, freedom) * line.error
     span = float(x.max() - x.min())
     bend, bend_error = 2 * curve.leading * span, 2 * curve.error * span

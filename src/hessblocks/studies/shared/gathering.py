@@ -1,29 +1,58 @@
-"""Rows gathered over seeds: values by what they belong to, their means, and curves of them."""
+"""Rows made, and gathered over seeds: values by what they belong to, their means, curves and summaries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from hessblocks.figures import Series
+from hessblocks.figures import Figure, Heatmap, Panel, Series
+from hessblocks.linalg import Estimate
 from hessblocks.statistics import mean_and_error
-from hessblocks.studies.engine import Rows
+from hessblocks.storage import Row, Scalar
+from hessblocks.studies.engine import Check, Rows, Summary
 
+R = TypeVar("R", bound=Mapping[str, Any])
 Place = tuple[float, float, float]
 """Abscissa, ordinate and its standard error."""
+
+
+def measured(quantity: str, value: Scalar, method: str = "measured", /, **place: Scalar) -> Row:
+    """A row of one quantity.
+
+    Args:
+        quantity: its name.
+        value: of it; None where there is none.
+        method: measured, counted, exact or estimate.
+        **place: what it belongs to, and its standard error where it has one.
+
+    Returns:
+        The row.
+    """
+    return {**place, "quantity": quantity, "value": value, "method": method}
+
+
+def of_estimate(found: Estimate) -> Row:
+    """What a row says of an estimate."""
+    return {"value": found.value, "standard_error": found.standard_error, "method": found.method}
+
+
+def grouped(rows: Iterable[Mapping[str, Any]], *columns: str) -> dict[tuple[Any, ...], Rows]:
+    """The rows that agree in some columns, in the order of the rows."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in columns), []).append(row)
+    return {**found}
 
 
 def gathered(
     rows: Iterable[Mapping[str, Any]], *columns: str
 ) -> dict[tuple[Any, ...], list[float]]:
     """The values of rows that agree in some columns, both in the order of the rows."""
-    found: dict[tuple[Any, ...], list[float]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in columns), []).append(float(row["value"]))
-    return found
+    groups = grouped(rows, *columns).items()
+    return {key: [float(row["value"]) for row in members] for key, members in groups}
 
 
-def of_quantity(rows: Rows, *quantities: str) -> Rows:
+def of_quantity(rows: Iterable[R], *quantities: str) -> list[R]:
     """The rows of some quantities."""
     return [row for row in rows if row["quantity"] in quantities]
 
@@ -67,3 +96,26 @@ def curve(name: str, places: Sequence[Place], **style: Any) -> Series:
     """
     x, y, error = (tuple(place[part] for place in places) for part in range(3))
     return Series(name=name, x=x, y=y, error=error, **style)
+
+
+def summary(
+    title: str,
+    caption: str,
+    panels: Iterable[Panel | Heatmap],
+    checks: Sequence[Check],
+    **tables: Sequence[Mapping[str, Any]],
+) -> Summary:
+    """What a study amounts to.
+
+    Args:
+        title: of the figure.
+        caption: of the figure.
+        panels: of the figure.
+        checks: facts.
+        **tables: numbers worth keeping, by name.
+
+    Returns:
+        The summary.
+    """
+    figure = Figure(title=title, caption=caption, panels=tuple(panels))
+    return Summary(figure=figure, checks=checks, tables=tables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import torch
 from hessblocks.curvature import Norms, Problem, exact_norms, group_norms, parameter_groups
 from hessblocks.data import addition_batch
 from hessblocks.storage import GROWTH_COLUMNS, Row
-from hessblocks.studies.engine import Rows, Scale, Study, Summary, seed_of
+from hessblocks.studies.engine import Scale, Study, seed_of
 from hessblocks.studies.shared.addition_model import LOSSES, addition_model
+from hessblocks.studies.shared.gathering import of_estimate
 
 GROUPS = ("query", "value")
 """The groups whose blocks the paper shows."""
@@ -38,6 +39,15 @@ class Size:
     """Random vectors of each estimate; unused where the norm is exact."""
 
 
+def one_layer(sigmas: tuple[float, ...], seeds: int) -> dict[Scale, Size]:
+    """The sizes of a study of one layer, with so many seeds at laptop scale; the published ones have 20."""
+    return {
+        "smoke": Size(width=16, sums=8, seeds=2, sigmas=sigmas),
+        "laptop": Size(width=128, sums=64, seeds=seeds, sigmas=sigmas),
+        "paper": Size(width=128, sums=64, seeds=20, sigmas=sigmas),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class DrawSettings:
     """A point of a study at initialisation: a model and sums drawn from a seed."""
@@ -53,28 +63,26 @@ class DrawSettings:
 def draws(
     sizes: Mapping[Scale, Size], kind: type[Any] = DrawSettings, **choices: Sequence[str]
 ) -> Callable[[Scale, int | None], list[Any]]:
-    """The settings of a study with a point for each choice and seed.
+    """The settings of a study with a point for each choice, depth, σ and seed, as far as `kind` has them.
 
     Args:
         sizes: of each scale.
-        kind: dataclass of the points.
+        kind: dataclass of the points; its sizes have the names of `Size`, depth and σ are layers and sigma.
         **choices: further settings of `kind`, each with all its values.
 
     Returns:
         From a scale and a number of seeds to the points' settings.
     """
+    wanted = {one.name for one in fields(kind)}
 
     def settings(scale: Scale, seeds: int | None) -> list[Any]:
         size = sizes[scale]
+        each = {"width": [size.width], "sums": [size.sums], "probes": [size.probes], **choices}
+        axes = {"layers": size.layers, "sigma": size.sigmas, "seed": range(seeds or size.seeds)}
+        varied = {name: values for name, values in {**each, **axes}.items() if name in wanted}
         return [
-            kind(
-                width=size.width,
-                sums=size.sums,
-                seed=seed,
-                **dict(zip(choices, chosen, strict=True)),
-            )
-            for chosen in itertools.product(*choices.values())
-            for seed in range(seeds or size.seeds)
+            kind(**dict(zip(varied, chosen, strict=True)))
+            for chosen in itertools.product(*varied.values())
         ]
 
     return settings
@@ -118,7 +126,6 @@ def growth_study(
     block: str,
     loss: str,
     sizes: Mapping[Scale, Size],
-    summarise: Callable[[Rows], Summary],
     precision: str = "float64",
     **about: Any,
 ) -> Study[GrowthSettings]:
@@ -129,40 +136,17 @@ def growth_study(
         block: name in `addition_model.BLOCKS`.
         loss: name in `addition_model.LOSSES`.
         sizes: of each scale.
-        summarise: from rows to what they amount to.
         precision: float64 or float32.
-        **about: title, source and published of the `Study`.
+        **about: title, source, published and summarise of the `Study`.
 
     Returns:
         The study.
     """
-
-    def settings(scale: Scale, seeds: int | None) -> list[GrowthSettings]:
-        size = sizes[scale]
-        return [
-            GrowthSettings(
-                study=name,
-                block=block,
-                loss=loss,
-                layers=layers,
-                width=size.width,
-                sums=size.sums,
-                sigma=sigma,
-                seed=seed,
-                probes=size.probes,
-                precision=precision,
-            )
-            for layers in size.layers
-            for sigma in size.sigmas
-            for seed in range(seeds or size.seeds)
-        ]
-
+    chosen = {"study": [name], "block": [block], "loss": [loss], "precision": [precision]}
     return Study(
         name=name,
-        kind=GrowthSettings,
-        settings=settings,
+        settings=draws(sizes, GrowthSettings, **chosen),
         measure=measure_growth,
-        summarise=summarise,
         columns=GROWTH_COLUMNS,
         **about,
     )
@@ -190,19 +174,23 @@ def measure_growth(settings: GrowthSettings) -> list[Row]:
         norms = group_norms(problem, named, probes=settings.probes, seed=settings.seed)
         found.append({(name, part): norms[name][part] for name in norms for part in norms[name]})
     found.append(exact_norms(model, batch, settings.loss, GROUPS))
+    return growth_rows(settings.study, settings, found)
+
+
+def growth_rows(study: str, settings: Any, found: Sequence[Norms]) -> list[Row]:
+    """A row for each layer, group and part.
+
+    Args:
+        study: its name.
+        settings: of the point: layers, sigma and seed.
+        found: the norms of each layer.
+
+    Returns:
+        The rows, with the columns `GROWTH_COLUMNS`.
+    """
+    point = {"layers": settings.layers, "sigma": settings.sigma, "seed": settings.seed}
     return [
-        {
-            "study": settings.study,
-            "layers": layers,
-            "sigma": sigma,
-            "seed": settings.seed,
-            "layer": layer,
-            "group": group,
-            "part": part,
-            "value": norm.value,
-            "standard_error": norm.standard_error,
-            "method": norm.method,
-        }
+        {"study": study, **point, "layer": layer, "group": group, "part": part, **of_estimate(norm)}
         for layer, norms in enumerate(found)
         for (group, part), norm in norms.items()
     ]

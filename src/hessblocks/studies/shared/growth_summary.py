@@ -6,13 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hessblocks.figures import Figure, Panel, Scaling, Series
+from hessblocks.figures import Panel, Scaling, Series
 from hessblocks.studies.engine import Check, Rows, Summary
 from hessblocks.studies.shared.fits import Growth, fit_growth
-from hessblocks.studies.shared.gathering import Place, curve, mean_places
+from hessblocks.studies.shared.gathering import (
+    Place,
+    curve,
+    gathered,
+    grouped,
+    mean_places,
+    summary,
+)
 
-Curve = tuple[int, int, str, str]
-"""layers, layer, group, part."""
+CURVE = ("layers", "layer", "group", "part")
+Curve = tuple[Any, ...]
+"""The values of `CURVE`."""
 SMALL = 0.1
 """Largest σ at which a power law is expected."""
 
@@ -49,11 +57,7 @@ def slopes(rows: Rows, largest: float) -> dict[Curve, Growth]:
 
 def by_curve(rows: Rows) -> dict[Curve, Rows]:
     """The rows of each curve."""
-    found: dict[Curve, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        key = (row["layers"], row["layer"], row["group"], row["part"])
-        found.setdefault(key, []).append(row)
-    return {**found}
+    return grouped(rows, *CURVE)
 
 
 def slope_checks(fits: Mapping[Curve, Growth], expected: Sequence[Expected]) -> list[Check]:
@@ -68,9 +72,8 @@ def slope_checks(fits: Mapping[Curve, Growth], expected: Sequence[Expected]) -> 
 
 def fit_table(fits: Mapping[Curve, Growth]) -> list[dict[str, object]]:
     """The fits as rows of plain data."""
-    names = ("layers", "layer", "group", "part")
     return [
-        {**dict(zip(names, curve, strict=True)), **asdict(growth)} for curve, growth in fits.items()
+        {**dict(zip(CURVE, curve, strict=True)), **asdict(growth)} for curve, growth in fits.items()
     ]
 
 
@@ -82,7 +85,6 @@ def growth_summary(
     expected: Sequence[Expected],
     largest: float = SMALL,
     published: Rows = (),
-    x_scale: Scaling = "log",
 ) -> Summary:
     """Fits, checks and figure of a growth study.
 
@@ -93,52 +95,37 @@ def growth_summary(
         expected: slopes from theory.
         largest: σ up to which slopes are fitted.
         published: the paper's means, with the columns of rows.
-        x_scale: of the σ axis, log or linear.
 
     Returns:
         A panel for each layer, and each slope beside the expected one.
     """
     fits = slopes(rows, largest)
     seeds = len({row["seed"] for row in rows})
-    panels = tuple(
-        curves_panel(members, _place(layers, layer), published, x_scale=x_scale)
-        for (layers, layer), members in _by_layer(rows).items()
-    )
     bars = f"Mean over {seeds} seeds; bars are its standard errors. {caption}"
-    return Summary(
-        figure=Figure(title=title, caption=bars, panels=panels),
-        checks=slope_checks(fits, expected),
-        tables={"slopes": fit_table(fits)},
+    panels = (
+        curves_panel(members, _place(layers, layer), published)
+        for (layers, layer), members in grouped(rows, "layers", "layer").items()
     )
+    return summary(title, bars, panels, slope_checks(fits, expected), slopes=fit_table(fits))
 
 
 def averaged(rows: Rows) -> list[Place]:
     """(σ, mean, standard error of the mean) of one curve, smallest σ first."""
-    at: dict[float, list[float]] = {}
-    for row in rows:
-        at.setdefault(row["sigma"], []).append(row["value"])
-    return mean_places({sigma: at[sigma] for sigma in sorted(at)})
+    at = gathered(rows, "sigma")
+    return mean_places({place[0]: at[place] for place in sorted(at)})
 
 
-def curves_panel(
-    rows: Rows,
-    title: str,
-    published: Rows = (),
-    x_scale: Scaling = "log",
-) -> Panel:
+def curves_panel(rows: Rows, title: str, published: Rows = (), x_scale: Scaling = "log") -> Panel:
     """The curves of one layer; those that are 0 everywhere are left out."""
     theirs = by_curve(published)
     series = []
     for place, members in by_curve(rows).items():
         name = f"{place[2]}, {place[3]}"
-        ours = seen(averaged(members))
-        if ours:
+        if ours := seen(averaged(members)):
             series.append(curve(name, ours))
-        known = [
-            (row["sigma"], row["value"], row["standard_error"]) for row in theirs.get(place, [])
-        ]
-        if seen(known):
-            series.append(curve(name, seen(known), published=True, line=False))
+        means = theirs.get(place, ())
+        if known := seen((row["sigma"], row["value"], row["standard_error"]) for row in means):
+            series.append(curve(name, known, published=True, line=False))
     return growth_panel(title, series, x_scale)
 
 
@@ -157,13 +144,6 @@ def growth_panel(title: str, series: Sequence[Series], x_scale: Scaling = "log")
         y_scale="log",
         series=tuple(series),
     )
-
-
-def _by_layer(rows: Rows) -> dict[tuple[int, int], Rows]:
-    found: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
-    for (layers, layer, *_), members in by_curve(rows).items():
-        found.setdefault((layers, layer), []).extend(members)
-    return {**found}
 
 
 def _place(layers: int, layer: int) -> str:

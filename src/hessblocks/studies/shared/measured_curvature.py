@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from hessblocks.curvature import Hessian, ParameterGroup, Problem, group_norms, parameter_groups
+from hessblocks.curvature import (
+    AttentionBackendWarning,
+    Hessian,
+    ParameterGroup,
+    Problem,
+    group_norms,
+    parameter_groups,
+)
 from hessblocks.data import Corpus
 from hessblocks.linalg import Estimate, jensen_shannon_distance, spectral_density
 from hessblocks.statistics import ends, variance
 from hessblocks.storage import Row
+from hessblocks.studies.shared.gathering import measured, of_estimate
 
 MATRICES = ("query", "key", "value", "projection", "mlp_in", "mlp_out")
 """Roles of the weight matrices of a layer: what all blocks have in common, as far as they have it."""
@@ -46,7 +55,7 @@ def curvature_rows(model: nn.Module, corpus: Corpus, probe: Probe) -> list[Row]:
     """Norms of every group and part, heterogeneity, spread, and the distance of the spectra.
 
     Args:
-        model: a causal language model.
+        model: a causal language model, put into evaluation mode.
         corpus: where the held-out batch comes from, the same for every model.
         probe: sizes.
 
@@ -54,27 +63,24 @@ def curvature_rows(model: nn.Module, corpus: Corpus, probe: Probe) -> list[Row]:
         The rows, without study, variant and seed.
     """
     batch = corpus.curvature_batch(probe.sequences, probe.tokens)
-    problem = Problem(model, batch, loss="causal-lm")
+    problem = Problem(model.eval(), batch, loss="causal-lm")
     groups = parameter_groups(model)
-    norms = group_norms(problem, groups, probes=probe.probes)
+    matrices = {name: group for name, group in groups.items() if group.role in MATRICES}
+    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
+        norms = group_norms(problem, groups, probes=probe.probes)
+        distance = [_distance(problem, matrices, probe)] if probe.spectrum_steps else []
     rows: list[Row] = [
         {
             "quantity": NORM,
             "layer": groups[name].layer,
             "group": name,
             "part": part,
-            "value": norm.value,
-            "standard_error": norm.standard_error,
-            "method": norm.method,
+            **of_estimate(norm),
         }
         for name, parts in norms.items()
         for part, norm in parts.items()
     ]
-    matrices = {name: group for name, group in groups.items() if group.role in MATRICES}
-    rows += _unevenness({name: norms[name]["full"] for name in matrices})
-    if probe.spectrum_steps:
-        rows.append(_distance(problem, matrices, probe))
-    return rows
+    return rows + _unevenness({name: norms[name]["full"] for name in matrices}) + distance
 
 
 def _unevenness(norms: Mapping[str, Estimate]) -> list[Row]:
@@ -84,28 +90,15 @@ def _unevenness(norms: Mapping[str, Estimate]) -> list[Row]:
     if found is None or len(logs) < 2:
         return []
     return [
-        {
-            "quantity": HETEROGENEITY,
-            "value": found.ratio,
-            "standard_error": found.standard_error,
-            "method": "estimate",
-        },
-        {"quantity": SPREAD, "value": math.sqrt(variance(logs)), "method": "estimate"},
+        measured(HETEROGENEITY, found.ratio, "estimate", standard_error=found.standard_error),
+        measured(SPREAD, math.sqrt(variance(logs)), "estimate"),
     ]
 
 
 def _distance(problem: Problem, groups: Mapping[str, ParameterGroup], probe: Probe) -> Row:
     """Mean distance between all pairs of spectra."""
-    spectra = [
-        spectral_density(
-            Hessian(problem, group), steps=probe.spectrum_steps, probes=probe.spectrum_probes
-        )
-        for group in groups.values()
-    ]
-    pairs = itertools.combinations(spectra, 2)
-    distances = [jensen_shannon_distance(a, b) for a, b in pairs]
-    return {
-        "quantity": DISTANCE,
-        "value": sum(distances) / len(distances),
-        "method": "estimate",
-    }
+    steps, probes = probe.spectrum_steps, probe.spectrum_probes
+    operators = (Hessian(problem, group) for group in groups.values())
+    spectra = [spectral_density(operator, steps=steps, probes=probes) for operator in operators]
+    distances = [jensen_shannon_distance(a, b) for a, b in itertools.combinations(spectra, 2)]
+    return measured(DISTANCE, sum(distances) / len(distances), "estimate")

@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 from hessblocks.data import Corpus
 from hessblocks.models import build
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Measure, Scale, Study
+from hessblocks.studies.engine import Scale, Study
+from hessblocks.studies.shared.gathering import measured
 from hessblocks.studies.shared.texts import TextSize, text_of
-from hessblocks.studies.shared.variants import Sizes, make_block
+from hessblocks.studies.shared.variants import make_block
 from hessblocks.training import (
     Recorder,
     RunSettings,
@@ -55,7 +56,7 @@ def train(
             return
         step, loss = found
         place: Row = {"step": step, "tokens": line["tokens"]}
-        rows.append({**place, "quantity": LOSS, "value": loss, "method": "measured"})
+        rows.append(measured(LOSS, loss, **place))
         if observer and loss is not None:
             rows.extend({**place, **row} for row in observer(model, step))
 
@@ -145,7 +146,7 @@ def train_point(settings: TrainedSettings, observer: Observer | None = None) -> 
     """
     model = make_model(settings)
     count = sum(parameter.numel() for parameter in model.parameters())
-    rows: list[Row] = [{"quantity": "parameters", "value": count, "method": "exact"}]
+    rows = [measured("parameters", count, "exact")]
     rows += train(model, run_settings(settings), text_of(settings.size), observer)
     return [{**settings.owner, **row} for row in rows]
 
@@ -165,13 +166,9 @@ def make_model(settings: TrainedSettings) -> PreTrainedModel:
     """The freshly initialised model of a point."""
     size = settings.size
     torch.manual_seed(settings.seed)
-    sizes = Sizes(width=size.width, heads=size.heads, mlp_width=size.mlp_width)
-    return build(
-        make_block(settings.variant, sizes),
-        depth=size.depth,
-        vocab_size=size.vocab_size,
-        context=size.context,
-    )
+    sizes = {"width": size.width, "heads": size.heads, "mlp_width": size.mlp_width}
+    block = make_block(settings.variant, **sizes)
+    return build(block, depth=size.depth, vocab_size=size.vocab_size, context=size.context)
 
 
 def trained_study(
@@ -180,9 +177,6 @@ def trained_study(
     sweeps: Callable[[Scale], Sequence[Sweep]],
     kind: type[Any] = TrainedSettings,
     seeds: Mapping[Scale, int] = SEEDS,
-    measure: Measure[Any] = train_point,
-    columns: tuple[str, ...] = TRAINED_COLUMNS,
-    revision: int = TRAINED_REVISION,
     **about: Any,
 ) -> Study[Any]:
     """A study with a point for each variant, size and seed.
@@ -192,10 +186,8 @@ def trained_study(
         sweeps: variants and sizes of a scale.
         kind: dataclass of the points.
         seeds: of each scale.
-        measure: from settings to rows; by default the losses of a training.
-        columns: of results.csv.
-        revision: raised when equal settings give other numbers.
-        **about: title, source, published and summarise of the `Study`.
+        **about: title, source, published and summarise of the `Study`; also measure, columns and revision
+            where they are not those of `train_point`.
 
     Returns:
         The study; its points come sweep by sweep, all seeds of a variant together.
@@ -209,13 +201,5 @@ def trained_study(
             for seed in range(sweep.seeds or count or seeds[scale])
         ]
 
-    return Study(
-        name=name,
-        kind=kind,
-        settings=settings,
-        measure=measure,
-        columns=columns,
-        revision=revision,
-        gpus=1,
-        **about,
-    )
+    usual = {"measure": train_point, "columns": TRAINED_COLUMNS, "revision": TRAINED_REVISION}
+    return Study(name=name, settings=settings, gpus=1, **{**usual, **about})

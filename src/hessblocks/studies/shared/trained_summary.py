@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hessblocks.figures import Figure, Panel
+from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks.studies.engine import Check, Rows, Summary
 from hessblocks.studies.shared.differences import Values, difference_check
-from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity
+from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
 from hessblocks.studies.shared.trained_points import LOSS
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
@@ -112,8 +112,7 @@ class Runs:
         Returns:
             The summary.
         """
-        figure = Figure(title=title, caption=caption, panels=tuple(panels))
-        return Summary(figure=figure, checks=checks, tables={"losses": self.table(), **tables})
+        return summary(title, caption, panels, checks, losses=self.table(), **tables)
 
 
 def finite(values: Values) -> dict[str, tuple[float, float]]:

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from hessblocks.blocks import (
-    PRESETS,
-    BlockConfig,
-    Branch,
-    Dense,
-    Identity,
-    Reparametrised,
-    Weight,
-    preset,
-)
-from hessblocks.errors import unknown_name
+from hessblocks.blocks import PRESETS, BlockConfig, Dense, Identity, Reparametrised, Weight, preset
+from hessblocks.errors import check_name
 
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes of a block."""
-
-    width: int
-    """Entries of a token's vector."""
-    heads: int
-    """Attention heads."""
-    mlp_width: int
-    """Hidden width of the MLP."""
-
-
-Maker = Callable[[Sizes], BlockConfig]
+Maker = Callable[[Mapping[str, int]], BlockConfig]
+"""From sizes by name to a block."""
 RESTRICTED_INITS = ("identity", "orthogonal")
 BETAS = (0.1, 0.2, 0.5, 1.0)
 """Gains of the trainable part of values and projections."""
@@ -39,8 +18,12 @@ MLP_GAINS = (0.5, 2.0)
 """Factors of the preset's initial MLP gain."""
 
 
-def make_block(name: str, sizes: Sizes) -> BlockConfig:
+def make_block(name: str, **sizes: int) -> BlockConfig:
     """The block of a variant.
+
+    Args:
+        name: of the variant.
+        **sizes: width, heads and mlp_width.
 
     Returns:
         The block at these sizes.
@@ -48,8 +31,7 @@ def make_block(name: str, sizes: Sizes) -> BlockConfig:
     Raises:
         ArgumentError: an unknown name.
     """
-    if name not in VARIANTS:
-        raise unknown_name("variant", name, VARIANTS)
+    check_name("variant", name, VARIANTS)
     return VARIANTS[name](sizes)
 
 
@@ -58,108 +40,67 @@ def restricted(init: str, beta: float) -> str:
     return f"{init}, beta {beta:g}"
 
 
-def from_preset(name: str, sizes: Sizes) -> BlockConfig:
-    """A preset at these sizes."""
-    return preset(name, width=sizes.width, heads=sizes.heads, mlp_width=sizes.mlp_width)
+def _edited(name: str, **parts: Mapping[str, Any]) -> Maker:
+    """A preset with some fields of its parts changed: slot → {field: value}."""
+
+    def make(sizes: Mapping[str, int]) -> BlockConfig:
+        block = preset(name, **sizes)
+        changed = {slot: getattr(block, slot).replace(**parts[slot]) for slot in parts}
+        return block.replace(**changed)
+
+    return make
 
 
-def values_and_projection(block: BlockConfig, weight: Weight, first: Weight) -> BlockConfig:
-    """`weight` for all values and projections but the first layer's values, which are `first`."""
-    attention = block.attention.replace(value=weight, projection=weight, first_value=first)
-    return block.replace(attention=attention)
-
-
-def _preset(name: str) -> Maker:
-    return lambda sizes: from_preset(name, sizes)
+def _values(name: str, weight: Weight, first: Weight | None = None) -> Maker:
+    """`weight` for all values and projections of a preset; `first` for the first layer's values."""
+    part = {"value": weight, "projection": weight, "first_value": first or weight}
+    return _edited(name, attention=part)
 
 
 def _restricted(init: str, beta: float) -> Maker:
     weight = Identity() if beta == 0 else Reparametrised(init=init, update_gain=beta)
-    first = Reparametrised(init=init)
-    return lambda sizes: values_and_projection(from_preset("skipless", sizes), weight, first)
+    return _values("skipless", weight, first=Reparametrised(init=init))
 
 
-def _gained(sizes: Sizes) -> BlockConfig:
-    """Values and projections with trainable gains from α = 1, β = 0.2, in every layer."""
-    weight = Reparametrised(init="identity", update_gain=0.2, trainable_gains=True)
-    return values_and_projection(from_preset("skipless", sizes), weight, weight)
-
-
-def _pre_ln_identity(sizes: Sizes) -> BlockConfig:
-    return values_and_projection(from_preset("pre-ln", sizes), Identity(), Identity())
-
-
-def _dense(init: str) -> Maker:
-    """The skipless block with freely trainable values and projections from `init`."""
-
-    def make(sizes: Sizes) -> BlockConfig:
-        weight = Dense(init=init, std=sizes.width**-0.5) if init == "normal" else Dense(init=init)
-        return values_and_projection(from_preset("skipless", sizes), weight, weight)
-
-    return make
-
-
-def _tied(sizes: Sizes) -> BlockConfig:
-    block = _dense("orthogonal")(sizes)
-    return block.replace(
-        attention=block.attention.replace(projection=Dense(init="tied-orthogonal"))
-    )
-
-
-def _no_first_value(sizes: Sizes) -> BlockConfig:
-    sas = from_preset("sas", sizes)
-    return sas.replace(attention=sas.attention.replace(first_value=None))
-
-
-def _no_mlp_skip(sizes: Sizes) -> BlockConfig:
-    sas = from_preset("sas", sizes)
-    return sas.replace(mlp_branch=sas.mlp_branch.replace(skip=0.0))
+def _normal_values(sizes: Mapping[str, int]) -> BlockConfig:
+    return _values("skipless", Dense(init="normal", std=sizes["width"] ** -0.5))(sizes)
 
 
 def _mlp_gain(factor: float) -> Maker:
-    def make(sizes: Sizes) -> BlockConfig:
-        sas = from_preset("sas", sizes)
-        return sas.replace(mlp_branch=sas.mlp_branch.replace(gain=factor * sas.mlp_branch.gain))
+    def make(sizes: Mapping[str, int]) -> BlockConfig:
+        gain = factor * preset("sas", **sizes).mlp_branch.gain
+        return _edited("sas", mlp_branch={"gain": gain})(sizes)
 
     return make
 
 
-def _without_skip(sizes: Sizes) -> BlockConfig:
-    """Pre-LN without its attention skip, nothing put in its place."""
-    return from_preset("pre-ln", sizes).replace(attention_branch=Branch(skip=0.0))
-
-
-def _dense_projection(sizes: Sizes) -> BlockConfig:
-    """SAS that keeps its projections."""
-    sas = from_preset("sas", sizes)
-    return sas.replace(attention=sas.attention.replace(projection=Dense()))
-
-
-def _sas_p_with_skip(sizes: Sizes) -> BlockConfig:
-    """SAS-P with the shared skip of the parallel block."""
-    sas_p = from_preset("sas-p", sizes)
-    return sas_p.replace(attention_branch=sas_p.attention_branch.replace(skip=1.0))
-
-
+_ORTHOGONAL = Dense(init="orthogonal")
+_TIED = {
+    "value": _ORTHOGONAL,
+    "projection": Dense(init="tied-orthogonal"),
+    "first_value": _ORTHOGONAL,
+}
+_GAINED = Reparametrised(init="identity", update_gain=0.2, trainable_gains=True)
+"""From α = 1, β = 0.2."""
 VARIANTS: dict[str, Maker] = {
-    **{name: _preset(name) for name in PRESETS},
+    **{name: _edited(name) for name in PRESETS},
     **{
         restricted(init, beta): _restricted(init, beta)
         for init in RESTRICTED_INITS
         for beta in BETAS
     },
     restricted("identity", 0): _restricted("identity", 0),
-    GAINED: _gained,
-    "pre-ln, identity values": _pre_ln_identity,
-    "normal values": _dense("normal"),
-    "orthogonal values": _dense("orthogonal"),
-    "tied values": _tied,
-    "identity values": _dense("identity"),
-    "sas, no first values": _no_first_value,
-    "sas, no MLP skip": _no_mlp_skip,
+    GAINED: _values("skipless", _GAINED),
+    "pre-ln, identity values": _values("pre-ln", Identity()),
+    "normal values": _normal_values,
+    "orthogonal values": _values("skipless", _ORTHOGONAL),
+    "tied values": _edited("skipless", attention=_TIED),
+    "identity values": _values("skipless", Dense(init="identity")),
+    "sas, no first values": _edited("sas", attention={"first_value": None}),
+    "sas, no MLP skip": _edited("sas", mlp_branch={"skip": 0.0}),
     **{f"sas, MLP gain x{factor:g}": _mlp_gain(factor) for factor in MLP_GAINS},
-    "pre-ln, no attention skip": _without_skip,
-    "sas, dense projection": _dense_projection,
-    "sas-p, with skip": _sas_p_with_skip,
+    "pre-ln, no attention skip": _edited("pre-ln", attention_branch={"skip": 0.0}),
+    "sas, dense projection": _edited("sas", attention={"projection": Dense()}),
+    "sas-p, with skip": _edited("sas-p", attention_branch={"skip": 1.0}),
 }
 """Name → block of given sizes."""
