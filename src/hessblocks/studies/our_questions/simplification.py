@@ -16,13 +16,12 @@ from hessblocks.curvature import AttentionBackendWarning, exact_norms
 from hessblocks.data import addition_batch
 from hessblocks.figures import Panel, Scaling
 from hessblocks.statistics import mean_and_error
-from hessblocks.storage import Row, Scalar
+from hessblocks.storage import NORM, Row, Scalar
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.studies.shared import (
     DISTANCE,
     HETEROGENEITY,
     LAPTOP,
-    NORM,
     PAPER,
     SMOKE,
     SPREAD,

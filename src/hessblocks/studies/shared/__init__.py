@@ -41,7 +41,6 @@ from hessblocks.studies.shared.growth_summary import (
 from hessblocks.studies.shared.measured_curvature import (
     DISTANCE,
     HETEROGENEITY,
-    NORM,
     SPREAD,
     Probe,
     curvature_rows,

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hessblocks.curvature import Hessian, ParameterGroup, Problem, group_norms, parameter_groups
+from hessblocks.curvature import (
+    Hessian,
+    ParameterGroup,
+    Problem,
+    group_norms,
+    norm_rows,
+    parameter_groups,
+)
 from hessblocks.data import Corpus
 from hessblocks.linalg import Estimate, jensen_shannon_distance, spectral_density
 from hessblocks.statistics import ends, variance
@@ -17,7 +24,6 @@ from hessblocks.storage import Row
 
 MATRICES = ("query", "key", "value", "projection", "mlp_in", "mlp_out")
 """Roles of the weight matrices of a layer: what all blocks have in common, as far as they have it."""
-NORM = "frobenius_norm"
 HETEROGENEITY = "heterogeneity"
 """Largest over smallest norm of H over the weight matrices of all layers, zeros left out."""
 SPREAD = "spread"
@@ -57,19 +63,7 @@ def curvature_rows(model: nn.Module, corpus: Corpus, probe: Probe) -> list[Row]:
     problem = Problem(model, batch, loss="causal-lm")
     groups = parameter_groups(model)
     norms = group_norms(problem, groups, probes=probe.probes)
-    rows: list[Row] = [
-        {
-            "quantity": NORM,
-            "layer": groups[name].layer,
-            "group": name,
-            "part": part,
-            "value": norm.value,
-            "standard_error": norm.standard_error,
-            "method": norm.method,
-        }
-        for name, parts in norms.items()
-        for part, norm in parts.items()
-    ]
+    rows: list[Row] = norm_rows(groups, norms)
     matrices = {name: group for name, group in groups.items() if group.role in MATRICES}
     rows += _unevenness({name: norms[name]["full"] for name in matrices})
     if probe.spectrum_steps:
