@@ -1,7 +1,7 @@
 """Matrix-free curvature of any model: H, its outer-product and functional parts, group by group."""
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature.columns import ColumnSquares, column_squares, group_norms
+from hessblocks.curvature.columns import ColumnSquares, column_squares, group_norms, norm_rows
 from hessblocks.curvature.exact import Norms, exact_attention_curvature, exact_norms
 from hessblocks.curvature.groups import (
     ParameterGroup,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -144,6 +145,28 @@ def group_norms(
         exact = group.size <= probes
         found[name] = {part: norm_of(own[:, 0], exact=exact) for part, own in squares.items()}
     return found
+
+
+def norm_rows(
+    groups: Mapping[str, ParameterGroup], norms: Mapping[str, Mapping[Part, Estimate]]
+) -> list[dict[str, Any]]:
+    """Tidy rows of what `group_norms` found.
+
+    Returns:
+        For each group and part quantity, layer, group, role, part, value, standard_error and method.
+    """
+    return [
+        {
+            "quantity": "frobenius_norm",
+            "layer": groups[name].layer,
+            "group": name,
+            "role": groups[name].role,
+            "part": part,
+            **norm.to_row(),
+        }
+        for name, parts in norms.items()
+        for part, norm in parts.items()
+    ]
 
 
 def probe_squares(

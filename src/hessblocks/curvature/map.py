@@ -48,14 +48,7 @@ class CurvatureMap:
     def to_rows(self) -> list[dict[str, Any]]:
         """Tidy rows: row, column, part, value, standard_error, method."""
         return [
-            {
-                "row": row,
-                "column": column,
-                "part": self.part,
-                "value": estimate.value,
-                "standard_error": estimate.standard_error,
-                "method": estimate.method,
-            }
+            {"row": row, "column": column, "part": self.part, **estimate.to_row()}
             for (row, column), estimate in self.table.items()
         ]
 

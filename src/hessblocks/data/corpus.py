@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hessblocks.data.cache import Entry
+from hessblocks.data.cache import cached
 from hessblocks.data.tokens import token_type
 from hessblocks.errors import ArgumentError
 
@@ -112,11 +114,23 @@ class Corpus:
         return {"input_ids": input_ids, "labels": input_ids}
 
 
-def open_corpus(name: str, entry: Entry) -> Corpus:
-    """The corpus that a verified cache entry holds."""
-    from tokenizers import Tokenizer
+def cached_corpus(
+    name: str, place: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]
+) -> Corpus:
+    """The corpus of a cache entry, built where it is missing.
 
-    tokenizer = Tokenizer.from_file(str(entry.folder / "tokenizer.json"))
+    Args:
+        name: of the corpus.
+        place: of the entry, without its vocabulary.
+        key: everything the tokens depend on besides the tokenizers, with `vocabulary`.
+        build: writes the files of `write_corpus` and says what was made.
+
+    Returns:
+        The corpus, its files verified.
+    """
+    key = {**key, "tokenizers": tokenizers.__version__}
+    entry = cached(f"{place}-v{key['vocabulary']}", key, build)
+    tokenizer = tokenizers.Tokenizer.from_file(str(entry.folder / "tokenizer.json"))
     kind = token_type(tokenizer.get_vocab_size())
     contents = entry.manifest["contents"]
     hashes = sorted((name, file["sha256"]) for name, file in entry.manifest["files"].items())

@@ -15,18 +15,19 @@ import sysconfig
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from hessblocks.data.cache import Entry, cached
-from hessblocks.data.corpus import Corpus, open_corpus
+from hessblocks.data.corpus import Corpus, cached_corpus
 from hessblocks.data.sources import Source, read_text, standard_library
 from hessblocks.data.tokens import END_OF_TEXT, check_vocabulary, write_corpus
 
 DOCSTRINGS_VERSION = 2
 """Raised whenever the same files would give other records or splits."""
+ENTRY = f"docstrings-{sys.implementation.cache_tag}"
+"""Of the cache: one an interpreter."""
 MASK, PADDING = "<|mask|>", "<|padding|>"
 SPECIAL = (END_OF_TEXT, MASK, PADDING)
 SPLITS = ("train", "validation", "test")
@@ -91,16 +92,12 @@ def load_docstring_corpus(vocabulary: int) -> Corpus:
         RunError: as `load_docstrings`.
     """
     check_vocabulary(vocabulary)
-    records = _records()
-    digest = records.manifest["files"]["records.jsonl"]["sha256"]
     key = {
-        "docstrings": digest,
-        "tokenizers": tokenizers.__version__,
+        "docstrings": _records().manifest["files"]["records.jsonl"]["sha256"],
         "vocabulary": vocabulary,
         "data version": DOCSTRINGS_VERSION,
     }
-    name = f"docstrings-{sys.implementation.cache_tag}-v{vocabulary}"
-    return open_corpus("docstrings", cached(name, key, lambda folder: _encode(vocabulary, folder)))
+    return cached_corpus("docstrings", ENTRY, key, partial(_encode, vocabulary))
 
 
 def docstrings_of(text: str) -> Iterator[tuple[str, str, str]]:
@@ -173,8 +170,7 @@ def _records() -> Entry:
         "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
         "files": source.fingerprint,
     }
-    name = f"docstrings-{sys.implementation.cache_tag}"
-    return cached(name, key, lambda folder: _collect(source, folder))
+    return cached(ENTRY, key, partial(_collect, source))
 
 
 def _collect(source: Source, folder: Path) -> Mapping[str, Any]:

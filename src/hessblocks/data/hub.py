@@ -15,8 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from hessblocks.data.cache import cached
-from hessblocks.data.corpus import Corpus, open_corpus
+from hessblocks.data.corpus import Corpus, cached_corpus
 from hessblocks.data.docstrings import SPECIAL
 from hessblocks.data.sources import fingerprint
 from hessblocks.data.tasks import SEPARATOR, LabelledText, Task
@@ -93,7 +92,7 @@ def load_hub_corpus(
             texts = list(_texts(rows, column, name, characters))
         return _encode(texts, vocabulary, folder, name)
 
-    return open_corpus(name, cached(f"hub-{short}-{digest}-v{vocabulary}", key, build))
+    return cached_corpus(name, f"hub-{short}-{digest}", key, build)
 
 
 def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:

@@ -8,13 +8,11 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
-from hessblocks.data.cache import cached
-from hessblocks.data.corpus import Corpus, open_corpus
+from hessblocks.data.corpus import Corpus, cached_corpus
 from hessblocks.data.sources import VALIDATION_SHARE, Source, standard_library, user_files
 from hessblocks.data.tokens import check_vocabulary, write_corpus
 from hessblocks.errors import ArgumentError
@@ -48,16 +46,14 @@ def load_corpus(path: Path | None = None, vocabulary: int = DEFAULT_VOCABULARY) 
     """
     check_vocabulary(vocabulary)
     source = standard_library() if path is None else user_files(path)
-    name = f"{_entry_name(source, path)}-v{vocabulary}"
     key = {
         "data version": DATA_VERSION,
         "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
-        "tokenizers": tokenizers.__version__,
         "vocabulary": vocabulary,
         "files": source.fingerprint,
     }
-    entry = cached(name, key, lambda folder: _build(source, vocabulary, folder))
-    corpus = open_corpus(source.name, entry)
+    build = partial(_build, source, vocabulary)
+    corpus = cached_corpus(source.name, _entry_name(source, path), key, build)
     _warn(corpus, vocabulary, path)
     return corpus
 

@@ -15,7 +15,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-WORDS = {
+PART_WORDS = {
     "outer": "outer product $H_o$",
     "functional": "functional part $H_f$",
     "full": "full Hessian $H$",
@@ -72,7 +72,7 @@ def draw_heatmap(
         )
     _mark_zeros(axis, norms)
     _label(axis, names, layers)
-    axis.set_title(f"Blocks of the {WORDS[part]}", loc="left")
+    axis.set_title(f"Blocks of the {PART_WORDS[part]}", loc="left")
     return figure
 
 

@@ -7,9 +7,6 @@ from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
-from markupsafe import Markup
-from matplotlib.markers import MarkerStyle
-from matplotlib.path import Path
 
 from hessblocks.figures.figure import Figure, Panel, Series
 from hessblocks.figures.style import Mark, marks
@@ -21,9 +18,6 @@ INCH = 95
 """CSS pixels of height for an inch of the file's panels."""
 TEXT = "#222222"
 GREY = "#666666"
-SVG = '<svg class="swatch" width="36" height="16" viewBox="0 0 36 16" aria-hidden="true">{}</svg>'
-STRIPES = '<path d="M8 14L17 3M14 14L23 3M20 14L28 4" stroke="#666" stroke-width="1.3"/>'
-COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", 79: "Z"}
 Looks = Mapping[str, Mark]
 
 
@@ -194,11 +188,9 @@ def _ticks(panel: Panel) -> dict[str, Any]:
 def _log_ticks(panel: Panel) -> dict[str, Any]:
     if panel.log is None:
         return {}
-    places = [10.0**exponent for exponent in panel.log.ticks]
-    names = [f"10<sup>{exponent}</sup>".replace("-", "−") for exponent in panel.log.ticks]
-    if panel.log.has_zero:
-        places, names = [panel.log.zero, *places], ["0", *names]
-    return {"type": "log", "range": panel.log.exponents, "tickvals": places, "ticktext": names}
+    places, texts = panel.log.labelled("10<sup>{}</sup>")
+    texts = [text.replace("-", "−") for text in texts]
+    return {"type": "log", "range": panel.log.exponents, "tickvals": places, "ticktext": texts}
 
 
 def _guides(panel: Panel) -> list[dict[str, Any]]:
@@ -219,31 +211,15 @@ def _rounded(values: Any) -> list[float]:
 
 
 def swatches(figure: Figure) -> list[dict[str, Any]]:
-    """The legend: `key` (a series), `text` and `swatch` (a small inline SVG, safe markup) of each entry."""
+    """The legend: of each entry `key` (a series), `text`, `line` (points are joined), and `look`, None for bars."""
     looks = marks(figure.names)
     bars = any(panel.kind == "bars" for panel in figure.plots)
     return [
-        {"key": series.name, "text": text, "swatch": Markup(SVG.format(sample))}
-        for place, (text, series) in enumerate(figure.legend.items())
-        for sample in [_bar(place) if bars else _sample(series, looks[series.name])]
+        {
+            "key": series.name,
+            "text": text,
+            "line": series.line,
+            "look": None if bars else looks[series.name],
+        }
+        for text, series in figure.legend.items()
     ]
-
-
-def _bar(place: int) -> str:
-    fill, stripes = ("none", STRIPES) if place == 0 else (GREY, "")
-    size = 'x="6" y="2.5" width="24" height="11.5"'
-    return f'<rect {size} fill="{fill}" stroke="{GREY}" stroke-width="1.5"/>{stripes}'
-
-
-def _sample(series: Series, look: Mark) -> str:
-    """Line and marker; matplotlib's own outline of the marker, so that page and pictures agree."""
-    style = MarkerStyle(look.marker)
-    outline = style.get_path().transformed(style.get_transform()).iter_segments()
-    pieces = (
-        COMMANDS[code] + " ".join(f"{value:.3g}" for value in corners if code != Path.CLOSEPOLY)
-        for corners, code in outline
-    )
-    marker = f'<path transform="translate(18 8) scale(9 -9)" fill="{look.colour}" d="{"".join(pieces)}"/>'
-    dashes = f' stroke-dasharray="{" ".join(map(str, look.dashes))}"' if look.dashes else ""
-    line = f'<path d="M0 8H36" stroke="{look.colour}" stroke-width="2"{dashes}/>'
-    return (line if series.line else "") + marker

@@ -40,6 +40,19 @@ class LogScale:
         step = math.ceil((self.highest - self.lowest) / 7) or 1
         return tuple(range(self.highest, self.lowest - 1, -step))[::-1]
 
+    def labelled(self, power: str) -> tuple[list[float], list[str]]:
+        """Places of the labels, that of zero among them, and their texts.
+
+        Args:
+            power: text of a power of ten, `{}` where its exponent stands.
+
+        Returns:
+            Places and texts, from the lowest to the highest.
+        """
+        places = [10.0**exponent for exponent in self.ticks]
+        texts = [power.format(exponent) for exponent in self.ticks]
+        return ([self.zero, *places], ["0", *texts]) if self.has_zero else (places, texts)
+
     def place(self, value: float) -> float:
         """Where a value is drawn."""
         return value if value > 0 else self.zero

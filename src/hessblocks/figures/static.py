@@ -144,12 +144,9 @@ def _few_ticks(axis: Axes) -> None:
 def _log_axis(axis: Axes, scale: LogScale) -> None:
     axis.set_yscale("log")
     axis.set_ylim(*scale.limits)
-    places = [10.0**exponent for exponent in scale.ticks]
-    names = [f"$10^{{{exponent}}}$" for exponent in scale.ticks]
     if scale.has_zero:
-        places, names = [scale.zero, *places], ["0", *names]
         axis.axhline(scale.zero, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-    axis.set_yticks(places, names)
+    axis.set_yticks(*scale.labelled("$10^{{{}}}$"))
     decades = range(scale.lowest, scale.highest)
     digits = range(2, 10) if len(decades) <= 3 else (1,)
     axis.set_yticks([digit * 10.0**decade for decade in decades for digit in digits], minor=True)

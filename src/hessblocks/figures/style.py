@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from matplotlib.markers import MarkerStyle
+from matplotlib.path import Path
+
+COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", 79: "Z"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
@@ -30,6 +35,16 @@ class Mark:
     def plotly_dash(self) -> str:
         """The dashes in plotly's notation."""
         return ",".join(f"{length:g}px" for length in self.dashes) or "solid"
+
+    @property
+    def outline(self) -> str:
+        """Matplotlib's own marker as the path of an SVG, so that page and pictures agree."""
+        style = MarkerStyle(self.marker)
+        outline = style.get_path().transformed(style.get_transform()).iter_segments()
+        return "".join(
+            COMMANDS[code] + " ".join(f"{value:.3g}" for value in corners if code != Path.CLOSEPOLY)
+            for corners, code in outline
+        )
 
 
 MARKS: Mapping[str, Mark] = MappingProxyType(

@@ -21,7 +21,7 @@ from hessblocks.curvature import (
     exact_attention_curvature,
 )
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.inspection.curvature_tables import Tables
+from hessblocks.inspection.curvature_tables import write_tables
 from hessblocks.linalg import Estimate, spectral_density
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
@@ -58,14 +58,8 @@ class CurvatureRun:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
         """
         records: dict[str, dict[str, Any]] = {}
-        tables = Tables(
-            folder=self.folder,
-            name=self.name,
-            seed=self.settings.seed,
-            parts=self.settings.parts,
-            groups=self.groups,
-            loss=self.problem.value(),
-        )
+        run = {"preset": self.name, "seed": self.settings.seed}
+        loss = self.problem.value()
         with progress.stage("curvature", self.name, len(self.groups)):
             for count, name in enumerate(self.groups, start=1):
                 path = self.folder / "groups" / f"{name}.json"
@@ -74,7 +68,7 @@ class CurvatureRun:
                 else:
                     records[name] = self._measure(name)
                     write_json(path, records[name])
-                tables.write(records)
+                write_tables(self.folder, self.groups, records, loss=loss, **run)
                 progress.step(count, None)
 
     def _measure(self, name: str) -> dict[str, Any]:

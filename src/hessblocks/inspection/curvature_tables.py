@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from hessblocks.curvature import (
     ParameterGroup,
     combine_columns,
     heterogeneity,
+    norm_rows,
 )
 from hessblocks.linalg import Estimate
 from hessblocks.storage import (
@@ -28,76 +28,64 @@ Record = Mapping[str, Any]
 """All that was measured of one group, as JSON values."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tables:
-    """results.csv, map.csv and spectra.csv of one run."""
+def write_tables(
+    folder: Path,
+    groups: Mapping[str, ParameterGroup],
+    records: Mapping[str, Record],
+    *,
+    loss: float,
+    **run: Any,
+) -> None:
+    """Write the rows of the groups so far, and once all are there the map and the summary.
 
-    folder: Path
-    """Where they are written."""
-    name: str
-    """Of the model."""
-    seed: int
-    """Of the run."""
-    parts: tuple[Part, ...]
-    """The parts that are measured."""
-    groups: Mapping[str, ParameterGroup]
-    """All groups of the run."""
-    loss: float
-    """Mean loss, nats per token."""
+    Args:
+        folder: gets results.csv, map.csv and spectra.csv.
+        groups: all groups of the run.
+        records: of the groups that are measured.
+        loss: mean loss, nats per token.
+        **run: `preset` and `seed` of every row.
 
-    def write(self, records: Mapping[str, Record]) -> None:
-        """Write the rows of the groups so far, and once all are there the map and the summary.
+    Raises:
+        RunError: a file cannot be written.
+    """
+    norms = {
+        name: {part: Estimate(**norm) for part, norm in record["norms"].items()}
+        for name, record in records.items()
+    }
+    rows, maps = norm_rows(groups, norms), []
+    if len(records) == len(groups):
+        maps = _maps(groups, records)
+        rows += _summary_rows(norms, maps, loss)
+    write_results(folder / "results.csv", [ResultRow(**run, **row) for row in rows])
+    if _all_have("spectra", records):
+        write_table(folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
+    if maps:
+        cells = [row for one in maps for row in one.to_rows()]
+        write_table(folder / "map.csv", MAP_COLUMNS, cells)
 
-        Raises:
-            RunError: a file cannot be written.
-        """
-        complete = len(records) == len(self.groups)
-        maps = self._maps(records) if complete and _all_have("column", records) else []
-        rows = [
-            self._row(
-                "frobenius_norm",
-                part,
-                Estimate(**norm),
-                **{name: record[name] for name in ("layer", "group", "role")},
-            )
-            for record in records.values()
-            for part, norm in record["norms"].items()
-        ]
-        if complete:
-            rows += self._summary_rows(records, maps)
-        write_results(self.folder / "results.csv", rows)
-        if _all_have("spectra", records):
-            write_table(self.folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
-        if maps:
-            cells = [row for one in maps for row in one.to_rows()]
-            write_table(self.folder / "map.csv", MAP_COLUMNS, cells)
 
-    def _summary_rows(
-        self, records: Mapping[str, Record], maps: Sequence[CurvatureMap]
-    ) -> list[ResultRow]:
-        """Loss, heterogeneity of each part, and the off-diagonal shares."""
-        rows = [self._row("loss", "", Estimate(value=self.loss, method="exact"))]
-        for part in self.parts:
-            norms = {name: Estimate(**record["norms"][part]) for name, record in records.items()}
-            rows.append(self._row("heterogeneity", part, heterogeneity(norms).ratio))
-        shares = [(one.part, one.off_diagonal_share) for one in maps]
-        return rows + [self._row("off_diagonal_share", part, share) for part, share in shares]
+def _maps(
+    groups: Mapping[str, ParameterGroup], records: Mapping[str, Record]
+) -> list[CurvatureMap]:
+    if not _all_have("column", records):
+        return []
+    columns = [ColumnSquares(**records[name]["column"]) for name in groups]
+    return [combine_columns(groups, columns, part) for part in columns[0].squares]
 
-    def _row(self, quantity: str, part: str, found: Estimate, **place: Any) -> ResultRow:
-        return ResultRow(
-            preset=self.name,
-            seed=self.seed,
-            quantity=quantity,
-            part=part,
-            value=found.value,
-            standard_error=found.standard_error,
-            method=found.method,
-            **place,
-        )
 
-    def _maps(self, records: Mapping[str, Record]) -> list[CurvatureMap]:
-        columns = [ColumnSquares(**records[name]["column"]) for name in self.groups]
-        return [combine_columns(self.groups, columns, part) for part in self.parts]
+def _summary_rows(
+    norms: Mapping[str, Mapping[Part, Estimate]], maps: Sequence[CurvatureMap], loss: float
+) -> list[dict[str, Any]]:
+    """Loss, heterogeneity of each part, and the off-diagonal shares."""
+    found: list[tuple[str, str, Estimate]] = [("loss", "", Estimate(value=loss, method="exact"))]
+    for part in next(iter(norms.values())):
+        ratio = heterogeneity({name: parts[part] for name, parts in norms.items()}).ratio
+        found.append(("heterogeneity", part, ratio))
+    found += [("off_diagonal_share", one.part, one.off_diagonal_share) for one in maps]
+    return [
+        {"quantity": quantity, "part": part, **estimate.to_row()}
+        for quantity, part, estimate in found
+    ]
 
 
 def _all_have(key: str, records: Mapping[str, Record]) -> bool:

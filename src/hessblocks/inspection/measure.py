@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +15,14 @@ from torch import nn
 from hessblocks.curvature import Problem, parameter_groups, select_groups
 from hessblocks.errors import ArgumentError
 from hessblocks.inspection.curvature_run import CurvatureRun
-from hessblocks.inspection.opening import Batch, Source, check_sizes_are_used, check_sources, opened
+from hessblocks.inspection.opening import (
+    OF_PRESETS,
+    Batch,
+    Source,
+    check_sizes_are_used,
+    check_sources,
+    opened,
+)
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection, InspectionSettings, SignalInspection, make
 from hessblocks.signal import propagate
@@ -154,36 +160,31 @@ def measure_signal(
     names = _distinct([subject.name for subject, _ in found], sources)
     rows: list[dict[str, Any]] = []
     for name, (subject, tokens), place in zip(names, found, devices, strict=True):
-        with progress.stage("signal", name), _evaluating(subject.model.to(place)):
+        with progress.stage("signal", name):
             labelled = {key: value.to(place) for key, value in tokens.items()}
             labelled = {"labels": labelled["input_ids"], **labelled}
-            signal = propagate(subject.model, labelled, jacobian_steps=settings.jacobian_steps)
+            signal = propagate(
+                subject.model.to(place), labelled, jacobian_steps=settings.jacobian_steps
+            )
         rows += [{"model": name, "seed": settings.seed, **row} for row in signal.to_rows()]
     if out:
-        sizes = ("depth", "width", "heads", "mlp_width", "vocab_size")
         config = {
             "command": "signal",
             "models": dict(zip(names, map(_said, sources), strict=True)),
-            "sizes": {name: getattr(settings, name) for name in sizes},
+            "sizes": {name: getattr(settings, name) for name in OF_PRESETS},
             "data": _described(settings, batch),
             "jacobian_steps": settings.jacobian_steps,
             "seed": settings.seed,
             "device": devices[0],
         }
-        _record_signal(out, config, rows, finish)
+        with held(out):
+            _check_folder(out)
+            write_json(out / "config.json", config)
+            write_json(out / "environment.json", environment())
+            write_table(out / "results.csv", SIGNAL_COLUMNS, rows)
+            if finish:
+                finish(out)
     return rows
-
-
-def _record_signal(
-    out: Path, config: Mapping[str, Any], rows: Sequence[dict[str, Any]], finish: Finish | None
-) -> None:
-    with held(out):
-        _check_folder(out)
-        write_json(out / "config.json", config)
-        write_json(out / "environment.json", environment())
-        write_table(out / "results.csv", SIGNAL_COLUMNS, rows)
-        if finish:
-            finish(out)
 
 
 def _settings(
@@ -236,17 +237,6 @@ def _distinct(names: Sequence[str], sources: Sequence[Source]) -> list[str]:
         f"{name} {said[: place + 1].count(name)}" if said.count(name) > 1 else name
         for place, name in enumerate(said)
     ]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode."""
-    before = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(before)
 
 
 def _check_folder(out: Path) -> None:

@@ -19,7 +19,7 @@ from hessblocks.models import build
 from hessblocks.settings import InspectionSettings
 
 PREFIX = "preset:"
-_OF_PRESETS = ("depth", "width", "heads", "mlp_width", "vocab_size")
+OF_PRESETS = ("depth", "width", "heads", "mlp_width", "vocab_size")
 """Settings that a model which is given or saved has no use for."""
 PLAIN = "-plain"
 """Ends the name of a preset whose shaped attention is replaced by plain softmax attention."""
@@ -35,7 +35,7 @@ def check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings
     """
     if any(isinstance(source, str) and source.startswith(PREFIX) for source in sources):
         return
-    for name in _OF_PRESETS:
+    for name in OF_PRESETS:
         if getattr(settings, name) != getattr(type(settings)(), name):
             raise ArgumentError(
                 f"--{name.replace('_', '-')}: a saved model has sizes of its own; leave the option out, or give "

@@ -18,8 +18,9 @@ CHOSEN = {
     "schedule": "linear",
     "bf16": False,
     "accumulate": 1,
+    "match": "steps",
 }
-"""Options of training that are named where they are not these."""
+"""Options that are named where they are not these."""
 OBSERVED = ("gains_every", "signal_every", "curvature_every")
 CURVATURE = ("sequences", "tokens", "probes")
 
@@ -48,8 +49,8 @@ def _sizes(settings: Settings) -> Iterator[str]:
         yield from ("--data", OWN_DATA)
     yield from _section(settings.section("model"), SIZES)
     yield from _section(settings.section("training"), TRAINING)
-    yield from _section(_unusual(settings.section("training")), tuple(CHOSEN))
-    yield from _section(_unusual({"match": settings.values.get("match")}), ("match",))
+    values = {**settings.section("training"), "match": settings.values.get("match")}
+    yield from _section(values, tuple(name for name in CHOSEN if values.get(name) != CHOSEN[name]))
     observation = settings.section("observation")
     observed = {name: observation[name] for name in OBSERVED if observation.get(name)}
     yield from _section(observed, OBSERVED)
@@ -57,12 +58,6 @@ def _sizes(settings: Settings) -> Iterator[str]:
         yield from _section(observation, ("curvature_groups",))
     sample = settings.section("curvature") or (observation.get("sample", {}) if observed else {})
     yield from _section(sample, CURVATURE, "curvature-")
-
-
-def _unusual(values: Mapping[str, object]) -> Mapping[str, object]:
-    """What is not the default."""
-    usual = {**CHOSEN, "match": "steps"}
-    return {name: value for name, value in values.items() if value != usual.get(name)}
 
 
 def _section(

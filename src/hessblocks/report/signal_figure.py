@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from hessblocks.figures import Figure, Panel, Scaling, Series, draw, write_picture
@@ -41,54 +42,42 @@ def write_signal_figures(folder: Path) -> list[Path]:
         RunError: results.csv is missing or damaged, or a file cannot be written.
     """
     rows = read_signal(folder / "results.csv")
-    every = {"signal": _signal(rows), "gradients": _gradients(rows)}
-    drawn = [
-        write_picture(draw(figure), folder / "figures", name)
-        for name, figure in every.items()
-        if figure.panels
-    ]
-    return [path.with_suffix(suffix) for path in drawn for suffix in (".png", ".svg")]
-
-
-def _signal(rows: Sequence[SignalRow]) -> Figure:
-    panels = [
+    signal = [
         _panel(title, y_label, scale, [row for row in rows if row.quantity == quantity])
         for quantity, (title, y_label, scale) in QUANTITIES.items()
     ]
-    panels += [panel for panel in _gradients(rows).plots if panel.title in GRADIENTS]
-    return _figure("How signal passes through the layers", panels)
-
-
-def _gradients(rows: Sequence[SignalRow]) -> Figure:
-    found = [row for row in rows if row.quantity == "gradient_norm"]
-    roles: dict[str, list[SignalRow]] = {}
-    for row in found:
-        roles.setdefault(row.role, []).append(row)
-    panels = [
-        _panel(f"gradient, {role}", "norm of the loss gradient", "log", own)
-        for role, own in roles.items()
+    norms = [row for row in rows if row.quantity == "gradient_norm"]
+    gradients = [
+        _panel(
+            f"gradient, {role}",
+            "norm of the loss gradient",
+            "log",
+            [row for row in norms if row.role == role],
+        )
+        for role in dict.fromkeys(row.role for row in norms)
     ]
-    return _figure("Gradient norms of each group over depth", panels)
-
-
-def _figure(title: str, panels: Sequence[Panel]) -> Figure:
-    shown = tuple(panel for panel in panels if panel.series)
-    return Figure(title=title, caption=CAPTION, panels=shown)
+    signal += [panel for panel in gradients if panel.title in GRADIENTS]
+    every = {
+        "signal": ("How signal passes through the layers", signal),
+        "gradients": ("Gradient norms of each group over depth", gradients),
+    }
+    written = []
+    for name, (title, panels) in every.items():
+        if shown := tuple(panel for panel in panels if panel.series):
+            figure = Figure(title=title, caption=CAPTION, panels=shown)
+            path = write_picture(draw(figure), folder / "figures", name)
+            written += [path, path.with_suffix(".svg")]
+    return written
 
 
 def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[SignalRow]) -> Panel:
-    models: dict[str, list[tuple[int, float]]] = {}
+    """One line a model, of the values that the axis can show; what enters the first layer is at −1."""
+    models: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
-        for point in _points(row, scale):
-            models.setdefault(row.model, []).append(point)
+        if math.isfinite(row.value) and (row.value > 0 or scale == "linear"):
+            models[row.model].append((-1 if row.layer is None else row.layer, row.value))
     series = tuple(
         Series(name=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))
         for name, points in models.items()
     )
     return Panel(title=title, x_label="layer", y_label=y_label, series=series, y_scale=scale)
-
-
-def _points(row: SignalRow, scale: Scaling) -> Iterator[tuple[int, float]]:
-    """The layer and the value, where the axis can show it."""
-    if math.isfinite(row.value) and (row.value > 0 or scale == "linear"):
-        yield (-1 if row.layer is None else row.layer), row.value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -37,6 +37,14 @@ class Estimate:
         if self.standard_error == 0.0:
             return 0.0
         return self.standard_error / abs(self.value) if self.value else float("inf")
+
+    def to_row(self) -> dict[str, Any]:
+        """Value, standard error and method, as columns of a table."""
+        return {
+            "value": self.value,
+            "standard_error": self.standard_error,
+            "method": self.method,
+        }
 
     def __str__(self) -> str:
         """Value and standard error in three significant digits."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from hessblocks.figures import Figure, Panel, Series, log_scale, plain_math
-from hessblocks.report.comparison.averages import averaged
+from hessblocks.figures import Figure, Panel, log_scale, plain_math
+from hessblocks.report.comparison.averages import curve
 from hessblocks.report.comparison.captions import sample, seeds_and_error
 from hessblocks.report.comparison.curvature_points import CURVATURE, PARTS
 from hessblocks.report.comparison.loss_curves import AXES, LOSS
-from hessblocks.statistics import average
 from hessblocks.storage import NORM, FolderResults, Observation
 
 GAINS = ("alpha", "beta", "gamma")
@@ -23,14 +22,14 @@ SIGNAL = {
     "attention_entropy": "Attention entropy (nats)",
     "spectral_gap": "Spectral gap (1 − s₂/s₁)",
 }
-ALIGNMENTS: Mapping[str, tuple[str, str]] = {
-    "steps": ("step", AXES["steps"]),
-    "tokens": ("tokens", AXES["tokens"]),
-    "seconds": ("training time", AXES["seconds"]),
-    "loss": ("loss", LOSS),
-}
-"""What curvature along training is drawn against: words, axis."""
 Rows = Sequence[Observation]
+ALIGNMENTS: Mapping[str, tuple[str, str, Callable[[Observation], float]]] = {
+    "steps": ("step", AXES["steps"], lambda row: row.step),
+    "tokens": ("tokens", AXES["tokens"], lambda row: row.tokens),
+    "seconds": ("training time", AXES["seconds"], lambda row: row.seconds),
+    "loss": ("loss", LOSS, lambda row: math.nan if row.batch_loss is None else row.batch_loss),
+}
+"""What curvature along training is drawn against: words, axis, abscissa of a row."""
 
 
 def along_figures(results: FolderResults) -> tuple[Figure | None, ...]:
@@ -44,14 +43,17 @@ def along_figures(results: FolderResults) -> tuple[Figure | None, ...]:
 
 def gains_figure(results: FolderResults) -> Figure | None:
     """One panel a gain, each the mean over layers and heads; None where none was measured."""
-    found = [row for row in results.observations if _is_gain(row.quantity)]
-    names = sorted({row.quantity for row in found}, key=lambda name: ("_" in name, name))
+    panels: dict[str, list[Observation]] = defaultdict(list)
+    for row in sorted(results.observations, key=lambda row: ("_" in row.quantity, row.quantity)):
+        letter, _, of = row.quantity.partition("_")
+        if letter in GAINS:
+            title = f"$\\{letter}_\\mathrm{{{of}}}$" if of else f"$\\{letter}$"
+            panels[title].append(row)
     return _figure(
         results,
         name="gains",
         title="Gains along training",
-        panels={name: [row for row in found if row.quantity == name] for name in names},
-        titles={name: _gain_label(name) for name in names},
+        panels=panels,
         y="Gain (mean over layers and heads)",
         about="Trained gains: α, β, γ of shaped attention; α, β with SA or FF of the skip and the branch of "
         "a sub-block; with a weight's letter those of W = α W_init + β ΔW.",
@@ -64,15 +66,14 @@ def signal_figure(results: FolderResults) -> Figure | None:
     found = [row for row in results.observations if row.quantity in SIGNAL and not row.group]
     last = max((row.layer for row in found if row.layer is not None), default=None)
     panels = {
-        name: [row for row in found if row.quantity == name and row.layer == last]
-        for name in SIGNAL
+        title: [row for row in found if row.quantity == name and row.layer == last]
+        for name, title in SIGNAL.items()
     }
     return _figure(
         results,
         name="signal",
         title="Signal along training",
-        panels={name: rows for name, rows in panels.items() if rows},
-        titles=SIGNAL,
+        panels={title: rows for title, rows in panels.items() if rows},
         y="Value (unit above each panel)",
         about=f"At the last layer (number {last}, counted from 0), on {sample(results, observed=True)}. "
         "All layers and the gradient norms are in observations.jsonl.",
@@ -91,14 +92,14 @@ def curvature_along_figure(results: FolderResults, against: str) -> Figure | Non
         The figure's content; None where no curvature was measured along training.
     """
     found = [row for row in results.observations if row.quantity == NORM]
-    panels: dict[str, Rows] = {}
-    titles: dict[str, str] = {}
-    for role in dict.fromkeys(row.role for row in found):
-        for part, words in PARTS.items():
-            key, shown = f"{role} {part}", role.replace("_", " ")
-            panels[key] = [row for row in found if (row.role, row.part) == (role, part)]
-            titles[key] = f"{plain_math(shown)}: {words}"
-    by, axis = ALIGNMENTS[against]
+    panels = {
+        f"{plain_math(role.replace('_', ' '))}: {words}": [
+            row for row in found if (row.role, row.part) == (role, part)
+        ]
+        for role in dict.fromkeys(row.role for row in found)
+        for part, words in PARTS.items()
+    }
+    by = ALIGNMENTS[against][0]
     backwards = ""
     if against == "loss":
         backwards = " The loss is that on the same batch; training goes from right to left."
@@ -107,8 +108,6 @@ def curvature_along_figure(results: FolderResults, against: str) -> Figure | Non
         name=f"curvature-along-{against}",
         title=f"Curvature along training, by {by}",
         panels=panels,
-        titles=titles,
-        x=axis,
         against=against,
         y=CURVATURE,
         about=f"Mean over the observed groups of a role; {sample(results, observed=True)}.{backwards}",
@@ -123,16 +122,22 @@ def _figure(
     name: str,
     title: str,
     panels: Mapping[str, Rows],
-    titles: Mapping[str, str],
     y: str,
     about: str,
-    x: str = AXES["steps"],
     against: str = "steps",
     log: bool = False,
     own_scales: bool = False,
     single: str = "no band, since there is one seed",
 ) -> Figure | None:
-    curves = {key: _series(results.presets, rows, against) for key, rows in panels.items()}
+    _, axis, x = ALIGNMENTS[against]
+    curves = {
+        title: tuple(
+            curve(preset, own, x, lambda row: row.value, _error)
+            for preset in results.presets
+            if (own := [row for row in rows if row.preset == preset])
+        )
+        for title, rows in panels.items()
+    }
     values = [y for series in curves.values() for one in series for y in one.y]
     if not values:
         return None
@@ -141,8 +146,8 @@ def _figure(
         name=name,
         title=title,
         panels=tuple(
-            Panel(title=titles[key], x_label=x, y_label=y, series=series, log=scale, band=True)
-            for key, series in curves.items()
+            Panel(title=panel, x_label=axis, y_label=y, series=series, log=scale, band=True)
+            for panel, series in curves.items()
         ),
         columns=min(3, len(curves)),
         caption=plain_math(f"{about} {seeds_and_error(results, 'the band', single)}"),
@@ -151,49 +156,7 @@ def _figure(
     )
 
 
-def _series(presets: Iterable[str], rows: Rows, against: str) -> tuple[Series, ...]:
-    curves = {preset: [row for row in rows if row.preset == preset] for preset in presets}
-    return tuple(_curve(preset, own, AXIS_VALUES[against]) for preset, own in curves.items() if own)
-
-
-def _curve(preset: str, rows: Rows, x: Callable[[Observation], float]) -> Series:
-    """One point a step: the mean over layers, heads and groups of each seed, then over seeds."""
-    steps: dict[int, dict[int, list[Observation]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if math.isfinite(row.value):
-            steps[row.step][row.seed].append(row)
-    places = []
-    for step in sorted(steps):
-        own = list(steps[step].values())
-        mean = average([_mean(row.value for row in seed) for seed in own], _error(own[0]))
-        assert mean is not None, "only finite values were collected"
-        places.append((_mean(_mean(map(x, seed)) for seed in own), mean, f"step {step:,}"))
-    return averaged(preset, places)
-
-
-AXIS_VALUES: Mapping[str, Callable[[Observation], float]] = {
-    "steps": lambda row: row.step,
-    "tokens": lambda row: row.tokens,
-    "seconds": lambda row: row.seconds,
-    "loss": lambda row: math.nan if row.batch_loss is None else row.batch_loss,
-}
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return math.fsum(found) / len(found)
-
-
 def _error(rows: Rows) -> float | None:
     """Standard error of the mean of independent estimates; None where there are none."""
     errors = [row.standard_error for row in rows if row.standard_error is not None]
     return math.hypot(*errors) / len(rows) if errors else None
-
-
-def _is_gain(quantity: str) -> bool:
-    return quantity.partition("_")[0] in GAINS
-
-
-def _gain_label(name: str) -> str:
-    letter, _, of = name.partition("_")
-    return f"$\\{letter}_\\mathrm{{{of}}}$" if of else f"$\\{letter}$"

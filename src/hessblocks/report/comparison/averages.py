@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import TypeVar
 
 from hessblocks.figures import Series
 from hessblocks.statistics import Average, Heterogeneity, average, ends
-from hessblocks.storage import NORM, FolderResults, ResultRow
+from hessblocks.storage import NORM, FolderResults, Metric, Observation, ResultRow
 
-
-@dataclass(frozen=True, kw_only=True)
-class GroupNorm:
-    """The Frobenius norm of one parameter group's Hessian block."""
-
-    group: str
-    """Parameter group, such as `layers.0.attention.query`."""
-    role: str
-    """Kind of group, such as `query`."""
-    layer: int | None
-    """Layer from 0; None outside the layers."""
-    norm: Average
-    """The norm, in nats per token per squared unit of weight."""
+Line = TypeVar("Line", Metric, Observation)
 
 
 def average_rows(rows: Iterable[ResultRow]) -> Average | None:
@@ -33,7 +23,7 @@ def average_rows(rows: Iterable[ResultRow]) -> Average | None:
 
 
 def averaged(
-    name: str, places: Iterable[tuple[float, Average, str]], *, line: bool = True
+    name: str, places: Iterable[tuple[float, Average | ResultRow, str]], *, line: bool = True
 ) -> Series:
     """A series of means with their errors, 0 where there is none.
 
@@ -56,19 +46,49 @@ def averaged(
     )
 
 
-def group_norms(
-    results: FolderResults, preset: str, stage: str, part: str
-) -> tuple[GroupNorm, ...]:
+def curve(
+    name: str,
+    rows: Iterable[Line],
+    x: Callable[[Line], float],
+    y: Callable[[Line], float],
+    error: Callable[[Sequence[Line]], float | None] = lambda rows: None,
+) -> Series:
+    """One point a step: the mean of each seed's rows, then over seeds.
+
+    Args:
+        name: of the series.
+        rows: values along training; those that are not finite are left out.
+        x: the abscissa of a row.
+        y: its ordinate.
+        error: standard error of the mean of one seed's rows, where it is known.
+
+    Returns:
+        A series over the steps, in order.
+    """
+    steps: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if math.isfinite(y(row)):
+            steps[row.step][row.seed].append(row)
+    places = []
+    for step, seeds in sorted(steps.items()):
+        own = list(seeds.values())
+        mean = average([fmean(map(y, seed)) for seed in own], error(own[0]))
+        assert mean is not None, "only finite values were collected"
+        places.append((fmean(fmean(map(x, seed)) for seed in own), mean, f"step {step:,}"))
+    return averaged(name, places)
+
+
+def group_norms(results: FolderResults, preset: str, stage: str, part: str) -> list[ResultRow]:
     """The norm of each group, averaged over seeds, ordered by layer; non-finite ones left out."""
     rows: dict[str, list[ResultRow]] = defaultdict(list)
     for row in results.select(NORM, preset=preset, stage=stage, part=part):
         rows[row.group].append(row)
     norms = [
-        GroupNorm(group=group, role=same[0].role, layer=same[0].layer, norm=norm)
-        for group, same in rows.items()
+        replace(same[0], value=norm.value, standard_error=norm.standard_error)
+        for same in rows.values()
         if (norm := average_rows(same)) is not None
     ]
-    return tuple(sorted(norms, key=lambda norm: (norm.layer is not None, norm.layer or 0)))
+    return sorted(norms, key=lambda norm: (norm.layer is not None, norm.layer or 0))
 
 
 def heterogeneity(results: FolderResults, preset: str, stage: str) -> Heterogeneity[Average] | None:
@@ -93,7 +113,7 @@ def heterogeneity(results: FolderResults, preset: str, stage: str) -> Heterogene
     found = [one for norms in seeds.values() if (one := ends(norms)) is not None]
     overall = average([one.ratio for one in found], found[0].standard_error if found else None)
     means = group_norms(results, preset, stage, "full")
-    both = ends({one.group: (one.norm.value, None) for one in means})
+    both = ends({one.group: (one.value, None) for one in means})
     if overall is None or both is None:
         return None
     return Heterogeneity(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hessblocks.figures import number
 from hessblocks.report.comparison.averages import average_rows
 from hessblocks.storage import FolderResults
 
+ABSENT = "–"
+"""What is not measured."""
 UNITS = {
     "tokens": "training tokens",
     "time": "training time (s)",
@@ -16,36 +16,25 @@ UNITS = {
 """What was matched, in words."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spent:
-    """What one preset used."""
-
-    steps: int | None
-    """Updates; None where none is recorded."""
-    amount: float | None
-    """Of what was matched, mean over seeds; None where it is not recorded."""
-
-
 def matched(results: FolderResults) -> str:
     """What was matched: steps, tokens, time or flops."""
     return str(results.settings.values.get("match", "steps"))
 
 
-def spent(results: FolderResults, preset: str) -> Spent:
-    """What one preset used of what was matched."""
-    rows = [row for row in results.metrics if row.preset == preset]
-    steps = max((row.step for row in rows), default=None)
-    match = matched(results)
-    amount: float | None = steps
+def steps_of(results: FolderResults, preset: str) -> int | None:
+    """Updates of one preset; None where none is recorded."""
+    return max((row.step for row in results.metrics if row.preset == preset), default=None)
+
+
+def _amount(results: FolderResults, preset: str, match: str) -> float | None:
+    """What one preset used of what was matched, mean over seeds; None where it is not recorded."""
     if match == "tokens":
-        amount = max((row.tokens for row in rows if row.tokens is not None), default=None)
-    elif match == "time":
-        time = average_rows(results.select("training_time", preset=preset))
-        amount = time.value if time else None
-    elif match == "flops":
-        each = average_rows(results.select("flops", preset=preset))
-        amount = steps * each.value if steps is not None and each else None
-    return Spent(steps=steps, amount=amount)
+        tokens = [row.tokens for row in results.metrics if row.preset == preset]
+        return max((each for each in tokens if each is not None), default=None)
+    by_time = match == "time"
+    each = average_rows(results.select("training_time" if by_time else "flops", preset=preset))
+    times = 1 if by_time else steps_of(results, preset)
+    return None if each is None or times is None else times * each.value
 
 
 def budget_columns(results: FolderResults) -> tuple[str, ...]:
@@ -59,6 +48,8 @@ def budget_cells(results: FolderResults, preset: str) -> tuple[str, ...]:
     match = matched(results)
     if match not in UNITS:
         return ()
-    used = spent(results, preset)
-    steps = "–" if used.steps is None else f"{used.steps:,}"
-    return steps, "–" if used.amount is None else number(used.amount)
+    steps, amount = steps_of(results, preset), _amount(results, preset, match)
+    return (
+        ABSENT if steps is None else f"{steps:,}",
+        ABSENT if amount is None else number(amount),
+    )

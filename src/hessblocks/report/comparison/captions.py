@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import groupby
 
 from hessblocks.figures import LARGE, NEGLIGIBLE, number
 from hessblocks.statistics import Average
@@ -68,12 +69,8 @@ def short_names(groups: Iterable[str]) -> str:
 
 def _ranges(numbers: list[int]) -> str:
     """Whole numbers in order, three or more successive ones as first–last."""
-    runs: list[list[int]] = []
-    for value in sorted(numbers):
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
+    places = enumerate(sorted(numbers))  # of successive numbers, number and place differ alike
+    runs = [[n for _, n in run] for _, run in groupby(places, lambda pair: pair[1] - pair[0])]
     return ", ".join(
         f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
     )

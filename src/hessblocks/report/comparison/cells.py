@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from hessblocks.report.comparison.budget import ABSENT
 from hessblocks.report.comparison.captions import with_error
 from hessblocks.report.comparison.table import ComparisonRow
 from hessblocks.statistics import Average
 
-ABSENT = "–"
 COLUMNS = (
     "Preset",
     "Parameters",
@@ -31,7 +32,7 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
         row.preset,
         f"{row.parameters:,}" if row.parameters is not None else ABSENT,
         _mean(row.tokens_per_second),
-        _mean(_scaled(row.peak_memory, 1e-6)),
+        _mean(_megabytes(row.peak_memory)),
         _mean(row.initial_loss),
         final,
         _mean(row.before.ratio if row.before else None),
@@ -62,12 +63,8 @@ def _mean(mean: Average | None) -> str:
     return ABSENT if mean is None else with_error(mean)
 
 
-def _scaled(mean: Average | None, factor: float) -> Average | None:
+def _megabytes(mean: Average | None) -> Average | None:
     if mean is None:
         return None
-    error = mean.standard_error
-    return Average(
-        value=mean.value * factor,
-        standard_error=None if error is None else error * factor,
-        seeds=mean.seeds,
-    )
+    error = None if mean.standard_error is None else mean.standard_error * 1e-6
+    return replace(mean, value=mean.value * 1e-6, standard_error=error)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hessblocks.figures import Figure, Panel, Series, log_scale, plain_math
+from hessblocks.figures import Figure, Panel, log_scale, plain_math
 from hessblocks.report.comparison.averages import averaged, group_norms, heterogeneity
 from hessblocks.report.comparison.captions import sample, seeds_and_error, short_names
-from hessblocks.statistics import Average
-from hessblocks.storage import NORM, STAGES, FolderResults
+from hessblocks.storage import NORM, STAGES, FolderResults, ResultRow
 
 ROLES = (
     "embedding",
@@ -51,7 +50,10 @@ def curvature_figure(results: FolderResults) -> Figure | None:
     roles = _roles(row.role for row in rows)
     stages = [stage for stage in STAGES if any(row.stage == stage for row in rows)]
     found = {
-        f"{words}, {MOMENTS[stage]}": _series(results, part, stage, roles)
+        f"{words}, {MOMENTS[stage]}": tuple(
+            averaged(preset, _placed(results, preset, stage, part, roles), line=False)
+            for preset in results.presets
+        )
         for part, words in PARTS.items()
         for stage in stages
         if any(row.part == part for row in rows)
@@ -89,18 +91,9 @@ def _roles(found: Iterator[str]) -> tuple[str, ...]:
     return (*known, *(role for role in present if role not in ROLES))
 
 
-def _series(
-    results: FolderResults, part: str, stage: str, roles: tuple[str, ...]
-) -> tuple[Series, ...]:
-    return tuple(
-        averaged(preset, _placed(results, preset, stage, part, roles), line=False)
-        for preset in results.presets
-    )
-
-
 def _placed(
     results: FolderResults, preset: str, stage: str, part: str, roles: tuple[str, ...]
-) -> Iterator[tuple[float, Average, str]]:
+) -> Iterator[tuple[float, ResultRow, str]]:
     """Abscissa, norm and name of each group."""
     width = SLOT / len(results.presets)
     place = (results.presets.index(preset) + 0.5) * width - SLOT / 2
@@ -109,7 +102,7 @@ def _placed(
         same = [group for group in norms if group.role == role]
         for order, group in enumerate(same):
             spread = (order + 0.5) / len(same) - 0.5
-            yield index + place + FILL * width * spread, group.norm, group.group
+            yield index + place + FILL * width * spread, group, group.group
 
 
 def _curvature_caption(results: FolderResults, zeros: bool) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Literal
 
 from hessblocks.figures import Figure, Panel, Series, plain_math
-from hessblocks.report.comparison.averages import average_rows, averaged
+from hessblocks.report.comparison.averages import average_rows, curve
 from hessblocks.report.comparison.captions import seeds_and_error
 from hessblocks.report.comparison.table import diverged
-from hessblocks.statistics import average
 from hessblocks.storage import FolderResults, Metric
 
 MOST_POINTS = 300
@@ -51,13 +50,11 @@ def loss_figure(results: FolderResults, against: Axis) -> Figure | None:
         return None
     curves = {
         split: [
-            curve
-            for preset in results.presets
-            if (curve := _curve(results, preset, split, against)).x
+            own for preset in results.presets if (own := _curve(results, preset, split, against)).x
         ]
         for split in SPLITS
     }
-    window = max(_window(curve) for split in curves.values() for curve in split)
+    window = max(math.ceil(len(one.x) / MOST_POINTS) for split in curves.values() for one in split)
     limits = _limits(results.metrics)
     return Figure(
         name=f"loss-{against}",
@@ -82,32 +79,20 @@ def loss_figure(results: FolderResults, against: Axis) -> Figure | None:
 
 def _curve(results: FolderResults, preset: str, split: str, against: str) -> Series:
     cost = average_rows(results.select("flops", preset=preset))
-    each = cost.value if cost else math.nan
-    steps: dict[int, list[Metric]] = defaultdict(list)
+    place: dict[str, Callable[[Metric], float]] = {
+        "steps": lambda row: row.step,
+        "seconds": lambda row: row.seconds,
+        "tokens": lambda row: math.nan if row.tokens is None else row.tokens,
+        "flops": lambda row: row.step * (cost.value if cost else math.nan),
+    }
     end = _end(results, preset)
-    for row in results.metrics:
-        if row.preset == preset and row.split == split and row.step < end:
-            steps[row.step].append(row)
-    places = []
-    for step in sorted(steps):
-        loss = average([row.loss for row in steps[step]])
-        assert loss is not None, "the curve ends before the first loss that is not finite"
-        where = _mean([_place(row, against, each) for row in steps[step]])
-        places.append((where, loss, f"step {step:,}"))
-    return replace(averaged(preset, places), note=_entry(results, preset))
-
-
-def _place(row: Metric, against: str, flops: float) -> float:
-    """Where a loss stands on the axis; `flops` of an update."""
-    if against == "seconds":
-        return row.seconds
-    if against == "tokens":
-        return math.nan if row.tokens is None else row.tokens
-    return row.step * (flops if against == "flops" else 1)
-
-
-def _window(curve: Series) -> int:
-    return math.ceil(len(curve.x) / MOST_POINTS) or 1
+    rows = [
+        row
+        for row in results.metrics
+        if row.preset == preset and row.split == split and row.step < end
+    ]
+    found = curve(preset, rows, place[against], lambda row: row.loss)
+    return replace(found, note=_entry(results, preset))
 
 
 def _thinned(curve: Series, window: int) -> Series:
@@ -117,8 +102,8 @@ def _thinned(curve: Series, window: int) -> Series:
     cuts = [slice(start, start + window) for start in range(0, len(curve.x), window)]
     return replace(
         curve,
-        x=tuple(_mean(curve.x[cut]) for cut in cuts),
-        y=tuple(_mean(curve.y[cut]) for cut in cuts),
+        x=tuple(fmean(curve.x[cut]) for cut in cuts),
+        y=tuple(fmean(curve.y[cut]) for cut in cuts),
         error=tuple(
             math.hypot(*curve.error[cut]) / math.sqrt(len(curve.error[cut])) for cut in cuts
         ),
@@ -126,10 +111,6 @@ def _thinned(curve: Series, window: int) -> Series:
             f"{curve.points[cut][0]} and the next {len(curve.points[cut]) - 1}" for cut in cuts
         ),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _limits(metrics: Sequence[Metric]) -> tuple[float, float]:
@@ -145,8 +126,7 @@ def _limits(metrics: Sequence[Metric]) -> tuple[float, float]:
 
 
 def _entry(results: FolderResults, preset: str) -> str:
-    seeds = diverged(results, preset)
-    if not seeds:
+    if not diverged(results, preset):
         return preset
     end = _end(results, preset)
     return f"{preset} (diverged{f' at step {end:,}' if math.isfinite(end) else ''})"

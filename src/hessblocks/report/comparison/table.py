@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 from hessblocks.report.comparison.averages import average_rows, heterogeneity
-from hessblocks.report.comparison.budget import matched, spent
+from hessblocks.report.comparison.budget import matched, steps_of
 from hessblocks.statistics import Average, Heterogeneity
-from hessblocks.storage import NORM, STAGES, FolderResults, ResultRow
-
-MOMENTS = ("before", "after")
+from hessblocks.storage import NORM, FolderResults, ResultRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,55 +102,47 @@ def summary(results: FolderResults, *, seconds: float | None = None) -> dict[str
 
 
 def _preset_summary(results: FolderResults, row: ComparisonRow) -> dict[str, Any]:
-    averages = {
-        "tokens_per_second": row.tokens_per_second,
-        "initial_loss": row.initial_loss,
-        "final_loss": row.final_loss,
-        "peak_memory": row.peak_memory,
-    }
+    names = ("tokens_per_second", "initial_loss", "final_loss", "peak_memory")
+    averages = {name: _plain(getattr(row, name)) for name in names}
     return {
         "seeds": list(row.seeds),
         "diverged": list(row.diverged),
         "parameters": row.parameters,
-        "steps": spent(results, row.preset).steps,
-        **{name: mean.value if mean else None for name, mean in averages.items()},
-        "standard_errors": {
-            name: mean.standard_error if mean else None for name, mean in averages.items()
-        },
+        "steps": steps_of(results, row.preset),
+        **{name: mean["value"] for name, mean in averages.items()},
+        "standard_errors": {name: mean["standard_error"] for name, mean in averages.items()},
         "heterogeneity": {
-            moment: _ratio_summary(ratio)
-            for moment, ratio in zip(MOMENTS, (row.before, row.after), strict=True)
+            "before": _ratio_summary(row.before),
+            "after": _ratio_summary(row.after),
         },
         "curvature": {
-            moment: _curvature_summary(results, row.preset, stage)
-            for moment, stage in zip(MOMENTS, STAGES, strict=True)
+            "before": _curvature_summary(results, row.preset, "initial"),
+            "after": _curvature_summary(results, row.preset, "final"),
         },
     }
 
 
-def _ratio_summary(ratio: Heterogeneity[Average] | None) -> dict[str, Any] | None:
-    if ratio is None:
-        return None
+def _plain(mean: Average | None) -> dict[str, float | None]:
     return {
-        "value": ratio.ratio.value,
-        "standard_error": ratio.ratio.standard_error,
-        "largest": ratio.largest,
-        "smallest": ratio.smallest,
-        "zero_groups": list(ratio.zero_groups),
+        "value": mean.value if mean else None,
+        "standard_error": mean.standard_error if mean else None,
     }
+
+
+def _ratio_summary(found: Heterogeneity[Average] | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    ends = {"largest": found.largest, "smallest": found.smallest}
+    return _plain(found.ratio) | ends | {"zero_groups": list(found.zero_groups)}
 
 
 def _curvature_summary(
     results: FolderResults, preset: str, stage: str
 ) -> dict[str, dict[str, dict[str, float | None]]]:
-    rows: dict[tuple[str, str], list[ResultRow]] = {}
+    groups: dict[str, dict[str, list[ResultRow]]] = defaultdict(lambda: defaultdict(list))
     for row in results.select(NORM, preset=preset, stage=stage):
-        rows.setdefault((row.group, row.part), []).append(row)
-    groups: dict[str, dict[str, dict[str, float | None]]] = {}
-    for (group, part), same in rows.items():
-        mean = average_rows(same)
-        groups.setdefault(group, {})[part] = {
-            "value": mean.value if mean else None,
-            "standard_error": mean.standard_error if mean else None,
-        }
-    return groups
+        groups[row.group][row.part].append(row)
+    return {
+        group: {part: _plain(average_rows(same)) for part, same in parts.items()}
+        for group, parts in groups.items()
+    }

@@ -31,6 +31,7 @@ FLOOR = 1e-4
 """Smallest density shown, as a share of the largest."""
 
 
+@mpl.rc_context(dict(MATPLOTLIB))
 def write_curvature_figures(results: CurvatureResults) -> dict[str, Path]:
     """Write figures/<name>.png and .svg of whatever was measured.
 
@@ -40,21 +41,16 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, Path]:
     Raises:
         RunError: a file cannot be written.
     """
-    folder = results.folder / "figures"
-    return {name: write_picture(figure, folder, name) for name, figure in _figures(results)}
-
-
-@mpl.rc_context(dict(MATPLOTLIB))
-def _figures(results: CurvatureResults) -> list[tuple[str, Drawn]]:
-    found = [("norms", norms_figure(results))] if results.norms else []
+    found = {"norms": norms_figure(results)} if results.norms else {}
     names = list(results.norms)
     for part, cells in results.cells.items():
         values = [[cells[row, column].value for column in names] for row in names]
         layers = [results.layers[name] for name in names]
-        found.append((f"map-{part}", draw_heatmap(names, layers, values, part=part)))
+        found[f"map-{part}"] = draw_heatmap(names, layers, values, part=part)
     for part, densities in results.spectra.items():
-        found.append((f"spectra-{part}", draw(spectra_figure(densities))))
-    return found
+        found[f"spectra-{part}"] = draw(spectra_figure(densities))
+    folder = results.folder / "figures"
+    return {name: write_picture(figure, folder, name) for name, figure in found.items()}
 
 
 def norms_figure(results: CurvatureResults) -> Drawn:
@@ -67,11 +63,7 @@ def norms_figure(results: CurvatureResults) -> Drawn:
         _draw_part(axis, results, part, (order - (len(results.parts) - 1) / 2) * 0.22, scale)
     axis.set_xscale("log")
     axis.set_xlim(*scale.limits)
-    ticks = [10.0**exponent for exponent in scale.ticks]
-    labels = [f"$10^{{{exponent}}}$" for exponent in scale.ticks]
-    if scale.has_zero:
-        ticks, labels = [scale.zero, *ticks], ["0", *labels]
-    axis.set_xticks(ticks, labels)
+    axis.set_xticks(*scale.labelled("$10^{{{}}}$"))
     axis.set_xticks([], minor=True)
     axis.set_yticks(range(len(names)), names, fontsize=9)
     axis.set_ylim(len(names) - 0.4, -0.6)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from hessblocks.figures import PART_WORDS
 from hessblocks.report.comparison import (
     environment_rows,
     setting_rows,
@@ -19,11 +18,7 @@ from hessblocks.storage import CurvatureResults, Norm, load_curvature
 
 FILES = ("results.csv", "map.csv", "spectra.csv")
 """Numbers behind the page, linked where they are."""
-WORDS = {
-    "outer": "outer product H_o",
-    "functional": "functional part H_f",
-    "full": "full Hessian H",
-}
+WORDS = {part: words.replace("$", "") for part, words in PART_WORDS.items()}
 
 
 def write_curvature_report(folder: Path) -> Path:
@@ -40,6 +35,7 @@ def write_curvature_report(folder: Path) -> Path:
         RunError: a file is damaged or cannot be written.
     """
     results = load_curvature(folder)
+    settings = {name: value for name, value in results.config.items() if name != "groups"}
     pictures = write_curvature_figures(results)
     return write_page(
         folder,
@@ -48,11 +44,23 @@ def write_curvature_report(folder: Path) -> Path:
         heading=f"The curvature of {results.name}",
         headline=_headline(results),
         missing=results.missing,
-        figures=[_figure(results, name, path) for name, path in pictures.items()],
+        figures=[
+            {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": inlined(path)}
+            for name, path in pictures.items()
+        ],
+        data=results.config["data"],
+        probes=results.config["curvature"]["probes"],
         columns=("Group", "Role", *results.parts),
-        rows=[_row(results, group) for group in results.by_size()],
+        rows=[
+            (
+                group,
+                results.roles[group].replace("_", " "),
+                *(text(results.norms[group][part]) for part in results.parts),
+            )
+            for group in results.by_size()
+        ],
         zeros={WORDS[part]: short_names(groups) for part, groups in results.zero_groups().items()},
-        settings=[*setting_rows(_settings(results.config)), *environment_rows(results.environment)],
+        settings=[*setting_rows(settings), *environment_rows(results.environment)],
         files=[name for name in FILES if (folder / name).exists()],
     )
 
@@ -81,47 +89,3 @@ def _headline(results: CurvatureResults) -> str:
             f"Blocks between different groups hold {text(share)} of its squared norm (1 is all)."
         )
     return " ".join(sentences)
-
-
-def _row(results: CurvatureResults, group: str) -> tuple[str, ...]:
-    norms = [text(results.norms[group][part]) for part in results.parts]
-    return group, results.roles[group].replace("_", " "), *norms
-
-
-def _figure(results: CurvatureResults, name: str, picture: Path) -> dict[str, str]:
-    title, caption = _words(results, name)
-    return {"name": name, "title": title, "caption": caption, "picture": inlined(picture)}
-
-
-def _words(results: CurvatureResults, name: str) -> tuple[str, str]:
-    """Title and caption of a figure."""
-    data, settings = results.config["data"], results.config["curvature"]
-    source = "random tokens" if data["name"] == "random" else f"held-out tokens of {data['name']}"
-    sample = (
-        f"n = {data['sequences'] * data['tokens']:,} {source} ({data['sequences']} windows of "
-        f"{data['tokens']}), {settings['probes']} random probes a group"
-    )
-    kind, _, part = name.partition("-")
-    if kind == "norms":
-        return (
-            "Curvature of each parameter group",
-            f"Frobenius norm of each group's own block; {sample}. Bars are ± 1 standard error over probes, "
-            "where they are wider than the marker; exact values have none. Points at 0 are exactly zero.",
-        )
-    if kind == "map":
-        return (
-            f"Map of the {WORDS[part]}",
-            "Frobenius norm of each block, on a logarithmic scale; white lines separate the layers, grey "
-            f"blocks are exactly zero; {sample}, each block measured from both sides. Errors: map.csv.",
-        )
-    return (
-        f"Spectra of the {WORDS[part]}",
-        f"Density of the eigenvalues of each group's own block by stochastic Lanczos quadrature; {sample}. "
-        "The band is ± 1 standard error; densities below 1/10,000 of the largest are cut off, and groups whose "
-        "block is exactly zero are left out.",
-    )
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json without the long list of groups."""
-    return {name: value for name, value in config.items() if name != "groups"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hessblocks.errors import ArgumentError
@@ -12,21 +11,11 @@ from hessblocks.report.templates import write_page
 from hessblocks.storage import read_study_file
 
 
-@dataclass(frozen=True, kw_only=True)
-class NotBegun:
-    """A study that was asked for and has no files yet."""
-
-    name: str
-    """Of the study."""
-    command: str
-    """That measures it as it was asked for."""
-
-
-def not_begun(folder: Path) -> list[NotBegun]:
+def not_begun(folder: Path) -> dict[str, str]:
     """Studies that `folder` was asked for and does not hold, in the order of the request.
 
     Returns:
-        Each with the command that measures it.
+        Name → the command that measures it.
 
     Raises:
         RunError: config.json is damaged.
@@ -34,11 +23,11 @@ def not_begun(folder: Path) -> list[NotBegun]:
     path = folder / "config.json"
     asked = read_study_file(path).get("studies", {}) if path.is_file() else {}
     there = {path.name for path in study_folders(folder)}
-    return [
-        NotBegun(name=name, command=command(name, str(request["scale"]), request.get("seeds")))
+    return {
+        name: command(name, str(request["scale"]), request.get("seeds"))
         for name, request in asked.items()
         if name not in there
-    ]
+    }
 
 
 def study_folders(folder: Path) -> list[Path]:
@@ -95,4 +84,4 @@ def missing_lines(folder: Path) -> list[str]:
         points = read_study_file(path / "summary.json")["points"]
         if points["missing"]:
             lines.append(f"{path.name}: {points['missing']} of {points['total']} points")
-    return lines + [f"{study.name}: not begun" for study in not_begun(folder)]
+    return lines + [f"{name}: not begun" for name in not_begun(folder)]

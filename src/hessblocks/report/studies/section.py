@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessblocks.figures import Figure, draw, read_figure, write_picture
+from hessblocks.figures import draw, read_figure, write_picture
 from hessblocks.report.studies.against_published import Difference, differences
 from hessblocks.report.templates import inlined
 from hessblocks.storage import read_study_file
@@ -70,7 +70,11 @@ class StudySection:
     def settings(self) -> str:
         """All that the points depend on, in a line."""
         found = self.summary.get("settings", {})
-        return "; ".join(f"{_words(n)} {_values(v)}" for n, v in found.items() if n != "study")
+        return "; ".join(
+            f"{name.replace('_', ' ')} {_values(values)}"
+            for name, values in found.items()
+            if name != "study"
+        )
 
     @property
     def hardware(self) -> str:
@@ -88,10 +92,6 @@ class StudySection:
 def command(name: str, scale: str, seeds: int | None) -> str:
     """The `hessblocks reproduce` that measures a study as it was asked for."""
     return f"hessblocks reproduce {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _values(values: Sequence[Any]) -> str:
@@ -112,7 +112,9 @@ def load_section(folder: Path) -> StudySection:
     Raises:
         RunError: a file is missing or damaged.
     """
-    figure = read_figure(folder / "figure.json")
+    figure, picture = read_figure(folder / "figure.json"), ""
+    if figure.panels:
+        picture = inlined(write_picture(draw(figure), folder / "figures", folder.name))
     return StudySection(
         name=read_study_file(folder / "summary.json")["study"],
         summary=read_study_file(folder / "summary.json"),
@@ -120,9 +122,5 @@ def load_section(folder: Path) -> StudySection:
         environment=read_study_file(folder / "environment.json"),
         caption=figure.caption,
         differences=tuple(differences(figure)),
-        picture=inlined(_drawn(figure, folder)) if figure.panels else "",
+        picture=picture,
     )
-
-
-def _drawn(figure: Figure, folder: Path) -> Path:
-    return write_picture(draw(figure), folder / "figures", folder.name)

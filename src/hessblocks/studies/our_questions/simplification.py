@@ -14,7 +14,7 @@ from hessblocks.curvature import exact_norms
 from hessblocks.data import addition_batch
 from hessblocks.figures import Panel, Scaling
 from hessblocks.statistics import mean_and_error
-from hessblocks.storage import Row, Scalar
+from hessblocks.storage import NORM, Row, Scalar
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
 
@@ -123,7 +123,7 @@ Indices = dict[str, dict[str, dict[str, dict[Scalar, float]]]]
 
 def indices(rows: Rows) -> Indices:
     """The indices of unevenness before and after training."""
-    last = max((row["step"] for row in shared.of_quantity(rows, shared.NORM)), default=0)
+    last = max((row["step"] for row in shared.of_quantity(rows, NORM)), default=0)
     found: Indices = {}
     for row in shared.of_quantity(rows, *INDICES):
         if row["step"] in (0, last):
@@ -142,7 +142,7 @@ def common_spreads(rows: Rows, step: int) -> dict[str, dict[Scalar, float]]:
     """Variant → {seed: spread of the norms of H over the matrices that all blocks have}."""
     common = [
         {**row, "value": math.log10(row["value"])}
-        for row in shared.of_quantity(rows, shared.NORM)
+        for row in shared.of_quantity(rows, NORM)
         if (row["part"], row["step"]) == ("full", step)
         and row["group"].endswith(COMMON)
         and row["value"] > 0

@@ -45,7 +45,6 @@ from hessblocks.studies.shared.growth_summary import (
 from hessblocks.studies.shared.measured_curvature import (
     DISTANCE,
     HETEROGENEITY,
-    NORM,
     SPREAD,
     Probe,
     curvature_rows,

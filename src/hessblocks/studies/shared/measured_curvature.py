@@ -16,6 +16,7 @@ from hessblocks.curvature import (
     ParameterGroup,
     Problem,
     group_norms,
+    norm_rows,
     parameter_groups,
 )
 from hessblocks.data import Corpus
@@ -26,7 +27,6 @@ from hessblocks.studies.shared.gathering import measured, of_estimate
 
 MATRICES = ("query", "key", "value", "projection", "mlp_in", "mlp_out")
 """Roles of the weight matrices of a layer: what all blocks have in common, as far as they have it."""
-NORM = "frobenius_norm"
 HETEROGENEITY = "heterogeneity"
 """Largest over smallest norm of H over the weight matrices of all layers, zeros left out."""
 SPREAD = "spread"
@@ -69,18 +69,8 @@ def curvature_rows(model: nn.Module, corpus: Corpus, probe: Probe) -> list[Row]:
     with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
         norms = group_norms(problem, groups, probes=probe.probes)
         distance = [_distance(problem, matrices, probe)] if probe.spectrum_steps else []
-    rows: list[Row] = [
-        {
-            "quantity": NORM,
-            "layer": groups[name].layer,
-            "group": name,
-            "part": part,
-            **of_estimate(norm),
-        }
-        for name, parts in norms.items()
-        for part, norm in parts.items()
-    ]
-    return rows + _unevenness({name: norms[name]["full"] for name in matrices}) + distance
+    unevenness = _unevenness({name: norms[name]["full"] for name in matrices})
+    return norm_rows(groups, norms) + unevenness + distance
 
 
 def _unevenness(norms: Mapping[str, Estimate]) -> list[Row]:

@@ -22,6 +22,7 @@ from hessblocks.curvature import (
     ParameterGroup,
     Problem,
     group_norms,
+    norm_rows,
     parameter_groups,
 )
 from hessblocks.data import Corpus, Example
@@ -146,20 +147,7 @@ def _norms(
     problem: Problem, groups: Mapping[str, ParameterGroup], sample: CurvatureSettings
 ) -> list[Line]:
     found = group_norms(problem, groups, probes=sample.probes, seed=sample.seed)
-    return [
-        {
-            "quantity": "frobenius_norm",
-            "layer": groups[name].layer,
-            "group": name,
-            "role": groups[name].role,
-            "part": part,
-            "value": estimate.value,
-            "standard_error": estimate.standard_error,
-            "method": estimate.method,
-        }
-        for name, parts in found.items()
-        for part, estimate in parts.items()
-    ]
+    return norm_rows(groups, found)
 
 
 @contextmanager
