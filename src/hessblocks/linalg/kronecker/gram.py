@@ -122,20 +122,18 @@ class _Chunk:
         if _aligned(term, other) and not _thin(matrices, other.matrices):
             packed = matrices.symmetric and other.matrices.symmetric
             matrices = matrices.packed() if packed else TokenMatrices(right=matrices.whole())
-        row, row_size = _normalised(term.row, within=1.0)
-        column, column_size = (
-            (row, row_size) if term.column is term.row else _normalised(term.column, within=1.0)
-        )
+        row, row_size = column, column_size = _normalised(term.row, within=1.0)
+        if term.column is not term.row:
+            column, column_size = _normalised(term.column, within=1.0)
         right, size = _normalised(matrices.right, within=_SAFE)
         left = matrices.left
         if left is not None:
             same = left is matrices.right
             left, left_size = (right, size) if same else _normalised(left, within=_SAFE)
             size = size * left_size
-        scaled = replace(
-            term, row=row, column=column, matrices=TokenMatrices(right=right, left=left)
-        )
-        return cls(term=scaled, size=row_size * column_size * size)
+        scaled = TokenMatrices(right=right, left=left)
+        term = replace(term, row=row, column=column, matrices=scaled)
+        return cls(term=term, size=row_size * column_size * size)
 
 
 def _normalised(tensor: Tensor, *, within: float) -> tuple[Tensor, float]:
@@ -175,12 +173,8 @@ def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
         forth = torch.einsum("nrm,mr->nm", first.matrices.times_each(second.column), second.row)
         back = torch.einsum("mpn,np->nm", second.matrices.times_each(first.column), first.row)
         gram = forth * back
-    return float(_expanded_sum(gram, first.tokens, second.tokens))
-
-
-def _expanded_sum(gram: Tensor, rows: int, columns: int) -> Tensor:
-    """The sum over all pairs, where a matrix shared by all tokens left an axis of length 1."""
-    return gram.expand(rows, columns).sum(dtype=torch.float64)
+    # a matrix shared by all tokens left an axis of length 1
+    return float(gram.expand(first.tokens, second.tokens).sum(dtype=torch.float64))
 
 
 def _matrix_gram(first: TokenMatrices, second: TokenMatrices) -> Tensor:

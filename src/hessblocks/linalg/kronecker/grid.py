@@ -50,11 +50,6 @@ class BlockGrid(ExactOperator):
         self._rows = slices(row_lengths)
         self._columns = slices(column_lengths)
 
-    @property
-    def nbytes(self) -> int:
-        """Nothing: the blocks belong to whoever gives them."""
-        return 0
-
     def block(self, i: int, j: int) -> ExactOperator:
         """The operator in grid row i and grid column j."""
         if self.symmetric and i > j:
@@ -82,9 +77,6 @@ class BlockGrid(ExactOperator):
             if self.symmetric and i < j:
                 out[self._rows[j]] += block.adjoint() @ columns[self._columns[i]]
         return out
-
-    def _rmatmat(self, columns: Tensor) -> Tensor:
-        return self.adjoint() @ columns
 
     def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
         """Add the assembled blocks; of a symmetric grid the lower half is copied from the upper."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hessblocks.linalg.estimators import ConditionNumber, Eigenvalues
 from hessblocks.linalg.operators import LinearOperator, working_dtype
-from hessblocks.linalg.spectra.lanczos import Budget, Wanted, find_extremes
+from hessblocks.linalg.spectra.lanczos import find_extremes
 
 
 def condition_number(
@@ -55,10 +55,13 @@ def condition_number(
     rounding = 10 * torch.finfo(working_dtype(op.dtype)).eps * math.sqrt(target.shape[0])
     ends = find_extremes(
         target,
-        Wanted.at_ends(target.shape[0], 1, "both"),
+        1,
+        "both",
         allowed=lambda values, scale: (tolerance * values.abs()).clamp_min(rounding * scale),
-        budget=Budget(products=max_products, basis=basis_size, chunk=probe_chunk),
+        max_products=max_products,
+        basis_size=basis_size,
         seed=seed,
+        probe_chunk=probe_chunk,
     )
     if not ends.converged:
         warnings.warn(
