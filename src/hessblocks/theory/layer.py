@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory.head_tokens import HeadTokens
-from hessblocks.theory.pieces import GAINS, GROUPS, Piece
+from hessblocks.theory.pieces import GAINS, Piece
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,10 +69,6 @@ class AttentionLayer:
         if group == "projection" and self.projection_bias:
             pieces.append(Piece(group=group, heads=(), shape=(1, shape[1])))
         return pieces
-
-    def ordered_parameters(self) -> tuple[str, ...]:
-        """The groups to differentiate, in the order of the whole matrix."""
-        return tuple(group for group in GROUPS if group in self.parameters)
 
     def attention(self, head: int) -> Float[Tensor, "B L L"]:
         """A of one head."""

@@ -171,19 +171,6 @@ def check_disjoint(
     return owned
 
 
-def check_partition(
-    groups: Iterable[ParameterGroup], parameters: Mapping[str, Shaped[Tensor, "..."]]
-) -> None:
-    """Make sure that every entry of every parameter belongs to exactly one group.
-
-    Raises:
-        ArgumentError: an entry belongs to no group or to several; the message names it.
-    """
-    for name, owned in check_disjoint(groups, parameters).items():
-        if not owned.all():
-            raise ArgumentError(f"groups: entries of {name!r} belong to no group")
-
-
 def plain_model(model: nn.Module) -> nn.Module:
     """The model itself, out of DistributedDataParallel and torch.compile (which has no second derivative).
 

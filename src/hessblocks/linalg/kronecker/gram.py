@@ -56,7 +56,7 @@ def inner_product_cost(first: KroneckerTerm, second: KroneckerTerm) -> int:
     """Multiplications that `inner_product` takes: N M (P + T + the smaller way to compare D)."""
     P, R, T, W = first.sizes
     pairs = first.tokens * second.tokens
-    if _aligned(first, second):
+    if aligned(first, second):
         return pairs * (P + T + min(R * W, _thin_cost(first.matrices, second.matrices)))
     return pairs * (P + T + R * W + second.matrices.rows * second.matrices.columns)
 
@@ -72,7 +72,7 @@ def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int
     numbers = memory_limit // first.row.element_size()
     _, R, _, W = first.sizes
     matrix, gram = 0, 3
-    if not _aligned(first, second):
+    if not aligned(first, second):
         gram = 3 * max(R, W, second.matrices.rows, second.matrices.columns)
     elif _thin(first.matrices, second.matrices):
         gram = 3 + 2 * first.matrices.rank * second.matrices.rank
@@ -83,7 +83,8 @@ def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int
     return max(1, min(by_matrices, int((numbers / (2 * gram)) ** 0.5), by_symmetry))
 
 
-def _aligned(first: KroneckerTerm, second: KroneckerTerm) -> bool:
+def aligned(first: KroneckerTerm, second: KroneckerTerm) -> bool:
+    """Whether the vectors of both stand on the same indices."""
     return first.row_swapped == second.row_swapped and first.column_swapped == second.column_swapped
 
 
@@ -119,7 +120,7 @@ class _Chunk:
     def of(cls, term: KroneckerTerm, other: KroneckerTerm) -> _Chunk:
         """Multiply out, pack and scale as the comparison with `other` wants it."""
         matrices = term.matrices
-        if _aligned(term, other) and not _thin(matrices, other.matrices):
+        if aligned(term, other) and not _thin(matrices, other.matrices):
             packed = matrices.symmetric and other.matrices.symmetric
             matrices = matrices.packed() if packed else TokenMatrices(right=matrices.whole())
         row, row_size = column, column_size = _normalised(term.row, within=1.0)
@@ -155,10 +156,9 @@ def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
         The inner product, of the scaled terms.
     """
     rows_meet = first.row_swapped == second.row_swapped
-    columns_meet = first.column_swapped == second.column_swapped
-    if columns_meet and not rows_meet:
+    if first.column_swapped == second.column_swapped and not rows_meet:
         return _pairs(first.adjoint(), second.adjoint())
-    if rows_meet and columns_meet:
+    if aligned(first, second):
         gram = _matrix_gram(first.matrices, second.matrices)
         vectors = first.row @ second.row.T
         if first.column is first.row and second.column is second.row:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg.kronecker.distinct import distinct
-from hessblocks.linalg.kronecker.gram import inner_product, inner_product_cost
+from hessblocks.linalg.kronecker.gram import aligned, inner_product, inner_product_cost
 from hessblocks.linalg.kronecker.terms import KroneckerTerm
 from hessblocks.linalg.operators import LinearOperator, chunks
 
@@ -220,13 +220,5 @@ def _merged(terms: Sequence[KroneckerTerm]) -> tuple[KroneckerTerm, ...]:
 
 
 def _share_vectors(first: KroneckerTerm, second: KroneckerTerm) -> bool:
-    return (
-        _equal(first.row, second.row)
-        and _equal(first.column, second.column)
-        and first.row_swapped == second.row_swapped
-        and first.column_swapped == second.column_swapped
-    )
-
-
-def _equal(first: Tensor, second: Tensor) -> bool:
-    return first is second or torch.equal(first, second)
+    vectors = ((first.row, second.row), (first.column, second.column))
+    return aligned(first, second) and all(a is b or torch.equal(a, b) for a, b in vectors)
