@@ -154,8 +154,7 @@ class AttentionHessian:
 
     @cached_property
     def _heads(self) -> list[HeadTokens]:
-        count = self.layer.query.shape[0]
-        return [self.layer.head(h, self._positions, self._gradient) for h in range(count)]
+        return list(self.layer.heads(self._gradient, self._positions))
 
     @cached_property
     def _outer(self) -> OuterPart:

@@ -76,7 +76,9 @@ def token_derivatives(
         r = weight * (p - (torch.arange(len(p), device=p.device) == label).to(p.dtype))
         centred = jacobian - p @ jacobian
         root = (weight * p).sqrt()[:, None] * centred
-        return r, r @ jacobian, _fewest_rows(root)
+        if root.shape[0] > root.shape[1]:  # fewer rows with the same RᵀR
+            root = torch.linalg.qr(root, mode="r").R
+        return r, r @ jacobian, root
 
     classes = network(attended[0], *(side[0] for side in sides)).shape[-1]
     width = attended.shape[-1]
@@ -124,9 +126,3 @@ def _functional(
         return None
     found: Tensor = vmap(whole, chunk_size=chunk)(attended, r, *sides)
     return found
-
-
-def _fewest_rows(root: Tensor) -> Tensor:
-    """R of fewer rows with the same RᵀR, where there are more rows than columns."""
-    rows, columns = root.shape
-    return torch.linalg.qr(root, mode="r").R if rows > columns else root

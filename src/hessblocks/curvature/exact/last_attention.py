@@ -146,8 +146,6 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
         groups=attention.num_heads,
         permitted=_permitted(inputs, batch.attention_mask, causal=True),
         scale=attention.head_dim**-0.5,
-        softmax=True,
-        gains={},
         parameters=(
             *(_WEIGHTS[:3] if reading.weight.requires_grad else ()),
             *(_WEIGHTS[3:] if writing.weight.requires_grad else ()),

@@ -36,11 +36,9 @@ class Probes:
             seed: of the generator.
             distribution: `rademacher` (±1) or `gaussian` (standard normal).
         """
-        self._size = operator.shape[1]
-        self._dtype = operator.dtype
-        self._device = operator.device
+        self._operator = operator
+        self._distribution = distribution
         self._generator = torch.Generator(operator.device).manual_seed(seed)
-        self._draw_one = self._signs if distribution == "rademacher" else self._normal
 
     def draw(self, count: int) -> Float[Tensor, "size count"]:
         """The next `count` probes as columns."""
@@ -52,16 +50,13 @@ class Probes:
         for start in range(0, count, step):
             yield self.draw(min(step, count - start))
 
-    def _signs(self) -> Tensor:
-        bits = torch.randint(
-            2, (self._size,), generator=self._generator, device=self._device, dtype=torch.int8
-        )
-        return bits.to(self._dtype).mul_(2).sub_(1)
-
-    def _normal(self) -> Tensor:
-        return torch.randn(
-            self._size, generator=self._generator, device=self._device, dtype=self._dtype
-        )
+    def _draw_one(self) -> Tensor:
+        size, dtype = self._operator.shape[1], self._operator.dtype
+        generator, device = self._generator, self._operator.device
+        if self._distribution == "gaussian":
+            return torch.randn(size, generator=generator, device=device, dtype=dtype)
+        bits = torch.randint(2, (size,), generator=generator, device=device, dtype=torch.int8)
+        return bits.to(dtype).mul_(2).sub_(1)
 
 
 def multiply(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -103,9 +104,5 @@ class BlockGrid(ExactOperator):
 
     def _visited(self) -> list[tuple[int, int]]:
         """Places of the blocks that define the grid: all, or the upper half."""
-        return [
-            (i, j)
-            for i in range(len(self._rows))
-            for j in range(len(self._columns))
-            if not self.symmetric or i <= j
-        ]
+        places = product(range(len(self._rows)), range(len(self._columns)))
+        return [(i, j) for i, j in places if i <= j or not self.symmetric]
