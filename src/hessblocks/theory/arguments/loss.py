@@ -1,6 +1,6 @@
 """What the loss is told by in `attention_hessian`, checked: a target, or gradient and curvature.
 
-Letters: B sequences, L tokens, O output width, C rank of a curvature factor.
+Letters: B sequences, L tokens, D width, O output width, C rank of a curvature factor.
 """
 
 from __future__ import annotations
