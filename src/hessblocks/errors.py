@@ -58,6 +58,18 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> None:
         raise unknown_name(kind, name, names)
 
 
+def check_memory_limit(limit: object) -> None:
+    """Refuse a limit that is not a whole number of bytes above 0.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ArgumentError(
+            f"memory_limit: expected bytes, a whole number above 0, got {limit!r}; 2 GB is 2_000_000_000"
+        )
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed; torch's allocators say so in words where they raise no error of their own kind."""
     words = ("can't allocate memory", "not enough memory", "out of memory")

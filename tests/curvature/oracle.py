@@ -11,6 +11,7 @@ the sum over rows and classes of the residual times the Hessian of that one logi
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +23,8 @@ from torch.func import functional_call, grad, jacfwd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.bloom.modeling_bloom import BloomGelu, bloom_gelu_forward
 
-from hessblocks.curvature.groups.views import ParameterGroup
+from hessblocks.curvature.groups.views import ParameterGroup, check_disjoint
+from hessblocks.errors import ArgumentError
 from tests.curvature.cases import Case
 
 _PLAIN_BLOOM = patch.object(BloomGelu, "forward", lambda self, x: bloom_gelu_forward(x))
@@ -44,6 +46,13 @@ class Dense:
     def block(self, part: str, rows: ParameterGroup, columns: ParameterGroup) -> Tensor:
         matrix: Tensor = getattr(self, part)
         return matrix[self.places(rows)][:, self.places(columns)]
+
+
+def check_partition(groups: Iterable[ParameterGroup], parameters: Mapping[str, Tensor]) -> None:
+    """Every entry of every parameter belongs to exactly one group."""
+    for name, owned in check_disjoint(groups, parameters).items():
+        if not owned.all():
+            raise ArgumentError(f"groups: entries of {name!r} belong to no group")
 
 
 def dense(case: Case) -> Dense:

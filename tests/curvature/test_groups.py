@@ -6,9 +6,10 @@ from torch import nn
 
 import hessblocks as hb
 from hessblocks.curvature.groups.roles import parameter_groups
-from hessblocks.curvature.groups.views import check_partition, whole
+from hessblocks.curvature.groups.views import whole
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES
+from tests.curvature.oracle import check_partition
 
 
 def trainable(model: nn.Module) -> dict[str, torch.Tensor]:

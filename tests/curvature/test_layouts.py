@@ -14,10 +14,9 @@ from transformers.models.bloom.modeling_bloom import BloomAttention
 from transformers.models.falcon.modeling_falcon import FalconAttention
 
 from hessblocks.curvature.groups.roles import parameter_groups
-from hessblocks.curvature.groups.views import check_partition
 from hessblocks.curvature.products.operators import Hessian
 from tests.curvature.architectures import ARCHITECTURES, FUSED, case_of, model_of
-from tests.curvature.oracle import dense
+from tests.curvature.oracle import check_partition, dense
 
 CASTING = {"bloom", "phi3", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"}
 CASTING |= {"modernbert"}

@@ -115,24 +115,21 @@ ARCHITECTURE = Recipe(
         "curvature/groups/layouts.py": (
             (
                 "ARCHITECTURES: dict[str, list[Rule]] = {\n",
-                r"""GPTJ = _rules(
-    _H,
-    {
-        "query": r"attn\.q_proj",
-        "key": r"attn\.k_proj",
-        "value": r"attn\.v_proj",
-        "projection": r"attn\.out_proj",
-        "mlp.in": r"mlp\.fc_in",
-        "mlp.out": r"mlp\.fc_out",
-        "norm": r"ln_1",
-        "embedding.token": "wte",
-        "final.norm": "ln_f",
-    },
-)
+                r"""_GPTJ = {
+    "query": r"attn\.q_proj",
+    "key": r"attn\.k_proj",
+    "value": r"attn\.v_proj",
+    "projection": r"attn\.out_proj",
+    "mlp.in": r"mlp\.fc_in",
+    "mlp.out": r"mlp\.fc_out",
+    "norm": r"ln_1",
+    "embedding.token": "wte",
+    "final.norm": "ln_f",
+}
 
 """,
             ),
-            ('    "opt": OPT,\n', '    "gptj": GPTJ,\n'),
+            ('    "vit": _rules(_ENCODER, _VIT),\n', '    "gptj": _rules(_H, _GPTJ),\n'),
         ),
     },
     proof="""

@@ -8,7 +8,7 @@ blocks are asked for (`group_norms`), i = j alone is multiplied.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,24 +87,8 @@ def column_squares(
     Cost: about one gradient's time a probe and part; memory of one vector of all rows for each part
         and probe taken together, bounded by the problem's memory limit.
     """
-    chosen = {name: groups[name] for name in rows or groups}
-    squares = probe_squares(
-        problem,
-        groups[column],
-        list(chosen.values()),
-        parts,
-        probes=probes,
-        seed=_seed_of(seed, column),
-        later=groups.values(),
-    )
-    return ColumnSquares(
-        column=column,
-        exact=groups[column].size <= probes,
-        squares={
-            part: {name: tuple(values[:, i].tolist()) for i, name in enumerate(chosen)}
-            for part, values in squares.items()
-        },
-    )
+    own = int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
+    return _measured(problem, groups, column, rows or list(groups), parts, probes, seed=own)
 
 
 def group_norms(
@@ -138,12 +122,9 @@ def group_norms(
     """
     check_groups(problem, groups)
     found = {}
-    for name, group in groups.items():
-        squares = probe_squares(
-            problem, group, [group], parts, probes=probes, seed=seed, later=groups.values()
-        )
-        exact = group.size <= probes
-        found[name] = {part: norm_of(own[:, 0], exact=exact) for part, own in squares.items()}
+    for name in groups:
+        own = _measured(problem, groups, name, [name], parts, probes, seed)
+        found[name] = {part: own.norm(part, name) for part in parts}
     return found
 
 
@@ -169,53 +150,39 @@ def norm_rows(
     ]
 
 
-def probe_squares(
+def _measured(
     problem: Problem,
-    group: ParameterGroup,
-    rows: Sequence[ParameterGroup],
+    groups: Mapping[str, ParameterGroup],
+    column: str,
+    rows: Sequence[str],
     parts: Sequence[Part],
-    *,
     probes: int,
     seed: int,
-    later: Iterable[ParameterGroup],
-) -> dict[Part, Float[Tensor, "K rows"]]:
-    """‖H_ij z‖² of probes z in one group, for each group of rows; by unit vectors where they are no more.
-
-    Args:
-        problem: model, batches and loss.
-        group: j, which the probes lie in.
-        rows: the groups i.
-        parts: which of H_o, H_f and H.
-        probes: K, at least 4.
-        seed: of the probes.
-        later: groups that further probes will lie in.
-
-    Returns:
-        By part, one row a probe, float64.
-
-    Raises:
-        ArgumentError: too few probes.
-        RunError: a product is not finite.
-    """
+) -> ColumnSquares:
+    """‖H_ij z‖² of probes z in one group, for each group of rows; by unit vectors where they are no more."""
     if probes < FEWEST_PROBES:
         raise ArgumentError(
             f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
         )
-    everything, sizes = merge("rows", list(rows)), [one.size for one in rows]
-    names = [name for one in later for name in one.parameters]
+    group = groups[column]
+    everything = merge("rows", [groups[name] for name in rows])
+    sizes = [groups[name].size for name in rows]
+    later = [name for one in groups.values() for name in one.parameters]
     found: dict[Part, list[Tensor]] = {part: [] for part in parts}
     for vectors in _vectors(problem, group, probes, seed, len(parts)):
-        totals = total_products(problem, vectors, everything, group, parts, later=names)
+        totals = total_products(problem, vectors, everything, group, parts, later=later)
         for part, total in totals.items():
             found[part].append(_squares(total, sizes))
-    squares = {part: torch.cat(pieces) for part, pieces in found.items()}
-    for part, values in squares.items():
+    squares = {}
+    for part, pieces in found.items():
+        values = torch.cat(pieces)
         if not torch.isfinite(values).all():
             raise RunError(
                 f"curvature: products of {part} with {group.name} are not finite; look at the weights, "
                 "or use float64 parameters"
             )
-    return squares
+        squares[part] = dict(zip(rows, map(tuple, values.T.tolist()), strict=True))
+    return ColumnSquares(column=column, exact=group.size <= probes, squares=squares)
 
 
 def _vectors(
@@ -228,9 +195,8 @@ def _vectors(
         unit = torch.eye(group.size, dtype=operator.dtype, device=operator.device)
         yield from unit.split(together)
         return
-    source = Probes(operator, seed=seed)
-    for start in range(0, probes, together):
-        yield source.draw(min(together, probes - start)).T
+    for drawn in Probes(operator, seed=seed).blocks(probes, together):
+        yield drawn.T
 
 
 def _together(problem: Problem, parts: int) -> int:
@@ -249,7 +215,3 @@ def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
         for piece in products.split(list(sizes), dim=1)
     ]
     return torch.stack(norms, dim=1).square().cpu()
-
-
-def _seed_of(seed: int, column: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")

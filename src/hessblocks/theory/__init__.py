@@ -1,7 +1,7 @@
 """Closed-form curvature of self-attention."""
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.theory.arguments import attention_hessian, check_memory_limit
+from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer

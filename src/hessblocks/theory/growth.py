@@ -14,9 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
-
-from torch import Tensor
+from typing import cast
 
 from hessblocks.conventions import Part
 from hessblocks.theory.arguments import attention_hessian
@@ -28,33 +26,19 @@ SOURCES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Powers:
-    """One term of a block: the power of each quantity it is made of."""
+Powers = Mapping[str, int]
+"""One term of a block: the power of each quantity it is made of, where that is not 0.
 
-    x: int
-    """Entry size of the input."""
-    query: int = 0
-    """Entry size of W_Q; of W_QK where there is one matrix."""
-    key: int = 0
-    """Entry size of W_K."""
-    value: int = 0
-    """Entry size of W_V."""
-    projection: int = 0
-    """Entry size of W_O."""
-    first: int = 0
-    """First moment M_1."""
-    second: int = 0
-    """Second moment M_2."""
-    third: int = 0
-    """Third moment M_3."""
+`x` is the entry size of the input, `query` that of W_Q (of W_QK where there is one matrix), `key`, `value`
+and `projection` those of W_K, W_V and W_O; `first`, `second` and `third` are the moments M_1, M_2 and M_3.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
     """A block, a part, and the terms it is a sum of; no terms: it is zero.
 
-    >>> Growth(row="key", column="key", part="outer", terms=(Powers(x=4), Powers(x=6)), source="").power("x")
+    >>> Growth(row="key", column="key", part="outer", terms=({"x": 4}, {"x": 6}), source="").power("x")
     4
     """
 
@@ -70,38 +54,31 @@ class Growth:
     """Where the powers come from."""
 
     def power(self, quantity: str) -> int | None:
-        """Power of a quantity, a field of `Powers`, for small inputs; None for a block that is zero."""
+        """Power of a quantity, named as in `Powers`, for small inputs; None for a block that is zero."""
         if not self.terms:
             return None
-        ruling: int = getattr(min(self.terms, key=lambda term: term.x), quantity)
-        return ruling
+        return min(self.terms, key=lambda term: term["x"]).get(quantity, 0)
 
 
-def _table(lines: str) -> tuple[Growth, ...]:
-    """One block a line: row column part | powers of each term, or 0 | where they come from."""
-    found = []
-    for line in lines.strip().splitlines():
-        block, terms, source = (field.strip() for field in line.split("|"))
-        row, column, part = block.split()
-        found.append(
-            Growth(
-                row=row,
-                column=column,
-                part=cast(Part, part),
-                terms=tuple(_powers(term) for term in terms.split(" + ") if term != "0"),
-                source=SOURCES[source],
-            )
-        )
-    return tuple(found)
+def _growth(line: str) -> Growth:
+    """From a line: row column part | powers of each term, or 0 | where they come from."""
+    block, terms, source = (field.strip() for field in line.split("|"))
+    row, column, part = block.split()
+    return Growth(
+        row=row,
+        column=column,
+        part=cast(Part, part),
+        terms=tuple(_powers(term) for term in terms.split(" + ") if term != "0"),
+        source=SOURCES[source],
+    )
 
 
 def _powers(term: str) -> Powers:
-    return Powers(**{factor[:-1]: int(factor[-1]) for factor in term.split()})
+    return {factor[:-1]: int(factor[-1]) for factor in term.split()}
 
 
-GROWTH: Mapping[str, tuple[Growth, ...]] = {
-    "softmax": _table(
-        """
+_LINES = {
+    "softmax": """
         value value outer | x2 projection2 first2 | paper
         query query outer | x6 key2 value2 projection2 second2 | paper
         key key outer | x6 query2 value2 projection2 second2 | paper
@@ -122,18 +99,14 @@ GROWTH: Mapping[str, tuple[Growth, ...]] = {
         query projection functional | x3 key1 value1 second1 | derived
         key projection functional | x3 query1 value1 second1 | derived
         value projection functional | x1 first1 | derived
-        """
-    ),
-    "softmax, one matrix": _table(
-        """
+        """,
+    "softmax, one matrix": """
         query_key query_key outer | x6 value2 projection2 second2 | paper
         query_key query_key functional | x5 value1 projection1 third1 | paper
         query_key value outer | x4 value1 projection2 first1 second1 | derived
         query_key value functional | x3 projection1 second1 | derived
-        """
-    ),
-    "linear": _table(
-        """
+        """,
+    "linear": """
         value value outer | x6 query2 key2 projection2 first2 | paper
         query query outer | x6 key2 value2 projection2 second2 | paper
         key key outer | x6 query2 value2 projection2 second2 | paper
@@ -146,8 +119,10 @@ GROWTH: Mapping[str, tuple[Growth, ...]] = {
         query key functional | x3 value1 projection1 second1 | paper
         query value functional | x3 key1 projection1 second1 | paper
         key value functional | x3 query1 projection1 second1 | paper
-        """
-    ),
+        """,
+}
+GROWTH: Mapping[str, tuple[Growth, ...]] = {
+    kind: tuple(map(_growth, lines.strip().splitlines())) for kind, lines in _LINES.items()
 }
 """The blocks by kind of attention: W_Q and W_K apart, softmax or linear scores, or one matrix W_QK."""
 
@@ -164,14 +139,12 @@ def measured_power(kind: str, growth: Growth, quantity: str, *, seed: int = 0) -
     Returns:
         The slope, or None for a block that is zero.
     """
-    names = {"x": "x"} | {name: f"w_{name}" for name in ("query", "key", "value", "projection")}
-    small = _norm(_scaled(kind, seed, names[quantity], 1e-3), growth)
-    large = _norm(_scaled(kind, seed, names[quantity], 2e-3), growth)
+    small, large = (_norm(kind, growth, quantity, factor, seed) for factor in (1e-3, 2e-3))
     return None if small == 0 else math.log2(large / small)
 
 
-def _scaled(kind: str, seed: int, name: str, factor: float) -> dict[str, Any]:
-    """A random causal layer with small inputs, and one of its tensors scaled."""
+def _norm(kind: str, growth: Growth, quantity: str, factor: float, seed: int) -> float:
+    """Norm of the block of a random causal layer with small inputs, one of its tensors scaled."""
     case = Case(
         name=kind,
         batch=3,
@@ -186,12 +159,9 @@ def _scaled(kind: str, seed: int, name: str, factor: float) -> dict[str, Any]:
         query_key="one-matrix" if kind.endswith("one matrix") else "two-matrix",
     )
     made = arguments(case, seed=seed)
-    size = 1.0 if name == "x" else 0.05
-    made["x"] = made["x"] * size
-    tensor: Tensor = made[name]
-    return made | {name: tensor * factor}
-
-
-def _norm(made: dict[str, Any], growth: Growth) -> float:
+    name = quantity if quantity == "x" else f"w_{quantity}"
+    if name != "x":
+        made["x"] = made["x"] * 0.05
+    made[name] = made[name] * factor
     block = attention_hessian(**made).block(growth.row, growth.column, growth.part)
     return float(block.dense().norm())

@@ -23,7 +23,7 @@ from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
 from hessblocks.theory.outer import OuterPart
-from hessblocks.theory.pieces import Piece
+from hessblocks.theory.pieces import GROUPS, Piece
 from hessblocks.theory.token_curvature import TokenCurvature
 
 
@@ -52,7 +52,7 @@ class AttentionHessian:
                 in that network's output and `curvature` is Jᵀ(∂²ℓ/∂output²)J.
         """
         self.layer = layer
-        self.groups = layer.ordered_parameters()
+        self.groups = tuple(group for group in GROUPS if group in layer.parameters)
         self._gradient = gradient
         self._given = (curvature, functional_curvature)
         curvatures = [c for c in (curvature, functional_curvature) if c is not None]
@@ -154,20 +154,16 @@ class AttentionHessian:
 
     @cached_property
     def _heads(self) -> list[HeadTokens]:
-        count = self.layer.query.shape[0]
-        return [self.layer.head(h, self._positions, self._gradient) for h in range(count)]
+        return list(self.layer.heads(self._gradient, self._positions))
 
     @cached_property
     def _outer(self) -> OuterPart:
-        return OuterPart(self._heads, self.curvature, memory_limit=self.layer.memory_limit)
+        return OuterPart(self._heads, self.curvature)
 
     @cached_property
     def _functional_outer(self) -> OuterPart | None:
         given = self._given[1]
-        if given is None:
-            return None
-        curvature = self._restricted(given)
-        return OuterPart(self._heads, curvature, memory_limit=self.layer.memory_limit)
+        return None if given is None else OuterPart(self._heads, self._restricted(given))
 
     def head_tokens(self, head: int) -> HeadTokens:
         """What one head knows about each token that enters the loss."""
@@ -216,8 +212,9 @@ class AttentionHessian:
                 return outer
             terms = [*outer.terms, *functional.terms]
         else:
-            terms_of = self._outer.terms if part == "outer" else self._functional_terms
-            terms = terms_of(row, column)
+            terms = [] if part == "outer" else self._functional_terms(row, column)
+            if jacobians := self._outer if part == "outer" else self._functional_outer:
+                terms += jacobians.terms(row, column)
         return KroneckerSum(
             terms,
             row_shape=row.shape,
@@ -229,18 +226,15 @@ class AttentionHessian:
         )
 
     def _functional_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
-        common = [head for head in row.heads if head in column.heads]
-        terms = [
+        return [
             term
-            for head in common
+            for head in row.heads
+            if head in column.heads
             for term in functional_terms(self._heads[head], row.group, column.group)
         ]
-        if self._functional_outer is not None:
-            terms += self._functional_outer.terms(row, column)
-        return terms
 
     def _semidefinite(self, part: Part) -> bool:
-        return part == "outer" and self._outer.positive_semidefinite
+        return part == "outer" and self.curvature.positive_semidefinite
 
     def _restricted(self, curvature: TokenCurvature) -> TokenCurvature:
         """Λ at the positions that matter."""

@@ -6,7 +6,7 @@ O width of the output, Q positions whose output is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory.head_tokens import HeadTokens
-from hessblocks.theory.pieces import GAINS, GROUPS, Piece
+from hessblocks.theory.pieces import GAINS, Piece
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,10 +70,6 @@ class AttentionLayer:
             pieces.append(Piece(group=group, heads=(), shape=(1, shape[1])))
         return pieces
 
-    def ordered_parameters(self) -> tuple[str, ...]:
-        """The groups to differentiate, in the order of the whole matrix."""
-        return tuple(group for group in GROUPS if group in self.parameters)
-
     def attention(self, head: int) -> Float[Tensor, "B L L"]:
         """A of one head."""
         keys = self.x if self.key is None else self.x @ self._shared(self.key, head)
@@ -82,43 +78,43 @@ class AttentionLayer:
             return scores.masked_fill(~self.permitted, 0.0)
         return scores.masked_fill(~self.permitted, -torch.inf).softmax(-1)
 
-    def head(
-        self, index: int, positions: Int[Tensor, " Q"], gradient: Float[Tensor, "B L O"]
-    ) -> HeadTokens:
-        """One head at the positions whose output enters the loss.
+    def heads(
+        self, gradient: Float[Tensor, "B L O"], positions: Int[Tensor, " Q"] | None = None
+    ) -> Iterator[HeadTokens]:
+        """What each head knows about the tokens whose output enters the loss.
 
         Args:
-            index: which head.
-            positions: (Q,) indices into the tokens.
             gradient: ∂ℓ/∂F of every token.
+            positions: (Q,) indices into the tokens, or None for all.
 
-        Returns:
-            What that head knows about each of these tokens.
+        Yields:
+            One head after the other.
         """
-        return HeadTokens(
-            x=self.x,
-            query_positions=positions,
-            attention=self.attention(index)[:, positions],
-            permitted=self.permitted[:, positions],
-            softmax=self.softmax,
-            scale=self.scale,
-            w_query=self.query[index],
-            w_key=None if self.key is None else self._shared(self.key, index),
-            w_value=self._shared(self.value, index),
-            w_projection=self.projection[index],
-            gradient=gradient[:, positions].flatten(0, 1),
-            memory_limit=self.memory_limit,
-            **{name: float(gain[index]) for name, gain in self.gains.items()},
-        )
+        if positions is None:
+            positions = torch.arange(self.x.shape[1], device=self.x.device)
+        for index in range(self.query.shape[0]):
+            yield HeadTokens(
+                x=self.x,
+                query_positions=positions,
+                attention=self.attention(index)[:, positions],
+                permitted=self.permitted[:, positions],
+                softmax=self.softmax,
+                scale=self.scale,
+                w_query=self.query[index],
+                w_key=None if self.key is None else self._shared(self.key, index),
+                w_value=self._shared(self.value, index),
+                w_projection=self.projection[index],
+                gradient=gradient[:, positions].flatten(0, 1),
+                memory_limit=self.memory_limit,
+                **{name: float(gain[index]) for name, gain in self.gains.items()},
+            )
 
     def output(self, positions: Int[Tensor, " Q"] | None = None) -> Float[Tensor, "B Q O"]:
         """F(X), without the projection's bias, at some positions (Q,) or at all."""
-        if positions is None:
-            positions = torch.arange(self.x.shape[1], device=self.x.device)
         no_gradient = self.x.new_zeros(*self.x.shape[:2], self.projection.shape[2])
-        heads = (self.head(h, positions, no_gradient) for h in range(self.query.shape[0]))
+        heads = self.heads(no_gradient, positions)
         total = torch.stack([head.values @ head.w_projection for head in heads]).sum(0)
-        return total.view(self.x.shape[0], len(positions), -1)
+        return total.view(self.x.shape[0], -1, self.projection.shape[2])
 
     def _shared(self, weight: Tensor, head: int) -> Tensor:
         """The weight of the key-value head that this head uses."""

@@ -57,10 +57,7 @@ class AttentionMoments:
 
     def _stacked(self, of_head: Callable[[HeadTokens], Tensor]) -> Tensor:
         """One quantity of every head, (B, H, L, ...)."""
-        everywhere = torch.arange(self.layer.x.shape[1], device=self.layer.x.device)
-        heads = (
-            self.layer.head(h, everywhere, self.gradient) for h in range(self.layer.query.shape[0])
-        )
+        heads = self.layer.heads(self.gradient)
         per_head = [of_head(head).unflatten(0, self.layer.x.shape[:2]) for head in heads]
         return torch.stack(per_head, dim=1)
 

@@ -50,31 +50,29 @@ class TokenJacobian:
 class OuterPart:
     """Terms of Σ_n J_nᵀ Λ_n J_n for any two pieces of a layer's parameters."""
 
-    def __init__(
-        self, heads: Sequence[HeadTokens], curvature: TokenCurvature, *, memory_limit: int
-    ) -> None:
+    def __init__(self, heads: Sequence[HeadTokens], curvature: TokenCurvature) -> None:
         """Hold what the blocks are made of.
 
         Args:
             heads: all heads of the layer.
             curvature: Λ at the attention output.
-            memory_limit: bytes of Jacobians kept for reuse.
         """
         self._heads = heads
         self._curvature = curvature
         self._factor = curvature.factor if curvature.low_rank(heads[0].w_value.shape[1]) else None
-        self._jacobians: BoundedCache[TokenJacobian] = BoundedCache(memory_limit)
+        self._jacobians: BoundedCache[TokenJacobian] = BoundedCache(heads[0].memory_limit)
         self._ones = heads[0].x.new_ones(heads[0].gradient.shape[0], 1)
-
-    @property
-    def positive_semidefinite(self) -> bool:
-        """Whether every Λ_n is known to be."""
-        return self._curvature.positive_semidefinite
 
     def terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
         """The block of two pieces: one term for each pair of heads that use them."""
         return [
-            self._term(left, right)
+            KroneckerTerm(
+                row=left.vector,
+                column=right.vector,
+                matrices=self._matrices(left, right),
+                row_swapped=left.swapped,
+                column_swapped=right.swapped,
+            )
             for left in self._of_piece(row)
             for right in self._of_piece(column)
         ]
@@ -84,26 +82,15 @@ class OuterPart:
             return [self._projection(self._ones)]
         return [self._jacobian(piece.group, head) for head in piece.heads]
 
-    def _term(self, left: TokenJacobian, right: TokenJacobian) -> KroneckerTerm:
-        return KroneckerTerm(
-            row=left.vector,
-            column=right.vector,
-            matrices=self._matrices(left, right),
-            row_swapped=left.swapped,
-            column_swapped=right.swapped,
-        )
-
     def _matrices(self, left: TokenJacobian, right: TokenJacobian) -> TokenMatrices:
         """(left matrix)ᵀ U Λ U'ᵀ (right matrix), thin where that holds fewer numbers."""
-        symmetric = left is right
         if self._factor is not None:
             assert right.matrix is not None
-            return TokenMatrices(
-                left=left.matrix, right=right.matrix, symmetric=symmetric
-            ).compact()
-        inner = self._curvature.between(left.output_map, right.output_map)
-        inner = inner if right.matrix is None else inner @ right.matrix
-        return TokenMatrices(left=left.matrix, right=inner, symmetric=symmetric).compact()
+            inner = right.matrix
+        else:
+            inner = self._curvature.between(left.output_map, right.output_map)
+            inner = inner if right.matrix is None else inner @ right.matrix
+        return TokenMatrices(left=left.matrix, right=inner, symmetric=left is right).compact()
 
     def _jacobian(self, group: str, index: int) -> TokenJacobian:
         return self._jacobians.get((group, index), lambda: self._make(group, index))

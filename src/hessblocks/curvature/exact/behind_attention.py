@@ -76,7 +76,9 @@ def token_derivatives(
         r = weight * (p - (torch.arange(len(p), device=p.device) == label).to(p.dtype))
         centred = jacobian - p @ jacobian
         root = (weight * p).sqrt()[:, None] * centred
-        return r, r @ jacobian, _fewest_rows(root)
+        if root.shape[0] > root.shape[1]:  # fewer rows with the same RᵀR
+            root = torch.linalg.qr(root, mode="r").R
+        return r, r @ jacobian, root
 
     classes = network(attended[0], *(side[0] for side in sides)).shape[-1]
     width = attended.shape[-1]
@@ -111,31 +113,16 @@ def _functional(
     network: TokenNetwork, attended: Tensor, sides: tuple[Tensor, ...], r: Tensor, chunk: int
 ) -> Tensor | None:
     """Λ_f of every token, or None where its operations or a product with a generic direction say it is zero."""
+    gradient = grad(lambda a, r, *side: (r * network(a, *side)).sum())
+    whole = jacrev(gradient)  # forward mode is wrong for torch's layer norm
 
-    def gradient(a: Tensor, r: Tensor, *side: Tensor) -> Tensor:
-        slope: Tensor = grad(lambda point: (r * network(point, *side)).sum())(a)
-        return slope
-
-    def times(direction: Tensor, r: Tensor, a: Tensor, *side: Tensor) -> Tensor:
-        product: Tensor = vjp(lambda point: gradient(point, r, *side), a)[1](direction)[0]
-        return product
-
-    def whole(r: Tensor, a: Tensor, *side: Tensor) -> Tensor:
-        found: Tensor = jacrev(gradient)(
-            a, r, *side
-        )  # forward mode is wrong for torch's layer norm
-        return found
+    def times(direction: Tensor, a: Tensor, r: Tensor, *side: Tensor) -> Any:
+        return vjp(lambda point: gradient(point, r, *side), a)[1](direction)[0]
 
     if piecewise_linear(lambda a: network(a, *(side[0] for side in sides)), attended[0]):
         return None
     generic = torch.arange(1, attended.shape[-1] + 1).to(attended).sqrt().sin().expand_as(attended)
-    if not vmap(times, chunk_size=chunk)(generic, r, attended, *sides).any():
+    if not vmap(times, chunk_size=chunk)(generic, attended, r, *sides).any():
         return None
-    found: Tensor = vmap(whole, chunk_size=chunk)(r, attended, *sides)
+    found: Tensor = vmap(whole, chunk_size=chunk)(attended, r, *sides)
     return found
-
-
-def _fewest_rows(root: Tensor) -> Tensor:
-    """R of fewer rows with the same RᵀR, where there are more rows than columns."""
-    rows, columns = root.shape
-    return torch.linalg.qr(root, mode="r").R if rows > columns else root

@@ -85,8 +85,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         logits: Tensor = model.lm_head(model.model.final_norm(hidden))
         return logits
 
-    slots = {name: getattr(attention, name) for name in _WEIGHTS}
-    slots = {name: module for name, module in slots.items() if module is not None}
+    slots = {name: module for name in _WEIGHTS if (module := getattr(attention, name)) is not None}
     trained = [
         name for name, module in slots.items() if any(p.requires_grad for p in module.parameters())
     ]
@@ -137,9 +136,9 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
         logits: Tensor = model.lm_head(model.transformer.ln_f(hidden))
         return logits
 
-    fused = torch.cat([attention.c_attn.weight, attention.c_attn.bias[None]])
-    weights = (*fused.chunk(3, dim=1), attention.c_proj.weight.detach())
-    modules = (*[attention.c_attn] * 3, attention.c_proj)
+    reading, writing = attention.c_attn, attention.c_proj
+    fused = torch.cat([reading.weight, reading.bias[None]])
+    weights = (*fused.chunk(3, dim=1), writing.weight.detach())
     layer = _layer(
         inputs,
         dict(zip(_WEIGHTS, weights, strict=True)),
@@ -147,12 +146,9 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
         groups=attention.num_heads,
         permitted=_permitted(inputs, batch.attention_mask, causal=True),
         scale=attention.head_dim**-0.5,
-        softmax=True,
-        gains={},
-        parameters=tuple(
-            name
-            for name, module in zip(_WEIGHTS, modules, strict=True)
-            if module.weight.requires_grad
+        parameters=(
+            *(_WEIGHTS[:3] if reading.weight.requires_grad else ()),
+            *(_WEIGHTS[3:] if writing.weight.requires_grad else ()),
         ),
         projection_bias=True,
     )
@@ -161,7 +157,7 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
         attended=attended,
         sides=(x,),
         network=network,
-        projection_bias=attention.c_proj.bias.detach(),
+        projection_bias=writing.bias.detach(),
     )
 
 
@@ -174,21 +170,17 @@ _TAKERS: dict[str, Callable[[Any, Batch], LastAttention]] = {
 def _check_parts(model: Any) -> None:
     attention = model.model.layers[-1].attention
     if not isinstance(attention.query_norm, nn.Identity):
-        raise ArgumentError(
-            "model: the closed form covers scores that are bilinear in the inputs, not a query-key norm; "
-            "use hessblocks.Hessian for this model"
-        )
+        raise _uncovered("covers scores that are bilinear in the inputs, not a query-key norm")
     if model.config.block["position"]["kind"] == "rotary-position":
-        raise ArgumentError(
-            "model: the closed form covers scores without rotary positions; "
-            "use hessblocks.Hessian for this model"
-        )
+        raise _uncovered("covers scores without rotary positions")
     for gain in (getattr(getattr(attention, name), "update_gain", 1.0) for name in _WEIGHTS):
         if isinstance(gain, nn.Parameter) or gain != 1.0:
-            raise ArgumentError(
-                "model: the closed form covers reparametrised weights with a fixed update gain of 1; "
-                "use hessblocks.Hessian for this model"
-            )
+            raise _uncovered("covers reparametrised weights with a fixed update gain of 1")
+
+
+def _uncovered(limit: str) -> ArgumentError:
+    """What the closed form covers or expects, and what to do about it."""
+    return ArgumentError(f"model: the closed form {limit}; use hessblocks.Hessian for this model")
 
 
 class _Captured(Exception):  # noqa: N818 - no error: it ends the forward pass
@@ -240,15 +232,9 @@ def _layer(
     width = inputs.shape[-1]
     biased = {len(w) == width + 1 for name, w in weights.items() if name != "projection"}
     if "key" not in weights and True in biased:
-        raise ArgumentError(
-            "model: the closed form covers one query-key matrix without biases only; "
-            "use hessblocks.Hessian for this model"
-        )
+        raise _uncovered("covers one query-key matrix without biases only")
     if len(biased) == 2:
-        raise ArgumentError(
-            "model: the closed form expects biases on all of query, key and value, or on none; "
-            "use hessblocks.Hessian for this model"
-        )
+        raise _uncovered("expects biases on all of query, key and value, or on none")
     x = torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=-1) if True in biased else inputs
 
     def per_head(name: str, count: int) -> Tensor:

@@ -27,14 +27,9 @@ from hessblocks.curvature.products import (
     given_labels,
     unpack,
 )
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_memory_limit, check_name
 from hessblocks.linalg import MEMORY_LIMIT
-from hessblocks.theory import (
-    AttentionHessian,
-    AttentionLayer,
-    TokenCurvature,
-    check_memory_limit,
-)
+from hessblocks.theory import AttentionHessian, AttentionLayer, TokenCurvature
 
 _TARGETS: dict[str, Callable[[Batch], Tensor]] = {
     "causal-lm": causal_targets,
@@ -78,15 +73,15 @@ def exact_attention_curvature(
 
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
     """
-    if loss not in _TARGETS:
-        raise unknown_name("loss of the closed form", str(loss), _TARGETS)
+    check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
     _check_precision(model)
     unpacked = unpack(batch, next(model.parameters()).device)
     _check_inputs(unpacked)
     targets = _TARGETS[loss](unpacked)
     valid = targets != IGNORED
-    _check_targets(targets, valid, unpacked, _vocabulary(model))
+    vocabulary = int(getattr(getattr(model, "config", None), "vocab_size", 1 << 62))
+    _check_targets(targets, valid, unpacked, vocabulary)
     found = last_attention(model, unpacked)
     if not found.describes_model(valid):
         raise ArgumentError(
@@ -108,14 +103,14 @@ def hessian_of(
         out[valid.flatten()] = values
         return out
 
-    functional = behind.functional
+    functional = None
+    if behind.functional is not None:
+        functional = TokenCurvature(matrix=everywhere(behind.functional))
     return AttentionHessian(
         layer,
         gradient=everywhere(behind.gradient).view(*valid.shape, -1),
         curvature=TokenCurvature(factor=everywhere(behind.factor)),
-        functional_curvature=(
-            None if functional is None else TokenCurvature(matrix=everywhere(functional))
-        ),
+        functional_curvature=functional,
     )
 
 
@@ -125,10 +120,6 @@ def _check_precision(model: nn.Module) -> None:
         raise ArgumentError(
             f"model: the closed form expects single or double precision, got {half.pop()}; use model.float()"
         )
-
-
-def _vocabulary(model: Any) -> int:
-    return int(getattr(getattr(model, "config", None), "vocab_size", 1 << 62))
 
 
 def _check_inputs(batch: Batch) -> None:

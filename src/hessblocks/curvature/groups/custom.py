@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
 
 from hessblocks.curvature.groups.roles import merge
@@ -95,15 +96,16 @@ def _sliced(name: str, parameter: Tensor, cut: str | None) -> ParameterView:
         raise ArgumentError(
             f"groups: [{cut}] has {len(texts)} slices, {name!r} has {parameter.ndim} axes"
         )
-    shape, stride, offset = list(view.shape), list(view.stride), 0
-    for axis, text in enumerate(texts):
-        indices = range(view.shape[axis])[_slice(text, name)]
-        if not indices or indices.step < 1:
-            raise ArgumentError(f"groups: [{cut}] selects nothing, or backwards, of {name!r}")
-        shape[axis] = len(indices)
-        stride[axis] = view.stride[axis] * indices.step
-        offset += view.stride[axis] * indices.start
-    return ParameterView(parameter=name, shape=tuple(shape), stride=tuple(stride), offset=offset)
+    slices = tuple(_slice(text, name) for text in texts)
+    forward = all(one.step is None or one.step > 0 for one in slices)
+    if not forward or not (found := torch.empty(view.shape, device="meta")[slices]).numel():
+        raise ArgumentError(f"groups: [{cut}] selects nothing, or backwards, of {name!r}")
+    return ParameterView(
+        parameter=name,
+        shape=tuple(found.shape),
+        stride=found.stride(),
+        offset=int(found.storage_offset()),
+    )
 
 
 def _slice(text: str, name: str) -> slice:

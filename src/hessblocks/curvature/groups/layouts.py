@@ -78,68 +78,53 @@ _OUTSIDE = {
 _LAYERS = r"(?:\w+\.)*layers\.(?P<layer>\d+)\."
 _H = r"(?:transformer\.)?h\.(?P<layer>\d+)\."
 _ENCODER = r"(?:\w+\.)*(?:layer|layers)\.(?P<layer>\d+)\."
+_READ = ("query", "key", "value")
 _HEAD = r"(lm_head|score|classifier|cls|head|decoder|pooler)(\.\w+)*"
 
-HESSBLOCKS = _rules(
-    _LAYERS,
-    {
-        **{role: rf"attention\.{role}" for role in ("query", "key", "value", "projection")},
-        "gains": r"attention\.gains|(attention|mlp)_branch",
-        "mlp.in": r"mlp\.(input|gate)",
-        "mlp.out": r"mlp\.output",
-        "norm": r"(attention|mlp)_norm|attention\.(query|key)_norm",
-        "embedding.token": "token_embedding",
-        "embedding.position": "position_embedding",
-        "final.norm": "final_norm",
-    },
-)
+_HESSBLOCKS = {
+    **{role: rf"attention\.{role}" for role in (*_READ, "projection")},
+    "gains": r"attention\.gains|(attention|mlp)_branch",
+    "mlp.in": r"mlp\.(input|gate)",
+    "mlp.out": r"mlp\.output",
+    "norm": r"(attention|mlp)_norm|attention\.(query|key)_norm",
+    "embedding.token": "token_embedding",
+    "embedding.position": "position_embedding",
+    "final.norm": "final_norm",
+}
 
-GPT2 = _rules(
-    _H,
-    {
-        "fused": r"attn\.c_attn",
-        "projection": r"attn\.c_proj",
-        "mlp.in": r"mlp\.c_fc",
-        "mlp.out": r"mlp\.c_proj",
-        "norm": r"ln_\d",
-        "embedding.token": "wte",
-        "embedding.position": "wpe",
-        "final.norm": "ln_f",
-    },
-    packing=stacked,
-    conv1d=True,
-)
+_GPT2 = {
+    "fused": r"attn\.c_attn",
+    "projection": r"attn\.c_proj",
+    "mlp.in": r"mlp\.c_fc",
+    "mlp.out": r"mlp\.c_proj",
+    "norm": r"ln_\d",
+    "embedding.token": "wte",
+    "embedding.position": "wpe",
+    "final.norm": "ln_f",
+}
 
 _WIDENED = {"mlp.in": r"mlp\.dense_h_to_4h", "mlp.out": r"mlp\.dense_4h_to_h"}
-GPT_NEOX = _rules(
-    _LAYERS,
-    {
-        "fused": r"attention\.query_key_value",
-        "projection": r"attention\.dense",
-        "norm": "(input|post_attention)_layernorm",
-        **_WIDENED,
-        "embedding.token": "embed_in",
-        "final.norm": "final_layer_norm",
-        "head": "embed_out|lm_head|score|classifier",
-    },
-    packing=interleaved,
-)
+_GPT_NEOX = {
+    "fused": r"attention\.query_key_value",
+    "projection": r"attention\.dense",
+    "norm": "(input|post_attention)_layernorm",
+    **_WIDENED,
+    "embedding.token": "embed_in",
+    "final.norm": "final_layer_norm",
+    "head": "embed_out|lm_head|score|classifier",
+}
 
-BLOOM_FALCON = _rules(
-    _H,
-    {
-        "fused": r"self_attention\.query_key_value",
-        "projection": r"self_attention\.dense",
-        "norm": "(input|post_attention)_layernorm|ln_attn|ln_mlp",
-        **_WIDENED,
-        "embedding.token": "word_embeddings",
-        "embedding.norm": "word_embeddings_layernorm",
-        "final.norm": "ln_f",
-    },
-    packing=interleaved,
-)
+_BLOOM_FALCON = {
+    "fused": r"self_attention\.query_key_value",
+    "projection": r"self_attention\.dense",
+    "norm": "(input|post_attention)_layernorm|ln_attn|ln_mlp",
+    **_WIDENED,
+    "embedding.token": "word_embeddings",
+    "embedding.norm": "word_embeddings_layernorm",
+    "final.norm": "ln_f",
+}
 
-_QKV = {role: rf"self_attn\.{role[0]}_proj" for role in ("query", "key", "value")}
+_QKV = {role: rf"self_attn\.{role[0]}_proj" for role in _READ}
 _LLAMA = {
     "projection": r"self_attn\.o_proj",
     "mlp.in": r"mlp\.(gate_proj|up_proj|gate_up_proj)",
@@ -148,85 +133,67 @@ _LLAMA = {
     "embedding.token": "embed_tokens",
     "final.norm": "norm",
 }
-LLAMA = _rules(_LAYERS, {**_QKV, **_LLAMA})
-PHI3 = _rules(_LAYERS, {"fused": r"self_attn\.qkv_proj", **_LLAMA}, packing=stacked)
 
-OPT = _rules(
-    _LAYERS,
-    {
-        **_QKV,
-        "projection": r"self_attn\.out_proj",
-        "mlp.in": "fc1",
-        "mlp.out": "fc2",
-        "norm": "(self_attn|final)_layer_norm",
-        "embedding.token": r"(decoder\.)?(embed_tokens|project_in)",
-        "embedding.position": r"(decoder\.)?embed_positions",
-        "final.norm": r"(decoder\.)?final_layer_norm",
-        "head": r"lm_head|score|(decoder\.)?project_out",
-    },
-)
+_OPT = {
+    "projection": r"self_attn\.out_proj",
+    "mlp.in": "fc1",
+    "mlp.out": "fc2",
+    "norm": "(self_attn|final)_layer_norm",
+    "embedding.token": r"(decoder\.)?(embed_tokens|project_in)",
+    "embedding.position": r"(decoder\.)?embed_positions",
+    "final.norm": r"(decoder\.)?final_layer_norm",
+    "head": r"lm_head|score|(decoder\.)?project_out",
+}
 
-BERT = _rules(
-    _ENCODER,
-    {
-        **{role: rf"attention\.self\.{role}" for role in ("query", "key", "value")},
-        "projection": r"attention\.output\.dense",
-        "mlp.in": r"intermediate\.dense",
-        "mlp.out": r"output\.dense",
-        "norm": r"(attention\.)?output\.LayerNorm",
-        "embedding.token": r"embeddings\.word_embeddings",
-        "embedding.position": r"embeddings\.position_embeddings",
-        "embedding.segment": r"embeddings\.token_type_embeddings",
-        "embedding.norm": r"embeddings\.LayerNorm",
-    },
-)
+_BERT = {
+    **{role: rf"attention\.self\.{role}" for role in _READ},
+    "projection": r"attention\.output\.dense",
+    "mlp.in": r"intermediate\.dense",
+    "mlp.out": r"output\.dense",
+    "norm": r"(attention\.)?output\.LayerNorm",
+    "embedding.token": r"embeddings\.word_embeddings",
+    "embedding.position": r"embeddings\.position_embeddings",
+    "embedding.segment": r"embeddings\.token_type_embeddings",
+    "embedding.norm": r"embeddings\.LayerNorm",
+}
 
-MODERNBERT = _rules(
-    _LAYERS,
-    {
-        "fused": r"attn\.Wqkv",
-        "projection": r"attn\.Wo",
-        "mlp.in": r"mlp\.Wi",
-        "mlp.out": r"mlp\.Wo",
-        "norm": "(attn|mlp)_norm",
-        "embedding.token": r"embeddings\.tok_embeddings",
-        "embedding.norm": r"embeddings\.norm",
-        "final.norm": "final_norm",
-    },
-    packing=stacked,
-)
+_MODERNBERT = {
+    "fused": r"attn\.Wqkv",
+    "projection": r"attn\.Wo",
+    "mlp.in": r"mlp\.Wi",
+    "mlp.out": r"mlp\.Wo",
+    "norm": "(attn|mlp)_norm",
+    "embedding.token": r"embeddings\.tok_embeddings",
+    "embedding.norm": r"embeddings\.norm",
+    "final.norm": "final_norm",
+}
 
-VIT = _rules(
-    _ENCODER,
-    {
-        **{
-            role: rf"attention\.(attention\.)?({role[0]}_proj|{role})"
-            for role in ("query", "key", "value")
-        },
-        "projection": r"attention\.(o_proj|output\.dense)",
-        "mlp.in": r"mlp\.fc1|intermediate\.dense",
-        "mlp.out": r"mlp\.fc2|output\.dense",
-        "norm": "layernorm_(before|after)",
-        "embedding.patch": r"embeddings\.(patch_embeddings\.projection|cls_token|mask_token)",
-        "embedding.position": r"embeddings\.position_embeddings",
-        "final.norm": "layernorm",
-    },
-)
+_VIT = {
+    **{role: rf"attention\.(attention\.)?({role[0]}_proj|{role})" for role in _READ},
+    "projection": r"attention\.(o_proj|output\.dense)",
+    "mlp.in": r"mlp\.fc1|intermediate\.dense",
+    "mlp.out": r"mlp\.fc2|output\.dense",
+    "norm": "layernorm_(before|after)",
+    "embedding.patch": r"embeddings\.(patch_embeddings\.projection|cls_token|mask_token)",
+    "embedding.position": r"embeddings\.position_embeddings",
+    "final.norm": "layernorm",
+}
 
 ARCHITECTURES: dict[str, list[Rule]] = {
-    "hessblocks": HESSBLOCKS,
-    "gpt2": GPT2,
-    "gpt_neox": GPT_NEOX,
-    "bloom": BLOOM_FALCON,
-    "falcon": BLOOM_FALCON,
-    "phi3": PHI3,
+    "hessblocks": _rules(_LAYERS, _HESSBLOCKS),
+    "gpt2": _rules(_H, _GPT2, packing=stacked, conv1d=True),
+    "gpt_neox": _rules(_LAYERS, _GPT_NEOX, packing=interleaved),
+    "bloom": _rules(_H, _BLOOM_FALCON, packing=interleaved),
+    "falcon": _rules(_H, _BLOOM_FALCON, packing=interleaved),
+    "phi3": _rules(_LAYERS, {"fused": r"self_attn\.qkv_proj", **_LLAMA}, packing=stacked),
     **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), LLAMA
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
+        _rules(_LAYERS, {**_QKV, **_LLAMA}),
     ),
-    "opt": OPT,
-    "bert": BERT,
-    "roberta": BERT,
-    "modernbert": MODERNBERT,
-    "vit": VIT,
+    "opt": _rules(_LAYERS, {**_QKV, **_OPT}),
+    "bert": _rules(_ENCODER, _BERT),
+    "roberta": _rules(_ENCODER, _BERT),
+    "modernbert": _rules(_LAYERS, _MODERNBERT, packing=stacked),
+    "vit": _rules(_ENCODER, _VIT),
 }
 """Rules by the `model_type` of a Hugging Face configuration."""

@@ -94,12 +94,7 @@ def heads_of(config: Any) -> Heads:
         )
     groups = getattr(config, "num_key_value_heads", None)
     if getattr(config, "model_type", "") == "falcon":
-        groups = _falcon_groups(config)
+        # two switches say it there; its first form has one key-value head for all queries
+        first = 1 if config.multi_query else None
+        groups = config.num_kv_heads if config.new_decoder_architecture else first
     return Heads(count=int(count), groups=int(groups or count))
-
-
-def _falcon_groups(config: Any) -> int | None:
-    """Falcon says it with two switches; its first form has one key-value head for all queries."""
-    if config.new_decoder_architecture:
-        return int(config.num_kv_heads)
-    return 1 if config.multi_query else None

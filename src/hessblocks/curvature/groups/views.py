@@ -54,10 +54,8 @@ class ParameterView:
 
     def positions(self) -> Int[Tensor, " size"]:
         """The entries' places in the flattened parameter, (size,)."""
-        places = torch.tensor(self.offset)
-        for length, step in zip(self.shape, self.stride, strict=True):
-            places = places[..., None] + step * torch.arange(length)
-        return places.reshape(-1)
+        places = torch.arange(self.offset, self.end)
+        return places.as_strided(self.shape, self.stride).reshape(-1)
 
     def _cut(self, tensors: Tensor) -> Tensor:
         numel = math.prod(tensors.shape[1:])
@@ -162,26 +160,13 @@ def check_disjoint(
     owned = {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in parameters.items()}
     for group in groups:
         for view in group.views:
-            places = view.positions()
-            if owned[view.parameter][places].any():
+            mine = owned[view.parameter].as_strided(view.shape, view.stride, view.offset)
+            if mine.any():
                 raise ArgumentError(
                     f"groups: {group.name!r} shares entries of {view.parameter!r} with an earlier group"
                 )
-            owned[view.parameter][places] = True
+            mine.fill_(True)
     return owned
-
-
-def check_partition(
-    groups: Iterable[ParameterGroup], parameters: Mapping[str, Shaped[Tensor, "..."]]
-) -> None:
-    """Make sure that every entry of every parameter belongs to exactly one group.
-
-    Raises:
-        ArgumentError: an entry belongs to no group or to several; the message names it.
-    """
-    for name, owned in check_disjoint(groups, parameters).items():
-        if not owned.all():
-            raise ArgumentError(f"groups: entries of {name!r} belong to no group")
 
 
 def plain_model(model: nn.Module) -> nn.Module:

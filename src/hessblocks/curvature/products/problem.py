@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.backend import backward_pass, differentiable, put_in
 from hessblocks.curvature.products.batches import Batch, unpack_all
-from hessblocks.curvature.products.full_memory import check_memory_limit, said_when_full
+from hessblocks.curvature.products.full_memory import said_when_full
 from hessblocks.curvature.products.losses import (
     LOSSES,
     BatchLoss,
@@ -34,7 +34,7 @@ from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
 from hessblocks.curvature.products.torch_losses import torch_loss
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError, RunError, check_memory_limit
 
 
 class Problem:
@@ -87,7 +87,9 @@ class Problem:
         self.model = plain_model(model)
         self.loss = loss
         self.processes = processes(shard)
-        self.memory_limit = check_memory_limit(memory_limit)
+        if memory_limit is not None:
+            check_memory_limit(memory_limit)
+        self.memory_limit = memory_limit
         if not self.parameters:
             raise ArgumentError("model: expected trainable parameters, found none")
         first = next(iter(self.parameters.values()))

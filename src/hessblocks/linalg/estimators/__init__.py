@@ -14,7 +14,6 @@ from hessblocks.linalg.estimators.probes import (
     assemble,
     check_probes,
     check_square,
-    chunk_sizes,
     multiply,
 )
 from hessblocks.linalg.estimators.trace import trace

@@ -17,8 +17,6 @@ from hessblocks.linalg.estimators.probes import (
     assemble,
     check_probes,
     check_square,
-    chunk_sizes,
-    closed_form,
     multiply,
 )
 from hessblocks.linalg.operators import LinearOperator, pooled_factor, student_factor, working_dtype
@@ -47,21 +45,15 @@ class EntryMoments:
         self._squares = torch.zeros_like(self.mean)
 
     def add(self, count: int) -> None:
-        """Draw, multiply and count in further probes."""
-        for size in chunk_sizes(count, self._probe_chunk):
-            probes = self._source.draw(size)
-            self._merge((probes * multiply(self._operator, probes)).to(self.mean.dtype))
-
-    def _merge(self, entries: Tensor) -> None:
-        """Count in (N, K) entries by the update of Chan, Golub and LeVeque (1983)."""
-        size = entries.shape[1]
-        mean = entries.mean(1)
-        shift = mean - self.mean
-        total = self.count + size
-        self._squares += (entries - mean[:, None]).square().sum(1)
-        self._squares += shift.square() * (self.count * size / total)
-        self.mean += shift * (size / total)
-        self.count = total
+        """Draw, multiply and count in further probes, by the update of Chan, Golub and LeVeque (1983)."""
+        for probes in self._source.blocks(count, self._probe_chunk):
+            entries = (probes * multiply(self._operator, probes)).to(self.mean.dtype)
+            size, mean = entries.shape[1], entries.mean(1)
+            shift, total = mean - self.mean, self.count + size
+            self._squares += (entries - mean[:, None]).square().sum(1)
+            self._squares += shift.square() * (self.count * size / total)
+            self.mean += shift * (size / total)
+            self.count = total
 
     def trace(self) -> tuple[float, float]:
         """Trace and standard error: Σ_i mean(w_i) and √(2 Σ_i Var(w_i) / K) · √(1 + 2/K).
@@ -110,16 +102,13 @@ def diagonal(
     """
     check_square("diagonal", op)
     check_probes("diagonal", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
-    if own := closed_form(op, "diagonal"):
-        return _exact(torch.as_tensor(own()))
-    if op.shape[0] <= probes:
-        return _exact(assemble(op, probe_chunk).diagonal())
+    own = getattr(op, "diagonal", None)
+    if own is not None or op.shape[0] <= probes:
+        values = assemble(op, probe_chunk).diagonal() if own is None else own()
+        nothing = torch.zeros_like(values)
+        return DiagonalEstimate(values=values, standard_errors=nothing, method="exact")
     moments = EntryMoments(op, Probes(op, seed=seed), probe_chunk)
     moments.add(probes)
     return DiagonalEstimate(
         values=moments.mean, standard_errors=moments.standard_errors(), probes=probes
     )
-
-
-def _exact(values: Tensor) -> DiagonalEstimate:
-    return DiagonalEstimate(values=values, standard_errors=torch.zeros_like(values), method="exact")

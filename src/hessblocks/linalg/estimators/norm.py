@@ -16,8 +16,6 @@ from hessblocks.linalg.estimators.probes import (
     Probes,
     assemble,
     check_probes,
-    chunk_sizes,
-    closed_form,
     multiply,
 )
 from hessblocks.linalg.estimators.stopping import Stopping
@@ -66,7 +64,7 @@ def frobenius_norm(
     """
     check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
     stopping = Stopping(block=probes, tolerance=tolerance, max_probes=max_probes)
-    if own := closed_form(op, "frobenius_norm"):
+    if own := getattr(op, "frobenius_norm", None):
         return Estimate(value=float(own()), method="exact")
     if op.shape[1] <= probes:
         columns = assemble(op, probe_chunk)
@@ -75,8 +73,8 @@ def frobenius_norm(
     squares: list[Tensor] = []
 
     def add_block(count: int) -> Estimate:
-        for size in chunk_sizes(count, probe_chunk):
-            products = multiply(op, source.draw(size))
+        for drawn in source.blocks(count, probe_chunk):
+            products = multiply(op, drawn)
             squares.append(column_products(products, products))
         return norm_from_squares(torch.cat(squares))
 

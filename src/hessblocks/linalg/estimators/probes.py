@@ -6,7 +6,7 @@ Letters: M rows, N columns, K probes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -36,26 +36,27 @@ class Probes:
             seed: of the generator.
             distribution: `rademacher` (±1) or `gaussian` (standard normal).
         """
-        self._size = operator.shape[1]
-        self._dtype = operator.dtype
-        self._device = operator.device
+        self._operator = operator
+        self._distribution = distribution
         self._generator = torch.Generator(operator.device).manual_seed(seed)
-        self._draw_one = self._signs if distribution == "rademacher" else self._normal
 
     def draw(self, count: int) -> Float[Tensor, "size count"]:
         """The next `count` probes as columns."""
         return torch.stack([self._draw_one() for _ in range(count)], dim=1)
 
-    def _signs(self) -> Tensor:
-        bits = torch.randint(
-            2, (self._size,), generator=self._generator, device=self._device, dtype=torch.int8
-        )
-        return bits.to(self._dtype).mul_(2).sub_(1)
+    def blocks(self, count: int, at_once: int | None) -> Iterator[Float[Tensor, "size some"]]:
+        """The next `count` probes, at most `at_once` together; None: all of them."""
+        step = min(count, at_once or count)
+        for start in range(0, count, step):
+            yield self.draw(min(step, count - start))
 
-    def _normal(self) -> Tensor:
-        return torch.randn(
-            self._size, generator=self._generator, device=self._device, dtype=self._dtype
-        )
+    def _draw_one(self) -> Tensor:
+        size, dtype = self._operator.shape[1], self._operator.dtype
+        generator, device = self._generator, self._operator.device
+        if self._distribution == "gaussian":
+            return torch.randn(size, generator=generator, device=device, dtype=dtype)
+        bits = torch.randint(2, (size,), generator=generator, device=device, dtype=torch.int8)
+        return bits.to(dtype).mul_(2).sub_(1)
 
 
 def multiply(
@@ -101,14 +102,6 @@ def assemble(
     return multiply(operator, identity, probe_chunk)
 
 
-def closed_form(
-    operator: LinearOperator, name: str
-) -> Callable[[], Float[Tensor, " size"] | float] | None:
-    """The operator's own exact method `name` (`trace`, `diagonal`, `frobenius_norm`), if any."""
-    method: Callable[[], Tensor | float] | None = getattr(operator, name, None)
-    return method
-
-
 def check_probes(name: str, probes: int, *, at_least: int, probe_chunk: int | None = None) -> None:
     """Refuse a count of probes or a chunk that cannot be used.
 
@@ -136,9 +129,3 @@ def check_square(name: str, operator: LinearOperator, *, symmetric: bool = False
             f"{name}: expected a symmetric operator; if it is, say so when it is made: "
             "symmetric=True"
         )
-
-
-def chunk_sizes(count: int, probe_chunk: int | None) -> list[int]:
-    """Sizes of the chunks that `count` probes are drawn and multiplied in."""
-    chunk = min(count, probe_chunk or count)
-    return [min(chunk, count - start) for start in range(0, count, chunk)]

@@ -19,7 +19,6 @@ from hessblocks.linalg.estimators.probes import (
     assemble,
     check_probes,
     check_square,
-    closed_form,
     multiply,
 )
 from hessblocks.linalg.estimators.stopping import Stopping
@@ -105,7 +104,7 @@ def trace(
         raise ArgumentError(
             "trace: tolerance: 'xtrace' uses a fixed number of probes; take 'hutch++' or leave it out"
         )
-    if own := closed_form(op, "trace"):
+    if own := getattr(op, "trace", None):
         return Estimate(value=float(own()), method="exact")
     if op.shape[0] <= probes:
         entries = assemble(op, probe_chunk).diagonal()
@@ -117,19 +116,8 @@ def trace(
     stopping = Stopping(
         block=probes - 2 * sketched, tolerance=tolerance, max_probes=max_probes - 2 * sketched
     )
-    return _deflated_trace(op, Probes(op, seed=seed), sketched, stopping, probe_chunk)
-
-
-def _deflated_trace(
-    op: LinearOperator,
-    source: Probes,
-    sketched: int,
-    stopping: Stopping,
-    probe_chunk: int | None,
-) -> Estimate:
-    """tr(QᵀA Q) + Hutchinson on (I − QQᵀ) A (I − QQᵀ); Q has `sketched` columns, perhaps none."""
-    captured, rest = 0.0, op
-    if sketched:
+    source, captured, rest = Probes(op, seed=seed), 0.0, op
+    if sketched:  # tr(QᵀA Q), then Hutchinson on (I − QQᵀ) A (I − QQᵀ)
         columns = multiply(op, source.draw(sketched), probe_chunk)
         basis: Tensor = torch.linalg.qr(columns.to(working_dtype(columns.dtype)))[0]
         products = multiply(op, basis.to(op.dtype), probe_chunk)

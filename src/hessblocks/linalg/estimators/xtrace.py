@@ -6,8 +6,6 @@ Y without its i-th column, of rank r_i: Q_i Q_iᵀ = Q (I − s_i s_iᵀ) Qᵀ. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -51,86 +49,56 @@ def xtrace(op: LinearOperator, source: Probes, count: int, probe_chunk: int | No
     """
     probes = source.draw(count)
     products = multiply(op, probes, probe_chunk)
-    basis, factor = torch.linalg.qr(products.to(working_dtype(op.dtype)))
+    basis, triangle = torch.linalg.qr(products.to(working_dtype(op.dtype)))
     basis_products = multiply(op, basis.to(op.dtype), probe_chunk)
-    small = _SmallMatrices(
-        size=op.shape[0],
-        rounding=torch.finfo(factor.dtype).eps,
-        factor=factor.double().cpu(),
-        inner=inner_products(basis, basis_products).cpu(),
-        probes=inner_products(basis, probes).cpu(),
-        products=inner_products(basis, products).cpu(),
-        adjoint_probes=inner_products(basis_products, probes).cpu(),
-        quadratic=column_products(probes, products).cpu(),
-        square_norms=column_products(probes, probes).cpu(),
-    )
+    factor = triangle.double().cpu()
+    rounding = 10 * torch.finfo(triangle.dtype).eps
+    whole = inner_products(basis, basis_products).cpu()  # H = QᵀA Q
+    pairs = ((basis, probes), (basis, products), (basis_products, probes))  # QᵀΩ, QᵀAΩ, (AQ)ᵀΩ
+    coordinates = [inner_products(left, right).cpu() for left, right in pairs]
+    quadratic = column_products(probes, products).cpu()  # ω_iᵀ A ω_i
+    square_norms = column_products(probes, probes).cpu()
+
+    def traces(chosen: Int[Tensor, "sets k"]) -> Float[Tensor, "sets k"]:
+        """tr_i of the chosen probes, as if there were no others, for several choices at once."""
+        span, dual, ranks = _leave_one_out(factor[:, chosen].movedim(0, 1), rounding)
+        of_probes, of_products, of_adjoint = (
+            span.mT @ matrix[:, chosen].movedim(0, 1) for matrix in coordinates
+        )
+        inner = span.mT @ whole @ span
+        captured = inner.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+        captured = captured - (dual * (inner @ dual)).sum(-2)
+        inside = of_probes - dual * (dual * of_probes).sum(-2, keepdim=True)
+        crossed = inside * (inner @ inside - of_products - of_adjoint)
+        remainder = quadratic[chosen] + crossed.sum(-2)
+        left = square_norms[chosen] - inside.square().sum(-2)
+        return captured + remainder * (op.shape[0] - ranks) / left
+
     every = torch.arange(count)
     fewer = torch.stack([every[every != left_out] for left_out in range(count)])
-    with_fewer = small.traces(fewer).mean(-1)
+    with_fewer = traces(fewer).mean(-1)
     return Estimate(
-        value=float(small.traces(every[None]).mean()),
+        value=float(traces(every[None]).mean()),
         standard_error=float((with_fewer - with_fewer.mean()).square().sum().sqrt()),
         probes=2 * count,
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _SmallMatrices:
-    """All that the estimate needs, in coordinates of the basis Q; float64."""
+def _leave_one_out(columns: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Directions that span the chosen columns of R, s_i in their coordinates, and r_i.
 
-    size: int
-    """N."""
-    rounding: float
-    """Relative rounding of the products."""
-    factor: Float[Tensor, "m m"]
-    """R of Y = Q R."""
-    inner: Float[Tensor, "m m"]
-    """H = QᵀA Q; k columns of Y."""
-    probes: Float[Tensor, "m m"]
-    """QᵀΩ."""
-    products: Float[Tensor, "m m"]
-    """QᵀA Ω."""
-    adjoint_probes: Float[Tensor, "m m"]
-    """(A Q)ᵀ Ω."""
-    quadratic: Float[Tensor, " m"]
-    """ω_iᵀ A ω_i."""
-    square_norms: Float[Tensor, " m"]
-    """‖ω_i‖²."""
+    Directions below rounding are zero columns. A column that the others already span changes
+    nothing when it is left out: s_i = 0.
 
-    def traces(self, chosen: Int[Tensor, "sets k"]) -> Float[Tensor, "sets k"]:
-        """tr_i of the chosen probes, as if there were no others, for several choices at once."""
-        span, dual, ranks = self._leave_one_out(chosen)
-        probes, products, adjoint_probes = (
-            span.mT @ matrix[:, chosen].movedim(0, 1)
-            for matrix in (self.probes, self.products, self.adjoint_probes)
-        )
-        inner = span.mT @ self.inner @ span
-        captured = inner.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
-        captured = captured - (dual * (inner @ dual)).sum(-2)
-        inside = probes - dual * (dual * probes).sum(-2, keepdim=True)
-        remainder = self.quadratic[chosen] + (
-            inside * (inner @ inside - products - adjoint_probes)
-        ).sum(-2)
-        left = self.square_norms[chosen] - inside.square().sum(-2)
-        return captured + remainder * (self.size - ranks) / left
-
-    def _leave_one_out(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Directions that span the chosen columns of R, s_i in their coordinates, and r_i.
-
-        Directions below rounding are zero columns. A column that the others already span changes
-        nothing when it is left out: s_i = 0.
-
-        Returns:
-            The directions, the s_i and the r_i, one column a set.
-        """
-        columns = self.factor[:, chosen].movedim(0, 1)
-        left, singular, right = torch.linalg.svd(columns, full_matrices=False)
-        noise = 10 * self.rounding * columns.shape[-1] * singular[:, :1]
-        kept = (singular > noise).double()
-        dual = right * (kept / torch.where(kept > 0, singular, 1.0))[..., None]
-        length = torch.linalg.vector_norm(dual, dim=-2, keepdim=True)
-        share = (right.square() * kept[..., None]).sum(-2, keepdim=True)
-        alone = share > 1 - SPANNED_BY_OTHERS
-        dual = torch.where(alone, dual / torch.where(alone, length, 1.0), 0.0)
-        ranks = kept.sum(-1, keepdim=True) - alone[..., 0, :].double()
-        return left * kept[:, None, :], dual, ranks
+    Returns:
+        The directions, the s_i and the r_i, one column a set.
+    """
+    left, singular, right = torch.linalg.svd(columns, full_matrices=False)
+    kept = (singular > rounding * columns.shape[-1] * singular[:, :1]).double()
+    dual = right * (kept / torch.where(kept > 0, singular, 1.0))[..., None]
+    length = torch.linalg.vector_norm(dual, dim=-2, keepdim=True)
+    share = (right.square() * kept[..., None]).sum(-2, keepdim=True)
+    alone = share > 1 - SPANNED_BY_OTHERS
+    dual = torch.where(alone, dual / torch.where(alone, length, 1.0), 0.0)
+    ranks = kept.sum(-1, keepdim=True) - alone[..., 0, :].double()
+    return left * kept[:, None, :], dual, ranks

@@ -35,8 +35,7 @@ def distinct(term: KroneckerTerm) -> KroneckerTerm:
     """
     if term.tokens < FEWEST or term.matrices.shared or _too_wide(term.matrices):
         return term
-    found = _equal_tokens(term)
-    if found is None:
+    if (found := _equal_tokens(term)) is None:
         return term
     first, group = found
     summed = _summed(term.matrices, group, len(first))

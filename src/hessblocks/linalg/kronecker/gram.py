@@ -56,7 +56,7 @@ def inner_product_cost(first: KroneckerTerm, second: KroneckerTerm) -> int:
     """Multiplications that `inner_product` takes: N M (P + T + the smaller way to compare D)."""
     P, R, T, W = first.sizes
     pairs = first.tokens * second.tokens
-    if _aligned(first, second):
+    if aligned(first, second):
         return pairs * (P + T + min(R * W, _thin_cost(first.matrices, second.matrices)))
     return pairs * (P + T + R * W + second.matrices.rows * second.matrices.columns)
 
@@ -72,7 +72,7 @@ def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int
     numbers = memory_limit // first.row.element_size()
     _, R, _, W = first.sizes
     matrix, gram = 0, 3
-    if not _aligned(first, second):
+    if not aligned(first, second):
         gram = 3 * max(R, W, second.matrices.rows, second.matrices.columns)
     elif _thin(first.matrices, second.matrices):
         gram = 3 + 2 * first.matrices.rank * second.matrices.rank
@@ -83,7 +83,8 @@ def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int
     return max(1, min(by_matrices, int((numbers / (2 * gram)) ** 0.5), by_symmetry))
 
 
-def _aligned(first: KroneckerTerm, second: KroneckerTerm) -> bool:
+def aligned(first: KroneckerTerm, second: KroneckerTerm) -> bool:
+    """Whether the vectors of both stand on the same indices."""
     return first.row_swapped == second.row_swapped and first.column_swapped == second.column_swapped
 
 
@@ -119,23 +120,21 @@ class _Chunk:
     def of(cls, term: KroneckerTerm, other: KroneckerTerm) -> _Chunk:
         """Multiply out, pack and scale as the comparison with `other` wants it."""
         matrices = term.matrices
-        if _aligned(term, other) and not _thin(matrices, other.matrices):
+        if aligned(term, other) and not _thin(matrices, other.matrices):
             packed = matrices.symmetric and other.matrices.symmetric
             matrices = matrices.packed() if packed else TokenMatrices(right=matrices.whole())
-        row, row_size = _normalised(term.row, within=1.0)
-        column, column_size = (
-            (row, row_size) if term.column is term.row else _normalised(term.column, within=1.0)
-        )
+        row, row_size = column, column_size = _normalised(term.row, within=1.0)
+        if term.column is not term.row:
+            column, column_size = _normalised(term.column, within=1.0)
         right, size = _normalised(matrices.right, within=_SAFE)
         left = matrices.left
         if left is not None:
             same = left is matrices.right
             left, left_size = (right, size) if same else _normalised(left, within=_SAFE)
             size = size * left_size
-        scaled = replace(
-            term, row=row, column=column, matrices=TokenMatrices(right=right, left=left)
-        )
-        return cls(term=scaled, size=row_size * column_size * size)
+        scaled = TokenMatrices(right=right, left=left)
+        term = replace(term, row=row, column=column, matrices=scaled)
+        return cls(term=term, size=row_size * column_size * size)
 
 
 def _normalised(tensor: Tensor, *, within: float) -> tuple[Tensor, float]:
@@ -157,10 +156,9 @@ def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
         The inner product, of the scaled terms.
     """
     rows_meet = first.row_swapped == second.row_swapped
-    columns_meet = first.column_swapped == second.column_swapped
-    if columns_meet and not rows_meet:
+    if first.column_swapped == second.column_swapped and not rows_meet:
         return _pairs(first.adjoint(), second.adjoint())
-    if rows_meet and columns_meet:
+    if aligned(first, second):
         gram = _matrix_gram(first.matrices, second.matrices)
         vectors = first.row @ second.row.T
         if first.column is first.row and second.column is second.row:
@@ -175,12 +173,8 @@ def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
         forth = torch.einsum("nrm,mr->nm", first.matrices.times_each(second.column), second.row)
         back = torch.einsum("mpn,np->nm", second.matrices.times_each(first.column), first.row)
         gram = forth * back
-    return float(_expanded_sum(gram, first.tokens, second.tokens))
-
-
-def _expanded_sum(gram: Tensor, rows: int, columns: int) -> Tensor:
-    """The sum over all pairs, where a matrix shared by all tokens left an axis of length 1."""
-    return gram.expand(rows, columns).sum(dtype=torch.float64)
+    # a matrix shared by all tokens left an axis of length 1
+    return float(gram.expand(first.tokens, second.tokens).sum(dtype=torch.float64))
 
 
 def _matrix_gram(first: TokenMatrices, second: TokenMatrices) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -50,11 +51,6 @@ class BlockGrid(ExactOperator):
         self._rows = slices(row_lengths)
         self._columns = slices(column_lengths)
 
-    @property
-    def nbytes(self) -> int:
-        """Nothing: the blocks belong to whoever gives them."""
-        return 0
-
     def block(self, i: int, j: int) -> ExactOperator:
         """The operator in grid row i and grid column j."""
         if self.symmetric and i > j:
@@ -83,9 +79,6 @@ class BlockGrid(ExactOperator):
                 out[self._rows[j]] += block.adjoint() @ columns[self._columns[i]]
         return out
 
-    def _rmatmat(self, columns: Tensor) -> Tensor:
-        return self.adjoint() @ columns
-
     def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
         """Add the assembled blocks; of a symmetric grid the lower half is copied from the upper."""
         for i, j in self._visited():
@@ -111,9 +104,5 @@ class BlockGrid(ExactOperator):
 
     def _visited(self) -> list[tuple[int, int]]:
         """Places of the blocks that define the grid: all, or the upper half."""
-        return [
-            (i, j)
-            for i in range(len(self._rows))
-            for j in range(len(self._columns))
-            if not self.symmetric or i <= j
-        ]
+        places = product(range(len(self._rows)), range(len(self._columns)))
+        return [(i, j) for i, j in places if i <= j or not self.symmetric]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations_with_replacement
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg.kronecker.distinct import distinct
-from hessblocks.linalg.kronecker.gram import inner_product, inner_product_cost
+from hessblocks.linalg.kronecker.gram import aligned, inner_product, inner_product_cost
 from hessblocks.linalg.kronecker.terms import KroneckerTerm
 from hessblocks.linalg.operators import LinearOperator, chunks
 
@@ -44,10 +44,8 @@ class ExactOperator(LinearOperator):
     def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
         """Add the assembled matrix to `out`, a view of the operator's shape."""
 
-    @property
-    @abc.abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of the numbers that the operator holds."""
+    def _rmatmat(self, columns: Tensor) -> Tensor:
+        return self.adjoint() @ columns
 
     def trace(self) -> float:
         """Sum of the diagonal."""
@@ -126,18 +124,11 @@ class KroneckerSum(ExactOperator):
                 out += term.select(tokens).product(columns)
         return out
 
-    def _rmatmat(self, columns: Tensor) -> Tensor:
-        return self.adjoint() @ columns
-
     def dense(self) -> Float[Tensor, "rows columns"]:
         """The assembled sum."""
         if not self.terms:
             return super().dense()
-        pieces = (
-            term.select(tokens).assembled()
-            for term in self.terms
-            for tokens in self._assembly_chunks(term)
-        )
+        pieces = self._assembled_pieces()
         out = next(pieces).reshape(self.shape)
         grid = out.view(*self.row_shape, *self.column_shape)
         for piece in pieces:
@@ -147,9 +138,15 @@ class KroneckerSum(ExactOperator):
     def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
         """Add the assembled sum to `out`. Cost: N P T R W multiplications."""
         grid = out.view(*self.row_shape, *self.column_shape)
+        for piece in self._assembled_pieces():
+            grid += piece
+
+    def _assembled_pieces(self) -> Iterator[Tensor]:
+        """The sums over some tokens of one term at a time, with an axis for each of the four lengths."""
         for term in self.terms:
-            for tokens in self._assembly_chunks(term):
-                grid += term.select(tokens).assembled()
+            P, R, T, W = term.sizes
+            for tokens in self._token_chunks(term, P * T + R * W):
+                yield term.select(tokens).assembled()
 
     def diagonal(self) -> Float[Tensor, " size"]:
         """The main diagonal of a square sum. Cost: N P R multiplications."""
@@ -202,10 +199,6 @@ class KroneckerSum(ExactOperator):
             total += float(torch.linalg.vector_norm(strip.dense(), dtype=torch.float64)) ** 2
         return total
 
-    def _assembly_chunks(self, term: KroneckerTerm) -> list[slice]:
-        P, R, T, W = term.sizes
-        return self._token_chunks(term, P * T + R * W)
-
     def _token_chunks(self, term: KroneckerTerm, numbers: int) -> list[slice]:
         """Slices of tokens whose intermediate results, `numbers` each, stay within the limit."""
         step = self.memory_limit // (2 * self.dtype.itemsize * max(1, numbers))
@@ -216,24 +209,16 @@ def _merged(terms: Sequence[KroneckerTerm]) -> tuple[KroneckerTerm, ...]:
     """Add up the matrices of terms with the same vectors; drop terms without tokens."""
     kept: list[KroneckerTerm] = []
     for term in terms:
-        twin = next((k for k, other in enumerate(kept) if _share_vectors(term, other)), None)
-        if term.tokens == 0:
-            continue
-        if twin is None:
-            kept.append(term)
+        for k, other in enumerate(kept):
+            if _share_vectors(term, other):
+                kept[k] = replace(term, matrices=other.matrices.plus(term.matrices))
+                break
         else:
-            kept[twin] = replace(term, matrices=kept[twin].matrices.plus(term.matrices))
+            if term.tokens:
+                kept.append(term)
     return tuple(kept)
 
 
 def _share_vectors(first: KroneckerTerm, second: KroneckerTerm) -> bool:
-    return (
-        _equal(first.row, second.row)
-        and _equal(first.column, second.column)
-        and first.row_swapped == second.row_swapped
-        and first.column_swapped == second.column_swapped
-    )
-
-
-def _equal(first: Tensor, second: Tensor) -> bool:
-    return first is second or torch.equal(first, second)
+    vectors = ((first.row, second.row), (first.column, second.column))
+    return aligned(first, second) and all(a is b or torch.equal(a, b) for a, b in vectors)

@@ -11,9 +11,9 @@ import warnings
 import torch
 from torch import Tensor
 
-from hessblocks.linalg.estimators import ConditionNumber, Eigenvalues
+from hessblocks.linalg.estimators import ConditionNumber
 from hessblocks.linalg.operators import LinearOperator, working_dtype
-from hessblocks.linalg.spectra.lanczos import Budget, Wanted, find_extremes
+from hessblocks.linalg.spectra.lanczos import find_extremes
 
 
 def condition_number(
@@ -55,10 +55,13 @@ def condition_number(
     rounding = 10 * torch.finfo(working_dtype(op.dtype)).eps * math.sqrt(target.shape[0])
     ends = find_extremes(
         target,
-        Wanted.at_ends(target.shape[0], 1, "both"),
+        1,
+        "both",
         allowed=lambda values, scale: (tolerance * values.abs()).clamp_min(rounding * scale),
-        budget=Budget(products=max_products, basis=basis_size, chunk=probe_chunk),
+        max_products=max_products,
+        basis_size=basis_size,
         seed=seed,
+        probe_chunk=probe_chunk,
     )
     if not ends.converged:
         warnings.warn(
@@ -66,14 +69,9 @@ def condition_number(
             "bound; raise max_products or basis_size",
             stacklevel=2,
         )
-    return _ratio_of(ends, rounding, power=1.0 if definite else 0.5)
-
-
-def _ratio_of(ends: Eigenvalues, rounding: float, power: float) -> ConditionNumber:
-    """The ratio of the two ends and its interval, to the power that makes them singular values."""
     top, bottom = float(ends.values[0]), max(float(ends.values[-1]), 0.0)
     above, below = float(ends.residuals[0]), float(ends.residuals[-1])
-    noise = rounding * top
+    noise, power = rounding * top, 1.0 if definite else 0.5  # the power makes them singular values
     return ConditionNumber(
         value=_ratio(top, bottom if bottom > noise else 0.0) ** power,
         lower=max(_ratio(max(top - above, 0.0), bottom + below), 1.0) ** power,

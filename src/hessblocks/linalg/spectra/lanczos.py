@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -74,10 +73,13 @@ def extreme_eigenvalues(
     share = math.sqrt(torch.finfo(working_dtype(op.dtype)).eps) if tolerance is None else tolerance
     found = find_extremes(
         op,
-        Wanted.at_ends(op.shape[0], count, which),
+        count,
+        which,
         allowed=lambda chosen, scale: torch.full_like(chosen, share * scale),
-        budget=Budget(products=max_products, basis=basis_size, chunk=probe_chunk),
+        max_products=max_products,
+        basis_size=basis_size,
         seed=seed,
+        probe_chunk=probe_chunk,
     )
     if not found.converged:
         warnings.warn(
@@ -89,57 +91,28 @@ def extreme_eigenvalues(
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What a search may use."""
-
-    products: int
-    """Products with single vectors after which it ends."""
-    basis: int
-    """Basis vectors held at most."""
-    chunk: int | None
-    """Vectors multiplied at once; None: a whole block."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """How many eigenvalues are wanted at each end."""
-
-    top: int
-    """At the upper end."""
-    bottom: int
-    """At the lower end."""
-
-    @classmethod
-    def at_ends(cls, size: int, count: int, which: Which) -> Wanted:
-        """`count` at the ends named, together no more than `size`."""
-        top = min(count, size) if which != "smallest" else 0
-        bottom = min(count, size - top) if which != "largest" else 0
-        return cls(top=top, bottom=bottom)
-
-    @property
-    def total(self) -> int:
-        """At both ends together."""
-        return self.top + self.bottom
-
-    def positions(self, size: int, extra: int = 0) -> Int[Tensor, " chosen"]:
-        """Where they stand among `size` rising values, with `extra` more at each end wanted."""
-        top = min(self.top + extra, size) if self.top else 0
-        bottom = min(self.bottom + extra, size - top) if self.bottom else 0
-        return torch.cat([torch.arange(bottom), torch.arange(size - top, size)])
-
-
 def find_extremes(
-    op: LinearOperator, wanted: Wanted, *, allowed: Allowed, budget: Budget, seed: int
+    op: LinearOperator,
+    count: int,
+    which: Which,
+    *,
+    allowed: Allowed,
+    max_products: int,
+    basis_size: int,
+    seed: int,
+    probe_chunk: int | None,
 ) -> Eigenvalues:
     """Block Lanczos until the residuals are allowed, without a warning where they are not.
 
     Args:
         op: symmetric operator.
-        wanted: how many eigenvalues at which end.
+        count: eigenvalues wanted at each end.
+        which: `largest`, `smallest` or `both` ends.
         allowed: the largest residual of each value, from the values and the largest |θ|.
-        budget: what may be used.
+        max_products: products with single vectors after which the search ends.
+        basis_size: basis vectors held at most.
         seed: of the random start.
+        probe_chunk: vectors multiplied at once; None: a whole block.
 
     Returns:
         Values in falling order; `converged` says whether the measured residuals are allowed.
@@ -148,18 +121,18 @@ def find_extremes(
         ArgumentError: the basis is too small for what is asked.
     """
     size = op.shape[0]
-    block = min(max(wanted.top, wanted.bottom, 2), size)
-    room = min(budget.basis, size)
-    if room < min(wanted.total + 2 * block, size):
+    block, room = min(max(count, 2), size), min(basis_size, size)
+    total = len(_positions(size, count, which))
+    if room < min(total + 2 * block, size):
         raise ArgumentError(
-            f"basis_size: expected at least {wanted.total + 2 * block} for {wanted.total} "
-            f"eigenvalues in blocks of {block}, got {budget.basis}"
+            f"basis_size: expected at least {total + 2 * block} for {total} "
+            f"eigenvalues in blocks of {block}, got {basis_size}"
         )
-    basis = KrylovBasis(op, block=block, room=room, seed=seed, probe_chunk=budget.chunk)
-    values, rotation, scale = _iterate(basis, wanted, allowed, budget.products)
+    basis = KrylovBasis(op, block=block, room=room, seed=seed, probe_chunk=probe_chunk)
+    values, rotation, scale = _iterate(basis, count, which, allowed, max_products)
     values, rotation = values.flip(0), rotation.flip(1)
     vectors = (basis.vectors @ rotation.to(basis.vectors)).to(op.dtype)
-    difference = multiply(op, vectors, budget.chunk).double()
+    difference = multiply(op, vectors, probe_chunk).double()
     difference -= vectors.double() * values.to(vectors.device)
     residuals = torch.linalg.vector_norm(difference, dim=0).cpu()
     return Eigenvalues(
@@ -172,21 +145,28 @@ def find_extremes(
 
 
 def _iterate(
-    basis: KrylovBasis, wanted: Wanted, allowed: Allowed, max_products: int
+    basis: KrylovBasis, count: int, which: Which, allowed: Allowed, max_products: int
 ) -> tuple[Float[Tensor, " wanted"], Float[Tensor, "k wanted"], float]:
     """Grow the basis until the wanted values are settled; they, their rotation, the largest |θ|."""
+    ends = 2 if which == "both" else 1
     while True:
         basis.extend()
         values, rotation = torch.linalg.eigh(basis.projection)
         scale = float(values.abs().max())
-        if basis.size >= wanted.total:
-            chosen = wanted.positions(basis.size)
+        if basis.size >= ends * count or basis.complete:
+            chosen = _positions(basis.size, count, which)
             residuals = torch.linalg.vector_norm(basis.coupling @ rotation[:, chosen], dim=0)
             settled = bool((residuals <= SAFETY * allowed(values[chosen], scale)).all())
             if settled or basis.complete or basis.products >= max_products:
                 return values[chosen], rotation[:, chosen], scale
         if basis.full:
-            ends = 2 if wanted.top and wanted.bottom else 1
-            extra = max((basis.size // 2 - wanted.total) // ends, 0)
-            kept = wanted.positions(basis.size, extra)
+            extra = max((basis.size // 2 - ends * count) // ends, 0)
+            kept = _positions(basis.size, count + extra, which)
             basis.restart(rotation[:, kept], values[kept])
+
+
+def _positions(size: int, count: int, which: Which) -> Int[Tensor, " chosen"]:
+    """Where up to `count` at the ends named stand among `size` rising values; the upper end goes first."""
+    top = 0 if which == "smallest" else min(count, size)
+    bottom = 0 if which == "largest" else min(count, size - top)
+    return torch.cat([torch.arange(bottom), torch.arange(size - top, size)])

@@ -14,7 +14,6 @@ from hessblocks.linalg.estimators import (
     assemble,
     check_probes,
     check_square,
-    chunk_sizes,
     multiply,
 )
 from hessblocks.linalg.operators import LinearOperator, working_dtype
@@ -73,8 +72,8 @@ def spectral_density(
         weights = torch.full_like(nodes, 1 / op.shape[0])
     else:
         source = Probes(op, seed=seed)
-        sizes = chunk_sizes(probes, probe_chunk)
-        pieces = [lanczos_quadrature(op, source.draw(size), steps) for size in sizes]
+        blocks = source.blocks(probes, probe_chunk)
+        pieces = [lanczos_quadrature(op, drawn, steps) for drawn in blocks]
         nodes, weights = (torch.cat(both) for both in zip(*pieces, strict=True))
     return Spectrum.from_nodes(
         nodes,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -70,12 +70,9 @@ class Spectrum:
         Raises:
             ArgumentError: a broadening that is not positive.
         """
-        seen = nodes[weights > NO_WEIGHT]
-        low, high = float(seen.min()), float(seen.max())
-        width = _default_broadening(low, high) if broadening is None else broadening
+        width, grid = _width_and_grid(nodes[weights > NO_WEIGHT], broadening, points)
         if not width > 0:
             raise ArgumentError(f"broadening: expected a width above 0, got {width}")
-        grid = _grid(low, high, width, points)
         spectrum = cls(
             nodes=nodes,
             weights=weights,
@@ -83,13 +80,11 @@ class Spectrum:
             method=method,
             broadening=width,
             grid=grid,
-            density=torch.zeros_like(grid),
-            standard_error=torch.zeros_like(grid),
+            density=grid,
+            standard_error=grid,
         )
         density, error = spectrum.density_on(grid)
-        object.__setattr__(spectrum, "density", density)
-        object.__setattr__(spectrum, "standard_error", error)
-        return spectrum
+        return replace(spectrum, density=density, standard_error=error)
 
     @property
     def probes(self) -> int:
@@ -156,15 +151,20 @@ class Spectrum:
         return mean, (2 * variance / (self.size * count)).sqrt() * pooled_factor(count)
 
 
-def _default_broadening(low: float, high: float) -> float:
-    """2 % of a range; of a single value 2 % of its size, or of 1 where it is 0."""
-    return DEFAULT_SHARE * ((high - low) or abs(high) or 1.0)
+def _width_and_grid(
+    seen: Tensor, broadening: float | None, points: int
+) -> tuple[float, Float[Tensor, " points"]]:
+    """The broadening, and points over all nodes and the tails of the normal densities at their ends.
 
-
-def _grid(low: float, high: float, width: float, points: int) -> Float[Tensor, " points"]:
-    """Points over a range and the tails of the normal densities at its ends."""
+    Returns:
+        The broadening, by default 2 % of the nodes' range (of a single one 2 % of its size, or of 1
+        where it is 0), and the grid.
+    """
+    low, high = float(seen.min()), float(seen.max())
+    default = DEFAULT_SHARE * ((high - low) or abs(high) or 1.0)
+    width = default if broadening is None else broadening
     margin = MARGIN * width
-    return torch.linspace(low - margin, high + margin, points, dtype=torch.float64)
+    return width, torch.linspace(low - margin, high + margin, points, dtype=torch.float64)
 
 
 def jensen_shannon_distance(
@@ -189,18 +189,11 @@ def jensen_shannon_distance(
     Source: Endres and Schindelin (2003).
     """
     seen = torch.cat([s.nodes[s.weights > NO_WEIGHT] for s in (a, b)])
-    low, high = float(seen.min()), float(seen.max())
-    width = _default_broadening(low, high) if broadening is None else broadening
-    grid = _grid(low, high, width, points)
-    p, q = (_shares(spectrum.density_on(grid, width)[0]) for spectrum in (a, b))
+    width, grid = _width_and_grid(seen, broadening, points)
+    p, q = (density / density.sum() for density, _ in (s.density_on(grid, width) for s in (a, b)))
     middle = (p + q) / 2
     divergence = 0.5 * (_relative_entropy(p, middle) + _relative_entropy(q, middle))
     return math.sqrt(min(max(divergence, 0.0), 1.0))
-
-
-def _shares(density: Float[Tensor, " points"]) -> Float[Tensor, " points"]:
-    """The density as shares that sum to 1."""
-    return density / density.sum()
 
 
 def _relative_entropy(p: Float[Tensor, " points"], q: Float[Tensor, " points"]) -> float:

@@ -23,7 +23,7 @@ from hessblocks.data import Corpus
 from hessblocks.linalg import Estimate, jensen_shannon_distance, spectral_density
 from hessblocks.statistics import ends, variance
 from hessblocks.storage import Row
-from hessblocks.studies.shared.gathering import measured, of_estimate
+from hessblocks.studies.shared.gathering import measured
 
 MATRICES = ("query", "key", "value", "projection", "mlp_in", "mlp_out")
 """Roles of the weight matrices of a layer: what all blocks have in common, as far as they have it."""

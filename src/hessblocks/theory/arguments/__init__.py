@@ -1,4 +1,3 @@
 """The arguments of `attention_hessian`, checked, and what they mean."""
 
 from hessblocks.theory.arguments.attention_hessian import attention_hessian
-from hessblocks.theory.arguments.validation import check_memory_limit

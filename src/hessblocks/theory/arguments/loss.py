@@ -1,6 +1,6 @@
 """What the loss is told by in `attention_hessian`, checked: a target, or gradient and curvature.
 
-Letters: B sequences, L tokens, O output width, C rank of a curvature factor.
+Letters: B sequences, L tokens, D width, O output width, C rank of a curvature factor.
 """
 
 from __future__ import annotations
@@ -30,20 +30,13 @@ def checked_loss(
     Raises:
         ArgumentError: arguments that do not fit, or too many or few of them.
     """
-    sequences, tokens, _ = layer.x.shape
     out = layer.projection.shape[2]
-    if (target is None) == (gradient is None):
-        given = "neither" if target is None else "both"
-        raise ArgumentError(
-            "target, gradient: expected one of them: target= for the squared loss, "
-            f"or gradient= with curvature= or curvature_factor=; got {given}"
-        )
-    if target is not None:
+    if target is not None and gradient is None:
         if curvature is not None or curvature_factor is not None:
             raise ArgumentError(
                 "curvature: expected None with target= (the squared loss has its own), got a tensor"
             )
-        target = check_per_token("target", target, (sequences, tokens, out), layer.x)
+        target = check_per_token("target", target, layer.x, out)
         difference = layer.output() - target
         if not difference.isfinite().all():
             raise ArgumentError(
@@ -53,36 +46,39 @@ def checked_loss(
         identity = torch.eye(out, dtype=layer.x.dtype, device=layer.x.device)
         loss_curvature = TokenCurvature(matrix=factor * identity[None], positive_semidefinite=True)
         return factor * difference, loss_curvature
-    assert gradient is not None
-    gradient = check_per_token("gradient", gradient, (sequences, tokens, out), layer.x)
-    if (curvature is None) == (curvature_factor is None):
-        given = "neither" if curvature is None else "both"
+    if gradient is None or target is not None:
+        given = "neither" if gradient is None else "both"
         raise ArgumentError(
-            f"curvature, curvature_factor: expected one of them with gradient=, got {given}"
+            "target, gradient: expected one of them: target= for the squared loss, "
+            f"or gradient= with curvature= or curvature_factor=; got {given}"
         )
-    if curvature_factor is not None:
-        shape = (sequences, tokens, -1, out)
-        factor_rows = check_per_token("curvature_factor", curvature_factor, shape, layer.x)
+    gradient = check_per_token("gradient", gradient, layer.x, out)
+    if curvature_factor is not None and curvature is None:
+        factor_rows = check_per_token("curvature_factor", curvature_factor, layer.x, -1, out)
         if factor_rows.shape[2] == 0:
             raise ArgumentError(
                 "curvature_factor: expected a rank of at least 1, got 0; give a row of zeros where the loss is linear"
             )
         return gradient, TokenCurvature(factor=factor_rows.flatten(0, 1))
-    assert curvature is not None
-    curvature = check_per_token("curvature", curvature, (sequences, tokens, out, out), layer.x)
+    if curvature is None or curvature_factor is not None:
+        given = "neither" if curvature is None else "both"
+        raise ArgumentError(
+            f"curvature, curvature_factor: expected one of them with gradient=, got {given}"
+        )
+    curvature = check_per_token("curvature", curvature, layer.x, out, out)
     return gradient, check_curvature(curvature)
 
 
 def check_per_token(
-    name: str, tensor: Float[Tensor, "..."], shape: tuple[int, ...], like: Float[Tensor, "..."]
+    name: str, tensor: Float[Tensor, "..."], like: Float[Tensor, "B L D"], *lengths: int
 ) -> Float[Tensor, "B L ..."]:
     """A tensor of one value, vector or matrix a token, as (B, L, ...).
 
     Args:
         name: of the argument.
         tensor: with the batch axis, or without where the batch is 1.
-        shape: expected, -1 for any length.
         like: the input.
+        lengths: of the axes behind that of the tokens, -1 for any.
 
     Returns:
         The tensor without graph, with its batch axis.
@@ -90,7 +86,7 @@ def check_per_token(
     Raises:
         ArgumentError: wrong kind, dtype, device, shape, or entries that are not finite.
     """
-    tensor = check_tensor(name, tensor, like)
+    tensor, shape = check_tensor(name, tensor, like), (*like.shape[:2], *lengths)
     batched = tensor[None] if tensor.ndim == len(shape) - 1 and shape[0] == 1 else tensor
     fits = batched.ndim == len(shape) and all(
         expected in (-1, length) for expected, length in zip(shape, batched.shape, strict=True)

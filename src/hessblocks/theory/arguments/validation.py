@@ -43,14 +43,6 @@ def check_input(x: Float[Tensor, "... L D"]) -> Float[Tensor, "B L D"]:
     return x.detach() if x.ndim == 3 else x.detach()[None]
 
 
-def check_memory_limit(limit: int) -> None:
-    """Raise an ArgumentError unless the limit is a whole number of bytes above 0."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ArgumentError(
-            f"memory_limit: expected a whole number of bytes above 0, got {limit!r}; 1 << 30 is a gigabyte"
-        )
-
-
 def check_tensor(
     name: str, tensor: Float[Tensor, "*shape"], like: Float[Tensor, "..."]
 ) -> Float[Tensor, "*shape"]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-Special = Literal[
-    "none", "zero query", "zero value", "one-hot", "identical tokens", "no loss on some"
-]
+Special = Literal["none", "zero query", "zero value", "one-hot", "identical tokens", "no loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +47,7 @@ class Case:
     """A degenerate input or weight."""
 
 
+_SHAPED = Case(name="shaped", gains=True, mask="causal")
 CASES = (
     Case(name="plain"),
     Case(name="one sequence, causal", batch=1, mask="causal"),
@@ -73,23 +72,8 @@ CASES = (
     Case(name="shaped, low rank", gains=True, mask="causal", loss="factor", width=4, value=4),
     Case(name="shaped, heads, projection", gains=True, heads=3, value=2, out=4, mask="random"),
     Case(name="shaped, linear scores", gains=True, scores="linear", mask="causal"),
-    Case(
-        name="simplified block",
-        gains=True,
-        heads=2,
-        width=4,
-        value=None,
-        mask="causal",
-        loss="factor",
-    ),
-    Case(
-        name="simplified block, squared loss",
-        gains=True,
-        heads=2,
-        width=4,
-        value=None,
-        mask="causal",
-    ),
+    replace(_SHAPED, name="simplified block", heads=2, width=4, value=None, loss="factor"),
+    replace(_SHAPED, name="simplified block, squared loss", heads=2, width=4, value=None),
     Case(name="identity values, projection", heads=2, width=4, value=None, out=3, loss="matrix"),
     Case(name="one token", tokens=1, loss="matrix"),
     Case(name="few tokens, wide heads", tokens=2, width=3, head=8, mask="causal"),
@@ -98,13 +82,7 @@ CASES = (
     Case(name="zero value weights", special="zero value", mask="causal"),
     Case(name="one-hot attention", special="one-hot"),
     Case(name="identical tokens", special="identical tokens"),
-    Case(
-        name="no loss on some tokens",
-        special="no loss on some",
-        loss="factor",
-        value=4,
-        mask="causal",
-    ),
+    Case(name="no loss on some tokens", special="no loss", loss="factor", value=4, mask="causal"),
 )
 """Every option at least once, alone and together with heads, a projection and another loss."""
 
@@ -182,6 +160,6 @@ def _make_special(special: Special, made: dict[str, Any]) -> None:
         made["w_query"].mul_(1e4)
     elif special == "identical tokens":
         made["x"][:] = made["x"][:, :1]
-    elif special == "no loss on some":
+    elif special == "no loss":
         made["gradient"][:, :2] = 0
         made["curvature_factor"][:, :2] = 0
