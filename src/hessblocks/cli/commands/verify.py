@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hessblocks.cli import options
-from hessblocks.errors import RunError, unknown_name
+from hessblocks.errors import RunError, check_name
 
 if TYPE_CHECKING:
     import torch
@@ -28,14 +27,14 @@ def verify(
     ] = "float64",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder to write every error to, as verify.json.", show_default=False),
+        typer.Option(help="Folder to write every error to, as verify.json."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the inputs.")] = 0,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
     """Compare closed-form curvature with autodiff on this machine, every block and part."""
-    from hessblocks.cli.terminal import console, counter
+    from hessblocks.cli.terminal import counter, show
     from hessblocks.storage import write_json
     from hessblocks.theory import CASES, verify_closed_forms
     from hessblocks.training import resolve_device
@@ -46,14 +45,11 @@ def verify(
     described = _summary(checks, dtype, chosen)
     if out is not None:
         write_json(out / "verify.json", described)
-    if screen.json:
-        print(json.dumps(described, allow_nan=False))
-    else:
-        console().print(_table(checks))
-        print(
-            f"{len(checks)} blocks and parts in {dtype} on {chosen}: {_verdict(checks)}; shown are the "
-            "largest relative errors (Frobenius norm) against autodiff"
-        )
+    note = (
+        f"{len(checks)} blocks and parts in {dtype} on {chosen}: {_verdict(checks)}; shown are the "
+        "largest relative errors (Frobenius norm) against autodiff"
+    )
+    show(described, [_table(checks)], note, as_json=screen.json)
     failed = [check for check in checks if not check.passed]
     if failed:
         worst = max(failed, key=lambda check: check.error)
@@ -67,8 +63,7 @@ def _dtype(name: str) -> torch.dtype:
     import torch
 
     known = {"float64": torch.float64, "float32": torch.float32}
-    if name not in known:
-        raise unknown_name("dtype", name, known)
+    check_name("dtype", name, known)
     return known[name]
 
 
