@@ -11,7 +11,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -138,7 +138,7 @@ def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:
     kind, help_text, default = (
         kinds(settings)[name],
         meanings(settings)[name],
-        _default(settings, name),
+        getattr(settings, name),
     )
     type_, least = kind.type, kind.mark(AtLeast)
     if kind.several:
@@ -159,11 +159,6 @@ def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:
         annotation=Annotated[type_, told],
         default=default,
     )
-
-
-def _default(settings: Any, name: str) -> Any:
-    (field,) = (field for field in fields(settings) if field.name == name)
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _by_optimiser(defaults: Mapping[str, float]) -> str:
@@ -189,9 +184,8 @@ def said_again(settings: Any) -> list[str]:
     said = []
     for name, kind in kinds(type(settings)).items():
         value, own = getattr(settings, name), kind.mark(ByOptimiser)
-        default = (
-            own.defaults.get(settings.optimiser, value) if own else _default(type(settings), name)
-        )
+        usual = getattr(type(settings), name)
+        default = own.defaults.get(settings.optimiser, value) if own else usual
         if value != default:
             said += [option(name)] if value is True else [option(name), str(value)]
     return said

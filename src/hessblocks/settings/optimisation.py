@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import AtLeast, ByOptimiser, check_choice, check_ranges
+from hessblocks.errors import ArgumentError, check_name
+from hessblocks.settings.field_marks import AtLeast, ByOptimiser, check_ranges
 
 OPTIMISERS = ("adamw", "sgd")
 SCHEDULES = ("linear", "cosine")
@@ -63,8 +63,8 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         """Check ranges."""
         check_ranges(self)
-        check_choice("optimiser", self.optimiser, OPTIMISERS)
-        check_choice("schedule", self.schedule, SCHEDULES)
+        check_name("--optimiser", self.optimiser, OPTIMISERS)
+        check_name("--schedule", self.schedule, SCHEDULES)
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -90,7 +90,7 @@ class TrainingSettings:
         Raises:
             ArgumentError: a value outside its range, or momentum for an optimiser without.
         """
-        check_choice("optimiser", optimiser, OPTIMISERS)
+        check_name("--optimiser", optimiser, OPTIMISERS)
         if others.get("momentum") is not None and optimiser not in MOMENTA:
             raise ArgumentError(f"--momentum: {optimiser} has none; leave it out or use sgd.")
         own = {"learning_rate": RATES[optimiser], "weight_decay": DECAYS[optimiser]}

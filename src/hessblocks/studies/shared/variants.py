@@ -15,7 +15,7 @@ from hessblocks.blocks import (
     Weight,
     preset,
 )
-from hessblocks.errors import unknown_name
+from hessblocks.errors import check_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,7 @@ def make_block(name: str, sizes: Sizes) -> BlockConfig:
     Raises:
         ArgumentError: an unknown name.
     """
-    if name not in VARIANTS:
-        raise unknown_name("variant", name, VARIANTS)
+    check_name("variant", name, VARIANTS)
     return VARIANTS[name](sizes)
 
 
