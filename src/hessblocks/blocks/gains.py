@@ -115,8 +115,8 @@ class ResidualSum(nn.Module):
     def __init__(self, part: Branch, depth: int) -> None:
         super().__init__()
         self._initial = {"skip": part.skip, "gain": part.initial_gain(depth)}
-        self.skip = _scalar(self._initial["skip"], part.trainable_skip)
-        self.gain = _scalar(self._initial["gain"], part.trainable)
+        self.skip = scalar(self._initial["skip"], part.trainable_skip)
+        self.gain = scalar(self._initial["gain"], part.trainable)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -134,7 +134,8 @@ class ResidualSum(nn.Module):
         return scaled + _times(self.skip, x)
 
 
-def _scalar(value: float, trainable: bool) -> Tensor | float:
+def scalar(value: float, trainable: bool) -> Tensor | float:
+    """A gain: a parameter, to be set to the value, where it is trained; else the value itself."""
     return nn.Parameter(torch.empty(())) if trainable else float(value)
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from hessblocks.blocks.gains import scalar
 from hessblocks.blocks.parts import BlockPart, above_zero, finite, one_of
 from hessblocks.errors import ArgumentError
 
@@ -182,11 +183,8 @@ class ReparametrisedLinear(nn.Module, Tied):
         self.update = nn.Parameter(torch.empty(outputs, inputs))
         stored = None if part.init == "identity" else torch.empty(outputs, inputs)
         self.register_buffer("initial", stored)
-        self.initial_gain: Tensor | float = part.initial_gain
-        self.update_gain: Tensor | float = part.update_gain
-        if part.trainable_gains:
-            self.initial_gain = nn.Parameter(torch.empty(()))
-            self.update_gain = nn.Parameter(torch.empty(()))
+        self.initial_gain = scalar(part.initial_gain, part.trainable_gains)
+        self.update_gain = scalar(part.update_gain, part.trainable_gains)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -67,7 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = command.main(words, prog_name="hessblocks", standalone_mode=False)
             sys.stdout.flush()
         except _UsageError as error:
-            return _refuse(error, words)
+            if words:
+                _complain(error.format_message(), words)
+            else:
+                error.show()  # the help
+            return 2
         except HessblocksError as error:
             _complain(str(error), words)
             return error.exit_status
@@ -90,15 +94,6 @@ def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -
     what, why = error.filename or "standard output", error.strerror or error
     _complain(f"{what}: {why}; free some space or permit it, and run again.", words)
     return 1
-
-
-def _refuse(error: Any, words: Sequence[str]) -> int:
-    """One sentence on words that are no command line; the help where there are none."""
-    if words:
-        _complain(error.format_message(), words)
-    else:
-        error.show()
-    return 2
 
 
 def _complain(message: str, words: Sequence[str]) -> None:

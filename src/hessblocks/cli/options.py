@@ -31,9 +31,8 @@ from hessblocks.settings import (
     option,
 )
 
-Out = Annotated[
-    Path, typer.Option("--out", help="Run folder; the same one again goes on where it stopped.")
-]
+GOES_ON = "Run folder; the same one again goes on where it stopped."
+Out = Annotated[Path, typer.Option(help=GOES_ON)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -110,13 +109,12 @@ def _fields(settings: Any, prefix: str = "") -> Iterator[tuple[Any, str, str]]:
 
 def _made(settings: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
     """The settings, from the values of all options."""
-    values = {
-        name: _made(kind.type, given, _prefix(kind))
-        if is_dataclass(kind.type)
-        else given[prefix + name]
-        for name, kind in kinds(settings).items()
-        if is_dataclass(kind.type) or prefix + name in given
-    }
+    values = {}
+    for name, kind in kinds(settings).items():
+        if is_dataclass(kind.type):
+            values[name] = _made(kind.type, given, _prefix(kind))
+        elif prefix + name in given:
+            values[name] = given[prefix + name]
     return make(settings, values)
 
 

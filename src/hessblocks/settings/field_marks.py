@@ -24,10 +24,8 @@ class AtLeast:
     """The largest value."""
 
 
-LARGEST_SEED = 2**63 - 1
-"""What torch takes as a seed."""
-SEED = AtLeast(0, expected="0 or more", most=LARGEST_SEED)
-"""Of a random seed."""
+SEED = AtLeast(0, expected="0 or more", most=2**63 - 1)
+"""Of a random seed; torch takes no larger one."""
 
 
 @dataclass(frozen=True, eq=False)

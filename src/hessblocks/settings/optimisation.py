@@ -10,7 +10,6 @@ from hessblocks.errors import ArgumentError, check_name
 from hessblocks.settings.field_marks import AtLeast, ByOptimiser, check_ranges
 
 OPTIMISERS = ("adamw", "sgd")
-SCHEDULES = ("linear", "cosine")
 RATES = {"adamw": 1e-3, "sgd": 0.3}
 """Peak learning rate of each optimiser where none is given."""
 DECAYS = {"adamw": 0.1, "sgd": 0.0}
@@ -64,7 +63,7 @@ class TrainingSettings:
         """Check ranges."""
         check_ranges(self)
         check_name("--optimiser", self.optimiser, OPTIMISERS)
-        check_name("--schedule", self.schedule, SCHEDULES)
+        check_name("--schedule", self.schedule, ("linear", "cosine"))
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -29,11 +29,7 @@ def curvature(
     *,
     settings: CurvatureInspection,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run folder; the same one again goes on where it stopped. "
-            "[default: runs/curvature-MODEL]"
-        ),
+        Path | None, typer.Option(help=f"{options.GOES_ON} [default: runs/curvature-MODEL]")
     ] = None,
     device: options.Device = "auto",
     screen: options.Screen,

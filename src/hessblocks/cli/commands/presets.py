@@ -17,8 +17,7 @@ def presets(
     *,
     sizes: PresetSizes,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder to write the table to, as presets.json."),
+        Path | None, typer.Option(help="Folder to write the table to, as presets.json.")
     ] = None,
     screen: options.Screen,
 ) -> None:

@@ -22,10 +22,7 @@ def train(
     training: options.Training,
     observation: options.Observation,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run folder; the same one again goes on where it stopped. [default: runs/PRESET]"
-        ),
+        Path | None, typer.Option(help=f"{options.GOES_ON} [default: runs/PRESET]")
     ] = None,
     seed: Annotated[int, options.Of(RunSettings)],
     device: options.Device = "auto",

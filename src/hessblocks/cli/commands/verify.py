@@ -14,8 +14,6 @@ from hessblocks.cli import options
 from hessblocks.errors import RunError, check_name
 
 if TYPE_CHECKING:
-    import torch
-
     from hessblocks.theory import Check
 
 
@@ -26,22 +24,25 @@ def verify(
         str, typer.Option(help="float64 or float32: precision of the closed form.")
     ] = "float64",
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder to write every error to, as verify.json."),
+        Path | None, typer.Option(help="Folder to write every error to, as verify.json.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the inputs.")] = 0,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
     """Compare closed-form curvature with autodiff on this machine, every block and part."""
+    import torch
+
     from hessblocks.cli.terminal import counter, show
     from hessblocks.storage import write_json
     from hessblocks.theory import CASES, verify_closed_forms
     from hessblocks.training import resolve_device
 
     chosen = resolve_device(device)
+    check_name("dtype", dtype, ("float64", "float32"))
+    precision = getattr(torch, dtype)
     with counter(len(CASES)) as step:
-        checks = verify_closed_forms(dtype=_dtype(dtype), device=chosen, seed=seed, progress=step)
+        checks = verify_closed_forms(dtype=precision, device=chosen, seed=seed, progress=step)
     described = _summary(checks, dtype, chosen)
     if out is not None:
         write_json(out / "verify.json", described)
@@ -57,14 +58,6 @@ def verify(
             f"verify: {len(failed)} of {len(checks)} errors exceed their bound, the largest "
             f"{worst.error:.1e} > {worst.bound:.0e} in {worst.case}, {worst.block}, {worst.part}."
         )
-
-
-def _dtype(name: str) -> torch.dtype:
-    import torch
-
-    known = {"float64": torch.float64, "float32": torch.float32}
-    check_name("dtype", name, known)
-    return known[name]
 
 
 def _summary(checks: Sequence[Check], dtype: str, device: str) -> dict[str, Any]:

@@ -135,14 +135,9 @@ def _condensed(groups: Sequence[str]) -> str:
         found = re.fullmatch(r"layers\.(\d+)\.(.+)", group)
         name, layer = (found[2], [found[1]]) if found else (group, [])
         layers.setdefault(name, []).extend(layer)
-    return ", ".join(
-        f"layers.{{{','.join(own)}}}.{name}"
-        if len(own) > 1
-        else f"layers.{own[0]}.{name}"
-        if own
-        else name
-        for name, own in layers.items()
-    )
+    numbers = {name: ",".join(own) for name, own in layers.items()}
+    braced = {name: f"{{{own}}}" if "," in own else own for name, own in numbers.items()}
+    return ", ".join(f"layers.{own}.{name}" if own else name for name, own in braced.items())
 
 
 def time_line(seconds: Mapping[str, float], total: float) -> str:
