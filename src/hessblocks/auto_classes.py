@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -44,9 +43,7 @@ def _configuration() -> Any:
 class _Watch(MetaPathFinder):
     """Sees the module of `AutoConfig` imported, once."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         """Let the others find the module; add the stand-in when it has been executed."""
         if fullname != AUTO:
             return None

@@ -23,18 +23,10 @@ class Progress:
             total: steps to come, if they are counted.
         """
         start = time.perf_counter()
-        self.begin(name, detail, total)
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-            self.end()
-
-    def begin(self, name: str, detail: str, total: int | None) -> None:
-        """A stage begins."""
 
     def step(self, done: int, loss: float | None) -> None:
         """So many steps of the stage are done; the last known training loss."""
-
-    def end(self) -> None:
-        """The stage has ended."""

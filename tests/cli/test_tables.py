@@ -2,7 +2,7 @@
 
 import pytest
 
-from hessblocks.cli.terminal.console import significant, zero_group_lines
+from hessblocks.cli.terminal.console import show, significant, zero_group_lines
 from hessblocks.report.comparison.table import ComparisonRow
 from hessblocks.statistics import Average, Heterogeneity
 
@@ -51,3 +51,9 @@ def test_zero_groups_are_named_once_for_all_blocks_that_share_them() -> None:
         "zero curvature before training, left out of the ratio: layers.{0,1}.attention.key, "
         "final.norm, layers.1.norm (sas, sas-p)"
     ]
+
+
+def test_a_path_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "report  " + "a folder/" * 20 + "[red]/:smile:/report.html"
+    show({}, ["a line"], path, as_json=False)
+    assert capsys.readouterr().out == f"a line\n{path}\n"

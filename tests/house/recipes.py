@@ -60,13 +60,9 @@ PART = Recipe(
 class MaxNorm(Norm, kind="max-norm"):
     """x / max |x|, times a fixed gain."""
 
-    gain: float = 1.0
+    gain: float = finite(1.0)
     """What the largest entry becomes."""
     scale_free: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Refuse a gain that is no number."""
-        check_finite(self, "gain")
 
     def build(self, width: int) -> nn.Module:
         """A module without parameters."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.kernels import Context, Kernel, linear_kernel
 from hessblocks.blocks.norms import NoNorm, Norm
-from hessblocks.blocks.parts import BlockPart, check_above_zero, check_choice, check_parts
+from hessblocks.blocks.parts import BlockPart, above_zero, check_parts, one_of
 from hessblocks.blocks.positions import Rotation, rotate
 from hessblocks.blocks.shaped import centre, shape_attention
 from hessblocks.blocks.weights import TIED, Dense, Tied, Weight
@@ -30,17 +30,17 @@ Cache = Callable[
 class Attention(BlockPart, kind="attention"):
     """How tokens are mixed."""
 
-    scores: str = "softmax"
+    scores: str = one_of("softmax", "linear")
     """softmax: rows of A are softmax(scores); linear: A is the masked scores themselves."""
     shaping: Shaping | None = None
     """Gains of shaped attention, or None for A alone."""
-    query_key: str = "two-matrix"
+    query_key: str = one_of("two-matrix", "one-matrix")
     """two-matrix: X W_Q W_Kᵀ Xᵀ / sqrt(K); one-matrix: X W_QK Xᵀ, one W_QK a head, no scale."""
     query_key_norm: Norm = NoNorm()
     """Norm over each head's queries and keys."""
     query_norm: Norm | None = None
     """Norm over each head's queries, where it differs from the keys'."""
-    temperature: float = 1.0
+    temperature: float = above_zero(1.0)
     """Divides the scores."""
     query: Weight = Dense()
     """W_Q, or W_QK where there is one matrix."""
@@ -56,9 +56,7 @@ class Attention(BlockPart, kind="attention"):
     def __post_init__(self) -> None:
         """Check the fields."""
         check_parts(self)
-        check_choice(self, "scores", ("softmax", "linear"))
-        check_choice(self, "query_key", ("two-matrix", "one-matrix"))
-        check_above_zero(self, "temperature")
+        super().__post_init__()
 
     @property
     def resolved_query_norm(self) -> Norm:

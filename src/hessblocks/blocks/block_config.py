@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessblocks.blocks.block_fields import BlockFields
-from hessblocks.blocks.parts import BlockPart, check_choice, check_parts
+from hessblocks.blocks.parts import BlockPart, check_parts
 from hessblocks.blocks.rules import first_refusal
 from hessblocks.errors import ArgumentError
 
@@ -25,8 +25,7 @@ class BlockConfig(BlockFields, kind="block"):
     def __post_init__(self) -> None:
         """Check sizes, parts and combinations."""
         check_parts(self)
-        check_choice(self, "layout", ("sequential", "parallel"))
-        check_choice(self, "norm_placement", ("pre", "post"))
+        super().__post_init__()
         for name in ("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"):
             check_positive(name.removeprefix("resolved_"), getattr(self, name))
         if (reason := first_refusal(self)) is not None:

@@ -8,7 +8,7 @@ from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import Norm, RMSNorm
-from hessblocks.blocks.parts import BlockPart
+from hessblocks.blocks.parts import BlockPart, one_of
 from hessblocks.blocks.positions import LearnedPosition, Position
 
 
@@ -24,9 +24,9 @@ class BlockFields(BlockPart):
     """Heads of keys and values, for grouped queries; None means as many as `heads`."""
     mlp_width: int | None = None
     """Hidden width of the MLP; None means 4 · width."""
-    layout: str = "sequential"
+    layout: str = one_of("sequential", "parallel")
     """sequential or parallel (one norm and one skip for both sub-blocks)."""
-    norm_placement: str = "pre"
+    norm_placement: str = one_of("pre", "post")
     """pre (before each sub-block) or post (after each sum)."""
     norm: Norm = RMSNorm()
     """Norm of the sub-blocks."""

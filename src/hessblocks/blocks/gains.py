@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.blocks.parts import BlockPart, check_finite
+from hessblocks.blocks.parts import BlockPart, finite
 from hessblocks.errors import ArgumentError
 
 
@@ -20,11 +20,11 @@ class Shaping(BlockPart, kind="shaping"):
     Without the centre it is the αI + βA of Value-SkipInit (He et al., 2023).
     """
 
-    alpha: float = 1.0
+    alpha: float = finite(1.0)
     """Initial gain of the identity."""
-    beta: float = 1.0
+    beta: float = finite(1.0)
     """Initial gain of the attention matrix A."""
-    gamma: float = 1.0
+    gamma: float = finite(1.0)
     """Initial gain of the centre C, the value of A at zero scores."""
     centred: bool = True
     """Whether γC is subtracted; where not, γ is a fixed 0."""
@@ -33,7 +33,7 @@ class Shaping(BlockPart, kind="shaping"):
 
     def __post_init__(self) -> None:
         """Check the gains."""
-        check_finite(self, "alpha", "beta", "gamma")
+        super().__post_init__()
         if self.beta == 0 and not self.trainable:
             raise ArgumentError(
                 "shaping: beta=0 and trainable=False exclude each other: queries and keys would never "
@@ -75,11 +75,11 @@ class ShapedGains(nn.Module):
 class Branch(BlockPart, kind="branch"):
     """One residual sum: skip · x + gain · f(x)."""
 
-    skip: float = 1.0
+    skip: float = finite(1.0)
     """Gain of the skip (the papers' α); a fixed 0 removes it."""
     trainable_skip: bool = False
     """Whether the gain of the skip is trained."""
-    gain: float = 1.0
+    gain: float = finite(1.0)
     """Initial gain of the branch (the papers' β), before depth scaling."""
     trainable: bool = False
     """Whether the branch gain is trained."""
@@ -88,7 +88,7 @@ class Branch(BlockPart, kind="branch"):
 
     def __post_init__(self) -> None:
         """Check the gains."""
-        check_finite(self, "skip", "gain")
+        super().__post_init__()
         if self.gain == 0 and not self.trainable:
             raise ArgumentError(
                 "branch: gain=0 and trainable=False exclude each other: the sub-block would never have "
@@ -115,8 +115,8 @@ class ResidualSum(nn.Module):
     def __init__(self, part: Branch, depth: int) -> None:
         super().__init__()
         self._initial = {"skip": part.skip, "gain": part.initial_gain(depth)}
-        self.skip = _scalar(self._initial["skip"], part.trainable_skip)
-        self.gain = _scalar(self._initial["gain"], part.trainable)
+        self.skip = scalar(self._initial["skip"], part.trainable_skip)
+        self.gain = scalar(self._initial["gain"], part.trainable)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -134,7 +134,8 @@ class ResidualSum(nn.Module):
         return scaled + _times(self.skip, x)
 
 
-def _scalar(value: float, trainable: bool) -> Tensor | float:
+def scalar(value: float, trainable: bool) -> Tensor | float:
+    """A gain: a parameter, to be set to the value, where it is trained; else the value itself."""
     return nn.Parameter(torch.empty(())) if trainable else float(value)
 
 

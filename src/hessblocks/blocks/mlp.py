@@ -9,19 +9,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.blocks.parts import BlockPart, check_choice, check_finite, check_parts
+from hessblocks.blocks.parts import BlockPart, check_parts, finite, one_of
 from hessblocks.blocks.weights import Dense, Weight
-
-ACTIVATIONS = ("relu", "leaky-relu", "gelu", "silu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLP(BlockPart, kind="mlp"):
     """activation(x W_in) W_out; gated: (activation(x W_gate) · x W_in) W_out."""
 
-    activation: str = "relu"
+    activation: str = one_of("relu", "leaky-relu", "gelu", "silu")
     """relu, leaky-relu, gelu or silu."""
-    negative_slope: float = 0.01
+    negative_slope: float = finite(0.01)
     """Slope of leaky-relu below zero."""
     gated: bool = False
     """Whether a third matrix gates the hidden layer: silu gives SwiGLU, gelu gives GEGLU."""
@@ -33,8 +31,7 @@ class MLP(BlockPart, kind="mlp"):
     def __post_init__(self) -> None:
         """Check the fields."""
         check_parts(self)
-        check_choice(self, "activation", ACTIVATIONS)
-        check_finite(self, "negative_slope")
+        super().__post_init__()
 
     def build(self, width: int, hidden: int) -> FeedForward:
         """The module, width → hidden → width."""

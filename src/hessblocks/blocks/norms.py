@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.blocks.parts import BlockPart, check_above_zero, check_finite
+from hessblocks.blocks.parts import BlockPart, above_zero, finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +31,10 @@ class RMSNorm(Norm, kind="rms-norm"):
 
     scale_free: ClassVar[bool] = True
 
-    eps: float = 1e-8
+    eps: float = above_zero(1e-8)
     """Added to the mean square."""
-    gain: float = 1.0
+    gain: float = finite(1.0)
     """Initial value of the trainable gain."""
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        check_above_zero(self, "eps")
-        check_finite(self, "gain")
 
     def build(self, width: int) -> nn.Module:
         """A `torch.nn.RMSNorm`."""
@@ -52,15 +47,10 @@ class LayerNorm(Norm, kind="layer-norm"):
 
     scale_free: ClassVar[bool] = True
 
-    eps: float = 1e-5
+    eps: float = above_zero(1e-5)
     """Added to the variance."""
-    gain: float = 1.0
+    gain: float = finite(1.0)
     """Initial value of the trainable gain."""
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        check_above_zero(self, "eps")
-        check_finite(self, "gain")
 
     def build(self, width: int) -> nn.Module:
         """A `torch.nn.LayerNorm`."""
@@ -71,12 +61,8 @@ class LayerNorm(Norm, kind="layer-norm"):
 class DyT(Norm, kind="dyt"):
     """Dynamic tanh: gain · tanh(scale · x) + shift, all trainable (Zhu et al., 2025)."""
 
-    scale: float = 0.5
+    scale: float = finite(0.5)
     """Initial value of the trainable scale inside the tanh."""
-
-    def __post_init__(self) -> None:
-        """Check the scale."""
-        check_finite(self, "scale")
 
     def build(self, width: int) -> nn.Module:
         """A `DynamicTanh` module."""

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_name, unknown_name
 
 Self = TypeVar("Self", bound="BlockPart")
 
@@ -38,6 +38,19 @@ class BlockPart:
             cls.kind = kind
             BlockPart._by_kind[kind] = cls
 
+    def __post_init__(self) -> None:
+        """Refuse a field outside what `finite`, `above_zero` or `one_of` says of it."""
+        for field in dataclasses.fields(self):
+            value, place = getattr(self, field.name), f"{self.kind}: {field.name}"
+            choices, above = field.metadata.get("choices"), field.metadata.get("above")
+            if choices and value not in choices:
+                raise unknown_name(place, str(value), choices)
+            if above is None or value is field.default is None:
+                continue
+            if not (_is_finite(value) and value > above):
+                expected = "a number above 0" if above == 0 else "a finite number"
+                raise ArgumentError(f"{place}: expected {expected}, got {value!r}")
+
     def to_dict(self) -> dict[str, Any]:
         """The part as JSON values: its kind and its fields."""
         return {"kind": self.kind} | {
@@ -55,8 +68,7 @@ class BlockPart:
             ArgumentError: unknown kind or field.
         """
         kind = str(values.get("kind"))
-        if kind not in BlockPart._by_kind:
-            raise unknown_name("kind of part", kind, BlockPart._by_kind)
+        check_name("kind of part", kind, BlockPart._by_kind)
         fields = {name: _part(value) for name, value in values.items() if name != "kind"}
         made = BlockPart._by_kind[kind]
         _check_fields(made, fields)
@@ -78,8 +90,7 @@ class BlockPart:
 def _check_fields(part: type[BlockPart], names: Iterable[str]) -> None:
     known = [field.name for field in dataclasses.fields(part)]
     for name in names:
-        if name not in known:
-            raise unknown_name(f"field of {part.kind}", name, known)
+        check_name(f"field of {part.kind}", name, known)
 
 
 def check_parts(part: BlockPart) -> None:
@@ -108,40 +119,19 @@ def _slots(cls: type[BlockPart]) -> dict[str, tuple[type[BlockPart], bool]]:
     return slots
 
 
-def check_finite(part: BlockPart, *names: str) -> None:
-    """Refuse fields that are not finite numbers.
-
-    Raises:
-        ArgumentError: names the field and what came.
-    """
-    _check_numbers(part, names, "a finite number", above=-math.inf)
+def finite(default: float) -> Any:
+    """A field that must be a finite number."""
+    return dataclasses.field(default=default, metadata={"above": -math.inf})
 
 
-def check_above_zero(part: BlockPart, *names: str) -> None:
-    """Refuse fields that are not finite numbers above zero.
-
-    Raises:
-        ArgumentError: names the field and what came.
-    """
-    _check_numbers(part, names, "a number above 0", above=0)
+def above_zero(default: float | None) -> Any:
+    """A field that must be a finite number above zero; None may stand where it is the default."""
+    return dataclasses.field(default=default, metadata={"above": 0})
 
 
-def check_choice(part: BlockPart, name: str, choices: tuple[str, ...]) -> None:
-    """Refuse a field that is not one of `choices`.
-
-    Raises:
-        ArgumentError: lists the choices.
-    """
-    value = getattr(part, name)
-    if value not in choices:
-        raise unknown_name(f"{part.kind}: {name}", str(value), choices)
-
-
-def _check_numbers(part: BlockPart, names: Iterable[str], expected: str, above: float) -> None:
-    for name in names:
-        value = getattr(part, name)
-        if not (_is_finite(value) and value > above):
-            raise ArgumentError(f"{part.kind}: {name}: expected {expected}, got {value!r}")
+def one_of(*choices: str, default: str = "") -> Any:
+    """A field that must be one of these words, by default the first."""
+    return dataclasses.field(default=default or choices[0], metadata={"choices": choices})
 
 
 def _is_finite(value: Any) -> bool:

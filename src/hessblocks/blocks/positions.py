@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hessblocks.blocks.parts import BlockPart, check_above_zero, check_finite
+from hessblocks.blocks.parts import BlockPart, above_zero, finite
 
 Rotation = tuple[Float[Tensor, "#B 1 T K"], Float[Tensor, "#B 1 T K"]]
 
@@ -45,12 +45,8 @@ class LearnedPosition(Position, kind="learned-position"):
 class SinusoidalPosition(Position, kind="sinusoidal-position"):
     """Fixed sines and cosines (Vaswani et al., 2017), scaled to the entry size of the embeddings."""
 
-    scale: float = 0.02
+    scale: float = finite(0.02)
     """Root mean square of the entries times sqrt(2)."""
-
-    def __post_init__(self) -> None:
-        """Check the scale."""
-        check_finite(self, "scale")
 
     def build(self, context: int, width: int) -> nn.Module | None:
         """A `Sinusoids` module; it has no parameters and no longest context."""
@@ -61,12 +57,8 @@ class SinusoidalPosition(Position, kind="sinusoidal-position"):
 class RotaryPosition(Position, kind="rotary-position"):
     """RoPE: queries and keys are turned by an angle proportional to their position (Su et al., 2021)."""
 
-    base: float = 10_000.0
+    base: float = above_zero(10_000.0)
     """Longest wavelength over 2π, in tokens."""
-
-    def __post_init__(self) -> None:
-        """Check the base."""
-        check_above_zero(self, "base")
 
     def rotation(
         self, positions: Int[Tensor, "B T"], head_width: int, dtype: torch.dtype

@@ -16,10 +16,10 @@ from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, RMSNorm
 from hessblocks.blocks.positions import RotaryPosition
 from hessblocks.blocks.weights import Dense, Identity, Reparametrised
-from hessblocks.errors import unknown_name
+from hessblocks.errors import check_name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Preset:
     """A named edit of the Pre-LN block."""
 
@@ -98,20 +98,16 @@ def _modern(block: BlockConfig) -> BlockConfig:
 
 
 _PRESETS = {
-    "pre-ln": Preset(summary="skips and norms around both sub-blocks", edit=lambda block: block),
-    "post-ln": Preset(summary="norm after each sum", edit=_post_ln),
-    "parallel": Preset(summary="attention and MLP side by side, one norm and skip", edit=_parallel),
-    "skipless": Preset(summary="no attention skip; shaped attention", edit=_skipless),
-    "v-skipinit": Preset(summary="skipless; orthogonal values and projection", edit=_v_skipinit),
-    "sas": Preset(summary="skipless; no values, no projection", edit=_sas),
-    "sas-p": Preset(summary="sas; parallel, no MLP skip", edit=_sas_p),
-    "sas-p-no-norm": Preset(
-        summary="sas-p; no norms but the first and the last", edit=_sas_p_no_norm
-    ),
-    "op": Preset(
-        summary="pre-ln; no norms but QK-norm, first and last; small branch gains", edit=_op
-    ),
-    "modern": Preset(summary="pre-ln; RoPE, grouped queries, QK-norm, SwiGLU", edit=_modern),
+    "pre-ln": Preset("skips and norms around both sub-blocks", lambda block: block),
+    "post-ln": Preset("norm after each sum", _post_ln),
+    "parallel": Preset("attention and MLP side by side, one norm and skip", _parallel),
+    "skipless": Preset("no attention skip; shaped attention", _skipless),
+    "v-skipinit": Preset("skipless; orthogonal values and projection", _v_skipinit),
+    "sas": Preset("skipless; no values, no projection", _sas),
+    "sas-p": Preset("sas; parallel, no MLP skip", _sas_p),
+    "sas-p-no-norm": Preset("sas-p; no norms but the first and the last", _sas_p_no_norm),
+    "op": Preset("pre-ln; no norms but QK-norm, first and last; small branch gains", _op),
+    "modern": Preset("pre-ln; RoPE, grouped queries, QK-norm, SwiGLU", _modern),
 }
 
 PRESETS: tuple[str, ...] = tuple(_PRESETS)
@@ -135,8 +131,7 @@ def preset(name: str, **fields: Any) -> BlockConfig:
     >>> preset("sas-p", width=64, heads=4).layout
     'parallel'
     """
-    if name not in _PRESETS:
-        raise unknown_name("preset", name, PRESETS)
+    check_name("preset", name, PRESETS)
     sizes = {key: fields.pop(key) for key in ("width", "heads", "mlp_width") if key in fields}
     base = BlockConfig().replace(**sizes)
     return _PRESETS[name].edit(base).replace(**fields)
@@ -154,6 +149,5 @@ def summary(name: str) -> str:
     >>> summary("sas")
     'skipless; no values, no projection'
     """
-    if name not in _PRESETS:
-        raise unknown_name("preset", name, PRESETS)
+    check_name("preset", name, PRESETS)
     return _PRESETS[name].summary

@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.blocks.parts import BlockPart, check_above_zero, check_choice, check_finite
+from hessblocks.blocks.gains import scalar
+from hessblocks.blocks.parts import BlockPart, above_zero, finite, one_of
 from hessblocks.errors import ArgumentError
 
 TIED = "tied-orthogonal"
@@ -22,7 +23,6 @@ TIED = "tied-orthogonal"
 
 SQUARE = ("identity", TIED)
 """Initial values with as many outputs as inputs."""
-INITIALISATIONS = ("normal", "zeros", "identity", "orthogonal", TIED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Weight(BlockPart, abc.ABC):
     @property
     @abc.abstractmethod
     def initial(self) -> str:
-        """Name of the initial value, one of `INITIALISATIONS`."""
+        """Name of the initial value, one of `Dense.init`."""
 
     @property
     def square(self) -> bool:
@@ -55,17 +55,12 @@ class Weight(BlockPart, abc.ABC):
 class Dense(Weight, kind="dense"):
     """A trainable matrix."""
 
-    init: str = "normal"
+    init: str = one_of("normal", "zeros", "identity", "orthogonal", TIED)
     """Initial value: normal, zeros, identity, orthogonal or (projections only) tied-orthogonal."""
-    std: float = 0.02
+    std: float = above_zero(0.02)
     """Standard deviation of the entries of a normal initial value."""
     bias: bool = False
     """Whether a trainable shift, initially zero, is added."""
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        check_choice(self, "init", INITIALISATIONS)
-        check_above_zero(self, "std")
 
     @property
     def initial(self) -> str:
@@ -97,23 +92,20 @@ class Identity(Weight, kind="identity"):
 class Reparametrised(Weight, kind="reparametrised"):
     """α W_init + β ΔW: W_init fixed, ΔW trainable from zero (He & Hofmann, section 4.2, eq. 6)."""
 
-    init: str = "orthogonal"
+    init: str = one_of("normal", "identity", "orthogonal", TIED, default="orthogonal")
     """W_init: normal, identity, orthogonal or (projections only) tied-orthogonal."""
-    std: float | None = None
+    std: float | None = above_zero(None)
     """Standard deviation of the entries of a normal W_init; 1 / sqrt(inputs) by default."""
-    initial_gain: float = 1.0
+    initial_gain: float = finite(1.0)
     """α, the gain of W_init."""
-    update_gain: float = 1.0
+    update_gain: float = finite(1.0)
     """β, the gain of ΔW."""
     trainable_gains: bool = False
     """Whether α and β are trained."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        check_choice(self, "init", ("normal", "identity", "orthogonal", TIED))
-        if self.std is not None:
-            check_above_zero(self, "std")
-        check_finite(self, "initial_gain", "update_gain")
+        super().__post_init__()
         if self.update_gain == 0:
             raise ArgumentError(
                 "reparametrised: update_gain: 0 would keep the update without effect; "
@@ -191,11 +183,8 @@ class ReparametrisedLinear(nn.Module, Tied):
         self.update = nn.Parameter(torch.empty(outputs, inputs))
         stored = None if part.init == "identity" else torch.empty(outputs, inputs)
         self.register_buffer("initial", stored)
-        self.initial_gain: Tensor | float = part.initial_gain
-        self.update_gain: Tensor | float = part.update_gain
-        if part.trainable_gains:
-            self.initial_gain = nn.Parameter(torch.empty(()))
-            self.update_gain = nn.Parameter(torch.empty(()))
+        self.initial_gain = scalar(part.initial_gain, part.trainable_gains)
+        self.update_gain = scalar(part.update_gain, part.trainable_gains)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -1,7 +1,3 @@
 """The command line; one file a command."""
 
 from hessblocks.cli.app import main
-
-__all__ = [
-    "main",
-]

@@ -15,6 +15,7 @@ import typer
 from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
 from hessblocks.errors import HessblocksError, out_of_memory
+from hessblocks.settings import option
 
 app = typer.Typer(
     name="hessblocks",
@@ -66,7 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = command.main(words, prog_name="hessblocks", standalone_mode=False)
             sys.stdout.flush()
         except _UsageError as error:
-            return _refuse(error, words)
+            if words:
+                _complain(error.format_message(), words)
+            else:
+                error.show()  # the help
+            return 2
         except HessblocksError as error:
             _complain(str(error), words)
             return error.exit_status
@@ -84,24 +89,11 @@ def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -
         return 1
     if not isinstance(error, OSError):
         raise error
-    if (
-        error.filename is None
-    ):  # standard output is closed or full; the interpreter must not try again
+    if error.filename is None:  # closed or full; the interpreter must not try again
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    what = error.filename or "standard output"
-    _complain(
-        f"{what}: {error.strerror or error}; free some space or permit it, and run again.", words
-    )
+    what, why = error.filename or "standard output", error.strerror or error
+    _complain(f"{what}: {why}; free some space or permit it, and run again.", words)
     return 1
-
-
-def _refuse(error: Any, words: Sequence[str]) -> int:
-    """One sentence on words that are no command line; the help where there are none."""
-    if words:
-        _complain(error.format_message(), words)
-    else:
-        error.show()
-    return 2
 
 
 def _complain(message: str, words: Sequence[str]) -> None:
@@ -114,27 +106,19 @@ def _complain(message: str, words: Sequence[str]) -> None:
     if "--traceback" in words:
         traceback.print_exc()
     field, _, rest = message.partition(":")
-    option = f"--{field.replace('_', '-')}"
-    if re.fullmatch(r"[a-z_]+", field) and option in _options():
-        message = f"{option}:{rest}"
+    if re.fullmatch(r"[a-z_]+", field) and option(field) in _options():
+        message = f"{option(field)}:{rest}"
     print(f"hessblocks: {message}", file=sys.stderr)
 
 
 def _options() -> set[str]:
     """The options of all commands."""
-    commands = getattr(typer.main.get_command(app), "commands", {})
-    return {
-        name for command in commands.values() for option in command.params for name in option.opts
-    }
+    commands = getattr(typer.main.get_command(app), "commands", {}).values()
+    return {name for command in commands for taken in command.params for name in taken.opts}
 
 
 def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: object = None,
-    line: str | None = None,
+    message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
     """A warning of ours as one line on standard error; of others only what concerns users."""
     if category.__module__.startswith("hessblocks") or category is UserWarning:

@@ -11,7 +11,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -31,9 +31,8 @@ from hessblocks.settings import (
     option,
 )
 
-Out = Annotated[
-    Path, typer.Option("--out", help="Run folder; the same one again goes on where it stopped.")
-]
+GOES_ON = "Run folder; the same one again goes on where it stopped."
+Out = Annotated[Path, typer.Option(help=GOES_ON)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -110,13 +109,12 @@ def _fields(settings: Any, prefix: str = "") -> Iterator[tuple[Any, str, str]]:
 
 def _made(settings: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
     """The settings, from the values of all options."""
-    values = {
-        name: _made(kind.type, given, _prefix(kind))
-        if is_dataclass(kind.type)
-        else given[prefix + name]
-        for name, kind in kinds(settings).items()
-        if is_dataclass(kind.type) or prefix + name in given
-    }
+    values = {}
+    for name, kind in kinds(settings).items():
+        if is_dataclass(kind.type):
+            values[name] = _made(kind.type, given, _prefix(kind))
+        elif prefix + name in given:
+            values[name] = given[prefix + name]
     return make(settings, values)
 
 
@@ -138,7 +136,7 @@ def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:
     kind, help_text, default = (
         kinds(settings)[name],
         meanings(settings)[name],
-        _default(settings, name),
+        getattr(settings, name),
     )
     type_, least = kind.type, kind.mark(AtLeast)
     if kind.several:
@@ -159,11 +157,6 @@ def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:
         annotation=Annotated[type_, told],
         default=default,
     )
-
-
-def _default(settings: Any, name: str) -> Any:
-    (field,) = (field for field in fields(settings) if field.name == name)
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _by_optimiser(defaults: Mapping[str, float]) -> str:
@@ -189,9 +182,8 @@ def said_again(settings: Any) -> list[str]:
     said = []
     for name, kind in kinds(type(settings)).items():
         value, own = getattr(settings, name), kind.mark(ByOptimiser)
-        default = (
-            own.defaults.get(settings.optimiser, value) if own else _default(type(settings), name)
-        )
+        usual = getattr(type(settings), name)
+        default = own.defaults.get(settings.optimiser, value) if own else usual
         if value != default:
             said += [option(name)] if value is True else [option(name), str(value)]
     return said

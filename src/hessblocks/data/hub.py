@@ -20,7 +20,7 @@ from hessblocks.data.docstrings import SPECIAL
 from hessblocks.data.sources import fingerprint
 from hessblocks.data.tasks import SEPARATOR, LabelledText, Task
 from hessblocks.data.tokens import check_vocabulary, write_corpus
-from hessblocks.errors import ArgumentError, RunError, unknown_name
+from hessblocks.errors import ArgumentError, RunError, check_name
 
 HUB_VERSION = 1
 """Raised whenever the same texts would give other tokens."""
@@ -110,8 +110,7 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
         ArgumentError: an unknown task.
         RunError: datasets is not installed, the data cannot be had, or has other columns.
     """
-    if name not in GLUE:
-        raise unknown_name("task", name, GLUE)
+    check_name("task", name, GLUE)
     columns, classes = GLUE[name]
     local = Path(source, name)
     path, configuration = (str(local), None) if local.is_dir() else (source, name)

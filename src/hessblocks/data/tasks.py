@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hessblocks.data.docstrings import SPLITS, Docstring
-from hessblocks.errors import RunError, unknown_name
+from hessblocks.errors import RunError, check_name
 
 CLASSES = 6
 """Packages of the topic task."""
@@ -77,8 +77,7 @@ def make_task(name: str, records: Sequence[Docstring], seed: int = 0) -> Task:
         ArgumentError: an unknown name.
         RunError: too few docstrings for one of the splits.
     """
-    if name not in TASKS:
-        raise unknown_name("task", name, TASKS)
+    check_name("task", name, TASKS)
     usable = [record for record in records if record.kind != "prose"]
     classes, make = TASKS[name](usable)
     splits: dict[str, tuple[LabelledText, ...]] = {}

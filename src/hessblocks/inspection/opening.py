@@ -12,7 +12,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from hessblocks.blocks import PRESETS, BlockConfig, Dense, preset
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.inspection.samples import RANDOM, corpus_of, drawn, encoded_batch, random_batch
 from hessblocks.inspection.subject import Subject, saved_model
 from hessblocks.models import build
@@ -135,8 +135,7 @@ def block(name: str, **sizes: Any) -> BlockConfig:
         ArgumentError: an unknown name, or sizes that do not fit.
     """
     known = [*PRESETS, *plain_names()]
-    if name not in known:
-        raise unknown_name("MODEL", name, known)
+    check_name("MODEL", name, known)
     found = preset(name.removesuffix(PLAIN), **sizes)
     if name in PRESETS:
         return found

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
-from hessblocks.models import clear_errors
 from hessblocks.quiet import quiet
 
 Encode = Callable[[str], list[int]]
@@ -78,16 +78,19 @@ def saved_model(source: str) -> Subject:
         _check_kind(source, place)
         try:
             load: Any = AutoModelForCausalLM.from_pretrained
-            with clear_errors(source):
-                model, found = load(
-                    place,
-                    **_LOCAL,
-                    use_safetensors=True,
-                    dtype=torch.float32,
-                    output_loading_info=True,
-                )
+            model, found = load(
+                place,
+                **_LOCAL,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
         except HessblocksError:
             raise
+        except SafetensorError as error:
+            raise RunError(
+                f"{source}: the weights are damaged or cut off ({error}); copy or save the model again"
+            ) from error
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise RunError(f"MODEL: {source} cannot be loaded ({_first_line(error)}).") from error
     if found["missing_keys"]:

@@ -18,7 +18,7 @@ from hessblocks.models.heads import (
     HessblocksForSequenceClassification,
 )
 from hessblocks.models.modeling import HessblocksModel, Layer
-from hessblocks.models.pretrained import HessblocksPreTrainedModel, clear_errors
+from hessblocks.models.pretrained import HessblocksPreTrainedModel
 
 AutoConfig.register("hessblocks", HessblocksConfig)
 AutoModel.register(HessblocksConfig, HessblocksModel)

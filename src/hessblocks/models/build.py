@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hessblocks.blocks import BlockConfig, check_positive, preset
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
@@ -59,21 +59,20 @@ def build(
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
     for name, size in sizes.items():
         check_positive(name, size)
-    if not isinstance(block, str | BlockConfig):
+    check_name("task", task, TASKS)
+    if isinstance(block, str):
+        whole = preset(block, **block_fields)
+    elif isinstance(block, BlockConfig):
+        whole = block.replace(**block_fields)
+    else:
         raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
-    if task not in TASKS:
-        raise unknown_name("task", task, TASKS)
     config = HessblocksConfig(
         vocab_size=vocab_size,
         depth=depth,
         context=context,
         causal=task == "causal-lm",
         preset=block if isinstance(block, str) else None,
-        block=(
-            preset(block, **block_fields)
-            if isinstance(block, str)
-            else block.replace(**block_fields)
-        ).to_dict(),
+        block=whole.to_dict(),
         tie_word_embeddings=tie_word_embeddings,
     )
     config.num_labels = classes

@@ -181,9 +181,18 @@ class HessblocksForSequenceClassification(_WithoutCache):
     _result = SequenceClassifierOutput
 
     def __init__(self, config: HessblocksConfig) -> None:
-        """Build the model; weights are drawn from torch's global random state."""
+        """Build the model; weights are drawn from torch's global random state.
+
+        Raises:
+            ArgumentError: one label, or another problem than one label a sequence.
+        """
         super().__init__(config)
-        _check_classes(config)
+        if config.num_labels == 1:
+            raise ArgumentError("classes: expected at least 2, got 1; regression is not offered")
+        if config.problem_type not in (None, "single_label_classification"):
+            raise ArgumentError(
+                f"problem_type: expected single_label_classification, got {config.problem_type!r}"
+            )
         self.model = HessblocksModel(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels or 2, bias=False)
         self.post_init()
@@ -191,30 +200,14 @@ class HessblocksForSequenceClassification(_WithoutCache):
     def _logits(
         self, hidden: Tensor, attention_mask: Tensor | None
     ) -> Float[Tensor, "sequences classes"]:
-        if attention_mask is not None and attention_mask.ndim != 2:
+        if attention_mask is None:
+            mean = hidden.mean(dim=1)
+        elif attention_mask.ndim == 2:
+            weights = attention_mask.to(hidden.dtype)[..., None]
+            mean = (weights * hidden).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+        else:
             raise ArgumentError(
                 f"attention_mask: expected (sequences, tokens) to average over, got {tuple(attention_mask.shape)}"
             )
-        logits: Tensor = self.score(_mean_token(hidden, attention_mask))
+        logits: Tensor = self.score(mean)
         return logits
-
-
-def _check_classes(config: HessblocksConfig) -> None:
-    """Refuse what is no choice between classes.
-
-    Raises:
-        ArgumentError: one label, or another problem than one label a sequence.
-    """
-    if config.num_labels == 1:
-        raise ArgumentError("classes: expected at least 2, got 1; regression is not offered")
-    if config.problem_type not in (None, "single_label_classification"):
-        raise ArgumentError(
-            f"problem_type: expected single_label_classification, got {config.problem_type!r}"
-        )
-
-
-def _mean_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    if attention_mask is None:
-        return hidden.mean(dim=1)
-    weights = attention_mask.to(hidden.dtype)[..., None]
-    return (weights * hidden).sum(dim=1) / weights.sum(dim=1).clamp(min=1)

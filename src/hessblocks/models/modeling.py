@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -30,6 +30,8 @@ class Layer(GradientCheckpointingLayer, Block):
 class HessblocksModel(HessblocksPreTrainedModel):
     """Embeddings, layers and final norm: token ids to the last layer's vectors."""
 
+    _input_embed_layer = "token_embedding"
+
     def __init__(self, config: HessblocksConfig) -> None:
         """Build the layers; weights are drawn from torch's global random state."""
         super().__init__(config)
@@ -45,14 +47,6 @@ class HessblocksModel(HessblocksPreTrainedModel):
         for part in (self.layers, self.final_norm, *filter(None, own)):
             keep_values(part)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The token embedding."""
-        return self.token_embedding
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the token embedding."""
-        self.token_embedding = value
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -100,9 +94,10 @@ class HessblocksModel(HessblocksPreTrainedModel):
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
             kernel=attention_kernel(self.config._attn_implementation),
         )
+        keep = None if past_key_values is None else past_key_values.update
         states = [x]
         for index, layer in enumerate(self.layers):
-            x = layer(x, context, _layer_cache(past_key_values, index))
+            x = layer(x, context, keep and partial(keep, layer_idx=index))
             if output_hidden_states:
                 states.append(x)
         last = self.final_norm(x)
@@ -243,11 +238,3 @@ def _starts_again(position_ids: Tensor, attention_mask: Tensor | None) -> bool:
         real = real[:, -position_ids.shape[1] :]
         found = found & real[:, 1:] & real[:, :-1]
     return bool(found.any())
-
-
-def _layer_cache(
-    cache: Cache | None, layer: int
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-    if cache is None:
-        return None
-    return lambda key, value: cache.update(key, value, layer)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from safetensors import SafetensorError
@@ -18,25 +16,6 @@ from hessblocks.models.configuration import HessblocksConfig
 
 HEADS = ("lm_head", "score")
 """Modules that may be new or left over, as when a classifier is made from a language model."""
-
-
-@contextmanager
-def clear_errors(path: Any) -> Iterator[None]:
-    """Say which file is damaged, and keep transformers' own report of keys quiet meanwhile.
-
-    Raises:
-        RunError: the safetensors file is damaged or cut off.
-    """
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    except SafetensorError as error:
-        raise RunError(
-            f"{path}: the weights are damaged or cut off ({error}); copy or save the model again"
-        ) from error
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 def check_complete(path: Any, found: dict[str, Any]) -> None:
@@ -60,7 +39,7 @@ def check_complete(path: Any, found: dict[str, Any]) -> None:
         f"{kind} {name}"
         for kind, names in (("without", missing), ("with", sorted(found["unexpected_keys"])))
         for name in names
-        if not _in_head(name)
+        if name.split(".")[0] not in HEADS
     ]
     if strange:
         shown = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if strange[3:] else "")
@@ -70,10 +49,6 @@ def check_complete(path: Any, found: dict[str, Any]) -> None:
         )
     if missing:
         warnings.warn(f"{path}: {', '.join(missing)} is new and has to be trained", stacklevel=3)
-
-
-def _in_head(name: str) -> bool:
-    return name.split(".")[0] in HEADS
 
 
 KEPT = "_keeps_its_values"
@@ -126,14 +101,17 @@ class HessblocksPreTrainedModel(PreTrainedModel):
         report = keywords.pop("output_loading_info", False)
         resize = keywords.pop("ignore_mismatched_sizes", False)
         load: Any = super().from_pretrained
-        with clear_errors(path):
-            model, found = load(
-                path,
-                *arguments,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **keywords,
-            )
+        keywords |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # of keys that differ we make a report of our own
+        try:
+            model, found = load(path, *arguments, **keywords)
+        except SafetensorError as error:
+            raise RunError(
+                f"{path}: the weights are damaged or cut off ({error}); copy or save the model again"
+            ) from error
+        finally:
+            logging.set_verbosity(verbosity)
         check_complete(path, found | {"mismatched_keys": ()} if resize else found)
         return (model, found) if report else model
 

@@ -9,7 +9,6 @@ from hessblocks.settings.field_marks import (
     ByOptimiser,
     Kind,
     Prefix,
-    check_choice,
     kinds,
     make,
     option,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_name
 
 T = TypeVar("T")
 
@@ -24,10 +24,8 @@ class AtLeast:
     """The largest value."""
 
 
-LARGEST_SEED = 2**63 - 1
-"""What torch takes as a seed."""
-SEED = AtLeast(0, expected="0 or more", most=LARGEST_SEED)
-"""Of a random seed."""
+SEED = AtLeast(0, expected="0 or more", most=2**63 - 1)
+"""Of a random seed; torch takes no larger one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +90,7 @@ def make(settings: type[T], values: Mapping[str, Any]) -> T:
     """
     known = kinds(settings)
     for name in values:
-        if name not in known:
-            raise unknown_name("setting", name, known)
+        check_name("setting", name, known)
     whole = {
         name: words(value) if known[name].several and isinstance(value, str) else value
         for name, value in values.items()
@@ -121,25 +118,15 @@ def check_ranges(settings: Any, prefix: str = "") -> None:
         mark, value = kind.mark(AtLeast), getattr(settings, name)
         if not mark or value is None:
             continue
-        expected = ""
         if value < mark.least:
             expected = mark.expected or f"a whole number of at least {mark.least}"
         elif mark.most is not None and value > mark.most:
             expected = f"at most {mark.most}"
-        if expected:
-            raise ArgumentError(f"{option(prefix + name)}: expected {expected}, got {value}.")
+        else:
+            continue
+        raise ArgumentError(f"{option(prefix + name)}: expected {expected}, got {value}.")
 
 
 def option(name: str) -> str:
     """The command-line option of a field."""
     return f"--{name.replace('_', '-')}"
-
-
-def check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a word that is not among the known ones, naming the option.
-
-    Raises:
-        ArgumentError: lists the known ones.
-    """
-    if value not in known:
-        raise unknown_name(option(name), value, known)

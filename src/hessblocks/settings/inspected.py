@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import SEED, AtLeast, check_choice, check_ranges
+from hessblocks.errors import ArgumentError, check_name
+from hessblocks.settings.field_marks import SEED, AtLeast, check_ranges
 from hessblocks.settings.run_settings import BlockSizes
 
 
@@ -58,7 +58,7 @@ class CurvatureInspection(InspectionSettings):
         """Check ranges and parts, and put the parts into their order."""
         super().__post_init__()
         for part in self.parts:
-            check_choice("parts", part, PARTS)
+            check_name("--parts", part, PARTS)
         if not self.parts:
             raise ArgumentError(f"--parts: expected one or more of {', '.join(PARTS)}, got none.")
         if not self.groups:

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import AtLeast, ByOptimiser, check_choice, check_ranges
+from hessblocks.errors import ArgumentError, check_name
+from hessblocks.settings.field_marks import AtLeast, ByOptimiser, check_ranges
 
 OPTIMISERS = ("adamw", "sgd")
-SCHEDULES = ("linear", "cosine")
 RATES = {"adamw": 1e-3, "sgd": 0.3}
 """Peak learning rate of each optimiser where none is given."""
 DECAYS = {"adamw": 0.1, "sgd": 0.0}
@@ -63,8 +62,8 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         """Check ranges."""
         check_ranges(self)
-        check_choice("optimiser", self.optimiser, OPTIMISERS)
-        check_choice("schedule", self.schedule, SCHEDULES)
+        check_name("--optimiser", self.optimiser, OPTIMISERS)
+        check_name("--schedule", self.schedule, ("linear", "cosine"))
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -90,7 +89,7 @@ class TrainingSettings:
         Raises:
             ArgumentError: a value outside its range, or momentum for an optimiser without.
         """
-        check_choice("optimiser", optimiser, OPTIMISERS)
+        check_name("--optimiser", optimiser, OPTIMISERS)
         if others.get("momentum") is not None and optimiser not in MOMENTA:
             raise ArgumentError(f"--momentum: {optimiser} has none; leave it out or use sgd.")
         own = {"learning_rate": RATES[optimiser], "weight_decay": DECAYS[optimiser]}

@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import SEED, AtLeast, check_choice, check_ranges
+from hessblocks.errors import ArgumentError, check_name
+from hessblocks.settings.field_marks import SEED, AtLeast, check_ranges
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
-
-MATCHES = ("steps", "tokens", "time", "flops")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +132,7 @@ class ComparisonSettings(SharedSettings):
                 raise ArgumentError(
                     f"--{name}: expected one or more, each once, got {', '.join(map(str, values)) or 'none'}."
                 )
-        check_choice("match", self.match, MATCHES)
+        check_name("--match", self.match, ("steps", "tokens", "time", "flops"))
 
     def runs(self, steps: Mapping[str, int] | None = None) -> list[RunSettings]:
         """Every run, seed by seed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from hessblocks.errors import unknown_name
+from hessblocks.errors import check_name
 from hessblocks.studies import blocks_paper, hessian_paper, our_questions
 from hessblocks.studies.engine import Study
 
@@ -34,8 +34,7 @@ def find(name: str) -> Study[Any]:
     Raises:
         ArgumentError: there is none; the message lists near names.
     """
-    if name not in _PLACES:
-        raise unknown_name("study", name, _PLACES)
+    check_name("study", name, _PLACES)
     study: Study[Any] = importlib.import_module(_PLACES[name]).STUDY
     assert study.name == name
     return study

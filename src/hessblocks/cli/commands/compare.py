@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hessblocks.cli import options
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.settings import (
     ComparisonSettings,
     DataSettings,
@@ -57,11 +57,10 @@ def compare(
     for name in settings.presets:
         runs.model_without_weights(model, name, text.vocab_size)
     carry_out(
-        lambda corpus, progress, report: runs.compare(
-            settings, corpus, out, progress, finish=report
-        ),
+        runs.compare,
+        settings,
+        out,
         text=text,
-        out=out,
         as_json=screen.json,
         hint=_next(settings, text),
     )
@@ -73,8 +72,7 @@ def _known(presets: tuple[str, ...]) -> tuple[str, ...]:
     if not presets:
         raise ArgumentError(f"--presets: expected names with commas; known: {', '.join(PRESETS)}.")
     for name in presets:
-        if name not in PRESETS:
-            raise unknown_name("--presets", name, PRESETS)
+        check_name("--presets", name, PRESETS)
     return presets
 
 

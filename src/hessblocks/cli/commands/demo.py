@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -39,11 +40,10 @@ def demo(
         device=runs.resolve_device(device),
     )
     carry_out(
-        lambda corpus, progress, report: runs.compare(
-            settings, corpus, out, progress, "demo", finish=report
-        ),
+        partial(runs.compare, command="demo"),
+        settings,
+        out,
         text=DataSettings(vocab_size=4096),
-        out=out,
         as_json=screen.json,
         hint="hessblocks train sas-p --steps 2000 --data FILE_OR_FOLDER --out runs/mine",
     )

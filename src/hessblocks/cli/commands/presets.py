@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -18,26 +17,21 @@ def presets(
     *,
     sizes: PresetSizes,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder to write the table to, as presets.json.", show_default=False),
+        Path | None, typer.Option(help="Folder to write the table to, as presets.json.")
     ] = None,
     screen: options.Screen,
 ) -> None:
     """List the blocks, what each removes, and their size, without allocating any weights."""
-    from hessblocks.cli.terminal import block_sizes, console, sizes_table
+    from hessblocks.cli.terminal import block_sizes, show, sizes_table
     from hessblocks.storage import write_json
 
     found = block_sizes(sizes)
     described = {"command": "presets", "presets": {s.preset: asdict(s) for s in found}}
     if out is not None:
         write_json(out / "presets.json", described)
-    if screen.json:
-        print(json.dumps(described))
-        return
-    shown = console()
-    shown.print(sizes_table(found))
-    shown.print(
+    note = (
         f"{sizes.depth} layers, width {sizes.width}, {sizes.heads} heads, vocabulary "
         f"{sizes.vocab_size:,}, context {sizes.context}; matmuls and multiply-adds: of one token, in the "
         "whole model with its head"
     )
+    show(described, [sizes_table(found), note], as_json=screen.json)

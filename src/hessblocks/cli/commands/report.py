@@ -26,23 +26,12 @@ def report(
     Each page goes into its own folder and nothing is measured: there is no --out, --seed or --device.
     What a run or study lacks is listed, on the page and here.
     """
-    studies = {folder: _holds_studies(folder) for folder in folders}
-    pages, lacking = [], []
-    for folder, holds_studies in studies.items():
-        if holds_studies:
-            page, lines = _study_page(folder)
-            lacking += lines
-        else:
-            page = _run_page(folder)
-        pages.append(page)
-    if screen.json:
-        found = {"reports": [str(page) for page in pages], "missing": lacking}
-        print(json.dumps({"command": "report", **found}))
-        return
-    for line in lacking:
-        print(f"missing {line}")
-    for page in pages:
-        print(f"report  {page}")
+    writers = {folder: _study_page if _holds_studies(folder) else _run_page for folder in folders}
+    written = [write(folder) for folder, write in writers.items()]
+    pages, lacking = [page for page, _ in written], [line for _, lines in written for line in lines]
+    found = {"command": "report", "reports": list(map(str, pages)), "missing": lacking}
+    lines = [*(f"missing {line}" for line in lacking), *(f"report  {page}" for page in pages)]
+    print(json.dumps(found) if screen.json else "\n".join(lines))
 
 
 def _holds_studies(folder: Path) -> bool:
@@ -63,13 +52,14 @@ def _holds_studies(folder: Path) -> bool:
     )
 
 
-def _run_page(folder: Path) -> Path:
+def _run_page(folder: Path) -> tuple[Path, list[str]]:
+    """The page of a run, which lacks nothing."""
     from hessblocks.report import write_curvature_report, write_report
     from hessblocks.storage import held, is_curvature_run
 
     with held(folder):
         write = write_curvature_report if is_curvature_run(folder) else write_report
-        return write(folder)
+        return write(folder), []
 
 
 def _study_page(folder: Path) -> tuple[Path, list[str]]:

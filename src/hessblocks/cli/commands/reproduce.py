@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hessblocks.cli import options
-from hessblocks.errors import ArgumentError, HessblocksError, RunError
-from hessblocks.settings import words
+from hessblocks.errors import ArgumentError, HessblocksError
+from hessblocks.settings import AtLeast, words
 
 if TYPE_CHECKING:
     from hessblocks.studies import StudyResult
@@ -24,38 +22,30 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is measured, and where."""
+
+    scale: str = "laptop"
+    """smoke (seconds), laptop (minutes) or paper (published settings)."""
+    seeds: Annotated[int | None, AtLeast(1)] = None
+    """Repetitions; the scale's own by default."""
+    workers: Annotated[int | None, AtLeast(1)] = None
+    """Processes, one thread each; as many as there are cores by default."""
+    ray: str | None = None
+    """Ray cluster to measure on: host:port, ray://host:port or auto."""
+
+
 @options.taking
 def reproduce(
     name: Annotated[
-        str | None,
-        typer.Argument(help="A study, several with commas, or all.", show_default=False),
+        str | None, typer.Argument(help="A study, several with commas, or all.")
     ] = None,
     *,
     list_names: Annotated[
         bool, typer.Option("--list", help="List the studies and what each is of.")
     ] = False,
-    scale: Annotated[
-        str, typer.Option(help="smoke (seconds), laptop (minutes) or paper (published settings).")
-    ] = "laptop",
-    seeds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Repetitions; the scale's own by default.", show_default=False),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Processes, one thread each; as many as there are cores by default.",
-            show_default=False,
-        ),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            help="Ray cluster to measure on: host:port, ray://host:port or auto.",
-            show_default=False,
-        ),
-    ] = None,
+    effort: Effort,
     out: options.Out = Path("runs/reproduce"),
     screen: options.Screen,
 ) -> None:
@@ -65,37 +55,28 @@ def reproduce(
     if list_names or name is None:
         _list(as_json=screen.json)
         return
-    from hessblocks.cli.terminal import make_reporter
+    from hessblocks.cli.terminal import interruptible, make_reporter, show
     from hessblocks.report import write_gallery
 
-    names = _names(name)
-    start = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr), make_reporter() as reporter:
+    names, start = _names(name), time.perf_counter()
+    if not effort.workers and not effort.ray:
+        effort = replace(effort, workers=_cores())
+    also = ", and `hessblocks report` shows what there is"
+    with interruptible(also), make_reporter() as reporter:
         try:
-            results = studies.run_studies(
-                names,
-                out=out,
-                scale=scale,
-                seeds=seeds,
-                workers=workers or (None if ray else _cores()),
-                ray=ray,
-                reporter=reporter,
-            )
+            results = studies.run_studies(names, out=out, reporter=reporter, **asdict(effort))
         except studies.FailedPointsError:
             with contextlib.suppress(HessblocksError):  # nothing to show is not what went wrong
                 write_gallery(out, studies.names())
             raise
-        except KeyboardInterrupt:
-            raise RunError(
-                "interrupted; the same command goes on where it stopped, and `hessblocks report` shows "
-                "what there is."
-            ) from None
     page = write_gallery(out, studies.names())
     seconds = time.perf_counter() - start
-    if screen.json:
-        print(json.dumps(_summary(results, out, scale, seconds), allow_nan=False))
-        return
-    _show(results, page, seconds)
+    show(
+        _summary(results, out, effort.scale, seconds),
+        _lines(results, seconds),
+        f"report  {page}",
+        as_json=screen.json,
+    )
 
 
 def _names(name: str) -> list[str]:
@@ -117,19 +98,16 @@ def _cores() -> int:
 
 
 def _list(*, as_json: bool) -> None:
-    from hessblocks.cli.terminal import console, plain_table
+    from hessblocks.cli.terminal import plain_table, show
     from hessblocks.studies import find, names
 
     studies = [find(name) for name in names()]
-    if as_json:
-        fields = ("name", "title", "source", "published")
-        rows = [{field: getattr(study, field) for field in fields} for study in studies]
-        print(json.dumps({"command": "reproduce", "studies": rows}))
-        return
-    screen = console()
-    screen.print(
-        plain_table(("name", "of", "what"), [(s.name, s.source, s.title) for s in studies], left=3)
+    fields = ("name", "title", "source", "published")
+    rows = [{field: getattr(study, field) for field in fields} for study in studies]
+    table = plain_table(
+        ("name", "of", "what"), [(s.name, s.source, s.title) for s in studies], left=3
     )
+    show({"command": "reproduce", "studies": rows}, [table], as_json=as_json)
 
 
 def _summary(
@@ -153,8 +131,8 @@ def _summary(
     }
 
 
-def _show(results: Sequence[StudyResult], page: Path, seconds: float) -> None:
-    from hessblocks.cli.terminal import console, plain_table
+def _lines(results: Sequence[StudyResult], seconds: float) -> Iterator[Any]:
+    from hessblocks.cli.terminal import plain_table
     from hessblocks.report import VERDICTS
 
     rows = [
@@ -162,11 +140,9 @@ def _show(results: Sequence[StudyResult], page: Path, seconds: float) -> None:
         for result in results
         for check in result.checks
     ]
-    screen = console()
-    screen.print(plain_table(("study", "fact", "expected", "ours", "verdict"), rows, left=5))
+    yield plain_table(("study", "fact", "expected", "ours", "verdict"), rows, left=5)
     measured = sum(result.measured for result in results)
     kept = sum(result.points for result in results) - measured
     retried = sum(result.retried for result in results)
     again = f", {retried} started again after a worker died" if retried else ""
-    screen.print(f"{seconds:.0f} s: {measured} points measured, {kept} were there{again}")
-    screen.print(f"report  {page}", soft_wrap=True)
+    yield f"{seconds:.0f} s: {measured} points measured, {kept} were there{again}"

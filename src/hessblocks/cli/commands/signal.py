@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -25,7 +24,6 @@ def signal(
             help="A folder that save_pretrained wrote, a name in the local Hugging Face cache, or "
             "preset:NAME for a block of `hessblocks presets` at initialisation; preset:NAME-plain is "
             "the same block with plain softmax attention.",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -41,31 +39,25 @@ def signal(
 
     The folder of an earlier `signal` is written anew.
     """
-    from hessblocks.cli.terminal import console, described, lines, make_progress
+    from hessblocks.cli.terminal import described, lines, make_progress, show
     from hessblocks.inspection import measure_signal
     from hessblocks.report import write_signal_figures
 
     start, progress = time.perf_counter(), make_progress()
-
-    def draw(folder: Path) -> None:
-        with progress.stage("figures"):
-            write_signal_figures(folder)
-
     with contextlib.redirect_stdout(sys.stderr):
         rows = measure_signal(
             [*(models or []), *(f"preset:{name}" for name in words(presets))],
             out=out,
             device=device,
             progress=progress,
-            finish=draw,
+            finish=progress.stage("figures")(write_signal_figures),
             **asdict(settings),
         )
     seconds = time.perf_counter() - start
-    if screen.json:
-        found = {"command": "signal", "out": str(out), "seconds": round(seconds, 3)}
-        print(json.dumps({**found, "models": described(rows)}, allow_nan=False))
-        return
-    shown = console()
-    for line in lines(rows):
-        shown.print(line)
-    shown.print(f"{seconds:.0f} s\n\nfigure  {out / 'figures' / 'signal.png'}", soft_wrap=True)
+    found = {"command": "signal", "out": str(out), "seconds": round(seconds, 3)}
+    show(
+        found | {"models": described(rows)},
+        lines(rows),
+        f"{seconds:.0f} s\n\nfigure  {out / 'figures' / 'signal.png'}",
+        as_json=screen.json,
+    )

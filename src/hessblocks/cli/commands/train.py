@@ -22,11 +22,7 @@ def train(
     training: options.Training,
     observation: options.Observation,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run folder; the same one again goes on where it stopped. [default: runs/PRESET]",
-            show_default=False,
-        ),
+        Path | None, typer.Option(help=f"{options.GOES_ON} [default: runs/PRESET]")
     ] = None,
     seed: Annotated[int, options.Of(RunSettings)],
     device: options.Device = "auto",
@@ -47,11 +43,10 @@ def train(
     )
     runs.model_without_weights(model, preset, text.vocab_size)
     carry_out(
-        lambda corpus, progress, report: runs.train(
-            settings, corpus, folder, progress, finish=report
-        ),
+        runs.train,
+        settings,
+        folder,
         text=text,
-        out=folder,
         as_json=screen.json,
         hint=f'python -c "import hessblocks, transformers; print(transformers.AutoModelForCausalLM.'
         f"from_pretrained('{folder / 'model'}'))\"",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -12,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hessblocks.cli import options
-from hessblocks.errors import RunError, unknown_name
+from hessblocks.errors import RunError, check_name
 
 if TYPE_CHECKING:
-    import torch
-
     from hessblocks.theory import Check
 
 
@@ -27,33 +24,33 @@ def verify(
         str, typer.Option(help="float64 or float32: precision of the closed form.")
     ] = "float64",
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder to write every error to, as verify.json.", show_default=False),
+        Path | None, typer.Option(help="Folder to write every error to, as verify.json.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the inputs.")] = 0,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
     """Compare closed-form curvature with autodiff on this machine, every block and part."""
-    from hessblocks.cli.terminal import console, counter
+    import torch
+
+    from hessblocks.cli.terminal import counter, show
     from hessblocks.storage import write_json
     from hessblocks.theory import CASES, verify_closed_forms
     from hessblocks.training import resolve_device
 
     chosen = resolve_device(device)
+    check_name("dtype", dtype, ("float64", "float32"))
+    precision = getattr(torch, dtype)
     with counter(len(CASES)) as step:
-        checks = verify_closed_forms(dtype=_dtype(dtype), device=chosen, seed=seed, progress=step)
+        checks = verify_closed_forms(dtype=precision, device=chosen, seed=seed, progress=step)
     described = _summary(checks, dtype, chosen)
     if out is not None:
         write_json(out / "verify.json", described)
-    if screen.json:
-        print(json.dumps(described, allow_nan=False))
-    else:
-        console().print(_table(checks))
-        print(
-            f"{len(checks)} blocks and parts in {dtype} on {chosen}: {_verdict(checks)}; shown are the "
-            "largest relative errors (Frobenius norm) against autodiff"
-        )
+    note = (
+        f"{len(checks)} blocks and parts in {dtype} on {chosen}: {_verdict(checks)}; shown are the "
+        "largest relative errors (Frobenius norm) against autodiff"
+    )
+    show(described, [_table(checks)], note, as_json=screen.json)
     failed = [check for check in checks if not check.passed]
     if failed:
         worst = max(failed, key=lambda check: check.error)
@@ -61,15 +58,6 @@ def verify(
             f"verify: {len(failed)} of {len(checks)} errors exceed their bound, the largest "
             f"{worst.error:.1e} > {worst.bound:.0e} in {worst.case}, {worst.block}, {worst.part}."
         )
-
-
-def _dtype(name: str) -> torch.dtype:
-    import torch
-
-    known = {"float64": torch.float64, "float32": torch.float32}
-    if name not in known:
-        raise unknown_name("dtype", name, known)
-    return known[name]
 
 
 def _summary(checks: Sequence[Check], dtype: str, device: str) -> dict[str, Any]:

@@ -38,48 +38,39 @@ def _bars(*columns: ProgressColumn, field: str, transient: bool = True) -> Bars:
 
 
 class BarProgress(Progress):
-    """One bar for the stage under way."""
+    """One bar for the stage under way, a pulse where its steps are not counted."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._bars: Bars | None = None
-
-    def begin(self, name: str, detail: str, total: int | None) -> None:
-        """Show a bar, or a pulse where steps are not counted."""
-        self._bars = _bars(TimeElapsedColumn(), TimeRemainingColumn(), field="loss")
-        self._bars.start()
-        self._bars.add_task(f"{name} {detail}", total=total, loss="")
+    @contextlib.contextmanager
+    def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
+        """Show a bar meanwhile."""
+        columns = TimeElapsedColumn(), TimeRemainingColumn()
+        with super().stage(name, detail, total), _bars(*columns, field="loss") as self._bars:
+            self._task = self._bars.add_task(f"{name} {detail}", total=total, loss="")
+            yield
 
     def step(self, done: int, loss: float | None) -> None:
         """Move the bar."""
-        if self._bars:
-            shown = "" if loss is None else f"loss {loss:.3f}"
-            self._bars.update(self._bars.task_ids[0], completed=done, loss=shown)
-
-    def end(self) -> None:
-        """Take the bar away."""
-        if self._bars:
-            self._bars.stop()
-            self._bars = None
+        shown = "" if loss is None else f"loss {loss:.3f}"
+        self._bars.update(self._task, completed=done, loss=shown)
 
 
 class LineProgress(Progress):
     """A line when a stage is over."""
 
-    def begin(self, name: str, detail: str, total: int | None) -> None:
-        """Remember what began."""
-        self._what = f"{name} {detail}".strip()
-        self._loss = ""
-        self._begun = time.perf_counter()
+    @contextlib.contextmanager
+    def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
+        """Say what is over, its time and its last loss."""
+        self._loss, start = "", time.perf_counter()
+        try:
+            with super().stage(name, detail, total):
+                yield
+        finally:
+            what, seconds = f"{name} {detail}".strip(), time.perf_counter() - start
+            print(f"{what}: {seconds:.1f} s{self._loss}", file=sys.stderr, flush=True)
 
     def step(self, done: int, loss: float | None) -> None:
         """Remember the last loss."""
         self._loss = "" if loss is None else f", training loss {loss:.3f}"
-
-    def end(self) -> None:
-        """Say what is over."""
-        seconds = time.perf_counter() - self._begun
-        print(f"{self._what}: {seconds:.1f} s{self._loss}", file=sys.stderr, flush=True)
 
 
 def make_progress() -> Progress:
@@ -92,10 +83,8 @@ def make_progress() -> Progress:
 @contextlib.contextmanager
 def counter(total: int) -> Iterator[Callable[[str], None]]:
     """A bar of `total` named steps on a terminal, nothing elsewhere; call it as each step begins."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with Bars(console=Console(stderr=True), transient=True) as bars:
+    hidden = not sys.stderr.isatty()
+    with Bars(console=Console(stderr=True), transient=True, disable=hidden) as bars:
         task = bars.add_task("", total=total)
         yield lambda name: bars.update(task, description=name, advance=1)
 
@@ -113,15 +102,10 @@ class BarReporter:
 
     def show(self, progress: StudyProgress) -> None:
         """Move the study's bar."""
-        if progress.study not in self._tasks:
-            self._tasks[progress.study] = self._bars.add_task(
-                progress.study, total=progress.total, left=""
-            )
-        self._bars.update(
-            self._tasks[progress.study],
-            completed=progress.done + progress.failed,
-            left=time_left(progress),
-        )
+        study, over = progress.study, progress.done + progress.failed
+        if study not in self._tasks:
+            self._tasks[study] = self._bars.add_task(study, total=progress.total, left="")
+        self._bars.update(self._tasks[study], completed=over, left=time_left(progress))
 
 
 class LineReporter:
@@ -136,10 +120,10 @@ class LineReporter:
         now = time.monotonic()
         if over or progress.seconds_left is None or now - self._said >= EVERY:
             self._said = now
-            counted = f"{progress.done} of {progress.total} points"
             failed = f", {progress.failed} failed" if progress.failed else ""
             left = f", {time_left(progress)}" if progress.seconds_left and not over else ""
-            print(f"{progress.study}: {counted}{failed}{left}", file=sys.stderr, flush=True)
+            counted = f"{progress.study}: {progress.done} of {progress.total} points"
+            print(f"{counted}{failed}{left}", file=sys.stderr, flush=True)
 
 
 def time_left(progress: StudyProgress) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -25,6 +27,33 @@ def console(width: int = NARROWEST) -> Console:
     """Standard output, wide enough for the tables where it is a file or a pipe."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=width)
+
+
+def show(
+    described: Mapping[str, Any],
+    lines: Iterable[Table | str],
+    end: str = "",
+    *,
+    as_json: bool,
+    width: int = NARROWEST,
+) -> None:
+    """What a command found, on standard output.
+
+    Args:
+        described: printed as one JSON object, where that was asked for; nothing else is then.
+        lines: tables, and text that is wrapped at the width.
+        end: text that is not wrapped, such as paths.
+        as_json: what was asked for.
+        width: see `console`.
+    """
+    if as_json:
+        print(json.dumps(described, allow_nan=False))
+        return
+    screen = console(width)
+    for line in lines:
+        screen.print(line)
+    if end:
+        print(end)
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
@@ -106,14 +135,9 @@ def _condensed(groups: Sequence[str]) -> str:
         found = re.fullmatch(r"layers\.(\d+)\.(.+)", group)
         name, layer = (found[2], [found[1]]) if found else (group, [])
         layers.setdefault(name, []).extend(layer)
-    return ", ".join(
-        f"layers.{{{','.join(own)}}}.{name}"
-        if len(own) > 1
-        else f"layers.{own[0]}.{name}"
-        if own
-        else name
-        for name, own in layers.items()
-    )
+    numbers = {name: ",".join(own) for name, own in layers.items()}
+    braced = {name: f"{{{own}}}" if "," in own else own for name, own in numbers.items()}
+    return ", ".join(f"layers.{own}.{name}" if own else name for name, own in braced.items())
 
 
 def time_line(seconds: Mapping[str, float], total: float) -> str:

@@ -67,7 +67,12 @@ def lines(rows: Rows) -> Iterator[Table | str]:
     """Tables and what they amount to."""
     models = by_model(rows)
     yield _table(models, QUANTITIES, inputs=True)
-    yield _gradients(models)
+    values = [values for layers in models.values() for values in layers.values()]
+    roles = {name: name.removeprefix(GRADIENT) for one in values for name in one}
+    gradients = {name: role for name, role in roles.items() if role != name}
+    table = _table(models, gradients, inputs=False)
+    table.title, table.title_justify = "gradient norms", "left"
+    yield table
     yield (
         "token similarity: mean cosine between tokens, 1 is rank collapse; stable rank: 1 is rank "
         "collapse; norm: root mean square; entropy: of the shaped matrix, nats; gradients: Euclidean "
@@ -80,14 +85,6 @@ def lines(rows: Rows) -> Iterator[Table | str]:
             yield f"{name}: no rank collapse (token similarity {last:.3f} after the last layer)"
         else:
             yield f"{name}: rank collapse, token similarity above {COLLAPSED} from layer {from_layer} on"
-
-
-def _gradients(models: Mapping[str, Layers]) -> Table:
-    values = [values for layers in models.values() for values in layers.values()]
-    names = [name for one in values for name in one if name.startswith(GRADIENT)]
-    table = _table(models, {name: name.removeprefix(GRADIENT) for name in names}, inputs=False)
-    table.title, table.title_justify = "gradient norms", "left"
-    return table
 
 
 def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: bool) -> Table:

@@ -3,86 +3,87 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.table import Table
 
 from hessblocks.cli.terminal.bars import make_progress
 from hessblocks.cli.terminal.console import (
+    NARROWEST,
     WIDE,
     comparison_table,
-    console,
+    show,
     time_line,
     zero_group_lines,
 )
-from hessblocks.data import Corpus, load_corpus
+from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
-from hessblocks.progress import Progress
 from hessblocks.report import ComparisonRow, budget_columns, comparison_rows, summary, write_report
-from hessblocks.settings import DataSettings
+from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import FolderResults, load_results
 from hessblocks.training import is_first
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, an interruption says that the command can go on.
+def interruptible(also: str = "") -> Iterator[None]:
+    """Inside, standard output is kept for the results, and an interruption says that the command can go on.
+
+    Args:
+        also: what else the interrupted user may do.
 
     Raises:
         RunError: the user interrupted.
     """
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     except KeyboardInterrupt:
-        raise RunError("interrupted; the same command goes on where it stopped.") from None
+        raise RunError(f"interrupted; the same command goes on where it stopped{also}.") from None
 
 
-Work = Callable[[Corpus, Progress, Callable[[Path], None]], None]
-
-
-def carry_out(work: Work, *, text: DataSettings, out: Path, as_json: bool, hint: str) -> None:
+def carry_out(
+    work: Callable[..., None],
+    settings: SharedSettings,
+    out: Path,
+    *,
+    text: DataSettings,
+    as_json: bool,
+    hint: str,
+) -> None:
     """Do the work on the data, write the report, and show the results.
 
     Args:
-        work: fills `out`, then calls its last argument to write the report there.
-        text: what is trained on.
+        work: `training.compare` or `training.train`.
+        settings: of the work.
         out: run folder.
+        text: what is trained on.
         as_json: print one JSON object instead of the table.
         hint: what the user may type next.
 
     Raises:
         RunError: every run diverged.
     """
-    start = time.perf_counter()
-    progress = make_progress()
-
-    def report(folder: Path) -> None:
-        with progress.stage("report"):
-            write_report(folder)
-
-    with contextlib.redirect_stdout(sys.stderr), interruptible():
+    start, progress = time.perf_counter(), make_progress()
+    with interruptible():
         with progress.stage("data"):
             corpus = load_corpus(text.data, text.vocab_size)
-        work(corpus, progress, report)
+        work(settings, corpus, out, progress, finish=progress.stage("report")(write_report))
     if not is_first():
         return
     results = load_results(out)
     rows = comparison_rows(results)
     lost = all(row.diverged and row.final_loss is None for row in rows)
     seconds = time.perf_counter() - start
-    if as_json:
-        print(json.dumps(summary(results, seconds=seconds), allow_nan=False))
-    else:
-        screen = console(WIDE) if budget_columns(results) else console()
-        _show(screen, rows, results)
-        screen.print(time_line(progress.seconds, seconds))
-        screen.print(f"\nreport  {out / 'report.html'}", soft_wrap=True)
-        if not lost:
-            screen.print(f"next    {hint}", soft_wrap=True)
+    show(
+        summary(results, seconds=seconds),
+        [*_lines(rows, results), time_line(progress.seconds, seconds)],
+        f"\nreport  {out / 'report.html'}" + ("" if lost else f"\nnext    {hint}"),
+        as_json=as_json,
+        width=WIDE if budget_columns(results) else NARROWEST,
+    )
     if lost:
         where = dict.fromkeys(
             f"{line.preset}, seed {line.seed}: {line.diverged}"
@@ -92,13 +93,12 @@ def carry_out(work: Work, *, text: DataSettings, out: Path, as_json: bool, hint:
         raise RunError(f"every run diverged ({'; '.join(where)}). Try a lower --learning-rate.")
 
 
-def _show(screen: Console, rows: tuple[ComparisonRow, ...], results: FolderResults) -> None:
-    screen.print(comparison_table(rows, results))
-    screen.print("loss: validation, nats per token")
+def _lines(rows: tuple[ComparisonRow, ...], results: FolderResults) -> Iterator[Table | str]:
+    yield comparison_table(rows, results)
+    yield "loss: validation, nats per token"
     if any(row.before for row in rows):
-        screen.print(
+        yield (
             "heterogeneity: largest over smallest Frobenius norm among the Hessian's diagonal blocks, "
             "one block a parameter group"
         )
-    for line in zero_group_lines(rows):
-        screen.print(line)
+    yield from zero_group_lines(rows)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError, RunError, unknown_name
+from hessblocks.errors import ArgumentError, RunError, check_name
 
 SHARDS = ("batches", "vectors", "own")
 Item = TypeVar("Item")
@@ -125,8 +125,7 @@ def processes(shard: str | None) -> Processes:
     """
     if shard is None:
         return Processes()
-    if shard not in SHARDS:
-        raise unknown_name("shard", shard, SHARDS)
+    check_name("shard", shard, SHARDS)
     if not (dist.is_available() and dist.is_initialized()):
         raise ArgumentError(
             f"shard: {shard!r} needs several processes; start with torchrun and call "

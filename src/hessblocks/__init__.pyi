@@ -1,0 +1,54 @@
+"""The public names and their packages: for type checkers, and for `__init__`, which imports each when it is first used."""
+
+from . import (
+    blocks as blocks,
+    conventions as conventions,
+    curvature as curvature,
+    data as data,
+    errors as errors,
+    figures as figures,
+    inspection as inspection,
+    linalg as linalg,
+    models as models,
+    report as report,
+    settings as settings,
+    signal as signal,
+    statistics as statistics,
+    storage as storage,
+    studies as studies,
+    theory as theory,
+    training as training,
+)
+from ._version import __version__ as __version__
+from .blocks import PRESETS as PRESETS, BlockConfig as BlockConfig, preset as preset
+from .curvature import (
+    Functional as Functional,
+    Hessian as Hessian,
+    OuterProduct as OuterProduct,
+    ParameterGroup as ParameterGroup,
+    Problem as Problem,
+    curvature_map as curvature_map,
+    exact_attention_curvature as exact_attention_curvature,
+    group_norms as group_norms,
+    parameter_groups as parameter_groups,
+)
+from .errors import (
+    ArgumentError as ArgumentError,
+    HessblocksError as HessblocksError,
+    RunError as RunError,
+)
+from .inspection import measure_curvature as measure_curvature, measure_signal as measure_signal
+from .linalg import (
+    Estimate as Estimate,
+    LinearOperator as LinearOperator,
+    Spectrum as Spectrum,
+    condition_number as condition_number,
+    diagonal as diagonal,
+    extreme_eigenvalues as extreme_eigenvalues,
+    frobenius_norm as frobenius_norm,
+    jensen_shannon_distance as jensen_shannon_distance,
+    spectral_density as spectral_density,
+    trace as trace,
+)
+from .models import build as build
+from .theory import attention_hessian as attention_hessian
