@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.environment import read_environment
 from hessblocks.storage.files import damaged, read_object
-from hessblocks.storage.records import records
 from hessblocks.storage.rows import NORM, ResultRow, read_results
-from hessblocks.storage.tables import read_table
+from hessblocks.storage.tables import columns_of, read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ class SpectrumRow:
     """exact or estimate."""
 
 
-MAP_COLUMNS = tuple(field.name for field in fields(MapRow))
-SPECTRUM_COLUMNS = tuple(field.name for field in fields(SpectrumRow))
+MAP_COLUMNS = columns_of(MapRow)
+SPECTRUM_COLUMNS = columns_of(SpectrumRow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +130,11 @@ class CurvatureResults:
 
     def zero_groups(self) -> dict[str, list[str]]:
         """By part, the groups whose norm is exactly 0, where there are any."""
-        found = {
-            part: [name for name, norms in self.norms.items() if norms[part].value == 0]
-            for part in self.parts
-        }
-        return {part: names for part, names in found.items() if names}
+        found: dict[str, list[str]] = defaultdict(list)
+        for part, (name, norms) in itertools.product(self.parts, self.norms.items()):
+            if norms[part].value == 0:
+                found[part].append(name)
+        return found
 
     def summary(self, *, seconds: float) -> dict[str, Any]:
         """The run as one JSON object.
@@ -212,14 +212,14 @@ def _norm(row: ResultRow | MapRow, path: Path) -> Norm:
 
 def _cells(path: Path) -> dict[str, dict[tuple[str, str], Norm]]:
     found: dict[str, dict[tuple[str, str], Norm]] = defaultdict(dict)
-    for one in records(MapRow, path, read_table(path, MAP_COLUMNS)):
+    for one in read_table(MapRow, path):
         found[one.part][one.row, one.column] = _norm(one, path)
     return found
 
 
 def _spectra(path: Path) -> dict[str, dict[str, Density]]:
     points: dict[tuple[str, str], list[SpectrumRow]] = defaultdict(list)
-    for one in records(SpectrumRow, path, read_table(path, SPECTRUM_COLUMNS)):
+    for one in read_table(SpectrumRow, path):
         points[one.part, one.group].append(one)
     spectra: dict[str, dict[str, Density]] = defaultdict(dict)
     for (part, group), rows in points.items():

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import warnings
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,9 @@ def warn_of_another_environment(path: Path) -> None:
 
 
 def _written(path: Path) -> dict[str, Any] | None:
-    try:
+    with contextlib.suppress(RunError):
         return read_object(path)
-    except RunError:
-        return None
+    return None
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
@@ -76,21 +75,14 @@ def environment() -> dict[str, Any]:
         "hessblocks": __version__,
         "commit": _commit(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "packages": {name: _package(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory": _memory(),
+        "memory": main_memory(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-def _package(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _processor() -> str:
@@ -102,14 +94,6 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory() -> int | None:
-    """Bytes of main memory."""
-    try:
-        return main_memory()
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
 def _commit() -> str | None:
     """The commit of the checkout that this very file is tracked in; `-dirty` where it was edited."""
     here = Path(__file__)
@@ -119,14 +103,8 @@ def _commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        words = ["git", "-C", str(folder), *arguments]
+        found = subprocess.check_output(words, stderr=subprocess.DEVNULL, text=True, timeout=10)
+        return found.strip()
+    return None

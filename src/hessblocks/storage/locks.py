@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -44,7 +43,7 @@ def _take(lock: FileLock, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        (folder / HOLDER).write_text(json.dumps(_me()), encoding="utf-8")
+        (folder / HOLDER).write_text(_me(), encoding="utf-8")
     except Timeout as error:
         raise RunError(
             f"--out: {folder} is in use by {_holder(folder)}; wait for it or choose another folder."
@@ -55,17 +54,12 @@ def _take(lock: FileLock, folder: Path) -> None:
         ) from error
 
 
-def _me() -> dict[str, str | int]:
-    return {
-        "process": os.getpid(),
-        "host": socket.gethostname(),
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+def _me() -> str:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return f"process {os.getpid()} on {socket.gethostname()} since {now}"
 
 
 def _holder(folder: Path) -> str:
-    try:
-        holder = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
-        return f"process {holder['process']} on {holder['host']} since {holder['since']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+    with suppress(OSError, UnicodeDecodeError):
+        return (folder / HOLDER).read_text(encoding="utf-8") or "another process"
+    return "another process"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from hessblocks.conventions import PARTS
-from hessblocks.storage.records import records
-from hessblocks.storage.tables import read_table, write_table
+from hessblocks.storage.tables import columns_of, read_table, write_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class ResultRow:
 
 NORM = "frobenius_norm"
 STAGES = ("initial", "final")
-COLUMNS = tuple(field.name for field in fields(ResultRow))
+COLUMNS = columns_of(ResultRow)
 STEPS = ("begun", "mapped-initial", "trained", "mapped-final")
 """The steps of a run in the order of their rows."""
 SCALARS = {
@@ -75,7 +74,7 @@ def read_results(path: Path) -> list[ResultRow]:
     Raises:
         RunError: the file is damaged; the message names the line.
     """
-    return list(records(ResultRow, path, read_table(path, COLUMNS)))
+    return read_table(ResultRow, path)
 
 
 def step_of(row: ResultRow) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from hessblocks.storage.files import read_text
-from hessblocks.storage.records import records
 from hessblocks.storage.tables import read_table
 
 
@@ -35,7 +34,4 @@ def read_signal(path: Path) -> list[SignalRow]:
     Raises:
         RunError: the file is missing or damaged.
     """
-    if not read_text(path):
-        return []
-    columns = tuple(field.name for field in fields(SignalRow))
-    return list(records(SignalRow, path, read_table(path, columns)))
+    return read_table(SignalRow, path) if read_text(path) else []

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from hessblocks.storage.files import atomic_path, damaged, read_text
+from hessblocks.storage.records import Record, records
 
 Scalar = str | int | float | bool | None
 
@@ -31,18 +34,30 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
         writer.writerows(rows)
 
 
-def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Each row of a csv file as column → text, with its line number from 1.
+def columns_of(kind: Any) -> tuple[str, ...]:
+    """The columns of a table whose rows are of this dataclass."""
+    return tuple(field.name for field in fields(kind))
+
+
+def read_table(kind: type[Record], path: Path) -> list[Record]:
+    """The rows of a csv file, in its order.
 
     Args:
+        kind: dataclass of a row; further columns are left alone.
         path: the file, with a header; there are no rows where it is absent.
-        columns: the columns that must be there; others are left alone.
+
+    Returns:
+        All rows.
 
     Raises:
-        RunError: the file cannot be read, a column is missing, or a row has another length.
+        RunError: the file cannot be read, a column is missing, or a row has another length or values of
+            another type; the message names the line.
     """
-    if not path.exists():
-        return
+    return list(records(kind, path, _rows(path, columns_of(kind)))) if path.exists() else []
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Each row as column → text, with its line number from 1."""
     reader = csv.DictReader(read_text(path).splitlines())
     absent = [name for name in columns if name not in (reader.fieldnames or ())]
     if absent:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch.distributed as dist
 from transformers import PreTrainedModel
@@ -24,8 +23,10 @@ from hessblocks.training.trainer import (
     Recorder,
     make_trainer,
     start_counting,
-    step_seconds,
 )
+
+Order = Callable[[Corpus], object]
+"""What all processes do together; of functions at the top of a module, so that it can travel."""
 
 
 class DivergenceWarning(UserWarning):
@@ -49,29 +50,31 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
     ranks.join(settings.device)
     if not ranks.is_first():
         while order := hear():
-            if order.kind == "pace":
-                step_seconds(order.settings, corpus)
-            else:
-                carry_out(order, corpus, Progress())
+            order(corpus)
         yield False
         return
     yield True
     give(None)  # not after an error: this process then ends, and torchrun ends the others
 
 
-def carry_out(order: Order, corpus: Corpus, progress: Progress) -> tuple[PreTrainedModel, Recorder]:
-    """Train the run of an order.
+def carry_out(
+    settings: RunSettings,
+    folder: RunFolder,
+    checkpoint: Path | None,
+    corpus: Corpus,
+    progress: Progress | None = None,
+) -> tuple[PreTrainedModel, Recorder]:
+    """Train a run; from the start where there is no checkpoint.
 
     Returns:
         The trained model, and what recorded its training.
     """
-    settings, folder = order.settings, RunFolder(order.folder)
 
     def show(line: dict[str, Any]) -> None:
-        if line["split"] == "train":
+        if progress and line["split"] == "train":
             progress.step(line["step"], line["loss"])
 
-    recorder = Recorder(settings, folder, checkpoint=order.checkpoint, listener=show)
+    recorder = Recorder(settings, folder, checkpoint=checkpoint, listener=show)
     observers = (
         [Observer(recorder, folder.observations, corpus)] if settings.observation.any else []
     )
@@ -93,20 +96,6 @@ def _warn(settings: RunSettings, divergence: Divergence) -> None:
         DivergenceWarning,
         stacklevel=3,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What all processes do together."""
-
-    kind: Literal["train", "pace"]
-    """Train a run, or measure the time of a step."""
-    settings: RunSettings
-    """Of the run."""
-    folder: Path
-    """Run folder."""
-    checkpoint: Path | None = None
-    """Where training goes on from; None means from the start."""
 
 
 def give(order: Order | None) -> None:

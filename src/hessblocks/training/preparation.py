@@ -183,22 +183,15 @@ def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
 def config_of(
     settings: RunSettings | ComparisonSettings, command: str, corpus: Corpus
 ) -> dict[str, Any]:
-    """All that the numbers depend on, as JSON values: what config.json holds."""
-    if isinstance(settings, RunSettings):
-        own: dict[str, Any] = {"preset": settings.preset, "seed": settings.seed}
-    else:
-        own = {
-            "presets": list(settings.presets),
-            "seeds": list(settings.seeds),
-            "match": settings.match,
-        }
-    training = asdict(settings.training)
+    """All that the numbers depend on: what config.json holds."""
+    single = isinstance(settings, RunSettings)
+    names = ("preset", "seed") if single else ("presets", "seeds", "match")
     return {
         "command": command,
-        **own,
+        **{name: getattr(settings, name) for name in names},
         "model": {**asdict(settings.model), "vocab_size": corpus.vocab_size},
         "data": {"name": corpus.name, "fingerprint": corpus.fingerprint},
-        "training": {**training, "betas": list(settings.training.betas)},
+        "training": asdict(settings.training),
         "curvature": asdict(settings.curvature) if settings.curvature else None,
         "observation": asdict(settings.observation),
         "device": settings.device,

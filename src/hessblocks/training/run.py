@@ -6,11 +6,9 @@ import math
 import shutil
 import statistics
 import warnings
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 
-import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hessblocks.curvature import parameter_groups
@@ -31,7 +29,7 @@ from hessblocks.storage import (
     warn_of_another_environment,
     write_results,
 )
-from hessblocks.training.execution import Order, carry_out, give
+from hessblocks.training.execution import carry_out, give
 from hessblocks.training.folder import RunFolder, continued, is_whole, save_model
 from hessblocks.training.preparation import build_model, line_files, model_without_weights
 from hessblocks.training.trainer import Recorder, map_rows, update_flops
@@ -113,11 +111,13 @@ class Run:
     @cached_property
     def _groups(self) -> tuple[str, ...]:
         """Parameter groups that the curvature is measured of."""
-        if not self.settings.curvature:
-            return ()
+        return tuple(parameter_groups(self._empty)) if self.settings.curvature else ()
+
+    @property
+    def _empty(self) -> PreTrainedModel:
+        """The model without weights."""
         settings = self.settings
-        model = model_without_weights(settings.model, settings.preset, self.corpus.vocab_size)
-        return tuple(parameter_groups(model))
+        return model_without_weights(settings.model, settings.preset, self.corpus.vocab_size)
 
     @property
     def _diverged(self) -> bool:
@@ -127,30 +127,22 @@ class Run:
         self.rows = sorted([*self.rows, *rows], key=lambda row: STEPS.index(step_of(row)))
         write_results(self.folder.results, self.rows)
 
-    def _row(
-        self, quantity: str, value: float, stage: str = "", method: str = "measured"
-    ) -> ResultRow:
-        return ResultRow(
-            preset=self.settings.preset,
-            seed=self.settings.seed,
-            stage=stage,
-            quantity=quantity,
-            value=value,
-            method=method,
-        )
+    def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> list[ResultRow]:
+        """Rows of the whole model, by quantity and stage."""
+        row = partial(ResultRow, preset=self.settings.preset, seed=self.settings.seed)
+        return [
+            row(quantity=quantity, stage=stage, value=value, method=method)
+            for (quantity, stage), value in values.items()
+        ]
 
     def _fresh(self) -> PreTrainedModel:
         settings = self.settings
         return build_model(settings.model, settings.preset, self.corpus.vocab_size, settings.seed)
 
     def _begun(self) -> list[ResultRow]:
-        with torch.device("meta"):
-            count = sum(parameter.numel() for parameter in self._fresh().parameters())
+        count = sum(parameter.numel() for parameter in self._empty.parameters())
         flops = update_flops(self.settings, self.corpus.vocab_size)
-        return [
-            self._row("parameters", count, method="exact"),
-            self._row("flops", flops, method="exact"),
-        ]
+        return self._rows("exact", {("parameters", ""): count, ("flops", ""): flops})
 
     def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> None:
         self._record(map_rows(model, self.settings, curvature, self.corpus, stage))
@@ -173,11 +165,9 @@ class Run:
         settings = self.settings
         with self.progress.stage("training", self.name, settings.training.steps):
             checkpoint = continued(self.folder, self.name, observed=settings.observation.any)
-            order = Order(
-                kind="train", settings=settings, folder=self.folder.path, checkpoint=checkpoint
-            )
+            order = partial(carry_out, settings, self.folder, checkpoint)
             give(order)
-            model, recorder = carry_out(order, self.corpus, self.progress)
+            model, recorder = order(self.corpus, self.progress)
             if recorder.divergence is None:
                 save_model(model, self.corpus, settings.model.context, self.folder.model)
         return self._training_rows(recorder)
@@ -187,14 +177,11 @@ class Run:
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
         speeds = [line["tokens_per_second"] for line in lines if line["split"] == "train"]
         diverged = recorder.divergence is not None
-        return [
-            self._row("loss", _number(losses[0]), "initial"),
-            self._row("loss", math.nan if diverged else _number(losses[-1]), "final"),
-            self._row("tokens_per_second", statistics.median(speeds)),
-            self._row("peak_memory", recorder.peak),
-            self._row("training_time", recorder.seconds),
-        ]
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+        values = {
+            ("loss", "initial"): math.nan if losses[0] is None else losses[0],
+            ("loss", "final"): math.nan if diverged or losses[-1] is None else losses[-1],
+            ("tokens_per_second", ""): statistics.median(speeds),
+            ("peak_memory", ""): recorder.peak,
+            ("training_time", ""): recorder.seconds,
+        }
+        return self._rows("measured", values)

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel
 
 from hessblocks.data import Corpus, LabelledText, Task
@@ -128,24 +127,14 @@ def encoded(examples: Sequence[LabelledText], tokenizer: Any, context: int) -> l
     ]
 
 
-@torch.no_grad()
 def _score(trainer: GuardedTrainer, test: list[dict[str, Any]]) -> Score:
     """Answers without the Trainer's own metrics, which would hide what is not a number."""
-    model: Any = trainer.model
-    model.eval()
-    answers: list[Any] = []
-    finite = True
-    batch_size = trainer.args.per_device_eval_batch_size
-    loader: Any = DataLoader(cast(Any, test), batch_size, collate_fn=trainer.data_collator)
-    for batch in loader:
-        given = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
-        logits = model(**given).logits.float()
-        finite = finite and bool(torch.isfinite(logits).all())
-        answers += logits.argmax(dim=-1).tolist()
-    labels = np.array([example["labels"] for example in test])
-    right = float((np.array(answers) == labels).mean())
+    trainer.args.prediction_loss_only = False
+    found: Any = trainer.predict(cast(Any, test))
+    logits, labels = found.predictions, found.label_ids
+    finite = bool(np.isfinite(logits).all()) and trainer.divergence is None
     return Score(
-        accuracy=right if finite and trainer.divergence is None else None,
+        accuracy=float((logits.argmax(axis=-1) == labels).mean()) if finite else None,
         examples=len(labels),
         chance=float(np.bincount(labels).max() / len(labels)),
     )

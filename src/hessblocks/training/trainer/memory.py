@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -84,13 +84,7 @@ class _Alive(TorchDispatchMode):
         self.now = self.peak = 0
         self._known: dict[int, int] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {_key(x) for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)}
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):

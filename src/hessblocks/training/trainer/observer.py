@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from hessblocks import signal
 from hessblocks.curvature import (
@@ -26,12 +26,7 @@ from hessblocks.curvature import (
     parameter_groups,
 )
 from hessblocks.data import Corpus, Example
-from hessblocks.settings import (
-    CurvatureSettings,
-    ObservationSettings,
-    RunSettings,
-    is_due,
-)
+from hessblocks.settings import CurvatureSettings, ObservationSettings, RunSettings, is_due
 from hessblocks.storage import ResultRow, append_line
 from hessblocks.training import ranks
 from hessblocks.training.trained_gains import gain_values
@@ -49,16 +44,12 @@ class Observer(TrainerCallback):
         self.wanted = recorder.settings.observation
         self.last = recorder.settings.training.steps
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Look at the model before the first step."""
         if state.global_step == 0:
             self._observe(0, given["model"])
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Look at the model after a step."""
         if not self.recorder.divergence:
             self._observe(state.global_step, given["model"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
@@ -79,7 +79,7 @@ class Recorder(StepClock):
             trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Stop the clock; ask for what is due. A checkpoint always comes with a logged loss."""
         super().on_step_end(args, state, control)
@@ -96,16 +96,10 @@ class Recorder(StepClock):
             control.should_log = True
             control.should_save = control.should_evaluate = False
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Note the training loss: none for a step whose update could not be made."""
-        if not logs or "loss" not in logs:
+        logs = given["logs"]
+        if "loss" not in logs:
             return
         step, seconds = self._logged
         tokens = (state.global_step - step) * self._tokens_each
@@ -120,11 +114,7 @@ class Recorder(StepClock):
         self._logged = (state.global_step, self.seconds)
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **given: Any,
+        self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Note the validation loss; one that is no number ends training as a training loss does."""
         loss, step = given["metrics"]["eval_loss"], state.global_step
@@ -136,9 +126,7 @@ class Recorder(StepClock):
             control.should_training_stop, control.should_save = True, False
         self._note(step, split="validation", loss=loss)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Seal the checkpoint that the Trainer has written; remove old ones."""
         ranks.wait()  # each writes its random state
         if not (self.folder and ranks.is_first()):
@@ -155,9 +143,7 @@ class Recorder(StepClock):
         seal(checkpoint, done)
         prune(self.folder.checkpoints)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **given: Any) -> None:
         """Note the peak of memory."""
         self.peak = max(self.peak, allocated_peak(self.device))
 

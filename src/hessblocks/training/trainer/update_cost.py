@@ -11,13 +11,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from hessblocks.data import Corpus
 from hessblocks.errors import RunError
@@ -44,15 +38,11 @@ class StepClock(TrainerCallback):
         """Seconds of each step so far."""
         self._started = 0.0
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_begin(self, *_: Any, **given: Any) -> None:
         """Start."""
         self._started = time.perf_counter()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Stop."""
         if self.device == "cuda":
             torch.cuda.synchronize()
