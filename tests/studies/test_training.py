@@ -21,6 +21,7 @@ from hessblocks.studies.our_questions import adaptivity, simplification
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared import texts
 from hessblocks.studies.shared import trained_points as trained
+from hessblocks.studies.shared.measured_curvature import SPREAD
 from hessblocks.studies.shared.step_times import STEP_TIME
 from hessblocks.studies.shared.trained_points import (
     LOSS,
@@ -215,7 +216,7 @@ def test_paper_scale_has_the_published_text_and_steps() -> None:
 def test_a_preset_that_an_optimiser_cannot_train_is_named() -> None:
     def train_point(preset: str, loss: float | None) -> list[Row]:
         spread = {
-            "quantity": simplification.SPREAD,
+            "quantity": SPREAD,
             "variant": preset,
             "seed": 0,
             "value": float(len(preset)),

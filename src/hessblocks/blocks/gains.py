@@ -134,7 +134,7 @@ class ResidualSum(nn.Module):
         return scaled + _times(self.skip, x)
 
 
-def scalar(value: float, trainable: bool) -> Tensor | float:
+def scalar(value: float, trainable: bool) -> Float[Tensor, ""] | float:
     """A gain: a parameter, to be set to the value, where it is trained; else the value itself."""
     return nn.Parameter(torch.empty(())) if trainable else float(value)
 
