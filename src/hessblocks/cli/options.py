@@ -133,12 +133,8 @@ def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:
     Returns:
         A parameter as typer reads it.
     """
-    kind, help_text, default = (
-        kinds(settings)[name],
-        meanings(settings)[name],
-        getattr(settings, name),
-    )
-    type_, least = kind.type, kind.mark(AtLeast)
+    kind, help_text = kinds(settings)[name], meanings(settings)[name]
+    type_, default, least = kind.type, getattr(settings, name), kind.mark(AtLeast)
     if kind.several:
         type_, default = str, ",".join(default)
     if own := kind.mark(ByOptimiser):

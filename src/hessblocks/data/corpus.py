@@ -38,8 +38,28 @@ class Windows(Dataset[Example]):
         input_ids = torch.from_numpy(window)
         return {"input_ids": input_ids, "labels": input_ids}
 
-    def drawn(self, count: int, seed: int) -> Int[Tensor, "count tokens"]:
-        """So many windows without replacement, the same for the same seed."""
+    def drawn(
+        self, count: int, seed: int, option: str = "count", text: str = "the text"
+    ) -> Int[Tensor, "count tokens"]:
+        """So many windows without replacement, the same for the same seed.
+
+        Args:
+            count: how many.
+            seed: of the draw.
+            option: that asked for them, for the error.
+            text: what the windows are of, for the error.
+
+        Returns:
+            The tokens of each window.
+
+        Raises:
+            ArgumentError: there are fewer.
+        """
+        if len(self) < count:
+            raise ArgumentError(
+                f"{option}: {count} windows of {self.context} tokens were asked for, {text} has "
+                f"{len(self)}; ask for fewer or shorter ones."
+            )
         chosen = np.random.default_rng(seed).choice(len(self), size=count, replace=False)
         return torch.stack([self[int(index)]["input_ids"] for index in chosen])
 
@@ -105,12 +125,8 @@ class Corpus:
             ArgumentError: the validation split has fewer windows.
         """
         windows = self.windows("validation", tokens)
-        if len(windows) < sequences:
-            raise ArgumentError(
-                f"--curvature-sequences: {sequences} windows of {tokens} tokens were asked for, the "
-                f"validation split of {self.name} has {len(windows)}; ask for fewer or shorter ones."
-            )
-        input_ids = windows.drawn(sequences, seed)
+        text = f"the validation split of {self.name}"
+        input_ids = windows.drawn(sequences, seed, "--curvature-sequences", text)
         return {"input_ids": input_ids, "labels": input_ids}
 
 

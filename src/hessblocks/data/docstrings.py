@@ -11,7 +11,6 @@ import hashlib
 import json
 import platform
 import sys
-import sysconfig
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from typing import Any
 
 from hessblocks.data.cache import Entry, cached
 from hessblocks.data.corpus import Corpus, cached_corpus
-from hessblocks.data.sources import Source, read_text, standard_library
+from hessblocks.data.sources import Source, standard_library
 from hessblocks.data.tokens import END_OF_TEXT, check_vocabulary, write_corpus
 
 DOCSTRINGS_VERSION = 2
@@ -35,7 +34,7 @@ SHARES = {"test": 0.15, "validation": 0.1}
 """Share of each package's docstrings that these splits take at least, where its files allow it."""
 LARGE = 0.4
 """A file with more than this share of its package's docstrings is training text."""
-TOPICS = Path("pydoc_data", "topics.py")
+TOPICS = "pydoc_data/topics.py"
 """Prose on the language, as long again as all docstrings; training text."""
 
 
@@ -199,23 +198,12 @@ def _collect(source: Source, folder: Path) -> Mapping[str, Any]:
 
 def _prose() -> list[Docstring]:
     """The entries of pydoc's topics; none where the interpreter comes without them."""
-    path = Path(sysconfig.get_path("stdlib"), TOPICS)
-    text = read_text(path) if path.is_file() else None
-    if text is None:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
         return []
-    entries = [
-        node.value
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Dict)
-        for node in node.values
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
-    return [
-        Docstring(
-            file=TOPICS.as_posix(), split="train", kind="prose", signature="", text=entry.strip()
-        )
-        for entry in entries
-    ]
+    own = partial(Docstring, file=TOPICS, split="train", kind="prose", signature="")
+    return [own(text=entry.strip()) for entry in topics.values()]
 
 
 def _encode(vocabulary: int, folder: Path) -> Mapping[str, Any]:

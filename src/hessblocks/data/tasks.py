@@ -30,6 +30,8 @@ SHORTEST = 20
 LONGEST = 400
 """Characters of a docstring after which it is cut."""
 SEPARATOR = "\n"
+Records = Sequence[Docstring]
+Classes = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class Task:
 
     name: str
     """Short name."""
-    classes: tuple[str, ...]
+    classes: Classes
     """What the labels mean."""
     splits: Mapping[str, tuple[LabelledText, ...]]
     """train, validation and test; each class equally often in each."""
@@ -62,7 +64,7 @@ class Task:
         return self.splits[split][: None if count is None else count - count % len(self.classes)]
 
 
-def make_task(name: str, records: Sequence[Docstring], seed: int = 0) -> Task:
+def make_task(name: str, records: Records, seed: int = 0) -> Task:
     """One of `TASKS`, made from docstrings.
 
     Args:
@@ -79,12 +81,13 @@ def make_task(name: str, records: Sequence[Docstring], seed: int = 0) -> Task:
     """
     check_name("task", name, TASKS)
     usable = [record for record in records if record.kind != "prose"]
-    classes, make = TASKS[name](usable)
+    classes, make = TASKS[name]
+    classes = classes or _packages(usable)
     splits: dict[str, tuple[LabelledText, ...]] = {}
     seen: set[str] = set()
     for place, split in enumerate(reversed(SPLITS)):  # what stands in test is left out elsewhere
         draw = np.random.default_rng([seed, list(TASKS).index(name), place])
-        found = make([record for record in usable if record.split == split], draw)
+        found = make([record for record in usable if record.split == split], draw, classes)
         splits[split] = balanced([e for e in found if e.origin not in seen], len(classes), draw)
         seen |= {example.origin for example in found}
         if not splits[split]:
@@ -127,62 +130,52 @@ def swapped(sentence: str, draw: np.random.Generator) -> str:
     return " ".join(words) + "."
 
 
-Make = Callable[[Sequence[Docstring], np.random.Generator], list[LabelledText]]
+def _matching(own: Records, draw: np.random.Generator, _: Classes) -> list[LabelledText]:
+    functions = _distinct([record for record in own if record.kind == "function"])
+    order = draw.permutation(len(functions))
+    half = len(order) // 2
+    kept, given = order[:half], order[half:]
+    pairs = [(functions[i], functions[i], 1) for i in kept]
+    turned = np.roll(given, 1)
+    pairs += [(functions[i], functions[j], 0) for i, j in zip(given, turned, strict=True)]
+    return [
+        _example(function, f"{function.signature}{SEPARATOR}{_text(other)}", label)
+        for function, other, label in pairs
+        if label or _text(function) != _text(other)
+    ]
 
 
-def _matching(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
-    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[LabelledText]:
-        functions = _distinct([record for record in own if record.kind == "function"])
-        order = draw.permutation(len(functions))
-        half = len(order) // 2
-        kept, given = order[:half], order[half:]
-        pairs = [(functions[i], functions[i], 1) for i in kept]
-        turned = np.roll(given, 1)
-        pairs += [(functions[i], functions[j], 0) for i, j in zip(given, turned, strict=True)]
-        return [
-            _example(function, f"{function.signature}{SEPARATOR}{_text(other)}", label)
-            for function, other, label in pairs
-            if label or _text(function) != _text(other)
-        ]
-
-    return ("another function's", "its own"), make
+def _acceptability(own: Records, draw: np.random.Generator, _: Classes) -> list[LabelledText]:
+    found = {sentence: record for record in own for sentence in sentences(record.text)}
+    usable = [s for s in found if len({word.lower() for word in s[:-1].split()}) > 1]
+    flips = draw.permutation(len(usable)) % 2
+    return [
+        _example(found[s], s if flip else swapped(s, draw), int(flip), origin=s)
+        for s, flip in zip(usable, flips, strict=True)
+    ]
 
 
-def _acceptability(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
-    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[LabelledText]:
-        found = {sentence: record for record in own for sentence in sentences(record.text)}
-        usable = [s for s in found if len({word.lower() for word in s[:-1].split()}) > 1]
-        flips = draw.permutation(len(usable)) % 2
-        return [
-            _example(found[s], s if flip else swapped(s, draw), int(flip), origin=s)
-            for s, flip in zip(usable, flips, strict=True)
-        ]
-
-    return ("two words swapped", "as written"), make
+def _topic(own: Records, _: object, packages: Classes) -> list[LabelledText]:
+    return [
+        _example(record, _text(record), packages.index(record.package))
+        for record in _distinct(own)
+        if record.package in packages
+    ]
 
 
-def _topic(records: Sequence[Docstring]) -> tuple[tuple[str, ...], Make]:
+def _packages(records: Records) -> Classes:
     """The packages whose rarest split is largest."""
     counts = Counter((r.package, r.split) for r in _distinct(records) if r.package)
     packages = {package for package, _ in counts}
     least = {package: min(counts[package, split] for split in SPLITS) for package in packages}
-    chosen = tuple(sorted(sorted(packages, key=lambda p: (-least[p], p))[:CLASSES]))
-
-    def make(own: Sequence[Docstring], draw: np.random.Generator) -> list[LabelledText]:
-        return [
-            _example(record, _text(record), chosen.index(record.package))
-            for record in _distinct(own)
-            if record.package in chosen
-        ]
-
-    return chosen, make
+    return tuple(sorted(sorted(packages, key=lambda p: (-least[p], p))[:CLASSES]))
 
 
 def _example(record: Docstring, text: str, label: int, origin: str | None = None) -> LabelledText:
     return LabelledText(text=text, label=label, file=record.file, origin=origin or text)
 
 
-def _distinct(records: Sequence[Docstring]) -> list[Docstring]:
+def _distinct(records: Records) -> list[Docstring]:
     """Docstrings that say something, each text once."""
     found = {_text(record): record for record in records if len(record.text) >= SHORTEST}
     return list(found.values())
@@ -192,9 +185,11 @@ def _text(record: Docstring) -> str:
     return record.text[:LONGEST]
 
 
-TASKS: dict[str, Callable[[Sequence[Docstring]], tuple[tuple[str, ...], Make]]] = {
-    "matching": _matching,
-    "acceptability": _acceptability,
-    "topic": _topic,
+TASKS: dict[
+    str, tuple[Classes, Callable[[Records, np.random.Generator, Classes], list[LabelledText]]]
+] = {
+    "matching": (("another function's", "its own"), _matching),
+    "acceptability": (("two words swapped", "as written"), _acceptability),
+    "topic": ((), _topic),
 }
-"""Name → from all docstrings to the classes and what makes the examples of a split."""
+"""Name → classes, the largest packages where there are none, and what makes the examples of a split."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -79,9 +79,7 @@ def draw_heatmap(
 def _mark_zeros(axis: Axes, norms: np.ndarray) -> None:
     zero = norms == 0
     if zero.any():
-        painted = np.zeros((*norms.shape, 4))
-        painted[zero] = [int(ZERO[i : i + 2], 16) / 255 for i in (1, 3, 5)] + [1.0]
-        axis.imshow(painted, interpolation="nearest")
+        axis.imshow(zero[..., None] * np.array(to_rgba(ZERO)), interpolation="nearest")
         patch = Patch(facecolor=ZERO, edgecolor="#666666", label="exactly zero")
         axis.legend(handles=[patch], loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
 

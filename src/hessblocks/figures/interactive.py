@@ -1,4 +1,4 @@
-"""A figure drawn by plotly for a page: each panel as traces and layout, and samples for the legend."""
+"""A figure drawn by plotly for a page: each panel as traces and layout."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ INCH = 95
 """CSS pixels of height for an inch of the file's panels."""
 TEXT = "#222222"
 GREY = "#666666"
+AXIS = {
+    "automargin": True,
+    "zeroline": False,
+    "linecolor": TEXT,
+    "ticks": "outside",
+    "title_font_size": 13,
+}
+"""Of both axes."""
 Looks = Mapping[str, Mark]
 
 
@@ -40,11 +48,9 @@ def _panel(figure: Figure, panel: Panel, looks: Looks) -> dict[str, Any]:
         for order, series in enumerate(panel.shown)
         for trace in _traces(panel, series, order, looks)
     ]
-    return {
-        "data": [trace.to_plotly_json() for _, trace in traces],
-        "layout": _layout(figure, panel).to_plotly_json(),
-        "keys": [name for name, _ in traces],
-    }
+    drawn = go.Figure([trace for _, trace in traces])
+    _lay_out(drawn, figure, panel)
+    return {**drawn.to_plotly_json(), "keys": [name for name, _ in traces]}
 
 
 def _traces(panel: Panel, series: Series, order: int, looks: Looks) -> Iterator[Any]:
@@ -143,10 +149,11 @@ def _common(series: Series) -> dict[str, Any]:
     }
 
 
-def _layout(figure: Figure, panel: Panel) -> go.Layout:
+def _lay_out(drawn: go.Figure, figure: Figure, panel: Panel) -> None:
     many = len(figure.panels) > 1
     title = {"text": page_text(panel.title) if many else "", "x": 0, "xref": "paper"}
-    return go.Layout(
+    drawn.update_layout(
+        template=None,
         height=INCH * max(figure.size[1], 4.0),
         margin={"l": 64, "r": 12, "t": 34 if many else 16, "b": 56},
         title={**title, "font": {"size": 15}},
@@ -156,70 +163,29 @@ def _layout(figure: Figure, panel: Panel) -> go.Layout:
         showlegend=False,
         hovermode="closest",
         barmode="overlay",
-        xaxis=_axis(panel.x_label, showgrid=False) | _ticks(panel),
-        yaxis=_axis(panel.y_label, gridcolor="#DDDDDD", range=panel.limits) | _log_ticks(panel),
-        shapes=_guides(panel),
     )
+    drawn.update_xaxes(AXIS, title_text=page_text(panel.x_label), showgrid=False)
+    drawn.update_yaxes(AXIS, title_text=page_text(panel.y_label), gridcolor="#DDDDDD")
+    drawn.update_yaxes(range=panel.limits)
+    if panel.ticks:
+        _name_ticks(drawn, [escape(name) for name in panel.ticks])
+    if panel.log:
+        places, texts = panel.log.labelled("10<sup>{}</sup>")
+        texts = [text.replace("-", "−") for text in texts]
+        drawn.update_yaxes(type="log", range=panel.log.exponents, tickvals=places, ticktext=texts)
+        if panel.log.has_zero:
+            dashed = {"color": GREY, "width": 1, "dash": "dash"}
+            drawn.add_hline(panel.log.zero, layer="below", line=dashed)
 
 
-def _axis(label: str, **more: Any) -> dict[str, Any]:
-    return {
-        "title": {"text": page_text(label), "font": {"size": 13}},
-        "automargin": True,
-        "zeroline": False,
-        "linecolor": TEXT,
-        "ticks": "outside",
-        **more,
-    }
-
-
-def _ticks(panel: Panel) -> dict[str, Any]:
-    if not panel.ticks:
-        return {}
-    return {
-        "tickvals": list(range(len(panel.ticks))),
-        "ticktext": [escape(name) for name in panel.ticks],
-        "range": [-0.5, len(panel.ticks) - 0.5],
-        "ticks": "",
-        "ticklabeloverflow": "allow",
-    }
-
-
-def _log_ticks(panel: Panel) -> dict[str, Any]:
-    if panel.log is None:
-        return {}
-    places, texts = panel.log.labelled("10<sup>{}</sup>")
-    texts = [text.replace("-", "−") for text in texts]
-    return {"type": "log", "range": panel.log.exponents, "tickvals": places, "ticktext": texts}
-
-
-def _guides(panel: Panel) -> list[dict[str, Any]]:
-    """Lines between categories, and the line of zero."""
-    upright = {"type": "line", "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
-    line = {"color": "#CCCCCC", "width": 1}
-    edges = [place + 0.5 for place in range(len(panel.ticks) - 1)]
-    guides = [{**upright, "x0": edge, "x1": edge, "line": line} for edge in edges]
-    if panel.log is not None and panel.log.has_zero:
-        level = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "layer": "below"}
-        dashed = {"color": GREY, "width": 1, "dash": "dash"}
-        guides.append({**level, "y0": panel.log.zero, "y1": panel.log.zero, "line": dashed})
-    return guides
+def _name_ticks(drawn: go.Figure, names: list[str]) -> None:
+    """Names of categories, and lines between these."""
+    places, ends = list(range(len(names))), (-0.5, len(names) - 0.5)
+    drawn.update_xaxes(tickvals=places, ticktext=names, range=ends, ticks="")
+    drawn.update_xaxes(ticklabeloverflow="allow")
+    for edge in places[:-1]:
+        drawn.add_vline(edge + 0.5, layer="below", line={"color": "#CCCCCC", "width": 1})
 
 
 def _rounded(values: Any) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") for value in values]
-
-
-def swatches(figure: Figure) -> list[dict[str, Any]]:
-    """The legend: of each entry `key` (a series), `text`, `line` (points are joined), and `look`, None for bars."""
-    looks = marks(figure.names)
-    bars = any(panel.kind == "bars" for panel in figure.plots)
-    return [
-        {
-            "key": series.name,
-            "text": text,
-            "line": series.line,
-            "look": None if bars else looks[series.name],
-        }
-        for text, series in figure.legend.items()
-    ]

@@ -97,7 +97,7 @@ def _legend(figure: Figure, looks: Looks) -> list[Artist]:
         panel = next(panel for panel in figure.plots if any(one is series for one in panel.series))
         if panel.kind == "bars":
             colour = GREY if panel.by_tick else looks[series.name].colour
-            found.append(Patch(label=plain_math(text), **_bar(colour, panel, series)))
+            found.append(Patch(label=plain_math(text), color=colour, **_bar(panel, series)))
         else:
             style = _line(series, looks[series.name])
             found.append(Line2D([], [], label=plain_math(text), **style))
@@ -199,40 +199,33 @@ def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Lo
     axis.errorbar(series.x, heights, yerr=bars, elinewidth=0.8, **style)
 
 
-def _bar(colour: str, panel: Panel, series: Series) -> dict[str, Any]:
-    """How a bar looks; of a pair the first is hatched, which tells them apart without colours."""
+def _bar(panel: Panel, series: Series) -> dict[str, Any]:
+    """How bars look; of a pair the first is hatched, which tells them apart without colours."""
     hatched = len(panel.shown) == 2 and series is panel.shown[0]
-    return {
-        "facecolor": "none" if hatched or series.published else colour,
-        "edgecolor": colour,
-        "hatch": "////" if hatched else None,
-    }
+    return {"fill": not hatched and not series.published, "hatch": "////" if hatched else None}
 
 
 def _draw_bars(axis: Axes, panel: Panel, series: Series, order: int, looks: Looks) -> None:
     together = len(panel.shown)
     width = 0.8 / together
     low = panel.log.limits[0] if panel.log else 0.0
-    bars = panel.reach(series) if series.error else ([], [])
     own = ALONE if together == 1 else looks.get(series.name, ALONE)
-    for place, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
-        mark = looks[panel.ticks[round(x)]] if panel.by_tick else own
-        x += (order - (together - 1) / 2) * width
-        axis.bar(
-            x,
-            y - low,
-            bottom=low,
-            width=0.9 * width if panel.by_tick else width,
-            yerr=[[side[place]] for side in bars] if series.error else None,
-            ecolor=GREY if panel.by_tick else "black",
-            capsize=2,
-            **_bar(mark.colour, panel, series),
-        )
-        if panel.by_tick:
-            top = (x, y + (bars[1][place] if series.error else 0.0))
-            axis.annotate(
-                number(y), top, (0, 3), textcoords="offset points", ha="center", fontsize=10
-            )
+    every = [looks[panel.ticks[round(x)]] if panel.by_tick else own for x in series.x]
+    colours = [mark.colour for mark in every]
+    bars = axis.bar(
+        [x + (order - (together - 1) / 2) * width for x in series.x],
+        [y - low for y in series.y],
+        bottom=low,
+        width=0.9 * width if panel.by_tick else width,
+        yerr=panel.reach(series) if series.error else None,
+        color=colours,
+        edgecolor=colours,
+        ecolor=GREY if panel.by_tick else "black",
+        capsize=2,
+        **_bar(panel, series),
+    )
+    if panel.by_tick:
+        axis.bar_label(bars, [number(y) for y in series.y], padding=0.6, fontsize=10)
 
 
 def _draw_map(axis: Axes, panel: Heatmap) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from hessblocks.conventions import Part
 from hessblocks.curvature import (
-    ColumnSquares,
     Functional,
     Hessian,
     OuterProduct,
@@ -76,7 +75,15 @@ class CurvatureRun:
         group, settings = self.groups[name], self.settings
         norms, squares = self._exact_norms(group), None
         if settings.map or norms is None:
-            squares = self._column(name)
+            squares = column_squares(
+                self.problem,
+                self.groups,
+                name,
+                rows=None if settings.map else [name],
+                parts=settings.parts,
+                probes=settings.probes,
+                seed=settings.seed,
+            )
             norms = norms or {part: squares.norm(part, name) for part in settings.parts}
         record: dict[str, Any] = {
             "group": name,
@@ -92,18 +99,6 @@ class CurvatureRun:
                 part: self._spectrum(group, part) for part, norm in norms.items() if norm.value > 0
             }
         return record
-
-    def _column(self, name: str) -> ColumnSquares:
-        settings = self.settings
-        return column_squares(
-            self.problem,
-            self.groups,
-            name,
-            rows=None if settings.map else [name],
-            parts=settings.parts,
-            probes=settings.probes,
-            seed=settings.seed,
-        )
 
     def _exact_norms(self, group: ParameterGroup) -> dict[Part, Estimate] | None:
         """Closed-form norms, where the closed form's block has just the entries of the group."""

@@ -246,11 +246,8 @@ def _check_folder(out: Path) -> None:
         ArgumentError: names the folder.
     """
     try:
-        entries = [path for path in out.iterdir() if not path.name.startswith(".")]
-        config = json.loads((out / "config.json").read_text(encoding="utf-8")) if entries else {}
-        ours = not entries or config.get("command") == "signal"
-    except FileNotFoundError:
-        ours = not out.exists()
+        empty = not out.exists() or all(path.name.startswith(".") for path in out.iterdir())
+        ours = empty or json.loads((out / "config.json").read_bytes()).get("command") == "signal"
     except (OSError, ValueError, AttributeError):
         ours = False
     if not ours:

@@ -99,10 +99,5 @@ def drawn(
     Raises:
         ArgumentError: fewer held-out windows than asked for.
     """
-    windows = Windows(ids, settings.tokens)
-    if len(windows) < settings.sequences:
-        raise ArgumentError(
-            f"--sequences: {settings.sequences} windows of {settings.tokens} tokens were asked for, the "
-            f"held-out text of {name} has {len(windows)}; ask for fewer or shorter ones."
-        )
-    return {"input_ids": windows.drawn(settings.sequences, settings.seed)}
+    windows, text = Windows(ids, settings.tokens), f"the held-out text of {name}"
+    return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", text)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ from hessblocks.signal.jacobian import Conditioning, conditioning
 from hessblocks.signal.layers import Batch, Call, calls, evaluation, layers_of, real_tokens
 from hessblocks.signal.mixing import attention_entropy, spectral_gap
 from hessblocks.signal.token_similarity import TokenSignal, token_signal
+
+COLUMNS = ("layer", "quantity", "role", "value", "method")
+"""Of the rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +51,9 @@ class Signal:
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One measured value a row: layer (empty for the inputs), quantity, role, value, method."""
-        rows = [_row("", name, value) for name, value in asdict(self.inputs).items()]
-        return rows + [row for layer in self.layers for row in _layer_rows(layer)]
+        inputs = [("", name, "", value, "exact") for name, value in asdict(self.inputs).items()]
+        layers = [(layer.layer, *value) for layer in self.layers for value in _values(layer)]
+        return [dict(zip(COLUMNS, row, strict=True)) for row in (*inputs, *layers)]
 
 
 def propagate(
@@ -153,27 +157,14 @@ def _jacobians(
     ]
 
 
-def _layer_rows(layer: LayerSignal) -> list[dict[str, Any]]:
-    values = asdict(layer.tokens) | {
-        "attention_entropy": layer.attention_entropy,
-        "spectral_gap": layer.spectral_gap,
-    }
-    rows = [_row(layer.layer, name, value) for name, value in values.items() if value is not None]
+def _values(layer: LayerSignal) -> Iterator[tuple[str, str, float, str]]:
+    """Quantity, role, value and method."""
+    mixing = {"attention_entropy": layer.attention_entropy, "spectral_gap": layer.spectral_gap}
+    for name, value in (asdict(layer.tokens) | mixing).items():
+        if value is not None:
+            yield name, "", value, "exact"
     if layer.jacobian is not None:
         method = "exact" if layer.jacobian.exact else "lower bound"
-        condition = layer.jacobian.condition
-        rows.append(_row(layer.layer, "jacobian_condition", condition, method=method))
-    norms = layer.gradient_norms.items()
-    return rows + [_row(layer.layer, "gradient_norm", norm, role=role) for role, norm in norms]
-
-
-def _row(
-    layer: int | str, quantity: str, value: float, *, role: str = "", method: str = "exact"
-) -> dict[str, Any]:
-    return {
-        "layer": layer,
-        "quantity": quantity,
-        "role": role,
-        "value": value,
-        "method": method,
-    }
+        yield "jacobian_condition", "", layer.jacobian.condition, method
+    for role, norm in layer.gradient_norms.items():
+        yield "gradient_norm", role, norm, "exact"

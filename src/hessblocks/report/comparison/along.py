@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hessblocks.figures import Figure, Panel, log_scale, plain_math
 from hessblocks.report.comparison.averages import curve
 from hessblocks.report.comparison.captions import sample, seeds_and_error
 from hessblocks.report.comparison.curvature_points import CURVATURE, PARTS
-from hessblocks.report.comparison.loss_curves import AXES, LOSS
+from hessblocks.report.comparison.loss_curves import AXES, NO_BAND
 from hessblocks.storage import NORM, FolderResults, Observation
 
 GAINS = ("alpha", "beta", "gamma")
@@ -22,14 +21,8 @@ SIGNAL = {
     "attention_entropy": "Attention entropy (nats)",
     "spectral_gap": "Spectral gap (1 − s₂/s₁)",
 }
-Rows = Sequence[Observation]
-ALIGNMENTS: Mapping[str, tuple[str, str, Callable[[Observation], float]]] = {
-    "steps": ("step", AXES["steps"], lambda row: row.step),
-    "tokens": ("tokens", AXES["tokens"], lambda row: row.tokens),
-    "seconds": ("training time", AXES["seconds"], lambda row: row.seconds),
-    "loss": ("loss", LOSS, lambda row: math.nan if row.batch_loss is None else row.batch_loss),
-}
-"""What curvature along training is drawn against: words, axis, abscissa of a row."""
+ALIGNMENTS = ("steps", "tokens", "seconds", "loss")
+"""What curvature along training is drawn against."""
 
 
 def along_figures(results: FolderResults) -> tuple[Figure | None, ...]:
@@ -51,13 +44,12 @@ def gains_figure(results: FolderResults) -> Figure | None:
             panels[title].append(row)
     return _figure(
         results,
-        name="gains",
-        title="Gains along training",
-        panels=panels,
-        y="Gain (mean over layers and heads)",
-        about="Trained gains: α, β, γ of shaped attention; α, β with SA or FF of the skip and the branch of "
+        "gains",
+        "Gains along training",
+        panels,
+        "Gain (mean over layers and heads)",
+        "Trained gains: α, β, γ of shaped attention; α, β with SA or FF of the skip and the branch of "
         "a sub-block; with a weight's letter those of W = α W_init + β ΔW.",
-        own_scales=True,
     )
 
 
@@ -71,13 +63,12 @@ def signal_figure(results: FolderResults) -> Figure | None:
     }
     return _figure(
         results,
-        name="signal",
-        title="Signal along training",
-        panels={title: rows for title, rows in panels.items() if rows},
-        y="Value (unit above each panel)",
-        about=f"At the last layer (number {last}, counted from 0), on {sample(results, observed=True)}. "
+        "signal",
+        "Signal along training",
+        {title: rows for title, rows in panels.items() if rows},
+        "Value (unit above each panel)",
+        f"At the last layer (number {last}, counted from 0), on {sample(results, observed=True)}. "
         "All layers and the gradient norms are in observations.jsonl.",
-        own_scales=True,
     )
 
 
@@ -99,40 +90,35 @@ def curvature_along_figure(results: FolderResults, against: str) -> Figure | Non
         for role in dict.fromkeys(row.role for row in found)
         for part, words in PARTS.items()
     }
-    by = ALIGNMENTS[against][0]
-    backwards = ""
+    by = "step" if against == "steps" else AXES[against][0]
+    about = f"Mean over the observed groups of a role; {sample(results, observed=True)}."
     if against == "loss":
-        backwards = " The loss is that on the same batch; training goes from right to left."
+        about += " The loss is that on the same batch; training goes from right to left."
     return _figure(
         results,
-        name=f"curvature-along-{against}",
-        title=f"Curvature along training, by {by}",
-        panels=panels,
-        against=against,
-        y=CURVATURE,
-        about=f"Mean over the observed groups of a role; {sample(results, observed=True)}.{backwards}",
-        log=True,
-        single="the band is ± 1 standard error of the estimate",
+        f"curvature-along-{against}",
+        f"Curvature along training, by {by}",
+        panels,
+        CURVATURE,
+        about,
+        against,
     )
 
 
 def _figure(
     results: FolderResults,
-    *,
     name: str,
     title: str,
-    panels: Mapping[str, Rows],
+    panels: Mapping[str, Sequence[Observation]],
     y: str,
     about: str,
-    against: str = "steps",
-    log: bool = False,
-    own_scales: bool = False,
-    single: str = "no band, since there is one seed",
+    against: str = "",
 ) -> Figure | None:
-    _, axis, x = ALIGNMENTS[against]
+    """Values over steps, each panel with an ordinate of its own, or curvature against an abscissa."""
+    _, label, x = AXES[against or "steps"]
     curves = {
         title: tuple(
-            curve(preset, own, x, lambda row: row.value, _error)
+            curve(preset, own, x, "value")
             for preset in results.presets
             if (own := [row for row in rows if row.preset == preset])
         )
@@ -141,22 +127,17 @@ def _figure(
     values = [y for series in curves.values() for one in series for y in one.y]
     if not values:
         return None
-    scale = log_scale(values) if log else None
+    scale = log_scale(values) if against else None
+    single = "the band is ± 1 standard error of the estimate" if against else NO_BAND
     return Figure(
         name=name,
         title=title,
         panels=tuple(
-            Panel(title=panel, x_label=axis, y_label=y, series=series, log=scale, band=True)
+            Panel(title=panel, x_label=label, y_label=y, series=series, log=scale, band=True)
             for panel, series in curves.items()
         ),
         columns=min(3, len(curves)),
         caption=plain_math(f"{about} {seeds_and_error(results, 'the band', single)}"),
-        shares="x" if own_scales else "both",
+        shares="both" if against else "x",
         marked=results.presets,
     )
-
-
-def _error(rows: Rows) -> float | None:
-    """Standard error of the mean of independent estimates; None where there are none."""
-    errors = [row.standard_error for row in rows if row.standard_error is not None]
-    return math.hypot(*errors) / len(rows) if errors else None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TypeVar
 
 from hessblocks.figures import Series
 from hessblocks.statistics import Average, Heterogeneity, average, ends
 from hessblocks.storage import NORM, FolderResults, Metric, Observation, ResultRow
 
-Line = TypeVar("Line", Metric, Observation)
+Line = Metric | Observation
 
 
 def average_rows(rows: Iterable[ResultRow]) -> Average | None:
@@ -46,36 +45,36 @@ def averaged(
     )
 
 
-def curve(
-    name: str,
-    rows: Iterable[Line],
-    x: Callable[[Line], float],
-    y: Callable[[Line], float],
-    error: Callable[[Sequence[Line]], float | None] = lambda rows: None,
-) -> Series:
+def curve(name: str, rows: Iterable[Line], x: str, y: str) -> Series:
     """One point a step: the mean of each seed's rows, then over seeds.
 
     Args:
         name: of the series.
         rows: values along training; those that are not finite are left out.
-        x: the abscissa of a row.
-        y: its ordinate.
-        error: standard error of the mean of one seed's rows, where it is known.
+        x: the field of a row that is its abscissa.
+        y: the field that is its ordinate. With one seed its errors are those of independent estimates.
 
     Returns:
         A series over the steps, in order.
     """
     steps: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if math.isfinite(y(row)):
+        if math.isfinite(getattr(row, y)):
             steps[row.step][row.seed].append(row)
     places = []
     for step, seeds in sorted(steps.items()):
         own = list(seeds.values())
-        mean = average([fmean(map(y, seed)) for seed in own], error(own[0]))
+        errors = [error for row in own[0] if (error := getattr(row, "standard_error", None))]
+        error = math.hypot(*errors) / len(own[0]) if errors else None
+        mean = average([_mean(seed, y) for seed in own], error)
         assert mean is not None, "only finite values were collected"
-        places.append((fmean(fmean(map(x, seed)) for seed in own), mean, f"step {step:,}"))
+        places.append((fmean(_mean(seed, x) for seed in own), mean, f"step {step:,}"))
     return averaged(name, places)
+
+
+def _mean(rows: Sequence[Line], field: str) -> float:
+    """Not a number where a row does not say."""
+    return fmean(math.nan if (one := getattr(row, field)) is None else one for row in rows)
 
 
 def group_norms(results: FolderResults, preset: str, stage: str, part: str) -> list[ResultRow]:

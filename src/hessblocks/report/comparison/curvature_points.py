@@ -47,7 +47,8 @@ def curvature_figure(results: FolderResults) -> Figure | None:
         The figure's content; None where no curvature was measured yet.
     """
     rows = results.select(NORM)
-    roles = _roles(row.role for row in rows)
+    present = dict.fromkeys(row.role for row in rows)
+    roles = sorted(present, key=lambda role: (*ROLES, role).index(role))  # unknown ones last
     stages = [stage for stage in STAGES if any(row.stage == stage for row in rows)]
     found = {
         f"{words}, {MOMENTS[stage]}": tuple(
@@ -84,15 +85,8 @@ def curvature_figure(results: FolderResults) -> Figure | None:
     )
 
 
-def _roles(found: Iterator[str]) -> tuple[str, ...]:
-    """The roles that occur, in the order of the block, unknown ones last."""
-    present = dict.fromkeys(found)
-    known = [role for role in ROLES if role in present]
-    return (*known, *(role for role in present if role not in ROLES))
-
-
 def _placed(
-    results: FolderResults, preset: str, stage: str, part: str, roles: tuple[str, ...]
+    results: FolderResults, preset: str, stage: str, part: str, roles: list[str]
 ) -> Iterator[tuple[float, ResultRow, str]]:
     """Abscissa, norm and name of each group."""
     width = SLOT / len(results.presets)

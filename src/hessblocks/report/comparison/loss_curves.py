@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Literal
 
 from hessblocks.figures import Figure, Panel, Series, plain_math
 from hessblocks.report.comparison.averages import average_rows, curve
@@ -20,24 +19,25 @@ HEADROOM = 1.1
 """The axis goes up to this multiple of the largest initial loss."""
 MARGIN = 0.04
 """Empty share of the axis at each end."""
-AXES = {
-    "tokens": "Training tokens $n$ (tokens)",
-    "flops": "Training operations $c$ (floating-point operations)",
-    "steps": "Optimiser step $t$ (updates)",
-    "seconds": r"Training time $\tau$ (seconds)",
-}
-WORDS = {"steps": "steps", "tokens": "tokens", "seconds": "training time", "flops": "operations"}
-Axis = Literal["steps", "tokens", "seconds", "flops"]
 LOSS = "Loss $L$ (nats per token)"
+AXES = {
+    "steps": ("steps", "Optimiser step $t$ (updates)", "step"),
+    "tokens": ("tokens", "Training tokens $n$ (tokens)", "tokens"),
+    "seconds": ("training time", r"Training time $\tau$ (seconds)", "seconds"),
+    "flops": ("operations", "Training operations $c$ (floating-point operations)", "step"),
+    "loss": ("loss", LOSS, "batch_loss"),
+}
+"""Abscissas along training: words, label, and what a row holds of it (of operations its updates)."""
+NO_BAND = "no band, since there is one seed"
 SPLITS = {"train": "Training batches", "validation": "Held-out data"}
 
 
-def loss_figure(results: FolderResults, against: Axis) -> Figure | None:
+def loss_figure(results: FolderResults, against: str) -> Figure | None:
     """Loss of each preset on training batches and on held-out data.
 
     Args:
         results: a run folder.
-        against: the horizontal axis.
+        against: steps, tokens, seconds or flops.
 
     Returns:
         The figure's content; None where no loss was written yet, or nothing of the axis.
@@ -56,13 +56,14 @@ def loss_figure(results: FolderResults, against: Axis) -> Figure | None:
     }
     window = max(math.ceil(len(one.x) / MOST_POINTS) for split in curves.values() for one in split)
     limits = _limits(results.metrics)
+    words, label, _ = AXES[against]
     return Figure(
         name=f"loss-{against}",
-        title=f"Loss against {WORDS[against]}",
+        title=f"Loss against {words}",
         panels=tuple(
             Panel(
                 title=title,
-                x_label=AXES[against],
+                x_label=label,
                 y_label=LOSS,
                 series=tuple(_thinned(curve, window) for curve in curves[split]),
                 limits=limits,
@@ -78,20 +79,16 @@ def loss_figure(results: FolderResults, against: Axis) -> Figure | None:
 
 
 def _curve(results: FolderResults, preset: str, split: str, against: str) -> Series:
-    cost = average_rows(results.select("flops", preset=preset))
-    place: dict[str, Callable[[Metric], float]] = {
-        "steps": lambda row: row.step,
-        "seconds": lambda row: row.seconds,
-        "tokens": lambda row: math.nan if row.tokens is None else row.tokens,
-        "flops": lambda row: row.step * (cost.value if cost else math.nan),
-    }
     end = _end(results, preset)
     rows = [
         row
         for row in results.metrics
         if row.preset == preset and row.split == split and row.step < end
     ]
-    found = curve(preset, rows, place[against], lambda row: row.loss)
+    found = curve(preset, rows, AXES[against][2], "loss")
+    if against == "flops":
+        cost = average_rows(results.select("flops", preset=preset))
+        found = replace(found, x=tuple(x * (cost.value if cost else math.nan) for x in found.x))
     return replace(found, note=_entry(results, preset))
 
 
@@ -143,7 +140,7 @@ def _end(results: FolderResults, preset: str) -> float:
 def _caption(results: FolderResults, window: int, top: float) -> str:
     every = results.settings.section("training").get("log_every")
     text = f"Training loss is averaged over {every} steps. " if every is not None else ""
-    text += seeds_and_error(results, "the band", "no band, since there is one seed")
+    text += seeds_and_error(results, "the band", NO_BAND)
     if window > 1:
         text += f" Curves longer than {MOST_POINTS} points are averaged over {window} points."
     if any(top < row.loss < math.inf for row in results.metrics):

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hessblocks.figures import Figure, draw, page_text, plotly_panels, swatches, write_picture
+from hessblocks.figures import Figure, draw, marks, page_text, plotly_panels, write_picture
 from hessblocks.report.command_line import command_line
 from hessblocks.report.comparison.along import along_figures
 from hessblocks.report.comparison.budget import budget_cells, budget_columns, matched
@@ -91,13 +91,15 @@ def _heading(results: FolderResults) -> str:
 
 
 def _shown(figure: Figure, folder: Path) -> dict[str, Any]:
-    """A figure on the page, drawn to its files as well."""
+    """A figure on the page, drawn to its files as well; samples of bars have no mark."""
+    bars = any(panel.kind == "bars" for panel in figure.plots)
     return {
         "name": figure.name,
         "title": figure.title,
         "caption": Markup(page_text(figure.caption)),
         "columns": min(figure.columns or 2, len(figure.panels)),
         "panels": plotly_panels(figure),
-        "legend": swatches(figure),
+        "legend": figure.legend,
+        "marks": {} if bars else marks(figure.names),
         "picture": inlined(write_picture(draw(figure), folder, figure.name)),
     }

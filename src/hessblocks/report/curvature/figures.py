@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawn
 
 from hessblocks.figures import (
     MATPLOTLIB,
     Figure,
-    LogScale,
     Panel,
     Series,
     draw,
@@ -60,7 +58,19 @@ def norms_figure(results: CurvatureResults) -> Drawn:
     figure = Drawn(figsize=(9, ROW * len(names) + 1.6), layout="constrained")
     axis = figure.subplots()
     for order, part in enumerate(results.parts):
-        _draw_part(axis, results, part, (order - (len(results.parts) - 1) / 2) * 0.22, scale)
+        shift = (order - (len(results.parts) - 1) / 2) * 0.22
+        norms = [norms[part] for norms in results.norms.values()]
+        reach = [scale.reach(norm.value, norm.standard_error) for norm in norms]
+        axis.errorbar(
+            [scale.place(norm.value) for norm in norms],
+            [place + shift for place in range(len(norms))],
+            xerr=list(zip(*reach, strict=True)),
+            linestyle="none",
+            color=LOOKS[part][0],
+            marker=LOOKS[part][1],
+            markersize=4.2,
+            label=PARTS[part],
+        )
     axis.set_xscale("log")
     axis.set_xlim(*scale.limits)
     axis.set_xticks(*scale.labelled("$10^{{{}}}$"))
@@ -71,24 +81,6 @@ def norms_figure(results: CurvatureResults) -> Drawn:
     axis.set_xlabel(r"Frobenius norm $\Vert H_{gg}\Vert_F$ (nats per token)")
     figure.legend(loc="outside upper center", ncols=len(results.parts))
     return figure
-
-
-def _draw_part(
-    axis: Axes, results: CurvatureResults, part: str, shift: float, scale: LogScale
-) -> None:
-    colour, marker = LOOKS[part]
-    norms = [norms[part] for norms in results.norms.values()]
-    reach = [scale.reach(norm.value, norm.standard_error) for norm in norms]
-    axis.errorbar(
-        [scale.place(norm.value) for norm in norms],
-        [place + shift for place in range(len(norms))],
-        xerr=[[low for low, _ in reach], [high for _, high in reach]],
-        linestyle="none",
-        color=colour,
-        marker=marker,
-        markersize=4.2,
-        label=PARTS[part],
-    )
 
 
 def spectra_figure(densities: Mapping[str, Density]) -> Figure:
