@@ -156,13 +156,12 @@ def measure_study(
         reporter.show(pace.now())
         failures = []
         with contextlib.closing(where.outcomes(study.measure, missing)) as outcomes:
-            for outcome in outcomes:
+            for seen, outcome in enumerate(outcomes, start=1):
                 if outcome.error is None:
                     store.add(outcome)
-                    reporter.show(pace.now(finished=1))
                 else:
                     failures.append(outcome)
-                    reporter.show(pace.now(failed=1))
+                reporter.show(pace.now(seen - len(failures), len(failures)))
         if missing:
             checks = engine.write_outputs(study, points, store)
     if failures:

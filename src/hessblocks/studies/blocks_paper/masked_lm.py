@@ -5,7 +5,6 @@ The models stay in the cache, where the study `downstream` finds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from hessblocks.figures import Panel
@@ -110,7 +109,7 @@ def summarise(rows: Rows) -> Summary:
         panel = runs.panel(names, "masked-LM loss at equal steps")
         panels.append(replace(panel, y_label="validation loss (nats per masked token)"))
     if names and (times := shared.values(rows, shared.STEP_TIME)):
-        panels.append(_against_time(panels[0], times))
+        panels.append(shared.against_time(panels[0], times, "the same against training time"))
     fact = "pretrains as well as pre-ln per step"
     presets = [name for name in ("sas", "sas-p") if name in names]
     table = [
@@ -134,19 +133,6 @@ def summarise(rows: Rows) -> Summary:
             *shared.speed_check(rows),
         ],
         times=table,
-    )
-
-
-def _against_time(panel: Panel, times: Mapping[str, tuple[float, float]]) -> Panel:
-    return replace(
-        panel,
-        title="the same against training time",
-        x_label="training time (s)",
-        series=tuple(
-            replace(series, x=tuple(step * times[series.name][0] for step in series.x))
-            for series in panel.series
-            if series.name in times
-        ),
     )
 
 

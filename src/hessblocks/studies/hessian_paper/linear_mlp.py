@@ -106,28 +106,20 @@ def outer_norms(
 
 def summarise(rows: Rows) -> Summary:
     """Slopes for σ ≤ 0.1, and a panel for each depth."""
-    fits = shared.slopes(rows, shared.SMALL)
-    seeds = len({row["seed"] for row in rows})
-    return shared.summary(
-        "A linear MLP grows as σ² at every depth",
-        f"Mean over {seeds} seeds; bars are its standard errors. Embedding, linear layers without "
-        "bias, head; squared loss. Exact; the functional part is 0.",
-        (_panel(rows, depth) for depth in _DEPTHS),
-        shared.slope_checks(fits, EXPECTED),
-        slopes=shared.fit_table(fits),
+    return shared.growth_summary(
+        rows,
+        title="A linear MLP grows as σ² at every depth",
+        caption="Embedding, linear layers without bias, head; squared loss. Exact; the functional part is 0.",
+        expected=EXPECTED,
+        panels=[_panel(rows, depth) for depth in _DEPTHS],
     )
 
 
 def _panel(rows: Rows, depth: int) -> Panel:
-    curves = shared.by_curve(
-        [row for row in rows if row["layers"] == depth and row["part"] == "full"]
-    )
-    return shared.growth_panel(
+    return shared.curves_panel(
+        [row for row in rows if row["layers"] == depth and row["part"] == "full"],
         "one layer" if depth == 1 else f"{depth} layers",
-        [
-            shared.curve(f"layer {layer + 1}", shared.seen(shared.averaged(members)))
-            for (_, layer, *_), members in curves.items()
-        ],
+        label=lambda place: f"layer {place[1] + 1}",
     )
 
 
