@@ -165,7 +165,11 @@ def measure_study(
         if missing:
             checks = engine.write_outputs(study, points, store)
     if failures:
-        raise _failure(study.name, failures)
+        first = failures[0]
+        raise RunError(
+            f"{study.name}: {len(failures)} point(s) failed, the first ({first.point.label}) with: "
+            f"{first.error} All others are stored; the same command tries these again."
+        )
     stored = store.of(points)
     return StudyResult(
         name=study.name,
@@ -206,11 +210,3 @@ def executor(workers: int | None, ray: str | None) -> Iterator[engine.Executor]:
         found = engine.RayCluster(ray)
     with contextlib.closing(found):
         yield found
-
-
-def _failure(study: str, failures: Sequence[engine.Outcome]) -> RunError:
-    first = failures[0]
-    return RunError(
-        f"{study}: {len(failures)} point(s) failed, the first ({first.point.label}) with: "
-        f"{first.error} All others are stored; the same command tries these again."
-    )

@@ -89,11 +89,10 @@ def timed(settings: MaskedSettings) -> list[Row]:
     rows: list[Row] = []
     for name, cost in costs(pretraining(settings, presets[0]), presets).items():
         owner = replace(settings, variant=name).owner
-        step_error, answer_error = map(shared.median_error, (cost.step_times, cost.answer_times))
         rows += [
             shared.measured("parameters", cost.parameters, "exact", **owner),
-            shared.measured(shared.STEP_TIME, cost.step_time, standard_error=step_error, **owner),
-            shared.measured("answer_time", cost.answer_time, standard_error=answer_error, **owner),
+            shared.timed(shared.STEP_TIME, cost.step_times, owner),
+            shared.timed("answer_time", cost.answer_times, owner),
             shared.measured("step_memory", cost.step_memory, "counted", **owner),
             shared.measured("answer_memory", cost.answer_memory, "counted", **owner),
         ]

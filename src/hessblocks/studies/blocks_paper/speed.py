@@ -48,15 +48,7 @@ def step_times(settings: shared.TrainedSettings) -> list[Row]:
         for name, model in models.items():
             seconds = step_seconds(shared.run_settings(turns[name]), text, model)
             times[name].append(statistics.mean(seconds))
-    return [
-        shared.measured(
-            shared.STEP_TIME,
-            statistics.median(each),
-            standard_error=shared.median_error(each),
-            **turns[name].owner,
-        )
-        for name, each in times.items()
-    ]
+    return [shared.timed(shared.STEP_TIME, times[name], turns[name].owner) for name in VARIANTS]
 
 
 def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:

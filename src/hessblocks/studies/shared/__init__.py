@@ -36,9 +36,9 @@ from hessblocks.studies.shared.step_times import (
     PUBLISHED_SPEED,
     STEP_TIME,
     against_time,
-    median_error,
     speed_check,
     speeds,
+    timed,
     values,
 )
 from hessblocks.studies.shared.texts import TextSize, text_of

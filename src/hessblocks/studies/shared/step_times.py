@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
+from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows
-from hessblocks.studies.shared.gathering import of_quantity
+from hessblocks.studies.shared.gathering import measured, of_quantity
 
 STEP_TIME = "step_time"
 """Seconds of a training step, median over the turns."""
@@ -19,9 +21,10 @@ PUBLISHED_SPEED = {
 """Training speed against pre-ln, table 2."""
 
 
-def median_error(times: Sequence[float]) -> float:
-    """Standard error of the median of normally distributed values."""
-    return 1.25 * mean_and_error(times)[1]
+def timed(quantity: str, times: Sequence[float], owner: Mapping[str, Scalar]) -> Row:
+    """The median of some times as a row, with the standard error that it has for normal ones."""
+    error = 1.25 * mean_and_error(times)[1]
+    return measured(quantity, statistics.median(times), standard_error=error, **owner)
 
 
 def values(rows: Rows, quantity: str) -> dict[str, tuple[float, float]]:
