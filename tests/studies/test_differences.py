@@ -7,7 +7,7 @@ import pytest
 from hessblocks.figures.figure import Series
 from hessblocks.statistics import mean_and_error
 from hessblocks.studies.engine.study import Summary
-from hessblocks.studies.shared.differences import Difference, difference, exceeds, shown
+from hessblocks.studies.shared.differences import Difference, difference
 from tests.studies import toy
 
 LOST = math.inf
@@ -32,8 +32,8 @@ def test_runs_that_diverge_decide_where_all_of_one_block_do(
 ) -> None:
     values = {"first": dict(enumerate(first)), "second": dict(enumerate(second))}
     found = difference(values, "first", "second")
-    assert exceeds(found, 0.5) is above
-    assert shown(found, "nats") == words
+    assert found.above(0.5) is above
+    assert found.text("nats") == words
 
 
 def test_what_all_seeds_share_counts_beside_their_spread() -> None:

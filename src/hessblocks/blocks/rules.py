@@ -165,27 +165,21 @@ def _mlp_squares(block: BlockFields) -> Iterator[str]:
             )
 
 
-def _parallel(block: BlockFields) -> Iterator[str]:
-    if block.layout != "parallel":
-        return
-    if block.mlp_branch.has_skip:
+def _layout(block: BlockFields) -> Iterator[str]:
+    parallel, post = block.layout == "parallel", block.norm_placement == "post"
+    if parallel and block.mlp_branch.has_skip:
         yield (
             "mlp_branch: a skip and layout='parallel' exclude each other: the parallel layout has one skip, in "
             "attention_branch; set mlp_branch's skip to 0"
         )
-    if block.norm_placement == "post":
+    if parallel and post:
         yield (
             "norm_placement: post and layout='parallel' exclude each other: the parallel layout has its norm before "
             "the sub-blocks; use pre"
         )
-
-
-def _post(block: BlockFields) -> Iterator[str]:
-    if block.norm_placement != "post":
-        return
-    if isinstance(block.norm, NoNorm):
+    if post and isinstance(block.norm, NoNorm):
         yield "norm_placement: post and norm no-norm exclude each other; use pre"
-    if block.first_norm is not None:
+    if post and block.first_norm is not None:
         yield (
             "first_norm: it stands before the first attention, which norm_placement='post' leaves without a norm; "
             "use pre or leave first_norm out"
@@ -269,6 +263,5 @@ RULES: tuple[Rule, ...] = (
     _linear,
     _silent_without_skip,
     _mlp_squares,
-    _parallel,
-    _post,
+    _layout,
 )

@@ -142,8 +142,19 @@ class Tied:
     def reset_parameters(self) -> None:
         """Set the initial value again."""
 
-    def _take_initial(self, weight: Tensor) -> None:
-        """Copy from the source, where there is one."""
+    def _initialise(self, weight: Tensor, init: str, std: float) -> None:
+        """Fill a matrix in place; through `torch.nn.init`, which leaves loaded values alone.
+
+        A tied initial value is orthogonal until `tie_to` names its source.
+        """
+        if init == "normal":
+            nn.init.normal_(weight, std=std)
+        elif init == "zeros":
+            nn.init.zeros_(weight)
+        elif init == "identity":
+            nn.init.eye_(weight)
+        else:
+            nn.init.orthogonal_(weight)
         if self._source:
             with torch.no_grad():
                 weight.copy_(self._source[0].initial_weight.T)
@@ -158,8 +169,7 @@ class DenseLinear(nn.Linear, Tied):
 
     def reset_parameters(self) -> None:
         """Set the initial value again."""
-        initialise(self.weight, self._part.init, self._part.std)
-        self._take_initial(self.weight)
+        self._initialise(self.weight, self._part.init, self._part.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -192,8 +202,7 @@ class ReparametrisedLinear(nn.Module, Tied):
         nn.init.zeros_(self.update)
         if self.initial is not None:
             std = self._part.std or self.initial.shape[1] ** -0.5
-            initialise(self.initial, self._part.init, std)
-            self._take_initial(self.initial)
+            self._initialise(self.initial, self._part.init, std)
         if isinstance(self.initial_gain, Tensor) and isinstance(self.update_gain, Tensor):
             nn.init.constant_(self.initial_gain, self._part.initial_gain)
             nn.init.constant_(self.update_gain, self._part.update_gain)
@@ -217,18 +226,3 @@ class ReparametrisedLinear(nn.Module, Tied):
         if self.initial is None:
             return self.initial_gain * x + F.linear(x, self.update_gain * self.update)
         return F.linear(x, self.effective_weight())
-
-
-def initialise(weight: Float[Tensor, "outputs inputs"], init: str, std: float) -> None:
-    """Fill a matrix in place; through `torch.nn.init`, which leaves loaded values alone.
-
-    A tied initial value is orthogonal until `Tied.tie_to` names its source.
-    """
-    if init == "normal":
-        nn.init.normal_(weight, std=std)
-    elif init == "zeros":
-        nn.init.zeros_(weight)
-    elif init == "identity":
-        nn.init.eye_(weight)
-    else:
-        nn.init.orthogonal_(weight)

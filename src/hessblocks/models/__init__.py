@@ -1,12 +1,6 @@
 """Hugging Face models made of blocks; importing this registers them with the Auto classes."""
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-)
+import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hessblocks.models.build import TASKS, build
@@ -20,23 +14,12 @@ from hessblocks.models.heads import (
 from hessblocks.models.modeling import HessblocksModel, Layer
 from hessblocks.models.pretrained import HessblocksPreTrainedModel
 
-AutoConfig.register("hessblocks", HessblocksConfig)
-AutoModel.register(HessblocksConfig, HessblocksModel)
-AutoModelForCausalLM.register(HessblocksConfig, HessblocksForCausalLM)
-AutoModelForMaskedLM.register(HessblocksConfig, HessblocksForMaskedLM)
-AutoModelForSequenceClassification.register(HessblocksConfig, HessblocksForSequenceClassification)
+transformers.AutoConfig.register("hessblocks", HessblocksConfig)
+transformers.AutoModel.register(HessblocksConfig, HessblocksModel)
+transformers.AutoModelForCausalLM.register(HessblocksConfig, HessblocksForCausalLM)
+transformers.AutoModelForMaskedLM.register(HessblocksConfig, HessblocksForMaskedLM)
+transformers.AutoModelForSequenceClassification.register(
+    HessblocksConfig, HessblocksForSequenceClassification
+)
 # transformers' Trainer looks here whether a smoothed loss is that of the next token
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["hessblocks"] = HessblocksForCausalLM.__name__
-
-__all__ = [
-    "TASKS",
-    "HessblocksConfig",
-    "HessblocksForCausalLM",
-    "HessblocksForMaskedLM",
-    "HessblocksForSequenceClassification",
-    "HessblocksModel",
-    "HessblocksPreTrainedModel",
-    "Layer",
-    "build",
-    "fold",
-]

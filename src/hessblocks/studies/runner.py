@@ -156,17 +156,20 @@ def measure_study(
         reporter.show(pace.now())
         failures = []
         with contextlib.closing(where.outcomes(study.measure, missing)) as outcomes:
-            for outcome in outcomes:
+            for seen, outcome in enumerate(outcomes, start=1):
                 if outcome.error is None:
                     store.add(outcome)
-                    reporter.show(pace.now(finished=1))
                 else:
                     failures.append(outcome)
-                    reporter.show(pace.now(failed=1))
+                reporter.show(pace.now(seen - len(failures), len(failures)))
         if missing:
             checks = engine.write_outputs(study, points, store)
     if failures:
-        raise _failure(study.name, failures)
+        first = failures[0]
+        raise RunError(
+            f"{study.name}: {len(failures)} point(s) failed, the first ({first.point.label}) with: "
+            f"{first.error} All others are stored; the same command tries these again."
+        )
     stored = store.of(points)
     return StudyResult(
         name=study.name,
@@ -207,11 +210,3 @@ def executor(workers: int | None, ray: str | None) -> Iterator[engine.Executor]:
         found = engine.RayCluster(ray)
     with contextlib.closing(found):
         yield found
-
-
-def _failure(study: str, failures: Sequence[engine.Outcome]) -> RunError:
-    first = failures[0]
-    return RunError(
-        f"{study}: {len(failures)} point(s) failed, the first ({first.point.label}) with: "
-        f"{first.error} All others are stored; the same command tries these again."
-    )

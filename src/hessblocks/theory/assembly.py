@@ -33,11 +33,12 @@ class Blocks(Protocol):
     groups: tuple[str, ...]
     curvature: TokenCurvature
 
+    @property
+    def heads(self) -> list[HeadTokens]:
+        """What each head knows about the tokens that enter the loss."""
+
     def block(self, row: str, column: str, part: Part) -> ExactOperator:
         """The block of two groups."""
-
-    def head_tokens(self, head: int) -> HeadTokens:
-        """What one head knows about each token that enters the loss."""
 
 
 def pays_off(layer: AttentionLayer) -> bool:
@@ -67,7 +68,7 @@ def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> F
     others = [group for group in hessian.groups if group not in ("query", "key")]
     blocks = _score_blocks(product.block("query_key", "query_key", part).dense(), w_query, w_key)
     if part != "outer":
-        _add_to_diagonals(blocks["query", "key"], product_gradient(hessian.head_tokens(0)))
+        _add_to_diagonals(blocks["query", "key"], product_gradient(hessian.heads[0]))
     for i, row in enumerate(others):
         mixed = _mixed(product, row, part)
         blocks[row, "query"] = _rows_on_keys(mixed, w_key)
@@ -89,7 +90,7 @@ def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
     curvature = product.curvature
     if row != "value" or part == "functional" or not curvature.shared:
         return product.block(row, "query_key", part).dense()
-    head = product.head_tokens(0)
+    head = product.heads[0]
     term = KroneckerTerm(
         row=head.features,
         column=head.x_query,

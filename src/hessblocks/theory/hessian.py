@@ -153,21 +153,18 @@ class AttentionHessian:
         return AttentionMoments(layer=self.layer, gradient=self._gradient)
 
     @cached_property
-    def _heads(self) -> list[HeadTokens]:
+    def heads(self) -> list[HeadTokens]:
+        """What each head knows about the tokens that enter the loss."""
         return list(self.layer.heads(self._gradient, self._positions))
 
     @cached_property
     def _outer(self) -> OuterPart:
-        return OuterPart(self._heads, self.curvature)
+        return OuterPart(self.heads, self.curvature)
 
     @cached_property
     def _functional_outer(self) -> OuterPart | None:
         given = self._given[1]
-        return None if given is None else OuterPart(self._heads, self._restricted(given))
-
-    def head_tokens(self, head: int) -> HeadTokens:
-        """What one head knows about each token that enters the loss."""
-        return self._heads[head]
+        return None if given is None else OuterPart(self.heads, self._restricted(given))
 
     def _pieces(self, group: str, head: int | None) -> list[Piece]:
         check_name("group", group, self.groups)
@@ -230,7 +227,7 @@ class AttentionHessian:
             term
             for head in row.heads
             if head in column.heads
-            for term in functional_terms(self._heads[head], row.group, column.group)
+            for term in functional_terms(self.heads[head], row.group, column.group)
         ]
 
     def _semidefinite(self, part: Part) -> bool:

@@ -17,10 +17,8 @@ from hessblocks.linalg.estimators import (
     multiply,
 )
 from hessblocks.linalg.operators import LinearOperator, working_dtype
+from hessblocks.linalg.spectra.krylov import NEGLIGIBLE, PASSES
 from hessblocks.linalg.spectra.spectrum import Spectrum
-
-PASSES = 2
-NEGLIGIBLE = 100
 
 
 def spectral_density(

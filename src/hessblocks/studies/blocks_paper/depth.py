@@ -35,7 +35,7 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="Simplified blocks at two depths, one four times the other",
         caption=f"MLP of two widths. {shared.HOW}",
-        panels=[shared.Runs(_at(rows, depth)).panel(BLOCKS, f"{depth} layers") for depth in depths],
+        panels=[runs.panel(BLOCKS, f"{depth} layers", f", {depth} layers") for depth in depths],
         checks=[
             runs.close(
                 f"{name}, {depth} layers",
@@ -47,16 +47,6 @@ def summarise(rows: Rows) -> Summary:
             for name in BLOCKS[1:]
         ],
     )
-
-
-def _at(rows: Rows, depth: int) -> Rows:
-    """The rows of one depth, named by their block alone: a block has one colour at every depth."""
-    end = f", {depth} layers"
-    return [
-        {**row, "variant": row["variant"].removesuffix(end)}
-        for row in rows
-        if row["variant"].endswith(end)
-    ]
 
 
 STUDY = shared.trained_study(

@@ -232,7 +232,7 @@ def _speed_panel(rows: Rows, average: shared.Values) -> list[Panel]:
     """Score above pre-ln's against training speed, ours beside the published ones."""
     times = shared.speeds(rows)
     gaps = {name: shared.difference(average, name, "pre-ln") for name in times}
-    ours = {name: gap for name, gap in gaps.items() if gap and not gap.diverged}
+    ours = {name: gap for name, gap in gaps.items() if gap.seeds and not gap.diverged}
     if not ours:
         return []
     series = [

@@ -5,7 +5,6 @@ The models stay in the cache, where the study `downstream` finds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from hessblocks.figures import Panel
@@ -90,11 +89,10 @@ def timed(settings: MaskedSettings) -> list[Row]:
     rows: list[Row] = []
     for name, cost in costs(pretraining(settings, presets[0]), presets).items():
         owner = replace(settings, variant=name).owner
-        step_error, answer_error = map(shared.median_error, (cost.step_times, cost.answer_times))
         rows += [
             shared.measured("parameters", cost.parameters, "exact", **owner),
-            shared.measured(shared.STEP_TIME, cost.step_time, standard_error=step_error, **owner),
-            shared.measured("answer_time", cost.answer_time, standard_error=answer_error, **owner),
+            shared.timed(shared.STEP_TIME, cost.step_times, owner),
+            shared.timed("answer_time", cost.answer_times, owner),
             shared.measured("step_memory", cost.step_memory, "counted", **owner),
             shared.measured("answer_memory", cost.answer_memory, "counted", **owner),
         ]
@@ -110,7 +108,7 @@ def summarise(rows: Rows) -> Summary:
         panel = runs.panel(names, "masked-LM loss at equal steps")
         panels.append(replace(panel, y_label="validation loss (nats per masked token)"))
     if names and (times := shared.values(rows, shared.STEP_TIME)):
-        panels.append(_against_time(panels[0], times))
+        panels.append(shared.against_time(panels[0], times, "the same against training time"))
     fact = "pretrains as well as pre-ln per step"
     presets = [name for name in ("sas", "sas-p") if name in names]
     table = [
@@ -134,19 +132,6 @@ def summarise(rows: Rows) -> Summary:
             *shared.speed_check(rows),
         ],
         times=table,
-    )
-
-
-def _against_time(panel: Panel, times: Mapping[str, tuple[float, float]]) -> Panel:
-    return replace(
-        panel,
-        title="the same against training time",
-        x_label="training time (s)",
-        series=tuple(
-            replace(series, x=tuple(step * times[series.name][0] for step in series.x))
-            for series in panel.series
-            if series.name in times
-        ),
     )
 
 

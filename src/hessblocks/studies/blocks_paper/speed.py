@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies import shared
@@ -49,15 +48,7 @@ def step_times(settings: shared.TrainedSettings) -> list[Row]:
         for name, model in models.items():
             seconds = step_seconds(shared.run_settings(turns[name]), text, model)
             times[name].append(statistics.mean(seconds))
-    return [
-        shared.measured(
-            shared.STEP_TIME,
-            statistics.median(each),
-            standard_error=shared.median_error(each),
-            **turns[name].owner,
-        )
-        for name, each in times.items()
-    ]
+    return [shared.timed(shared.STEP_TIME, times[name], turns[name].owner) for name in VARIANTS]
 
 
 def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
@@ -101,25 +92,9 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="Loss against training time",
         caption=f"Time is steps times the median time of a step, blocks timed in turns. {shared.HOW}",
-        panels=[_panel(runs, step_time)] if step_time else [],
+        panels=[shared.against_time(runs.panel(VARIANTS, ""), clocks, "")] if clocks else [],
         checks=[*shared.speed_check(rows), *_time_checks(shares, clocks)],
         times=table,
-    )
-
-
-def _panel(runs: shared.Runs, step_time: Mapping[str, float]) -> Panel:
-    found = {name: runs.mean_curve(name) for name in VARIANTS if name in step_time}
-    return Panel(
-        title="",
-        x_label="training time (s)",
-        y_label="validation loss (nats per token)",
-        series=tuple(
-            shared.curve(
-                name, [(step * step_time[name], loss, error) for step, loss, error in places]
-            )
-            for name, places in found.items()
-            if places
-        ),
     )
 
 
@@ -146,17 +121,17 @@ def _time_checks(shares: shared.Values, clocks: Mapping[str, tuple[float, float]
         return []
     found = shared.difference(shares, "sas-p", "pre-ln")
     never = [seed for seed, share in shares["sas-p"].items() if math.isinf(share)]
-    if found is not None and not never:
+    if not never:
         clock = math.hypot(*(clocks[name][1] / clocks[name][0] for name in ("sas-p", "pre-ln")))
         found = replace(found, common=(1 + found.mean) * clock)
-    more = shared.exceeds(found, 0.0)
+    more = found.above(0.0)
     return [
         Check(
             fact="sas-p needs less time than pre-ln to the loss that pre-ln ends with",
             expected="below 0 % more time",
             ours=f"not reached by {len(never)} of {len(shares['sas-p'])} seeds"
             if never
-            else shared.shown(found and found.times(100), "% more time", digits=0),
+            else found.times(100).text("% more time", digits=0),
             holds=None if more is None else not more,
         )
     ]

@@ -38,24 +38,21 @@ class Silent:
 
 
 class Pace:
-    """Counts points and works out the time left."""
+    """Works out the time left."""
 
     def __init__(self, study: str, done: int, total: int) -> None:
         self._study, self._before, self._total = study, done, total
-        self._finished = self._failed = 0
         self._start = time.monotonic()
 
-    def now(self, *, finished: int = 0, failed: int = 0) -> StudyProgress:
-        """Count points that finished and failed since the last call; say where the study stands."""
-        self._finished += finished
-        self._failed += failed
-        seen = self._finished + self._failed
+    def now(self, finished: int = 0, failed: int = 0) -> StudyProgress:
+        """Where the study stands after so many points of this run."""
+        seen = finished + failed
         left = self._total - self._before - seen
-        pace = (time.monotonic() - self._start) / seen if seen else None
+        spent = time.monotonic() - self._start
         return StudyProgress(
             study=self._study,
-            done=self._before + self._finished,
+            done=self._before + finished,
             total=self._total,
-            failed=self._failed,
-            seconds_left=None if pace is None else pace * left,
+            failed=failed,
+            seconds_left=spent / seen * left if seen else None,
         )

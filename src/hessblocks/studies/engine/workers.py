@@ -60,7 +60,7 @@ class LocalProcesses(Executor):
                     outcome, again = worker.collect()
                     if again is not None:
                         waiting.appendleft(again)
-                    if worker.stopped:
+                    if worker.connection.closed:
                         place = self._crew.index(worker)
                         self._crew[place] = worker = _Worker(_turn(devices, place))
                     if waiting:
@@ -105,11 +105,6 @@ class _Worker:
             self.stop()
         lost = after_death(point, attempts)
         return lost, None if lost else (measure, point, attempts + 1)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the process is gone."""
-        return self.connection.closed
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""

@@ -56,8 +56,8 @@ class LinearSettings:
 def measure(settings: LinearSettings) -> list[Row]:
     """Exact norms of every layer's block; weights, embeddings and sums drawn afresh for each point."""
     draw = seed_of("mlp", settings.layers, settings.sigma, settings.seed)
-    embedding, weights, head = network(settings.layers, settings.width, settings.sigma, draw)
-    norms = outer_norms(embedding, weights, head, addition_batch(settings.sums, seed=draw))
+    embedding, weights = network(settings.layers, settings.width, settings.sigma, draw)
+    norms = outer_norms(embedding, weights, addition_batch(settings.sums, seed=draw))
     found: list[Norms] = [
         {
             ("weight", part): Estimate(value=norm * (part != "functional"), method="exact")
@@ -70,12 +70,8 @@ def measure(settings: LinearSettings) -> list[Row]:
 
 def network(
     layers: int, width: int, sigma: float, seed: int
-) -> tuple[
-    Float[Tensor, "symbols width"],
-    list[Float[Tensor, "width width"]],
-    Float[Tensor, "width symbols"],
-]:
-    """Embedding (symbols, width), weights (width, width) of each layer, head (width, symbols)."""
+) -> tuple[Float[Tensor, "symbols width"], list[Float[Tensor, "width _"]]]:
+    """Embedding (symbols, width), and weights (width, width) of each layer with the head (width, symbols)."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(rows: int, columns: int, std: float) -> Tensor:
@@ -83,22 +79,22 @@ def network(
 
     std = shared.weight_size(width)
     weights = [normal(width, width, std) for _ in range(layers)]
-    return normal(len(SYMBOLS), width, sigma), weights, normal(width, len(SYMBOLS), std)
+    embedding = normal(len(SYMBOLS), width, sigma)
+    return embedding, [*weights, normal(width, len(SYMBOLS), std)]
 
 
 def outer_norms(
     embedding: Float[Tensor, "symbols width"],
-    weights: Sequence[Float[Tensor, "width width"]],
-    head: Float[Tensor, "width symbols"],
+    weights: Sequence[Float[Tensor, "width _"]],
     batch: Mapping[str, Int[Tensor, "sequences tokens"]],
 ) -> list[float]:
     """‖H_o‖_F of each layer's weight: 2/(N C) ‖Σ_n h_n h_nᵀ‖ ‖B Bᵀ‖."""
     asked = batch["labels"][:, 1:] != IGNORED
     h = embedding[batch["input_ids"][:, :-1][asked]]
-    share = 2 / (len(h) * head.shape[1])
+    share = 2 / (len(h) * weights[-1].shape[1])
     norms = []
-    for layer, weight in enumerate(weights):
-        behind = reduce(torch.matmul, [*weights[layer + 1 :], head])
+    for layer, weight in enumerate(weights[:-1]):
+        behind = reduce(torch.matmul, weights[layer + 1 :])
         norms.append(share * float((h.T @ h).norm() * (behind @ behind.T).norm()))
         h = h @ weight
     return norms
@@ -106,28 +102,20 @@ def outer_norms(
 
 def summarise(rows: Rows) -> Summary:
     """Slopes for σ ≤ 0.1, and a panel for each depth."""
-    fits = shared.slopes(rows, shared.SMALL)
-    seeds = len({row["seed"] for row in rows})
-    return shared.summary(
-        "A linear MLP grows as σ² at every depth",
-        f"Mean over {seeds} seeds; bars are its standard errors. Embedding, linear layers without "
-        "bias, head; squared loss. Exact; the functional part is 0.",
-        (_panel(rows, depth) for depth in _DEPTHS),
-        shared.slope_checks(fits, EXPECTED),
-        slopes=shared.fit_table(fits),
+    return shared.growth_summary(
+        rows,
+        title="A linear MLP grows as σ² at every depth",
+        caption="Embedding, linear layers without bias, head; squared loss. Exact; the functional part is 0.",
+        expected=EXPECTED,
+        panels=[_panel(rows, depth) for depth in _DEPTHS],
     )
 
 
 def _panel(rows: Rows, depth: int) -> Panel:
-    curves = shared.by_curve(
-        [row for row in rows if row["layers"] == depth and row["part"] == "full"]
-    )
-    return shared.growth_panel(
+    return shared.curves_panel(
+        [row for row in rows if row["layers"] == depth and row["part"] == "full"],
         "one layer" if depth == 1 else f"{depth} layers",
-        [
-            shared.curve(f"layer {layer + 1}", shared.seen(shared.averaged(members)))
-            for (_, layer, *_), members in curves.items()
-        ],
+        label=lambda place: f"layer {place[1] + 1}",
     )
 
 

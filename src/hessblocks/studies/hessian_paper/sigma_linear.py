@@ -24,14 +24,15 @@ EXPECTED = (
 
 def summarise(rows: Rows) -> Summary:
     """Slopes above σ = 1, and both ranges side by side."""
-    large = shared.slopes([row for row in rows if row["sigma"] >= LARGE], max(WIDE))
-    seeds = len({row["seed"] for row in rows})
-    return shared.summary(
-        "Growth on linear scales of σ",
-        f"Mean over {seeds} seeds; bars are its standard errors.",
-        [_panel(rows, WIDE), _panel(rows, NARROW)],
-        shared.slope_checks(large, EXPECTED),
-        **{"slopes above 1": shared.fit_table(large)},
+    return shared.growth_summary(
+        rows,
+        title="Growth on linear scales of σ",
+        caption="",
+        expected=EXPECTED,
+        smallest=LARGE,
+        largest=max(WIDE),
+        table="slopes above 1",
+        panels=[_panel(rows, WIDE), _panel(rows, NARROW)],
     )
 
 

@@ -1,13 +1,7 @@
 """What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
 
 from hessblocks.studies.shared.addition_model import addition_model, weight_size
-from hessblocks.studies.shared.differences import (
-    Values,
-    difference,
-    difference_check,
-    exceeds,
-    shown,
-)
+from hessblocks.studies.shared.differences import Values, difference, difference_check
 from hessblocks.studies.shared.fits import fit_growth
 from hessblocks.studies.shared.gathering import (
     curve,
@@ -29,19 +23,7 @@ from hessblocks.studies.shared.growth_points import (
     logspace,
     one_layer,
 )
-from hessblocks.studies.shared.growth_summary import (
-    SMALL,
-    Expected,
-    averaged,
-    by_curve,
-    curves_panel,
-    fit_table,
-    growth_panel,
-    growth_summary,
-    seen,
-    slope_checks,
-    slopes,
-)
+from hessblocks.studies.shared.growth_summary import Expected, curves_panel, growth_summary
 from hessblocks.studies.shared.measured_curvature import (
     DISTANCE,
     HETEROGENEITY,
@@ -53,9 +35,10 @@ from hessblocks.studies.shared.statistics import rank_correlation
 from hessblocks.studies.shared.step_times import (
     PUBLISHED_SPEED,
     STEP_TIME,
-    median_error,
+    against_time,
     speed_check,
     speeds,
+    timed,
     values,
 )
 from hessblocks.studies.shared.texts import TextSize, text_of

@@ -26,7 +26,7 @@ class Difference:
     error: float
     """Its standard error."""
     seeds: int
-    """How many."""
+    """How many; 0 where there is nothing to compare."""
     common: float = 0.0
     """Standard error of what all seeds have in common, such as a clock."""
     diverged: int = 0
@@ -59,13 +59,15 @@ class Difference:
         """Mean, error and seeds in words."""
         if self.diverged:
             return f"{self.who} diverged in {self.diverged} of {self.seeds} seeds"
+        if not self.seeds:
+            return "not finished, or diverged"
         if self.seeds < 2:
             return f"{self.mean:+.{digits}f} {unit} (1 seed)"
         error = math.hypot(self.error, self.common)
         return f"{self.mean:+.{digits}f} ± {error:.{digits}f} {unit} ({self.seeds} seeds)"
 
 
-def difference(values: Values, first: str, second: str) -> Difference | None:
+def difference(values: Values, first: str, second: str) -> Difference:
     """Value of `first` minus that of `second`, over common seeds.
 
     Args:
@@ -74,29 +76,19 @@ def difference(values: Values, first: str, second: str) -> Difference | None:
         second: name of another.
 
     Returns:
-        The difference; None where there is no common seed, or runs of both diverged.
+        The difference; of no seeds where there is no common one, or runs of both diverged.
     """
     common = sorted(set(values.get(first, {})) & set(values.get(second, {})), key=str)
     gaps = [values[first][seed] - values[second][seed] for seed in common]
     lost = {gap for gap in gaps if not math.isfinite(gap)}
     if not gaps or len(lost) > 1 or any(map(math.isnan, lost)):
-        return None
+        return Difference(mean=math.nan, error=math.nan, seeds=0)
     mean, error = mean_and_error(gaps)
     diverged = [seed for seed, gap in zip(common, gaps, strict=True) if gap in lost]
     who = first if any(math.isinf(values[first][seed]) for seed in diverged) else second
     return Difference(
         mean=mean, error=error, seeds=len(gaps), diverged=len(diverged), who=who if diverged else ""
     )
-
-
-def exceeds(found: Difference | None, limit: float) -> bool | None:
-    """Whether a difference is above a limit; None where it is undecided or there is none."""
-    return None if found is None else found.above(limit)
-
-
-def shown(found: Difference | None, unit: str, digits: int = 3) -> str:
-    """The difference in words."""
-    return "not finished, or diverged" if found is None else found.text(unit, digits)
 
 
 def difference_check(
@@ -128,6 +120,6 @@ def difference_check(
         The fact beside the difference; undecided where seeds are too few or disagree.
     """
     found = difference(values, first, second)
-    verdict = exceeds(found, limit)
+    verdict = found.above(limit)
     holds = None if verdict is None else verdict == above
-    return Check(fact=fact, expected=expected, ours=shown(found, unit, digits), holds=holds)
+    return Check(fact=fact, expected=expected, ours=found.text(unit, digits), holds=holds)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from hessblocks.figures import Figure, Heatmap, Panel, Series
-from hessblocks.linalg import Estimate
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows, Summary
@@ -29,11 +28,6 @@ def measured(quantity: str, value: Scalar, method: str = "measured", /, **place:
         The row.
     """
     return {**place, "quantity": quantity, "value": value, "method": method}
-
-
-def of_estimate(found: Estimate) -> Row:
-    """What a row says of an estimate."""
-    return {"value": found.value, "standard_error": found.standard_error, "method": found.method}
 
 
 def grouped(rows: Iterable[Mapping[str, Any]], *columns: str) -> dict[tuple[Any, ...], Rows]:

@@ -15,7 +15,6 @@ from hessblocks.data import addition_batch
 from hessblocks.storage import GROWTH_COLUMNS, Row
 from hessblocks.studies.engine import Scale, Study, seed_of
 from hessblocks.studies.shared.addition_model import LOSSES, addition_model
-from hessblocks.studies.shared.gathering import of_estimate
 
 GROUPS = ("query", "value")
 """The groups whose blocks the paper shows."""
@@ -190,7 +189,7 @@ def growth_rows(study: str, settings: Any, found: Sequence[Norms]) -> list[Row]:
     """
     point = {"layers": settings.layers, "sigma": settings.sigma, "seed": settings.seed}
     return [
-        {"study": study, **point, "layer": layer, "group": group, "part": part, **of_estimate(norm)}
+        {"study": study, **point, "layer": layer, "group": group, "part": part, **norm.to_row()}
         for layer, norms in enumerate(found)
         for (group, part), norm in norms.items()
     ]

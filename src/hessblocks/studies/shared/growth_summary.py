@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hessblocks.figures import Panel, Scaling, Series
+from hessblocks.figures import Panel, Scaling
 from hessblocks.studies.engine import Check, Rows, Summary
 from hessblocks.studies.shared.fits import Growth, fit_growth
 from hessblocks.studies.shared.gathering import (
@@ -43,38 +43,9 @@ class Expected:
     """Where the number is from."""
 
 
-def slopes(rows: Rows, largest: float) -> dict[Curve, Growth]:
-    """Power laws of all curves for σ up to `largest`; curves that are 0 or too short are left out."""
-    found = {}
-    for place, members in by_curve(rows).items():
-        small = [row for row in members if row["sigma"] <= largest * (1 + 1e-9)]
-        names = ("sigma", "value", "standard_error")
-        growth = fit_growth(*([row[name] for row in small] for name in names))
-        if growth is not None:
-            found[place] = growth
-    return found
-
-
 def by_curve(rows: Rows) -> dict[Curve, Rows]:
     """The rows of each curve."""
     return grouped(rows, *CURVE)
-
-
-def slope_checks(fits: Mapping[Curve, Growth], expected: Sequence[Expected]) -> list[Check]:
-    """Each fitted slope next to the expected one."""
-    return [
-        _slope_check(curve, growth, wanted)
-        for wanted in expected
-        for curve, growth in fits.items()
-        if curve[2:] == (wanted.group, wanted.part) and wanted.layers in (None, curve[0])
-    ]
-
-
-def fit_table(fits: Mapping[Curve, Growth]) -> list[dict[str, object]]:
-    """The fits as rows of plain data."""
-    return [
-        {**dict(zip(CURVE, curve, strict=True)), **asdict(growth)} for curve, growth in fits.items()
-    ]
 
 
 def growth_summary(
@@ -83,8 +54,11 @@ def growth_summary(
     title: str,
     caption: str,
     expected: Sequence[Expected],
+    smallest: float = 0.0,
     largest: float = SMALL,
+    table: str = "slopes",
     published: Rows = (),
+    panels: Iterable[Panel] | None = None,
 ) -> Summary:
     """Fits, checks and figure of a growth study.
 
@@ -93,20 +67,43 @@ def growth_summary(
         title: of the figure.
         caption: beyond what is said of seeds and errors.
         expected: slopes from theory.
+        smallest: σ from which on slopes are fitted.
         largest: σ up to which slopes are fitted.
+        table: name of the table of fits.
         published: the paper's means, with the columns of rows.
+        panels: of the figure; None for one for each layer.
 
     Returns:
-        A panel for each layer, and each slope beside the expected one.
+        The figure, and each slope beside the expected one.
     """
-    fits = slopes(rows, largest)
+    fits = _slopes(rows, smallest, largest * (1 + 1e-9))
     seeds = len({row["seed"] for row in rows})
-    bars = f"Mean over {seeds} seeds; bars are its standard errors. {caption}"
-    panels = (
-        curves_panel(members, _place(layers, layer), published)
-        for (layers, layer), members in grouped(rows, "layers", "layer").items()
-    )
-    return summary(title, bars, panels, slope_checks(fits, expected), slopes=fit_table(fits))
+    bars = f"Mean over {seeds} seeds; bars are its standard errors. {caption}".strip()
+    if panels is None:
+        panels = [
+            curves_panel(members, _place(layers, layer), published)
+            for (layers, layer), members in grouped(rows, "layers", "layer").items()
+        ]
+    checks = [
+        _slope_check(curve, growth, wanted)
+        for wanted in expected
+        for curve, growth in fits.items()
+        if curve[2:] == (wanted.group, wanted.part) and wanted.layers in (None, curve[0])
+    ]
+    lines = [{**dict(zip(CURVE, place, strict=True)), **asdict(fits[place])} for place in fits]
+    return summary(title, bars, panels, checks, **{table: lines})
+
+
+def _slopes(rows: Rows, smallest: float, largest: float) -> dict[Curve, Growth]:
+    """Power laws of all curves between two σ; curves that are 0 or too short are left out."""
+    found = {}
+    for place, members in by_curve(rows).items():
+        used = [row for row in members if smallest <= row["sigma"] <= largest]
+        names = ("sigma", "value", "standard_error")
+        growth = fit_growth(*([row[name] for row in used] for name in names))
+        if growth is not None:
+            found[place] = growth
+    return found
 
 
 def averaged(rows: Rows) -> list[Place]:
@@ -115,27 +112,34 @@ def averaged(rows: Rows) -> list[Place]:
     return mean_places({place[0]: at[place] for place in sorted(at)})
 
 
-def curves_panel(rows: Rows, title: str, published: Rows = (), x_scale: Scaling = "log") -> Panel:
-    """The curves of one layer; those that are 0 everywhere are left out."""
+def curves_panel(
+    rows: Rows,
+    title: str,
+    published: Rows = (),
+    *,
+    x_scale: Scaling = "log",
+    label: Callable[[Curve], str] = lambda place: f"{place[2]}, {place[3]}",
+) -> Panel:
+    """Norms against σ, a series for each curve that is not 0 everywhere.
+
+    Args:
+        rows: of the curves that are drawn.
+        title: of the panel.
+        published: the paper's means.
+        x_scale: of σ.
+        label: name of a curve's series.
+
+    Returns:
+        The panel, on a logarithmic ordinate, which has room for what is above 0.
+    """
     theirs = by_curve(published)
     series = []
     for place, members in by_curve(rows).items():
-        name = f"{place[2]}, {place[3]}"
-        if ours := seen(averaged(members)):
-            series.append(curve(name, ours))
+        if ours := _seen(averaged(members)):
+            series.append(curve(label(place), ours))
         means = theirs.get(place, ())
-        if known := seen((row["sigma"], row["value"], row["standard_error"]) for row in means):
-            series.append(curve(name, known, published=True, line=False))
-    return growth_panel(title, series, x_scale)
-
-
-def seen(places: Iterable[Place]) -> list[Place]:
-    """The places that a logarithmic axis has room for: those above 0."""
-    return [place for place in places if place[1] > 0]
-
-
-def growth_panel(title: str, series: Sequence[Series], x_scale: Scaling = "log") -> Panel:
-    """Norms against σ."""
+        if known := _seen((row["sigma"], row["value"], row["standard_error"]) for row in means):
+            series.append(curve(label(place), known, published=True, line=False))
     return Panel(
         title=title,
         x_label="standard deviation σ of the embeddings",
@@ -144,6 +148,10 @@ def growth_panel(title: str, series: Sequence[Series], x_scale: Scaling = "log")
         y_scale="log",
         series=tuple(series),
     )
+
+
+def _seen(places: Iterable[Place]) -> list[Place]:
+    return [place for place in places if place[1] > 0]
 
 
 def _place(layers: int, layer: int) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
+from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows
-from hessblocks.studies.shared.gathering import of_quantity
+from hessblocks.studies.shared.gathering import measured, of_quantity
 
 STEP_TIME = "step_time"
 """Seconds of a training step, median over the turns."""
@@ -17,9 +21,10 @@ PUBLISHED_SPEED = {
 """Training speed against pre-ln, table 2."""
 
 
-def median_error(times: Sequence[float]) -> float:
-    """Standard error of the median of normally distributed values."""
-    return 1.25 * mean_and_error(times)[1]
+def timed(quantity: str, times: Sequence[float], owner: Mapping[str, Scalar]) -> Row:
+    """The median of some times as a row, with the standard error that it has for normal ones."""
+    error = 1.25 * mean_and_error(times)[1]
+    return measured(quantity, statistics.median(times), standard_error=error, **owner)
 
 
 def values(rows: Rows, quantity: str) -> dict[str, tuple[float, float]]:
@@ -40,6 +45,25 @@ def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, tuple[float, floa
         name: (base / time, base / time * ((error / time) ** 2 + (base_error / base) ** 2) ** 0.5)
         for name, (time, error) in found.items()
     }
+
+
+def against_time(panel: Panel, times: Mapping[str, tuple[float, float]], title: str) -> Panel:
+    """Losses against steps times the time of a step.
+
+    Args:
+        panel: losses against steps, a series for each block.
+        times: block → (seconds of a step, standard error); a block without them is left out.
+        title: of the new panel.
+
+    Returns:
+        The same losses against training time.
+    """
+    series = (
+        replace(one, x=tuple(step * times[one.name][0] for step in one.x))
+        for one in panel.series
+        if one.name in times
+    )
+    return replace(panel, title=title, x_label="training time (s)", series=tuple(series))
 
 
 def speed_check(rows: Rows) -> list[Check]:

@@ -52,14 +52,23 @@ class Runs:
                 at.setdefault(step, []).append(loss)
         return mean_places({step: at[step] for step in sorted(at) if len(at[step]) == len(seeds)})
 
-    def panel(self, variants: Sequence[str], title: str) -> Panel:
-        """Validation loss against steps, mean over seeds; a curve ends where a seed diverged."""
-        found = {variant: self.mean_curve(variant) for variant in variants}
+    def panel(self, blocks: Sequence[str], title: str, kind: str = "") -> Panel:
+        """Validation loss against steps, mean over seeds; a curve ends where a seed diverged.
+
+        Args:
+            blocks: what is drawn, and the names of the series.
+            title: of the panel.
+            kind: what the names of the variants have behind those of the blocks.
+
+        Returns:
+            The panel, without the blocks of which nothing is known.
+        """
+        found = {block: self.mean_curve(block + kind) for block in blocks}
         return Panel(
             title=title,
             x_label="training step",
             y_label="validation loss (nats per token)",
-            series=tuple(curve(variant, places) for variant, places in found.items() if places),
+            series=tuple(curve(block, places) for block, places in found.items() if places),
         )
 
     def table(self) -> list[dict[str, object]]:
