@@ -25,7 +25,7 @@ from hessblocks.inspection.curvature_tables import Tables
 from hessblocks.linalg import Estimate, spectral_density
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
-from hessblocks.storage import write_json
+from hessblocks.storage import DAMAGED, check_folder, identity_in, mended, sealed, write_json
 from hessblocks.theory import AttentionHessian
 
 OPERATORS = {"outer": OuterProduct, "functional": Functional, "full": Hessian}
@@ -58,7 +58,11 @@ class CurvatureRun:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
         """
         records: dict[str, dict[str, Any]] = {}
+        found = (one for one in check_folder(self.folder) if one.words != DAMAGED)
+        mended(self.folder, found, "measured again")
+        of = identity_in(self.folder)
         tables = Tables(
+            of=of,
             folder=self.folder,
             name=self.name,
             seed=self.settings.seed,
@@ -73,7 +77,7 @@ class CurvatureRun:
                     records[name] = _read(path)
                 else:
                     records[name] = self._measure(name)
-                    write_json(path, records[name])
+                    write_json(path, sealed(of, records[name]))
                 tables.write(records)
                 progress.step(count, None)
 

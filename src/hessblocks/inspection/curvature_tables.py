@@ -20,6 +20,7 @@ from hessblocks.storage import (
     MAP_COLUMNS,
     SPECTRUM_COLUMNS,
     ResultRow,
+    seal_rows,
     write_results,
     write_table,
 )
@@ -34,6 +35,8 @@ class Tables:
 
     folder: Path
     """Where they are written."""
+    of: str
+    """Identity of the run."""
     name: str
     """Of the model."""
     seed: int
@@ -65,12 +68,13 @@ class Tables:
         ]
         if complete:
             rows += self._summary_rows(records, maps)
-        write_results(self.folder / "results.csv", rows)
+        write_results(self.folder / "results.csv", seal_rows(rows, self.of))
         if _all_have("spectra", records):
-            write_table(self.folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
+            spectra = _spectrum_rows(records)
+            write_table(self.folder / "spectra.csv", SPECTRUM_COLUMNS, spectra, self.of)
         if maps:
             cells = [row for one in maps for row in one.to_rows()]
-            write_table(self.folder / "map.csv", MAP_COLUMNS, cells)
+            write_table(self.folder / "map.csv", MAP_COLUMNS, cells, self.of)
 
     def _summary_rows(
         self, records: Mapping[str, Record], maps: Sequence[CurvatureMap]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -26,10 +27,10 @@ def report(
     Each page goes into its own folder and nothing is measured: there is no --out, --seed or --device.
     What a run or study lacks is listed, on the page and here.
     """
-    studies = {folder: _holds_studies(folder) for folder in folders}
+    studies = {folder: holds_studies(folder) for folder in folders}
     pages, lacking = [], []
-    for folder, holds_studies in studies.items():
-        if holds_studies:
+    for folder, of_studies in studies.items():
+        if of_studies:
             page, lines = _study_page(folder)
             lacking += lines
         else:
@@ -45,7 +46,7 @@ def report(
         print(f"report  {page}")
 
 
-def _holds_studies(folder: Path) -> bool:
+def holds_studies(folder: Path) -> bool:
     """Whether `folder` is of studies; False means that it is of a run."""
     from hessblocks.studies import is_study_folder
 
@@ -65,9 +66,13 @@ def _holds_studies(folder: Path) -> bool:
 
 def _run_page(folder: Path) -> Path:
     from hessblocks.report import write_curvature_report, write_report
-    from hessblocks.storage import held, is_curvature_run
+    from hessblocks.storage import SAID, DamageWarning, check_folder, held, is_curvature_run
 
     with held(folder):
+        for finding in check_folder(folder):
+            if finding.state in SAID:
+                message = f"{finding.sentence}; it is shown as it is now"
+                warnings.warn(message, DamageWarning, stacklevel=2)
         write = write_curvature_report if is_curvature_run(folder) else write_report
         return write(folder)
 
