@@ -75,7 +75,9 @@ def test_the_run_folder_holds_every_group_part_and_pair(shell: Shell, tmp_path: 
     assert len(norms) == 3 * len(groups)
     assert {row["layer"] for row in norms} == {"0"}
     cells = table(tmp_path / "out" / "map.csv")
-    assert list(cells[0]) == ["row", "column", "part", "value", "standard_error", "method"]
+    assert list(cells[0]) == [
+        "row", "column", "part", "value", "standard_error", "method", "seal",
+    ]  # fmt: skip
     assert len(cells) == 3 * len(groups) ** 2
     diagonal = {
         (cell["row"], cell["part"]): cell["value"]

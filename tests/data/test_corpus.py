@@ -1,5 +1,6 @@
 """Windows and batches of a corpus against the text they were made from."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,25 @@ def test_a_changed_file_changes_the_corpus(corpus: Corpus, code: Path) -> None:
     (code / "module_0.py").write_text("x = 1\n")
     with pytest.warns(UserWarning, match=r"out of date \(other files\)|supports"):
         assert load_corpus(code).fingerprint != corpus.fingerprint
+
+
+def test_a_file_with_other_contents_and_the_same_size_and_time_changes_the_corpus(
+    corpus: Corpus, code: Path
+) -> None:
+    path = code / "module_0.py"
+    before, text = path.stat(), path.read_text()
+    path.write_text(text.swapcase())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.warns(UserWarning, match=r"out of date \(other files\)|supports"):
+        assert load_corpus(code).fingerprint != corpus.fingerprint
+
+
+def test_a_file_that_was_touched_and_not_changed_builds_nothing(code: Path, corpus: Corpus) -> None:
+    os.utime(code / "module_0.py", ns=(1, 1))
+    with pytest.warns(UserWarning, match="supports") as said:
+        assert load_corpus(code).fingerprint == corpus.fingerprint
+    assert not [one for one in said if "out of date" in str(one.message)]
 
 
 @pytest.mark.parametrize("by", ["file", "folder"])

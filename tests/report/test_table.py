@@ -77,6 +77,19 @@ def test_a_diverged_seed_is_named_and_left_out_of_the_mean(tmp_path) -> None:
     )
 
 
+def test_a_norm_that_is_no_number_is_said_and_gives_no_ratio(tmp_path) -> None:
+    made = Folder(presets=("pre-ln", "sas"))
+    place = {"preset": "sas", "stage": "final", "part": "full", "group": "embedding.token"}
+    made.change(lambda row: row.update(value="nan"), **place)
+    results = load_results(made.write(tmp_path))
+    said = "sas, seed 0: frobenius_norm (final full embedding.token) is nan, not a number, and left out."
+    assert results.missing == (said,)
+    whole, spoilt = comparison_rows(results)
+    assert whole.after is not None
+    assert spoilt.before is not None
+    assert spoilt.after is None
+
+
 def test_without_finite_values_there_is_no_mean() -> None:
     assert average([math.nan, math.inf]) is None
     assert average([]) is None

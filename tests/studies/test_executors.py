@@ -12,9 +12,12 @@ import pytest
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.tables import Row
+from hessblocks.studies.engine.executors import InProcess
 from hessblocks.studies.engine.point import Point
+from hessblocks.studies.engine.reporter import Silent
 from hessblocks.studies.engine.store import POINTS, read
 from hessblocks.studies.engine.workers import LocalProcesses
+from hessblocks.studies.runner import measure_study
 from tests.studies import toy
 
 
@@ -156,3 +159,24 @@ def test_a_key_is_plain_names_and_values() -> None:
     point = Point(study="toy", settings=toy.ToySettings(number=1, pause=0.5), revision=2)
     assert point.key == '{"revision":2,"settings":{"number":1,"pause":0.5},"study":"toy"}'
     assert point.label == "number 1, pause 0.5"
+
+
+def measure_with_one_nan(settings: toy.ToySettings) -> list[Row]:
+    return [{"number": settings.number, "square": float("nan") if settings.number == 2 else 1.0}]
+
+
+def test_a_value_that_is_no_number_fails_its_point_alone(tmp_path: Path) -> None:
+    points = [toy.point(toy.ToySettings(number=number)) for number in range(4)]
+    match = (
+        r"toy: 1 point\(s\) failed, the first \(number 2\) with: square of its row 1 is nan, not a"
+    )
+    with pytest.raises(RunError, match=match):
+        measure_study(
+            replace(toy.STUDY, measure=measure_with_one_nan),
+            points,
+            folder=tmp_path,
+            config={"scale": "smoke"},
+            where=InProcess(),
+            reporter=Silent(),
+        )
+    assert read(tmp_path).of(points).missing == [points[2]]

@@ -12,6 +12,7 @@ from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder.checkpoints import save_model, writing
+from hessblocks.training.folder.run_folder import RunFolder
 from hessblocks.training.preparation import build_model
 from hessblocks.training.run import DamageWarning
 from tests.training.helpers import COMPARISON, MODEL, complete, files, numbers
@@ -97,8 +98,8 @@ def test_a_damaged_model_of_a_finished_run_is_said(
 def test_a_model_that_cannot_be_saved_leaves_the_one_before(
     corpus: Corpus, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = finished / "runs" / "sas-p-seed0" / "model"
-    before = files(folder)
+    run = RunFolder(finished / "runs" / "sas-p-seed0")
+    before = files(run.model)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -106,9 +107,9 @@ def test_a_model_that_cannot_be_saved_leaves_the_one_before(
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
     model = build_model(MODEL, "sas-p", corpus.vocab_size, seed=0)
     with pytest.raises(RunError, match=r"--out: .* cannot be written \(No space left on device\)"):
-        save_model(model, corpus, MODEL.context, folder)
+        save_model(model, corpus, MODEL.context, run)
     assert before
-    assert files(folder) == before
+    assert files(run.model) == before
 
 
 def test_only_a_failing_writer_counts_as_a_full_disk(tmp_path: Path) -> None:

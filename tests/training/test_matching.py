@@ -23,7 +23,7 @@ from hessblocks.training import matching
 from hessblocks.training.comparison import compare
 from hessblocks.training.preparation import build_model
 from hessblocks.training.trainer.update_cost import update_flops
-from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
+from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers, unsealed
 
 MATCHED = replace(COMPARISON, match="time", presets=("pre-ln", "sas-p"))
 
@@ -186,7 +186,7 @@ def test_a_folder_of_an_earlier_version_goes_on(
     corpus: Corpus, undisturbed: Path, tmp_path: Path
 ) -> None:
     """Configurations without what could not be chosen then, tables without operations."""
-    out = Path(shutil.copytree(undisturbed, tmp_path / "out"))
+    out = unsealed(Path(shutil.copytree(undisturbed, tmp_path / "out")))
     for path in [out / "config.json", *out.glob("runs/*/config.json")]:
         config = json.loads(path.read_text())
         kept = ("steps", "batch_size", "learning_rate", "warmup", "weight_decay", "betas", "clip")

@@ -14,8 +14,9 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
+from hessblocks.storage.seals import sealed_folder
 from hessblocks.training.comparison import compare
-from hessblocks.training.folder.checkpoints import CheckpointWarning, is_whole
+from hessblocks.training.folder.checkpoints import CheckpointWarning
 from tests.training.helpers import (
     COMPARISON,
     complete,
@@ -96,7 +97,9 @@ def interrupted(corpus: Corpus, out: Path) -> Path:
         shutil.rmtree(out, ignore_errors=True)
         assert killed_at_write(partial(complete, corpus, out), moment)
         checkpoints = sorted((run / "checkpoints").glob("checkpoint-*"))
-        if len(checkpoints) == 2 and all(map(is_whole, checkpoints)):
+        if len(checkpoints) == 2 and all(
+            sealed_folder(one).state == "whole" for one in checkpoints
+        ):
             return run
     raise AssertionError("no moment with two whole checkpoints")
 

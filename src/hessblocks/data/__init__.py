@@ -1,7 +1,7 @@
 """Corpora and their tokenisers."""
 
 from hessblocks.data.addition import SYMBOLS, addition_batch
-from hessblocks.data.cache import CacheWarning, cache_root, cached, sha256
+from hessblocks.data.cache import CacheWarning, cache_root, cached
 from hessblocks.data.corpus import Corpus, Example, Windows
 from hessblocks.data.docstrings import MASK, PADDING, load_docstring_corpus, load_docstrings
 from hessblocks.data.hub import load_glue, load_hub_corpus

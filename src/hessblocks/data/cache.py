@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from hessblocks.errors import RunError
-from hessblocks.storage import atomic_folder, remove_partials, write_json
+from hessblocks.storage import atomic_folder, remove_partials, sha256, write_json
 
 MANIFEST = "manifest.json"
 
@@ -88,12 +87,6 @@ def cached(name: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[st
     if not isinstance(built, Entry):
         raise RunError(f"cache: {built} right after it was built; set HESSBLOCKS_CACHE elsewhere.")
     return built
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _build(

@@ -1,7 +1,6 @@
 """Where text comes from: the interpreter's standard library, or a file or folder of the user's.
 
-A source is a list of documents (files) per split, found without reading them, and a fingerprint
-that changes whenever one of them does.
+A source is a list of documents (files) per split, and a fingerprint of their contents.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessblocks.errors import ArgumentError, RunError, in_units, main_memory
+from hessblocks.storage import sha256
 
 VALIDATION_SHARE = 0.1
 """Share of the files, or of each file's end, that is held out."""
@@ -35,7 +35,7 @@ class Source:
     splits: dict[str, tuple[str, ...]]
     """Relative paths (with /) of each split's files; no validation files means `by_tail`."""
     fingerprint: str
-    """SHA-256 of the relative paths, sizes and modification times."""
+    """SHA-256 of the relative paths and contents."""
 
     @property
     def by_tail(self) -> bool:
@@ -184,10 +184,9 @@ def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def fingerprint(root: Path, paths: Iterable[str]) -> str:
-    """SHA-256 of files by relative path, size and time of change."""
+    """SHA-256 of files by relative path and contents; about a second a gigabyte."""
     digest = hashlib.sha256()
     for relative in paths:
-        status = (root / relative).stat()
-        line = f"{relative}\0{status.st_size}\0{status.st_mtime_ns}\n"
+        line = f"{relative}\0{sha256(root / relative)}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

@@ -24,7 +24,7 @@ from hessblocks.inspection.curvature_tables import write_tables
 from hessblocks.linalg import Estimate, spectral_density
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
-from hessblocks.storage import write_json
+from hessblocks.storage import DAMAGED, check_folder, identity_in, mended, sealed, write_json
 from hessblocks.theory import AttentionHessian
 
 OPERATORS = {"outer": OuterProduct, "functional": Functional, "full": Hessian}
@@ -57,6 +57,9 @@ class CurvatureRun:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
         """
         records: dict[str, dict[str, Any]] = {}
+        found = (one for one in check_folder(self.folder) if one.words != DAMAGED)
+        mended(self.folder, found, "measured again")
+        of = identity_in(self.folder)
         run = {"preset": self.name, "seed": self.settings.seed}
         loss = self.problem.value()
         with progress.stage("curvature", self.name, len(self.groups)):
@@ -66,8 +69,8 @@ class CurvatureRun:
                     records[name] = _read(path)
                 else:
                     records[name] = self._measure(name)
-                    write_json(path, records[name])
-                write_tables(self.folder, self.groups, records, loss=loss, **run)
+                    write_json(path, sealed(of, records[name]))
+                write_tables(self.folder, of, self.groups, records, loss=loss, **run)
                 progress.step(count, None)
 
     def _measure(self, name: str) -> dict[str, Any]:

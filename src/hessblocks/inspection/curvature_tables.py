@@ -20,6 +20,7 @@ from hessblocks.storage import (
     MAP_COLUMNS,
     SPECTRUM_COLUMNS,
     ResultRow,
+    seal_rows,
     write_results,
     write_table,
 )
@@ -30,6 +31,7 @@ Record = Mapping[str, Any]
 
 def write_tables(
     folder: Path,
+    of: str,
     groups: Mapping[str, ParameterGroup],
     records: Mapping[str, Record],
     *,
@@ -40,6 +42,7 @@ def write_tables(
 
     Args:
         folder: gets results.csv, map.csv and spectra.csv.
+        of: identity of the run.
         groups: all groups of the run.
         records: of the groups that are measured.
         loss: mean loss, nats per token.
@@ -56,12 +59,13 @@ def write_tables(
     if len(records) == len(groups):
         maps = _maps(groups, records)
         rows += _summary_rows(norms, maps, loss)
-    write_results(folder / "results.csv", [ResultRow(**run, **row) for row in rows])
+    found = [ResultRow(**run, **row) for row in rows]
+    write_results(folder / "results.csv", seal_rows(found, of))
     if _all_have("spectra", records):
-        write_table(folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
+        write_table(folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records), of)
     if maps:
         cells = [row for one in maps for row in one.to_rows()]
-        write_table(folder / "map.csv", MAP_COLUMNS, cells)
+        write_table(folder / "map.csv", MAP_COLUMNS, cells, of)
 
 
 def _maps(

@@ -28,9 +28,12 @@ from hessblocks.settings import CurvatureInspection, InspectionSettings, SignalI
 from hessblocks.signal import propagate
 from hessblocks.storage import (
     CurvatureResults,
+    check_folder,
     environment,
     held,
+    identity_in,
     load_curvature,
+    mended,
     write_json,
     write_table,
 )
@@ -94,7 +97,7 @@ def measure_curvature(
             "parameters": sum(group.size for group in known.values()),
             "fingerprint": subject.fingerprint(),
         },
-        "data": _described(settings, batch),
+        "data": _described(settings, tokens),
         "groups": list(selected),
         "curvature": {name: value for name, value in asdict(settings).items() if name in measured},
         "device": device,
@@ -179,9 +182,11 @@ def measure_signal(
         }
         with held(out):
             _check_folder(out)
+            if (out / "config.json").exists():
+                mended(out, check_folder(out), "written anew")
             write_json(out / "config.json", config)
             write_json(out / "environment.json", environment())
-            write_table(out / "results.csv", SIGNAL_COLUMNS, rows)
+            write_table(out / "results.csv", SIGNAL_COLUMNS, rows, identity_in(out))
             if finish:
                 finish(out)
     return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.quiet import quiet
+from hessblocks.storage import SEAL_FILE, DamageWarning, identity_in, sealed_folder
 
 Encode = Callable[[str], list[int]]
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -74,6 +76,7 @@ def saved_model(source: str) -> Subject:
         RunError: a hub name that is not in the local cache, damaged files, or weights that are not finite.
     """
     place = _place(source)
+    _warn_of_other_weights(source, Path(place))
     with quiet():
         _check_kind(source, place)
         try:
@@ -104,6 +107,20 @@ def saved_model(source: str) -> Subject:
                 f"MODEL: {source} holds weights that are not finite ({name}); nothing can be measured."
             )
     return Subject(name=_short_name(source), model=model.eval(), encode=_encoder(place))
+
+
+def _warn_of_other_weights(source: str, place: Path) -> None:
+    """Say that a model that hessblocks trained has other files than it was saved with, or is of another run."""
+    if not (place / SEAL_FILE).is_file():
+        return
+    inside = place.name == "model" and (place.parent / "config.json").is_file()
+    found = sealed_folder(place, identity_in(place.parent) if inside else None)
+    if not found.usable:
+        warnings.warn(
+            f"MODEL: {source} {found.words}; it is measured as it is now",
+            DamageWarning,
+            stacklevel=4,
+        )
 
 
 def _place(source: str) -> str:

@@ -16,20 +16,25 @@ from hessblocks.storage.environment import (
     keep_environment,
     warn_of_another_environment,
 )
+from hessblocks.storage.examination import DAMAGED, check_folder, gathered, mended
 from hessblocks.storage.files import (
     atomic_folder,
     atomic_path,
     read_study_file,
     remove_partials,
+    set_aside,
+    sync,
     write_json,
     write_text,
 )
 from hessblocks.storage.folder_results import FolderResults, load_results
+from hessblocks.storage.identity import SAID, SEAL, Finding, identity_in, sealed, state_of
 from hessblocks.storage.lines import (
     Metric,
     Observation,
     append_line,
-    cut_back,
+    fault_in_lines,
+    last_seal,
     read_finished_lines,
     read_lines,
 )
@@ -39,11 +44,28 @@ from hessblocks.storage.rows import (
     STAGES,
     STEPS,
     ResultRow,
+    SignalRow,
     is_trained,
     read_results,
+    read_signal,
+    seal_rows,
     step_of,
     steps_done,
     write_results,
 )
-from hessblocks.storage.signal_rows import SignalRow, read_signal
-from hessblocks.storage.tables import GROWTH_COLUMNS, Row, Scalar, write_table
+from hessblocks.storage.seals import (
+    SEAL_FILE,
+    DamageWarning,
+    remembered_in,
+    seal,
+    sealed_folder,
+    sha256,
+)
+from hessblocks.storage.tables import (
+    GROWTH_COLUMNS,
+    Row,
+    Scalar,
+    table_states,
+    table_text,
+    write_table,
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from hessblocks.errors import ArgumentError
 from hessblocks.storage.environment import read_environment
 from hessblocks.storage.files import damaged, read_object
 from hessblocks.storage.rows import NORM, ResultRow, read_results
+from hessblocks.storage.seals import DamageWarning
 from hessblocks.storage.tables import columns_of, read_table
 
 
@@ -184,7 +186,11 @@ def load_curvature(folder: Path) -> CurvatureResults:
     norms: dict[str, dict[str, Norm]] = defaultdict(dict)
     whole: dict[str, dict[str, Norm]] = defaultdict(dict)
     rows = read_results(folder / "results.csv")
-    for row in rows:
+    lost = {row.group for row in rows if row.group and not math.isfinite(row.value)}
+    for group in sorted(lost):
+        message = f"{folder / 'results.csv'}: a norm of {group} is not a number; it is left out"
+        warnings.warn(message, DamageWarning, stacklevel=2)
+    for row in (row for row in rows if row.group not in lost):
         where = norms[row.group] if row.quantity == NORM else whole[row.quantity]
         where[row.part] = _norm(row, folder / "results.csv")
     groups = {row.group: row for row in rows if row.group}

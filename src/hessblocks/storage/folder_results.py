@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,10 +102,15 @@ def _missing(
     settings: Settings,
     environment: Mapping[str, Any],
     metrics: Iterable[Metric],
-    measurements: Iterable[ResultRow],
+    measurements: Sequence[ResultRow],
 ) -> Iterator[str]:
     if not environment:
         yield "environment.json is missing: versions and hardware are unknown."
+    for row in measurements:
+        if not math.isfinite(row.value) and row.quantity != "loss":
+            place = " ".join(word for word in (row.stage, row.part, row.group) if word)
+            said = f"{row.quantity}{f' ({place})' if place else ''}"
+            yield f"{row.preset}, seed {row.seed}: {said} is {row.value}, not a number, and left out."
     asked = settings.values.get("curvature", {}) is not None
     begun = {(row.preset, row.seed) for row in metrics}
     trained = {(row.preset, row.seed) for row in measurements if is_trained([row])}

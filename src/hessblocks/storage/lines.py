@@ -6,16 +6,19 @@ import contextlib
 import json
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import RunError
-from hessblocks.storage.files import damaged, read_bytes, write_text
+from hessblocks.storage.files import damaged, read_bytes
+from hessblocks.storage.identity import SAID, SEAL, State, owner, sealed, state_of
 from hessblocks.storage.records import Record, records
 
 Line = dict[str, Any]
+LONGEST = 1 << 20
+"""Bytes of a line at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +85,13 @@ class DamagedLineError(RunError):
         self.ended = ended
 
 
-def append_line(path: Path, line: Line) -> None:
-    """Add one line; what is not a finite number becomes null.
+def append_line(path: Path, line: Line, of: str) -> None:
+    """Add one line with its seal, which follows that of the line before; NaN and infinities become null.
+
+    Args:
+        path: the file; its lines end with a line end.
+        line: JSON values.
+        of: identity of the run.
 
     Raises:
         RunError: the file cannot be written.
@@ -94,15 +102,52 @@ def append_line(path: Path, line: Line) -> None:
     }
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite) + "\n")
+            file.write(json.dumps(sealed(of, finite, last_seal(path))) + "\n")
     except OSError as error:
         raise RunError(
             f"{path}: cannot be written ({error.strerror}); free some space and run again."
         ) from error
 
 
-def read_lines(path: Path) -> list[Line]:
+def last_seal(path: Path) -> str:
+    """The seal of the last line; empty where there is none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LONGEST))
+        *_, last = [b"{}", *file.read().splitlines()]
+    with contextlib.suppress(ValueError):
+        return str(json.loads(last).get(SEAL, ""))
+    return ""
+
+
+def line_states(path: Path, owners: Collection[str] = ()) -> Iterator[tuple[int, Line, State]]:
+    """Each line with its number from 1 and what it is: whole, foreign, edited or unsealed.
+
+    Args:
+        path: the file; there are no lines where it is absent.
+        owners: identities of the runs whose lines it may hold; none means any. In the file of one run a
+            line without a seal after one that has it is edited.
+
+    Raises:
+        DamagedLineError: a line is not a JSON object.
+    """
+    before: dict[str, str] = {}
+    for number, line in _numbered(path):
+        theirs = owner(line)
+        state = state_of(line, owners, before.get(theirs, ""))
+        planted = state == "unsealed" and before and len(owners) == 1
+        yield number, line, "edited" if planted else state
+        if theirs:
+            before[theirs] = line[SEAL]
+
+
+def read_lines(path: Path, of: str | None = None) -> list[Line]:
     """The lines before the first damaged one, as a killed process leaves its last.
+
+    Args:
+        path: the file.
+        of: identity of the run: lines end before the first one that is edited or of another run, too.
 
     Returns:
         Names and values of each line; none where there is no file.
@@ -112,24 +157,49 @@ def read_lines(path: Path) -> list[Line]:
     """
     lines: list[Line] = []
     with contextlib.suppress(DamagedLineError):
-        lines.extend(line for _, line in _numbered(path))
+        for _, line, state in line_states(path, (of,) if of else ()):
+            if of and state in SAID:
+                break
+            lines.append(line)
     return lines
 
 
-def read_finished_lines(path: Path) -> list[Line]:
+def fault_in_lines(path: Path, of: str, *, torn: bool) -> str:
+    """What is wrong with the first line that is damaged, edited or of another run; empty where none is.
+
+    Args:
+        path: the file.
+        of: identity of the run.
+        torn: whether a last line without an end, as a killed process leaves it, counts.
+
+    Returns:
+        The end of a sentence that begins with the file's name.
+    """
+    try:
+        for number, _, state in line_states(path, (of,)):
+            if state in SAID:
+                return f"its line {number} {SAID[state]}"
+    except DamagedLineError as error:
+        if error.ended or torn:
+            return f"its line {error.number} is damaged"
+    return ""
+
+
+def read_finished_lines(path: Path, of: str) -> list[Line]:
     """All lines of a run that is trained.
+
+    Args:
+        path: the file.
+        of: identity of the run.
 
     Returns:
         Names and values of each line.
 
     Raises:
-        RunError: the file is absent, or a line of it is damaged.
+        RunError: the file is absent, or a line of it is damaged, edited or of another run.
     """
-    try:
-        lines, what = [line for _, line in _numbered(path)], "absent or empty"
-    except DamagedLineError as error:
-        lines, what = [], f"its line {error.number} is damaged"
-    if not lines:
+    lines = read_lines(path, of)
+    if what := fault_in_lines(path, of, torn=True) or ("" if lines else "absent or empty"):
         raise RunError(
             f"{path}: {what}, though the run is trained; remove {path.parent} and run again to "
             "train it once more."
@@ -161,20 +231,6 @@ def read_observations(folder: Path) -> Iterator[Observation]:
         RunError: a line is damaged; the message names it.
     """
     return _read(Observation, folder / "observations.jsonl")
-
-
-def cut_back(path: Path, step: int | None) -> None:
-    """Forget what came after a step, so that training can go on from there.
-
-    Args:
-        path: the file.
-        step: the last step to keep; None forgets all.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
-    kept = [] if step is None else [line for line in read_lines(path) if line["step"] <= step]
-    write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _read(kind: type[Record], path: Path) -> Iterator[Record]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from hessblocks.errors import RunError
+from hessblocks.storage.files import remove_partials
 
 LOCK = ".hessblocks.lock"
 HOLDER = ".hessblocks.holder"
@@ -31,6 +32,7 @@ def held(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / LOCK, timeout=0)
     try:
         _take(lock, folder)
+        remove_partials(folder)
         yield
     finally:
         if lock.is_locked:

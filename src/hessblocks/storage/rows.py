@@ -1,13 +1,15 @@
-"""results.csv: one measured value a row."""
+"""results.csv of a run, and that of `hessblocks signal`: one measured value a row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hessblocks.conventions import PARTS
-from hessblocks.storage.tables import columns_of, read_table, write_table
+from hessblocks.storage.files import read_text
+from hessblocks.storage.identity import SEAL, sealed
+from hessblocks.storage.tables import as_texts, columns_of, read_table, write_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,8 @@ class ResultRow:
     """Of the value, where it is an estimate."""
     method: str
     """exact, estimate or measured."""
+    seal: str = ""
+    """What run the row is of, and a digest of it; empty where an older version wrote it."""
 
 
 NORM = "frobenius_norm"
@@ -63,6 +67,11 @@ def write_results(path: Path, rows: Iterable[ResultRow]) -> None:
         RunError: the file cannot be written.
     """
     write_table(path, COLUMNS, map(vars, rows))
+
+
+def seal_rows(rows: Iterable[ResultRow], of: str) -> list[ResultRow]:
+    """The rows as those of the run with the identity `of`."""
+    return [replace(row, seal=sealed(of, as_texts(vars(row), COLUMNS))[SEAL]) for row in rows]
 
 
 def read_results(path: Path) -> list[ResultRow]:
@@ -110,3 +119,31 @@ def _expected(step: str, groups: Iterable[str]) -> set[tuple[str, str, str, str]
         return {(quantity, stage, "", "") for quantity, stage in SCALARS[step]}
     stage = step.removeprefix("mapped-")
     return {(NORM, stage, group, part) for group in groups for part in PARTS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalRow:
+    """A quantity of one layer of one model."""
+
+    model: str
+    """Its name."""
+    layer: int | None
+    """From 0; None for what enters the first."""
+    quantity: str
+    """Such as `token_similarity` or `gradient_norm`."""
+    role: str
+    """Kind of parameter group, of gradients; else empty."""
+    value: float
+    """In the unit of its quantity; may be infinite."""
+
+
+def read_signal(path: Path) -> list[SignalRow]:
+    """All rows; none where the file is empty.
+
+    Returns:
+        Rows in the order of the file.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    return read_table(SignalRow, path) if read_text(path) else []

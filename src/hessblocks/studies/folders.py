@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.storage import held, write_json
+from hessblocks.storage import Finding, held, write_json
 from hessblocks.studies.catalogue import find, names
-from hessblocks.studies.engine import Store, opened, write_outputs
+from hessblocks.studies.engine import (
+    POINTS,
+    Point,
+    Store,
+    Study,
+    opened,
+    read,
+    table_of,
+    write_outputs,
+)
 
 CONFIG = "config.json"
 
@@ -89,17 +98,64 @@ def refreshed(folder: Path) -> Iterator[None]:
 
 
 def _refresh(folder: Path, store: Store) -> None:
+    if asked := _asked(folder):
+        write_outputs(*asked, store)
+
+
+def _asked(folder: Path) -> tuple[Study[Any], list[Point]] | None:
+    """The study of a folder and its points; None for a study that this version does not know."""
     config = _config(folder)
     if config["study"] not in names():
-        return
+        return None
     study = find(config["study"])
     try:
-        points = study.points(config["scale"], config["seeds"])
+        return study, study.points(config["scale"], config["seeds"])
     except (ArgumentError, KeyError, TypeError) as error:
         raise RunError(
             f"{folder / CONFIG}: damaged; run the same `hessblocks reproduce` again."
         ) from error
-    write_outputs(study, points, store)
+
+
+def check_studies(folder: Path) -> tuple[Finding, ...]:
+    """Look over the stores and tables of studies; nothing is written.
+
+    Args:
+        folder: of one study, or holding folders of studies.
+
+    Returns:
+        One finding a file: points.jsonl is edited where a line of it is not what was written, foreign where
+        one is of another study, missing where points of its scale are not measured; results.csv is edited
+        where it is not what the points give.
+
+    Raises:
+        RunError: a config.json is damaged, or a newer version wrote the points.
+    """
+    own = [folder] if _is_one_study(folder) else filter(_is_one_study, _inside(folder))
+    return tuple(finding for path in own for finding in _findings(path))
+
+
+def _findings(folder: Path) -> Iterator[Finding]:
+    store = read(folder)
+    points, results = folder / POINTS, folder / "results.csv"
+    name, asked = _config(folder)["study"], _asked(folder)
+    foreign = [key for key in store if json.loads(key)["study"] != name]
+    missing = store.of(asked[1]).missing if asked else []
+    if store.damaged:
+        words = f"has {store.damaged} line(s) that are not what was written"
+        yield Finding(path=points, state="edited", words=words)
+    elif foreign:
+        yield Finding(path=points, state="foreign", words=f"has {len(foreign)} line(s) of others")
+    elif missing:
+        yield Finding(path=points, state="missing", words=f"lacks {len(missing)} point(s)")
+    else:
+        yield Finding(path=points, state="whole")
+    if not results.exists():
+        yield Finding(path=results, state="missing", words="is absent")
+    elif asked and results.read_text(encoding="utf-8") != table_of(*asked, store):
+        words = "is not what its points give; `hessblocks report` writes it anew"
+        yield Finding(path=results, state="edited", words=words)
+    else:
+        yield Finding(path=results, state="whole")
 
 
 def _is_one_study(folder: Path) -> bool:

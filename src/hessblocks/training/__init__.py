@@ -10,7 +10,7 @@ from hessblocks.settings import (
     RunSize,
     TrainingSettings,
 )
-from hessblocks.storage import EnvironmentWarning
+from hessblocks.storage import DamageWarning, EnvironmentWarning
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed
@@ -30,7 +30,7 @@ from hessblocks.training.preparation import (
     run_of_size,
 )
 from hessblocks.training.ranks import is_first
-from hessblocks.training.run import DamageWarning, Run
+from hessblocks.training.run import Run
 from hessblocks.training.trainer import Recorder, make_trainer, step_seconds, validation_loss
 
 __all__ = [

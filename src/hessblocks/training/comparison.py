@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from hessblocks.data import Corpus
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings
 from hessblocks.storage import (
+    gathered,
     is_trained,
+    mended,
     read_finished_lines,
     read_lines,
     read_results,
@@ -53,6 +57,10 @@ def compare(
         config = config_of(settings, command, corpus)
         with claimed(out, config, growing=("presets", "seeds")) as folder:
             runs = settings.runs(steps_of(settings, corpus, folder, progress))
+            there = [folder.run(run.preset, run.seed) for run in runs]
+            begun = all(own.config.exists() for own in there)
+            owners = [own.identity for own in there] if begun else ()
+            mended(out, gathered(out, owners), "gathered anew from the runs")
             for run in runs:
                 own = folder.run(run.preset, run.seed)
                 own.prepare(config_of(run, command, corpus))
@@ -66,15 +74,14 @@ def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int)
     """Put the tables of the runs so far into the folder of the comparison, once all are read."""
     runs = [(run, folder.run(run.preset, run.seed)) for run in settings]
     rows = [read_results(own.results) for _, own in runs]
-    finished = [
-        line_files(run, vocab_size) if is_trained(found) else ()
-        for (run, _), found in zip(runs, rows, strict=True)
-    ]
     for name in ("metrics", "observations"):
-        paths = [getattr(own, name) for _, own in runs]
-        if name == "metrics" or any(path.exists() for path in paths):
-            read = [read_finished_lines if name in files else read_lines for files in finished]
-            found = chain.from_iterable(r(path) for r, path in zip(read, paths, strict=True))
+        found: list[dict[str, Any]] = []
+        for (run, own), known in zip(runs, rows, strict=True):
+            path = getattr(own, name)
+            finished = is_trained(known) and name in line_files(run, vocab_size)
+            read = partial(read_finished_lines, of=own.identity) if finished else read_lines
+            found += read(path)
+        if name == "metrics" or found:
             write_text(getattr(folder, name), "".join(json.dumps(line) + "\n" for line in found))
     write_results(folder.results, chain.from_iterable(rows))
 

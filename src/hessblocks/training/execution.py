@@ -75,9 +75,7 @@ def carry_out(
             progress.step(line["step"], line["loss"])
 
     recorder = Recorder(settings, folder, checkpoint=checkpoint, listener=show)
-    observers = (
-        [Observer(recorder, folder.observations, corpus)] if settings.observation.any else []
-    )
+    observers = [Observer(recorder, folder, corpus)] if settings.observation.any else []
     model = build_model(settings.model, settings.preset, corpus.vocab_size, settings.seed)
     trainer = make_trainer(model, settings, corpus, folder.checkpoints)
     sequences = settings.training.sequences_each(ranks.count())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,25 +17,30 @@ from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.storage import (
+    SAID,
     STEPS,
+    DamageWarning,
     ResultRow,
+    fault_in_lines,
     is_trained,
+    last_seal,
     read_finished_lines,
     read_lines,
     read_results,
+    remembered_in,
+    seal_rows,
+    sealed_folder,
+    set_aside,
     step_of,
     steps_done,
+    table_states,
     warn_of_another_environment,
     write_results,
 )
 from hessblocks.training.execution import carry_out, give
-from hessblocks.training.folder import RunFolder, continued, is_whole, save_model
+from hessblocks.training.folder import RunFolder, continued, prune, save_model, spare_foreign
 from hessblocks.training.preparation import build_model, line_files, model_without_weights
-from hessblocks.training.trainer import Recorder, map_rows, update_flops
-
-
-class DamageWarning(UserWarning):
-    """A finished run has lost some of its files or rows."""
+from hessblocks.training.trainer import map_rows, update_flops
 
 
 class Run:
@@ -54,7 +58,7 @@ class Run:
         self.corpus = corpus
         self.folder = folder
         self.progress = progress
-        self.rows: list[ResultRow] = read_results(folder.results)
+        self.rows = read_results(folder.results)
         self.name = f"{settings.preset}, seed {settings.seed}"
 
     def complete(self) -> Sequence[ResultRow]:
@@ -82,27 +86,57 @@ class Run:
         if curvature and "mapped-final" not in self._done and not self._diverged:
             with self.progress.stage("curvature after", self.name):
                 self._map(self._trained(), curvature, "final")
-        shutil.rmtree(self.folder.checkpoints, ignore_errors=True)
+        prune(self.folder.checkpoints, kept=0)
         return self.rows
 
     def _check(self) -> None:
         """Look over what an earlier process left: files of a trained run, rows of each step."""
-        if is_trained(self.rows):
-            for name in line_files(self.settings, self.corpus.vocab_size):
-                read_finished_lines(getattr(self.folder, name))
-            if not self._diverged and not is_whole(self.folder.model):
-                self._warn(f"{self.folder.model} is damaged; {self._remedy}")
         begun = max((STEPS.index(step_of(row)) + 1 for row in self.rows), default=0)
-        for step in [step for step in STEPS[:begun] if step not in self._done]:
-            self._warn(f"{self.folder.results} lacks rows of {self.name}; measuring {step} again")
+        spoilt = self._spoilt_rows()
+        trained, diverged = is_trained(self.rows), self._diverged
+        lacking = [step for step in STEPS[:begun] if step not in self._done]
+        if spoilt:
+            again = ", ".join(lacking) or "nothing"
+            self._warn(
+                f"{spoilt}; it is kept in {self.folder.path / 'aside'}, measuring {again} again"
+            )
+        for step in lacking:
+            if not spoilt:
+                self._warn(
+                    f"{self.folder.results} lacks rows of {self.name}; measuring {step} again"
+                )
             self.rows = [row for row in self.rows if step_of(row) != step]
+        if trained:
+            spare_foreign(self.folder)
+            for name in line_files(self.settings, self.corpus.vocab_size):
+                read_finished_lines(getattr(self.folder, name), self.folder.identity)
+            if not diverged and (fault := self._model_fault):
+                self._warn(fault)
+
+    def _spoilt_rows(self) -> str:
+        """Leave out rows that were edited or are of another run; what is wrong with the first."""
+        states = table_states(self.folder.results, (self.folder.identity,))
+        wrong = [number for number, state in enumerate(states) if state in SAID]
+        if not wrong:
+            return ""
+        set_aside(self.folder.results, self.folder.path)
+        self.rows = [row for row, state in zip(self.rows, states, strict=True) if state not in SAID]
+        write_results(self.folder.results, self.rows)
+        return f"{self.folder.results}: its row {wrong[0] + 1} {SAID[states[wrong[0]]]}"
 
     def _warn(self, message: str) -> None:
         warnings.warn(message, DamageWarning, stacklevel=4)
 
     @property
-    def _remedy(self) -> str:
-        return f"remove {self.folder.path} and run again to train once more."
+    def _model_fault(self) -> str:
+        """Why the saved model is not that of this run, and what to do; empty where it is."""
+        found = sealed_folder(self.folder.model, self.folder.identity)
+        if found.usable:
+            return ""
+        words = found.words if found.state == "foreign" else "is damaged"
+        again = f"remove {self.folder.path} and run again to train once more"
+        remedy = "take it out and run again" if found.words.startswith("holds") else again
+        return f"{self.folder.model} {words}; {remedy}."
 
     @property
     def _done(self) -> set[str]:
@@ -124,14 +158,15 @@ class Run:
         return any(row.quantity == "loss" and not math.isfinite(row.value) for row in self.rows)
 
     def _record(self, rows: Sequence[ResultRow]) -> None:
-        self.rows = sorted([*self.rows, *rows], key=lambda row: STEPS.index(step_of(row)))
+        rows = [*self.rows, *seal_rows(rows, self.folder.identity)]
+        self.rows = sorted(rows, key=lambda row: STEPS.index(step_of(row)))
         write_results(self.folder.results, self.rows)
 
     def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> list[ResultRow]:
         """Rows of the whole model, by quantity and stage."""
         row = partial(ResultRow, preset=self.settings.preset, seed=self.settings.seed)
         return [
-            row(quantity=quantity, stage=stage, value=value, method=method)
+            row(quantity=quantity, stage=stage, value=float(value), method=method)
             for (quantity, stage), value in values.items()
         ]
 
@@ -149,8 +184,8 @@ class Run:
 
     def _trained(self) -> PreTrainedModel:
         """The saved model, read back: the same whether this process trained it or one before."""
-        if not is_whole(self.folder.model):
-            raise RunError(f"{self.folder.model}: damaged; {self._remedy}")
+        if fault := self._model_fault:
+            raise RunError(fault)
         with quiet():
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
                 self.folder.model,
@@ -161,27 +196,52 @@ class Run:
         return model
 
     def _train(self) -> list[ResultRow]:
-        """Train from the newest whole checkpoint, or from the start, and save the model."""
-        settings = self.settings
+        """Train from the newest whole checkpoint, or from the start, unless the model is saved already."""
+        settings, ended = self.settings, remembered_in(self.folder.model)
+        if "lines" in ended and not self._model_fault and self._lines_end_with(ended["lines"]):
+            return self._training_rows(ended["seconds"], ended["peak_memory"])
+        if self.folder.model.exists():
+            kept = set_aside(self.folder.model, self.folder.path).parent
+            self._warn(
+                f"{self.folder.model} is not what this run ends with; it is kept in {kept}, training "
+                f"{self.name}"
+            )
         with self.progress.stage("training", self.name, settings.training.steps):
             checkpoint = continued(self.folder, self.name, observed=settings.observation.any)
             order = partial(carry_out, settings, self.folder, checkpoint)
             give(order)
             model, recorder = order(self.corpus, self.progress)
+            seconds, peak = recorder.seconds, recorder.peak
             if recorder.divergence is None:
-                save_model(model, self.corpus, settings.model.context, self.folder.model)
-        return self._training_rows(recorder)
+                save_model(
+                    model,
+                    self.corpus,
+                    settings.model.context,
+                    self.folder,
+                    seconds=seconds,
+                    peak_memory=peak,
+                )
+        return self._training_rows(seconds, peak, diverged=recorder.divergence is not None)
 
-    def _training_rows(self, recorder: Recorder) -> list[ResultRow]:
+    def _lines_end_with(self, seals: Mapping[str, str]) -> bool:
+        """Whether every file of lines is whole and ends as it did when training was over."""
+        return all(
+            last_seal(path := self.folder.path / name) == seal
+            and not fault_in_lines(path, self.folder.identity, torn=True)
+            for name, seal in seals.items()
+        )
+
+    def _training_rows(
+        self, seconds: float, peak: float, *, diverged: bool = False
+    ) -> list[ResultRow]:
         lines = read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
         speeds = [line["tokens_per_second"] for line in lines if line["split"] == "train"]
-        diverged = recorder.divergence is not None
         values = {
             ("loss", "initial"): math.nan if losses[0] is None else losses[0],
             ("loss", "final"): math.nan if diverged or losses[-1] is None else losses[-1],
             ("tokens_per_second", ""): statistics.median(speeds),
-            ("peak_memory", ""): recorder.peak,
-            ("training_time", ""): recorder.seconds,
+            ("peak_memory", ""): peak,
+            ("training_time", ""): seconds,
         }
         return self._rows("measured", values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ def report(
     Each page goes into its own folder and nothing is measured: there is no --out, --seed or --device.
     What a run or study lacks is listed, on the page and here.
     """
-    writers = {folder: _study_page if _holds_studies(folder) else _run_page for folder in folders}
+    writers = {folder: _study_page if holds_studies(folder) else _run_page for folder in folders}
     written = [write(folder) for folder, write in writers.items()]
     pages, lacking = [page for page, _ in written], [line for _, lines in written for line in lines]
     found = {"command": "report", "reports": list(map(str, pages)), "missing": lacking}
@@ -34,7 +35,7 @@ def report(
     print(json.dumps(found) if screen.json else "\n".join(lines))
 
 
-def _holds_studies(folder: Path) -> bool:
+def holds_studies(folder: Path) -> bool:
     """Whether `folder` is of studies; False means that it is of a run."""
     from hessblocks.studies import is_study_folder
 
@@ -55,9 +56,13 @@ def _holds_studies(folder: Path) -> bool:
 def _run_page(folder: Path) -> tuple[Path, list[str]]:
     """The page of a run, which lacks nothing."""
     from hessblocks.report import write_curvature_report, write_report
-    from hessblocks.storage import held, is_curvature_run
+    from hessblocks.storage import SAID, DamageWarning, check_folder, held, is_curvature_run
 
     with held(folder):
+        for finding in check_folder(folder):
+            if finding.state in SAID:
+                message = f"{finding.sentence}; it is shown as it is now"
+                warnings.warn(message, DamageWarning, stacklevel=2)
         write = write_curvature_report if is_curvature_run(folder) else write_report
         return write(folder), []
 

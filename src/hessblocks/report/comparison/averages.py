@@ -93,7 +93,7 @@ def group_norms(results: FolderResults, preset: str, stage: str, part: str) -> l
 def heterogeneity(results: FolderResults, preset: str, stage: str) -> Heterogeneity[Average] | None:
     """Largest over smallest group norm of the full Hessian of a block before or after training.
 
-    One ratio a seed, zero norms left out. With one seed its standard error is that of the two norms,
+    One ratio a seed, zero norms left out, and none of a seed with a norm that is no number. With one seed its standard error is that of the two norms,
     with several that of the mean over seeds.
 
     Args:
@@ -109,7 +109,8 @@ def heterogeneity(results: FolderResults, preset: str, stage: str) -> Heterogene
     seeds: dict[int, dict[str, tuple[float, float | None]]] = defaultdict(dict)
     for row in rows:
         seeds[row.seed][row.group] = row.value, row.standard_error
-    found = [one for norms in seeds.values() if (one := ends(norms)) is not None]
+    whole = [norms for norms in seeds.values() if all(math.isfinite(n) for n, _ in norms.values())]
+    found = [one for norms in whole if (one := ends(norms)) is not None]
     overall = average([one.ratio for one in found], found[0].standard_error if found else None)
     means = group_norms(results, preset, stage, "full")
     both = ends({one.group: (one.value, None) for one in means})

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
 import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from hessblocks.errors import HessblocksError
+from hessblocks.errors import HessblocksError, RunError
+from hessblocks.storage import Row
 from hessblocks.studies.engine.point import Measure, Outcome, Point
 
 MOST_ATTEMPTS = 3
@@ -51,11 +53,24 @@ def attempt(measure: Measure[Any], point: Point, attempts: int) -> Outcome:
     try:
         with _one_thread():
             rows = tuple(measure(point.settings))
+        _check_finite(rows)
     except HessblocksError as error:
         return Outcome(point=point, attempts=attempts, error=str(error))
     except Exception as error:
         return Outcome(point=point, attempts=attempts, error=f"{type(error).__name__}: {error}")
     return Outcome(point=point, rows=rows, seconds=time.perf_counter() - start, attempts=attempts)
+
+
+def _check_finite(rows: Sequence[Row]) -> None:
+    """Refuse numbers that no store can hold.
+
+    Raises:
+        RunError: names the row and the column.
+    """
+    for number, row in enumerate(rows, start=1):
+        for name, value in row.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise RunError(f"{name} of its row {number} is {value}, not a finite number.")
 
 
 @contextlib.contextmanager

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hessblocks.storage import Scalar, write_json, write_table
+from hessblocks.storage import Scalar, table_text, write_json, write_text
 from hessblocks.studies.engine.point import Point, plain
 from hessblocks.studies.engine.store import Store
 from hessblocks.studies.engine.study import Check, Study
+
+
+def table_of(study: Study[Any], points: Sequence[Point], store: Store) -> str:
+    """The text of results.csv: the rows of the finished ones of `points`."""
+    return table_text(study.columns, store.of(points).rows)
 
 
 def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> tuple[Check, ...]:
@@ -44,7 +49,7 @@ def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> t
         "retried": stored.retried,
         "settings": {name: list(values) for name, values in settings.items()},
     }
-    write_table(store.folder / "results.csv", study.columns, rows)
+    write_text(store.folder / "results.csv", table_of(study, points, store))
     write_json(store.folder / "figure.json", summary.figure.to_dict())
     write_json(store.folder / "summary.json", {**about, **summary.to_dict()})
     return tuple(summary.checks)

@@ -70,14 +70,19 @@ class Stored:
 
 
 class Store:
-    """The finished points of one folder; made by `opened` (to write) or `read` (to look)."""
+    """The finished points of one folder, by their keys; made by `opened` (to write) or `read` (to look)."""
 
-    def __init__(self, folder: Path, records: dict[str, Record]) -> None:
+    def __init__(self, folder: Path, records: dict[str, Record], damaged: int = 0) -> None:
         self.folder = folder
+        self.damaged = damaged
+        """Lines of the file that are not what was written."""
         self._records = records
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
 
     def of(self, points: Sequence[Point]) -> Stored:
         """Which of `points` are finished, and what they gave."""
@@ -132,7 +137,8 @@ def read(folder: Path) -> Store:
     Raises:
         RunError: a newer version wrote it, or it cannot be read.
     """
-    return Store(folder, _load(folder / POINTS)[0])
+    records, damaged = _load(folder / POINTS)
+    return Store(folder, records, damaged=len(damaged))
 
 
 def _load(path: Path) -> tuple[dict[str, Record], list[bytes]]:

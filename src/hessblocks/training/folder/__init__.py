@@ -3,11 +3,9 @@
 from hessblocks.training.folder.checkpoints import (
     CheckpointWarning,
     continued,
-    is_whole,
     prune,
-    remembered_in,
     save_model,
-    seal,
+    spare_foreign,
     writing,
 )
 from hessblocks.training.folder.run_folder import RunFolder, claimed

@@ -7,20 +7,29 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hessblocks.data import END_OF_TEXT, Corpus, sha256
+from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
-from hessblocks.storage import atomic_folder, cut_back, read_lines, write_json
+from hessblocks.storage import (
+    SEAL,
+    SEAL_FILE,
+    atomic_folder,
+    fault_in_lines,
+    read_lines,
+    remembered_in,
+    sealed_folder,
+    set_aside,
+    write_text,
+)
 from hessblocks.training.folder.run_folder import RunFolder
 
-SEAL = "seal.json"
 KEPT = 2
 """How many checkpoints are kept, so that a damaged one costs little."""
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -51,39 +60,11 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def seal(folder: Path, progress: dict[str, Any]) -> None:
-    """Mark a folder as whole.
-
-    Args:
-        folder: with every file in its place.
-        progress: what to remember beside the files, as JSON values.
-
-    Raises:
-        RunError: the seal cannot be written.
-    """
-    files = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name != SEAL}
-    write_json(folder / SEAL, {"files": files, "progress": progress})
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether the folder is sealed and every file is as it was."""
-    try:
-        files = json.loads((folder / SEAL).read_text(encoding="utf-8"))["files"]
-        return all(sha256(folder / name) == digest for name, digest in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def remembered_in(folder: Path) -> dict[str, Any]:
-    """What was remembered beside the files of a whole checkpoint."""
-    progress: dict[str, Any] = json.loads((folder / SEAL).read_text(encoding="utf-8"))["progress"]
-    return progress
-
-
 def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
-    """Where training goes on: the newest whole checkpoint whose lines are all written down.
+    """Where training goes on: the newest whole checkpoint of this run whose lines are all written down.
 
-    Lines of later steps are forgotten. A damaged checkpoint, or one with lost lines, is said and removed.
+    Lines of later steps are forgotten. A damaged checkpoint, or one with lost lines, is said and removed;
+    what is of another run, or was edited, is said and set aside.
 
     Args:
         folder: of the run.
@@ -96,51 +77,80 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
     Raises:
         RunError: a file of lines cannot be written.
     """
-    found = newest_whole(folder.checkpoints)
-    damaged = _incomplete(folder, found) if found else None
-    if damaged:
-        warnings.warn(
-            f"{damaged} is damaged; training {name} from the start",
-            CheckpointWarning,
-            stacklevel=2,
-        )
-        shutil.rmtree(folder.checkpoints)
-        found = None
+    spare_foreign(folder)
+    found, lacking = _newest(folder)
+    step = _step_of(found) if found else -1
     for path in (folder.metrics, *([folder.observations] if observed else [])):
-        cut_back(path, _step_of(found) if found else None)
+        kept = [line for line in read_lines(path, folder.identity) if line["step"] <= step]
+        fault = fault_in_lines(path, folder.identity, torn=False)
+        why = f" ({fault}; kept in {set_aside(path, folder.path).parent})" if fault else ""
+        if fault or path in lacking:
+            place = found.name if found else "the start"
+            _warn(f"{path} is damaged; training {name} from {place}{why}")
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
     return found
 
 
-def _incomplete(folder: RunFolder, checkpoint: Path) -> Path | None:
-    """The file that lacks lines written before the checkpoint."""
-    step = _step_of(checkpoint)
-    if not any(line["step"] == step for line in read_lines(folder.metrics)):
-        return folder.metrics
-    lines = [line for line in read_lines(folder.observations) if line["step"] <= step]
-    expected = remembered_in(checkpoint).get("observations", 0)
-    return folder.observations if len(lines) < expected else None
+def spare_foreign(folder: RunFolder) -> None:
+    """Set checkpoints aside that are of another run, renamed, or hold a file that is not of them.
 
+    Raises:
+        RunError: one cannot be moved.
 
-def newest_whole(folder: Path) -> Path | None:
-    """The last whole checkpoint; later ones are removed, with a warning where they were sealed.
-
-    Args:
-        folder: holds `checkpoint-<step>` folders.
-
-    Returns:
-        The checkpoint; None where none is whole.
+    Warns:
+        CheckpointWarning: names each.
     """
-    for checkpoint in _by_step(folder):
-        if is_whole(checkpoint):
-            return checkpoint
-        if (checkpoint / SEAL).exists():
-            warnings.warn(
-                f"checkpoints: {checkpoint.parent.parent.name}/{checkpoint.name} is damaged and "
-                "removed; going on from the state before it",
-                CheckpointWarning,
-                stacklevel=2,
-            )
+    for checkpoint in _by_step(folder.checkpoints):
+        found = sealed_folder(checkpoint, folder.identity, checkpoint.name)
+        if found.state == "foreign":
+            place = f"{folder.path.name}/{checkpoint.name}"
+            kept = set_aside(checkpoint, folder.path).parent
+            _warn(f"checkpoints: {place} {found.words}; it is set aside in {kept}")
+
+
+def _newest(folder: RunFolder) -> tuple[Path | None, set[Path]]:
+    """The newest checkpoint that counts, and the files whose lines others lacked; those others go."""
+    lacking: set[Path] = set()
+    for checkpoint in _by_step(folder.checkpoints):
+        found = sealed_folder(checkpoint, folder.identity, checkpoint.name)
+        if not found.usable:
+            if (checkpoint / SEAL_FILE).exists():
+                _warn(
+                    f"checkpoints: {folder.path.name}/{checkpoint.name} is damaged and removed; "
+                    "going on from the state before it"
+                )
+        elif lost := _lacking(folder, checkpoint):
+            lacking.add(lost)
+        else:
+            return checkpoint, lacking
         shutil.rmtree(checkpoint)
+    return None, lacking
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, CheckpointWarning, stacklevel=4)
+
+
+def _lacking(folder: RunFolder, checkpoint: Path) -> Path | None:
+    """The file that lacks lines written before the checkpoint."""
+    remembered = remembered_in(checkpoint)
+    for path in (folder.metrics, folder.observations):
+        lines = [
+            line
+            for line in read_lines(path, folder.identity)
+            if line["step"] <= _step_of(checkpoint)
+        ]
+        if "lines" in remembered:
+            whole = remembered["lines"].get(path.name, "") in {
+                "",
+                *(line.get(SEAL) for line in lines),
+            }
+        elif path == folder.metrics:  # of an older version
+            whole = any(line["step"] == _step_of(checkpoint) for line in lines)
+        else:
+            whole = len(lines) >= remembered.get("observations", 0)
+        if not whole:
+            return path
     return None
 
 
@@ -151,10 +161,12 @@ def _step_of(checkpoint: Path) -> int:
     return int(found[1])
 
 
-def prune(folder: Path) -> None:
-    """Keep the last `KEPT` checkpoints."""
-    for checkpoint in _by_step(folder)[KEPT:]:
+def prune(folder: Path, kept: int = KEPT) -> None:
+    """Remove all but the last checkpoints; the folder too where it is then empty."""
+    for checkpoint in _by_step(folder)[kept:]:
         shutil.rmtree(checkpoint)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _by_step(folder: Path) -> list[Path]:
@@ -163,8 +175,17 @@ def _by_step(folder: Path) -> list[Path]:
     return sorted(found, key=_step_of, reverse=True)
 
 
-def save_model(model: PreTrainedModel, corpus: Corpus, context: int, folder: Path) -> None:
-    """Save model and tokeniser as Hugging Face reads them, whole or not at all.
+def save_model(
+    model: PreTrainedModel, corpus: Corpus, context: int, folder: RunFolder, **progress: Any
+) -> None:
+    """Save model and tokeniser as Hugging Face reads them, whole or not at all, in the folder of the run.
+
+    Args:
+        model: trained.
+        corpus: whose tokeniser the model knows.
+        context: tokens of the longest sequence.
+        folder: of the run, whose lines are all written.
+        **progress: to remember in the seal, beside the last lines.
 
     Raises:
         RunError: the folder cannot be written.
@@ -172,7 +193,7 @@ def save_model(model: PreTrainedModel, corpus: Corpus, context: int, folder: Pat
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=corpus.tokenizer, eos_token=END_OF_TEXT, model_max_length=context
     )
-    with atomic_folder(folder) as temporary, quiet(), writing(temporary):
+    with atomic_folder(folder.model) as temporary, quiet(), writing(temporary):
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        seal(temporary, {})
+        folder.seal(temporary, folder.model.name, progress)

@@ -6,12 +6,23 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.settings import with_defaults
-from hessblocks.storage import differences, held, keep_environment, remove_partials, write_json
+from hessblocks.storage import (
+    differences,
+    held,
+    identity_in,
+    keep_environment,
+    last_seal,
+    remove_partials,
+    seal,
+    sync,
+    write_json,
+)
 
 
 class _Place:
@@ -48,6 +59,29 @@ class RunFolder:
     model = _Place("model")
     """The trained model and its tokeniser, as Hugging Face reads them."""
 
+    @cached_property
+    def identity(self) -> str:
+        """What its files say that they are of: a digest of config.json."""
+        return identity_in(self.path)
+
+    def seal(self, folder: Path, name: str, progress: dict[str, Any]) -> None:
+        """Seal a checkpoint or model, once all lines so far are on the disk.
+
+        Args:
+            folder: with every file in its place.
+            name: that it has, or will have.
+            progress: what to remember, beside the seals of the last lines.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        lines = (self.metrics, self.observations)
+        for path in lines:
+            if path.exists():
+                sync(path)
+        progress = progress | {"lines": {path.name: last_seal(path) for path in lines}}
+        seal(folder, self.identity, name, progress)
+
     def run(self, preset: str, seed: int) -> RunFolder:
         """The folder of one run of a comparison."""
         return RunFolder(self.path / "runs" / f"{preset}-seed{seed}")
@@ -78,6 +112,8 @@ class RunFolder:
         new = json.loads(json.dumps(config))
         try:
             old = with_defaults(json.loads(self.config.read_text(encoding="utf-8")))
+            if "data" in old and "data" in new:  # of curvature it once had no fingerprint
+                old["data"] = {**new["data"], **old["data"]}
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
             found = differences(old | more, new)
         except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:

@@ -23,7 +23,7 @@ from transformers import DataCollatorForLanguageModeling, default_data_collator
 from hessblocks._version import __version__
 from hessblocks.data import Corpus, Example, cache_root, cached
 from hessblocks.quiet import quiet
-from hessblocks.storage import read_lines
+from hessblocks.storage import read_lines, write_json
 from hessblocks.training.folder import RunFolder, continued
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
 from hessblocks.training.preparation import run_of_size
@@ -86,7 +86,12 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     name = f"pretrained-{settings.preset}-{digest}"
     work = RunFolder(cache_root() / f".{name}.training")
-    entry = cached(name, key, lambda folder: _pretrain(settings, corpus, work, folder))
+
+    def build(folder: Path) -> Mapping[str, Any]:
+        write_json(work.config, key)
+        return _pretrain(settings, corpus, work, folder)
+
+    entry = cached(name, key, build)
     shutil.rmtree(work.path, ignore_errors=True)
     losses = [(step, loss) for step, loss in entry.manifest["contents"]["losses"]]
     return Pretrained(folder=entry.folder, losses=tuple(losses))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from hessblocks.data import Corpus, Example
 from hessblocks.settings import CurvatureSettings, ObservationSettings, RunSettings, is_due
 from hessblocks.storage import ResultRow, append_line
 from hessblocks.training import ranks
+from hessblocks.training.folder import RunFolder
 from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer.recorder import Line, Recorder
 
@@ -36,10 +36,10 @@ from hessblocks.training.trainer.recorder import Line, Recorder
 class Observer(TrainerCallback):
     """Measures what is due; of several ranks the first does, while the others wait for it."""
 
-    def __init__(self, recorder: Recorder, observations: Path, corpus: Corpus) -> None:
+    def __init__(self, recorder: Recorder, folder: RunFolder, corpus: Corpus) -> None:
         """Observe the run of a recorder, which stands before this callback and has stopped the clock."""
         self.recorder = recorder
-        self.observations = observations
+        self.folder = folder
         self.corpus = corpus
         self.wanted = recorder.settings.observation
         self.last = recorder.settings.training.steps
@@ -59,7 +59,8 @@ class Observer(TrainerCallback):
             return
         with _float32(model):
             for line in self._lines(step, model):
-                append_line(self.observations, self.recorder.common(step) | line)
+                line = self.recorder.common(step) | line
+                append_line(self.folder.observations, line, self.folder.identity)
 
     def _lines(self, step: int, model: nn.Module) -> Iterator[Line]:
         if is_due(self.wanted.gains_every, step, self.last):

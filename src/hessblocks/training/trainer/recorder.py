@@ -11,9 +11,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
-from hessblocks.storage import append_line, read_lines
+from hessblocks.storage import append_line, remembered_in
 from hessblocks.training import ranks
-from hessblocks.training.folder import RunFolder, prune, remembered_in, seal
+from hessblocks.training.folder import RunFolder, prune
 from hessblocks.training.trainer.divergence import Divergence
 from hessblocks.training.trainer.guarded import GuardedTrainer
 from hessblocks.training.trainer.memory import allocated_peak
@@ -138,9 +138,8 @@ class Recorder(StepClock):
             "step": state.global_step,
             "seconds": self.seconds,
             "peak_memory": self.peak,
-            "observations": len(read_lines(self.folder.observations)),
         }
-        seal(checkpoint, done)
+        self.folder.seal(checkpoint, checkpoint.name, done)
         prune(self.folder.checkpoints)
 
     def on_train_end(self, *_: Any, **given: Any) -> None:
@@ -167,7 +166,7 @@ class Recorder(StepClock):
         if self.divergence:
             line["diverged"] = self.divergence.words
         if self.folder and ranks.is_first():
-            append_line(self.folder.metrics, line)
+            append_line(self.folder.metrics, line, self.folder.identity)
         self.listener(line)
 
 

@@ -1,0 +1,52 @@
+"""`hessblocks check`: what of a folder is whole, foreign, edited or missing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hessblocks.cli import options
+from hessblocks.errors import RunError
+
+
+@options.taking
+def check(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Run folder, study or folder of studies.")
+    ],
+    *,
+    screen: options.Screen,
+) -> None:
+    """Say which files are whole, foreign, edited or missing; exit status 0 where all are whole."""
+    from hessblocks.cli.commands.report import holds_studies
+    from hessblocks.storage import check_folder
+    from hessblocks.studies import check_studies
+
+    findings = check_studies(folder) if holds_studies(folder) else check_folder(folder)
+    count = Counter(finding.state for finding in findings)
+    said = {
+        finding.path.relative_to(folder).as_posix(): {
+            "state": finding.state,
+            "words": finding.words,
+        }
+        for finding in findings
+    }
+    faulty = len(findings) - count["whole"]
+    if screen.json:
+        print(json.dumps({"command": "check", "whole": not faulty, "files": said}))
+    else:
+        for name, one in said.items():
+            print(
+                f"{one['state']:9}{name}" + ("" if one["state"] == "whole" else f" {one['words']}")
+            )
+    if faulty:
+        kinds = ", ".join(
+            f"{number} {state}" for state, number in count.items() if state != "whole"
+        )
+        raise RunError(
+            f"check: {faulty} of {len(findings)} files of {folder} are not whole ({kinds})."
+        )

@@ -1,0 +1,209 @@
+"""What of a run folder is whole, foreign, edited or missing, from its files alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.storage.config import read_settings
+from hessblocks.storage.files import read_object, set_aside
+from hessblocks.storage.identity import SAID, Finding, State, identity_in, state_of
+from hessblocks.storage.lines import last_seal, line_states
+from hessblocks.storage.rows import STEPS, is_trained, read_results, steps_done
+from hessblocks.storage.seals import DamageWarning, remembered_in, sealed_folder
+from hessblocks.storage.tables import table_states
+
+ABSENT = "is absent"
+DAMAGED = "is damaged"
+"""What is said of a file that cannot be read."""
+LINES = ("metrics.jsonl", "observations.jsonl")
+WORDS: dict[str, str] = {**SAID, "unsealed": "has no seal, as older versions wrote it"}
+"""What is said of the first line that is not whole, the worst state first."""
+
+
+def check_folder(folder: Path) -> tuple[Finding, ...]:
+    """Look over every file of a run, a comparison, or a folder of `hessblocks curvature` or `signal`.
+
+    Nothing is written. Files of another run are `foreign`, what was changed since is `edited`, what an older
+    version wrote without saying whose it is is `unsealed`.
+
+    Args:
+        folder: with a config.json.
+
+    Returns:
+        One finding a file or sealed folder.
+
+    Raises:
+        ArgumentError: `folder` is of no such command.
+        RunError: its config.json is damaged.
+
+    Cost:
+        SHA-256 of every model and checkpoint, about a second a gigabyte.
+    """
+    if not (folder / "config.json").is_file():
+        raise ArgumentError(
+            f"DIR: {folder} has no config.json; give a folder that a command wrote."
+        )
+    config = read_object(folder / "config.json")
+    kinds = {"presets": _comparison, "preset": _run, "groups": _curvature, "models": _signal}
+    for name, look in kinds.items():
+        if name in config:
+            return (*_about(folder), *look(folder, config))
+    raise ArgumentError(f"DIR: {folder} is of no command that is known; give a run folder.")
+
+
+def mended(folder: Path, findings: Iterable[Finding], remedy: str) -> None:
+    """Say which files are edited or foreign, and move them to `folder`/aside, so that they are made anew.
+
+    Args:
+        folder: that this process holds.
+        findings: of its files.
+        remedy: what happens then, such as "measured again".
+
+    Raises:
+        RunError: a file cannot be moved.
+
+    Warns:
+        DamageWarning: names each file.
+    """
+    for finding in findings:
+        if finding.state in SAID:
+            kept = set_aside(finding.path, folder)
+            message = f"{finding.sentence}; it is kept in {kept.parent} and {remedy}"
+            warnings.warn(message, DamageWarning, stacklevel=4)
+
+
+def _run(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
+    of = identity_in(folder)
+    table, rows = _table(folder / "results.csv", (of,)), []
+    try:
+        rows = read_results(table.path)
+    except RunError:
+        table = _unreadable(table.path)
+    diverged = any(row.quantity == "loss" and math.isnan(row.value) for row in rows)
+    wanted = STEPS if config.get("curvature") else ("begun", "trained")
+    done = steps_done(rows, {row.group for row in rows if row.group} or {""})
+    lacking = [step for step in wanted if step not in done and not (diverged and "final" in step)]
+    if table.usable and lacking:
+        table = Finding(path=table.path, state="missing", words=f"lacks {', '.join(lacking)}")
+    yield table
+    ended: dict[str, str] = {}
+    if (folder / "model").exists() or (is_trained(rows) and not diverged):
+        model = sealed_folder(folder / "model", of)
+        yield model
+        ended = remembered_in(model.path).get("lines", {}) if model.state == "whole" else {}
+    for name in LINES:
+        if name == "metrics.jsonl" or ended.get(name) or (folder / name).exists():
+            yield _lines(folder / name, (of,), ended.get(name))
+    for path in sorted(folder.glob("checkpoints/checkpoint-*")):
+        yield sealed_folder(path, of, path.name)
+
+
+def _comparison(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
+    asked = read_settings(folder / "config.json")
+    runs = {
+        folder / "runs" / f"{preset}-seed{seed}": (preset, seed)
+        for preset, seed in itertools.product(asked.presets, asked.seeds)
+    }
+    there = [path for path in runs if (path / "config.json").is_file()]
+    yield from gathered(folder, [identity_in(path) for path in there] if there == [*runs] else ())
+    for path, (preset, seed) in runs.items():
+        if path not in there:
+            yield Finding(path=path, state="missing", words=ABSENT)
+            continue
+        found = read_object(path / "config.json")
+        one, *others = _about(path)
+        if (found.get("preset"), found.get("seed")) != (preset, seed):
+            words = f"is of {found.get('preset')}, seed {found.get('seed')}"
+            one = Finding(path=one.path, state="foreign", words=words)
+        yield from (one, *others, *_run(path, found))
+
+
+def gathered(folder: Path, owners: Collection[str]) -> Iterator[Finding]:
+    """What the files of a comparison are that are gathered from its runs.
+
+    Args:
+        folder: of the comparison.
+        owners: identities of its runs; none while a run is not there.
+    """
+    yield _table(folder / "results.csv", owners)
+    for name in LINES:
+        if name == "metrics.jsonl" or (folder / name).exists():
+            yield _lines(folder / name, owners)
+
+
+def _curvature(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
+    of = identity_in(folder)
+    for name in config["groups"]:
+        yield _group(folder / "groups" / f"{name}.json", of)
+    for path in sorted(folder.glob("groups/*.json")):
+        if path.stem not in config["groups"]:
+            yield Finding(path=path, state="foreign", words="is no group of this run")
+    for name in ("results.csv", "map.csv", "spectra.csv"):
+        if name == "results.csv" or (folder / name).exists():
+            yield _table(folder / name, (of,))
+
+
+def _group(path: Path, of: str) -> Finding:
+    try:
+        record = read_object(path)
+    except RunError:
+        return _unreadable(path)
+    if record.get("group") != path.stem:
+        return Finding(path=path, state="foreign", words=f"is of the group {record.get('group')}")
+    return _finding(path, [state_of(record, (of,))])
+
+
+def _signal(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
+    yield _table(folder / "results.csv", (identity_in(folder),))
+
+
+def _about(folder: Path) -> Iterator[Finding]:
+    for path in (folder / "config.json", folder / "environment.json"):
+        try:
+            read_object(path)
+            yield Finding(path=path, state="whole")
+        except RunError:
+            yield _unreadable(path)
+
+
+def _table(path: Path, owners: Collection[str]) -> Finding:
+    if not path.exists():
+        return _unreadable(path)
+    try:
+        return _finding(path, table_states(path, owners), "row")
+    except RunError:
+        return _unreadable(path)
+
+
+def _lines(path: Path, owners: Collection[str], ended: str | None = None) -> Finding:
+    """What a file of lines is; `ended` is the seal that its last line had when training was over."""
+    if not path.exists():
+        return _unreadable(path)
+    try:
+        found = _finding(path, [state for _, _, state in line_states(path, owners)], "line")
+    except RunError:
+        return _unreadable(path)
+    if found.state == "whole" and ended is not None and last_seal(path) != ended:
+        return Finding(path=path, state="missing", words="lacks lines at its end")
+    return found
+
+
+def _finding(path: Path, states: Sequence[State], part: str = "") -> Finding:
+    """The finding on a file with parts of these states."""
+    for state, words in WORDS.items():
+        if state in states:
+            first = f"its {part} {states.index(state) + 1} " if part else ""
+            return Finding(path=path, state=state, words=first + words)  # type: ignore[arg-type]
+    return Finding(path=path, state="whole")
+
+
+def _unreadable(path: Path) -> Finding:
+    if path.exists():
+        return Finding(path=path, state="edited", words=DAMAGED)
+    return Finding(path=path, state="missing", words=ABSENT)

@@ -1,0 +1,98 @@
+"""Folders that are whole or do not count: sealed by checksums after everything is written."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hessblocks.errors import RunError
+from hessblocks.storage.files import read_object, sync, write_json
+from hessblocks.storage.identity import Finding
+
+SEAL_FILE = "seal.json"
+
+
+class DamageWarning(UserWarning):
+    """Files are not what was written, or some of them are lost."""
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal(folder: Path, of: str, name: str, progress: dict[str, Any]) -> None:
+    """Mark a folder as whole, once every file of it is on the disk.
+
+    Args:
+        folder: with every file in its place.
+        of: identity of the run.
+        name: that the folder has, or will have.
+        progress: what to remember beside the files, as JSON values.
+
+    Raises:
+        RunError: the seal cannot be written.
+    """
+    files = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != SEAL_FILE:
+            sync(path)
+            files[path.name] = sha256(path)
+    write_json(folder / SEAL_FILE, {"of": of, "name": name, "files": files, "progress": progress})
+    sync(folder.parent)
+
+
+def remembered_in(folder: Path) -> dict[str, Any]:
+    """What was remembered beside the files of a sealed folder; empty where there is no seal.
+
+    Returns:
+        JSON values.
+    """
+    try:
+        progress: dict[str, Any] = dict(read_object(folder / SEAL_FILE)["progress"])
+    except (RunError, KeyError, TypeError, ValueError):
+        return {}
+    return progress
+
+
+def sealed_folder(folder: Path, of: str | None = None, name: str | None = None) -> Finding:
+    """What a checkpoint or a saved model is.
+
+    Args:
+        folder: sealed after it was written.
+        of: whose it should be; None means anybody's.
+        name: that it should have been sealed under; None means any.
+
+    Returns:
+        Whole where every file is as it was and no other is there; unsealed where only the owner is not said.
+
+    Cost:
+        SHA-256 of all files, about a second a gigabyte.
+    """
+    fault = partial(Finding, path=folder)
+    if not (folder / SEAL_FILE).exists():
+        words = f"has no {SEAL_FILE}" if folder.is_dir() else "is absent"
+        return fault(state="missing", words=words)
+    try:
+        found = read_object(folder / SEAL_FILE)
+        files: dict[str, str] = dict(found["files"])
+        for file, digest in files.items():
+            if not (folder / file).exists():
+                return fault(state="missing", words=f"lacks its {file}")
+            if sha256(folder / file) != digest:
+                return fault(state="edited", words=f"has another {file} than was written")
+    except (OSError, RunError, ValueError, KeyError, TypeError):
+        return fault(state="edited", words=f"has a damaged {SEAL_FILE}")
+    planted = sorted({path.name for path in folder.iterdir()} - {SEAL_FILE, *files})
+    if planted:
+        return fault(state="foreign", words=f"holds {planted[0]}, which is not of it")
+    if "of" not in found:
+        return fault(state="unsealed", words="does not say which run it is of")
+    if of not in (None, found["of"]):
+        return fault(state="foreign", words="is of another run")
+    if name not in (None, found.get("name")):
+        return fault(state="foreign", words=f"was {found.get('name')} when it was written")
+    return fault(state="whole")

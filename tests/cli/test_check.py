@@ -1,0 +1,259 @@
+"""`hessblocks check`, and what the other commands say of files that are not theirs."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hessblocks.cli import main
+from tests.cli.helpers import Shell, sentence
+from tests.cli.test_curvature import SMALL as SAMPLE
+from tests.cli.test_curvature import preset
+from tests.cli.test_signal import SMALL
+
+FEW = ["--groups", "layers.1.attention.*", "--parts", "full", "--map", "--spectrum"]
+KEY, QUERY = "layers.1.attention.key", "layers.1.attention.query"
+pytestmark = [
+    pytest.mark.filterwarnings("default::hessblocks.curvature.AttentionBackendWarning"),
+    pytest.mark.filterwarnings("default::hessblocks.training.DamageWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("write_curvature_report", "write_report"):
+        monkeypatch.setattr(f"hessblocks.report.{name}", lambda out: out / "report.html")
+    monkeypatch.setattr("hessblocks.report.write_signal_figures", lambda out: [])
+
+
+def said(shell: Shell, out: Path) -> tuple[int, dict[str, str]]:
+    """The exit status and what is not whole."""
+    outcome = shell("check", out, "--json")
+    found = json.loads(outcome.output)
+    assert found["command"] == "check"
+    assert found["whole"] == (outcome.status == 0)
+    states = {name: one["state"] for name, one in found["files"].items()}
+    return outcome.status, {name: state for name, state in states.items() if state != "whole"}
+
+
+def test_a_run_is_whole_until_a_file_is_edited(shell: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert shell.train(out).status == 0
+    whole = shell("check", out)
+    assert (whole.status, whole.errors) == (0, "")
+    assert whole.output.splitlines() == [
+        "whole    config.json",
+        "whole    environment.json",
+        "whole    results.csv",
+        "whole    model",
+        "whole    metrics.jsonl",
+    ]
+    (out / "results.csv").write_text((out / "results.csv").read_text().replace("loss", "lost", 1))
+    (out / "environment.json").unlink()
+    (out / "metrics.jsonl").write_text("{")
+    (out / "model" / "seal.json").unlink()
+    spoilt = shell("check", out)
+    assert spoilt.status == 1
+    assert spoilt.output.splitlines()[1:] == [
+        "missing  environment.json is absent",
+        "edited   results.csv its row 3 was edited",
+        "missing  model has no seal.json",
+        "edited   metrics.jsonl is damaged",
+    ]
+    kinds = "2 missing, 2 edited"
+    assert sentence(spoilt) == f"hessblocks: check: 4 of 5 files of {out} are not whole ({kinds})."
+    (out / "results.csv").write_text("preset\n")
+    assert said(shell, out)[1]["results.csv"] == "edited"
+
+
+def test_what_is_no_run_is_refused(shell: Shell, tmp_path: Path) -> None:
+    outcome = shell("check", tmp_path)
+    assert outcome.status == 2
+    assert sentence(outcome).startswith(f"hessblocks: DIR: {tmp_path} has no config.json")
+    (tmp_path / "config.json").write_text('{"command": "bake"}')
+    assert shell("check", tmp_path).status == 2
+
+
+def test_a_report_says_what_was_edited_and_shows_it(shell: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert shell.train(out).status == 0
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], lines[2].replace('"loss": 5', '"loss": 4'), *lines[3:]]))
+    outcome = shell("report", out)
+    assert outcome.status == 0
+    warning = f"warning: {path}: its line 3 was edited; it is shown as it is now"
+    assert outcome.errors.count(warning) == 1
+
+
+def test_a_model_that_was_changed_after_training_is_said_where_it_is_measured(
+    shell: Shell, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert shell.train(out).status == 0
+    sample = ("--data", "random", *SAMPLE, "--parts", "full", "--groups", "layers.1.attention.key")
+    assert "warning: MODEL" not in shell("signal", out, *sample[:6], "--out", tmp_path / "a").errors
+    path = out / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    words = f"warning: MODEL: {out} has another model.safetensors than was written; it is measured"
+    assert words in shell("signal", out, *sample[:6], "--out", tmp_path / "b").errors
+    assert words in shell("curvature", out, *sample, "--out", tmp_path / "c").errors
+    foreign = json.loads((out / "config.json").read_text()) | {"seed": 7}
+    shutil.copytree(tmp_path / "out", tmp_path / "d")
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    (tmp_path / "d" / "config.json").write_text(json.dumps(foreign))
+    assert set(said(shell, tmp_path / "d")[1].values()) == {"foreign", "edited"}
+
+
+def swap(out: Path) -> None:
+    one, other = (out / "groups" / f"{name}.json" for name in (KEY, QUERY))
+    one.rename(out / "x")
+    other.rename(one)
+    (out / "x").rename(other)
+
+
+def edit_group(out: Path) -> None:
+    path = out / "groups" / f"{KEY}.json"
+    record = json.loads(path.read_text())
+    record["norms"]["full"]["value"] *= 2
+    path.write_text(json.dumps(record))
+
+
+def edit_table(name: str) -> Callable[[Path], None]:
+    def edit(out: Path) -> None:
+        text = (out / name).read_text()
+        (out / name).write_text(text.replace("estimate", "exact", 1))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("spoil", "states"),
+    [
+        (swap, {f"groups/{KEY}.json": "foreign", f"groups/{QUERY}.json": "foreign"}),
+        (edit_group, {f"groups/{KEY}.json": "edited"}),
+        (edit_table("results.csv"), {"results.csv": "edited"}),
+        (edit_table("map.csv"), {"map.csv": "edited"}),
+        (edit_table("spectra.csv"), {"spectra.csv": "edited"}),
+        (lambda out: (out / "groups" / f"{KEY}.json").unlink(), {f"groups/{KEY}.json": "missing"}),
+    ],
+    ids=["swapped", "group", "results", "map", "spectra", "absent"],
+)
+def test_files_of_curvature_that_are_not_what_was_written_are_measured_again(
+    shell: Shell, measured: Path, tmp_path: Path, spoil: Callable[[Path], None], states: dict
+) -> None:
+    out = Path(shutil.copytree(measured, tmp_path / "out"))
+    assert said(shell, out) == (0, {})
+    spoil(out)
+    assert said(shell, out) == (1, states)
+    outcome = preset(shell, out, *FEW)
+    assert outcome.status == 0
+    for name, state in states.items():
+        assert (f"{name}" in outcome.errors) == (state != "missing")
+        assert (out / "aside" / Path(name).name).exists() == (state != "missing")
+    for name in ("results.csv", "map.csv", "spectra.csv"):
+        assert (out / name).read_bytes() == (measured / name).read_bytes()
+    assert said(shell, out) == (0, {})
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("measured")
+
+
+@pytest.fixture
+def measured(shell: Shell, places: Path) -> Path:
+    """A finished curvature run, made once."""
+    if not (places / "out").exists():
+        assert preset(shell, places / "out", *FEW).status == 0
+    return places / "out"
+
+
+def test_groups_of_another_seed_are_measured_again(
+    shell: Shell, measured: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(measured, tmp_path / "out"))
+    assert preset(shell, tmp_path / "other", *FEW, "--seed", 1).status == 0
+    shutil.copy(tmp_path / "other" / "groups" / f"{KEY}.json", out / "groups")
+    shutil.copy(out / "groups" / f"{KEY}.json", out / "groups" / "extra.json")
+    found = {f"groups/{KEY}.json": "foreign", "groups/extra.json": "foreign"}
+    assert said(shell, out) == (1, found)
+    outcome = preset(shell, out, *FEW)
+    assert f"{KEY}.json is of another run; it is kept in" in outcome.errors
+    assert (out / "results.csv").read_bytes() == (measured / "results.csv").read_bytes()
+
+
+def test_a_norm_that_is_no_number_is_said_and_the_others_stay(
+    shell: Shell, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hessblocks.storage import load_curvature
+
+    out = Path(shutil.copytree(measured, tmp_path / "out"))
+    lines = (out / "results.csv").read_text().splitlines(keepends=True)
+    cells = lines[1].split(",")
+    cells[8] = "nan"
+    (out / "results.csv").write_text("".join([lines[0], ",".join(cells), *lines[2:]]))
+    with pytest.warns(UserWarning, match=f"a norm of {cells[5]} is not a number; it is left out"):
+        results = load_curvature(out)
+    assert results.missing == (cells[5],)
+    assert len(results.norms) == 3
+
+
+def test_an_edited_table_of_signal_is_kept_aside(shell: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["signal", "preset:sas", *SMALL, "--jacobian-steps", "0", "--out", out]
+    assert shell(*words).status == 0
+    whole = (out / "results.csv").read_bytes()
+    assert said(shell, out) == (0, {})
+    (out / "results.csv").write_bytes(whole.replace(b"sas,0,1", b"sas,0,7", 1))
+    assert said(shell, out) == (1, {"results.csv": "edited"})
+    outcome = shell(*words)
+    assert "was edited; it is kept in" in outcome.errors
+    assert (out / "results.csv").read_bytes() == whole
+
+
+def test_studies_are_checked_by_their_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shell: Shell
+) -> None:
+    out = tmp_path / "out"
+    reproduce = ["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(out)]
+    assert main(reproduce) == 0
+    assert said(shell, out) == (0, {})
+    assert said(shell, out / "mlp") == (0, {})
+    store, results = out / "mlp" / "points.jsonl", out / "mlp" / "results.csv"
+    whole = store.read_bytes(), results.read_bytes()
+    results.write_bytes(whole[1].replace(b"mlp", b"mlq", 1))
+    assert said(shell, out) == (1, {"mlp/results.csv": "edited"})
+    results.write_bytes(whole[1])
+    store.write_bytes(whole[0].replace(b'"seconds":', b'"seconds":1', 1))
+    assert said(shell, out)[1]["mlp/points.jsonl"] == "edited"
+    store.write_bytes(b"".join(whole[0].splitlines(keepends=True)[1:]))
+    assert said(shell, out)[1]["mlp/points.jsonl"] == "missing"
+    store.unlink()
+    results.unlink()
+    assert said(shell, out)[1] == {"mlp/points.jsonl": "missing", "mlp/results.csv": "missing"}
+
+
+def test_a_run_of_curvature_goes_on_with_the_same_tokens_only(
+    shell: Shell, measured: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(measured, tmp_path / "out"))
+    config = json.loads((out / "config.json").read_text())
+    assert len(config["data"]["fingerprint"]) == 64
+    (out / "config.json").write_text(
+        json.dumps(config | {"data": config["data"] | {"fingerprint": "0"}})
+    )
+    outcome = preset(shell, out, *FEW)
+    assert outcome.status == 2
+    assert "data.fingerprint is" in sentence(outcome)
+    for path in (*out.glob("groups/*.json"), out / "config.json"):  # as older versions wrote them
+        record = json.loads(path.read_text())
+        record.pop("seal", None)
+        record.get("data", {}).pop("fingerprint", None)
+        path.write_text(json.dumps(record))
+    for name in ("results.csv", "map.csv", "spectra.csv"):
+        (out / name).unlink()
+    assert preset(shell, out, *FEW).status == 0
+    assert set(said(shell, out)[1].values()) == {"unsealed"}

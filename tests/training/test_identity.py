@@ -1,0 +1,390 @@
+"""Files that are of another run, or were edited: said in a sentence, set aside, and never a digit of the result."""
+
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hessblocks.data.corpus import Corpus
+from hessblocks.errors import RunError
+from hessblocks.progress import Progress
+from hessblocks.storage import check_folder
+from hessblocks.training import CheckpointWarning, DamageWarning
+from hessblocks.training.comparison import compare
+from tests.training.helpers import COMPARISON, complete, files, numbers, unsealed
+from tests.training.test_resume import interrupted
+
+ONE, OTHER = "pre-ln-seed0", "sas-p-seed0"
+CLOCKS = re.compile(r"^.*,(tokens_per_second|peak_memory|training_time),.*$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def interrupted_once(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison whose first run has two checkpoints, at steps 4 and 8."""
+    out = tmp_path_factory.mktemp("interrupted") / "out"
+    interrupted(corpus, out)
+    return out
+
+
+@pytest.fixture
+def begun(interrupted_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(interrupted_once, tmp_path / "begun"))
+
+
+@pytest.fixture
+def finished(undisturbed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(undisturbed, tmp_path / "finished"))
+
+
+def states(out: Path) -> dict[str, str]:
+    """What is not whole, by its path."""
+    return {
+        one.path.relative_to(out).as_posix(): one.state
+        for one in check_folder(out)
+        if one.state != "whole"
+    }
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def goes_on(corpus: Corpus, out: Path, undisturbed: Path, warning: type, match: str) -> None:
+    """The comparison says it, and ends with the numbers of an undisturbed one."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", warning)
+        compare(COMPARISON, corpus, out, Progress())
+    assert [one for one in said if re.search(match, str(one.message))], [
+        str(o.message) for o in said
+    ]
+    assert {one.category for one in said} == {warning}
+    assert numbers(out) == numbers(undisturbed)
+    assert states(out) == {}
+
+
+def test_a_finished_comparison_is_whole(undisturbed: Path) -> None:
+    assert states(undisturbed) == {}
+    assert len(check_folder(undisturbed)) == 4 + 2 * 5
+
+
+def test_checkpoints_of_another_seed_are_set_aside(
+    corpus: Corpus, begun: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "foreign"
+    work = replace(COMPARISON, presets=("pre-ln",), seeds=(1,), training=LONGER)
+    with pytest.raises(KeyboardInterrupt):
+        compare(work, corpus, foreign, Stop())
+    checkpoints = begun / "runs" / ONE / "checkpoints"
+    shutil.rmtree(checkpoints)
+    shutil.copytree(foreign / "runs" / "pre-ln-seed1" / "checkpoints", checkpoints)
+    goes_on(corpus, begun, undisturbed, CheckpointWarning, "checkpoint-8 is of another run; it is")
+    assert (begun / "runs" / ONE / "aside" / "checkpoint-8" / "seal.json").exists()
+
+
+class Stop(Progress):
+    """Interrupts training once a second checkpoint is there."""
+
+    def step(self, count: int, loss: float | None) -> None:
+        if count == 9:
+            raise KeyboardInterrupt
+
+
+LONGER = replace(COMPARISON.training, evaluate_every=4)
+
+
+def rename(checkpoints: Path) -> None:
+    (checkpoints / "checkpoint-8").rename(checkpoints / "checkpoint-11")
+
+
+def plant_an_old_one(checkpoints: Path) -> None:
+    shutil.copytree(checkpoints / "checkpoint-8", checkpoints / "checkpoint-2")
+
+
+def plant_a_file(checkpoints: Path) -> None:
+    (checkpoints / "checkpoint-8" / "scaler.pt").write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (rename, "checkpoint-11 was checkpoint-8 when it was written; it is set aside"),
+        (plant_an_old_one, "checkpoint-2 was checkpoint-8 when it was written; it is set aside"),
+        (plant_a_file, "checkpoint-8 holds scaler.pt, which is not of it; it is set aside"),
+    ],
+)
+def test_a_checkpoint_that_is_not_what_it_seems_is_set_aside(
+    corpus: Corpus, begun: Path, undisturbed: Path, spoil: Callable[[Path], None], words: str
+) -> None:
+    spoil(begun / "runs" / ONE / "checkpoints")
+    goes_on(corpus, begun, undisturbed, CheckpointWarning, words)
+
+
+def test_a_checkpoint_in_a_finished_run_is_not_thrown_away(
+    corpus: Corpus, begun: Path, finished: Path, undisturbed: Path
+) -> None:
+    foreign = begun / "runs" / ONE / "checkpoints"
+    run = finished / "runs" / OTHER
+    shutil.copytree(foreign, run / "checkpoints")
+    (run / "checkpoints" / "notes").mkdir()
+    goes_on(corpus, finished, undisturbed, CheckpointWarning, "checkpoint-8 is of another run")
+    kept = sorted(path.name for path in (run / "aside").iterdir())
+    assert kept == ["checkpoint-4", "checkpoint-8"]
+    assert (run / "checkpoints" / "notes").exists()
+
+
+def lose_the_last_line(path: Path) -> None:
+    kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= 6]
+    path.write_text("".join(line + "\n" for line in kept))
+
+
+def edit_a_late_line(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    place = next(i for i, line in enumerate(lines) if json.loads(line)["step"] == 6)
+    lines[place] = lines[place].replace('"gradient_norm": ', '"gradient_norm": 1')
+    path.write_text("".join(lines))
+
+
+@pytest.mark.parametrize("spoil", [lose_the_last_line, edit_a_late_line])
+def test_a_lost_line_costs_one_checkpoint_and_not_all(
+    corpus: Corpus,
+    begun: Path,
+    undisturbed: Path,
+    spoil: Callable[[Path], None],
+) -> None:
+    spoil(begun / "runs" / ONE / "metrics.jsonl")
+    match = r"metrics.jsonl is damaged.*; training pre-ln, seed 0 from checkpoint-4"
+    goes_on(corpus, begun, undisturbed, CheckpointWarning, match)
+    assert (begun / "runs" / ONE / "aside").exists() == (spoil is edit_a_late_line)
+
+
+def test_lines_of_another_run_are_not_gone_on_with(
+    corpus: Corpus, begun: Path, undisturbed: Path
+) -> None:
+    path = begun / "runs" / ONE / "metrics.jsonl"
+    shutil.copy(undisturbed / "runs" / OTHER / "metrics.jsonl", path)
+    match = (
+        r"damaged; training pre-ln, seed 0 from the start \(its line 1 is of another run; kept in"
+    )
+    goes_on(corpus, begun, undisturbed, CheckpointWarning, match)
+    assert (path.parent / "aside" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words", "state"),
+    [
+        (lambda one, _: edit(one, '"loss": 5.', '"loss": 4.'), "line 1 was edited", "edited"),
+        (lambda one, other: shutil.copy(other, one), "line 1 is of another run", "foreign"),
+        (
+            lambda one, _: one.write_text("".join(one.read_text().splitlines(True)[1:])),
+            "line 1 was edited",
+            "edited",
+        ),
+    ],
+    ids=["edited", "foreign", "cut"],
+)
+def test_metrics_of_a_finished_run_that_are_not_its_own_are_refused(
+    corpus: Corpus, finished: Path, spoil: Callable[..., object], words: str, state: str
+) -> None:
+    path = finished / "runs" / ONE / "metrics.jsonl"
+    spoil(path, finished / "runs" / OTHER / "metrics.jsonl")
+    assert states(finished) == {f"runs/{ONE}/metrics.jsonl": state}
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=rf"metrics.jsonl: its {words}.*; remove .*{ONE} and run"):
+        complete(corpus, finished)
+    assert path.read_bytes() == before
+
+
+def test_metrics_that_lack_their_end_are_missing_it(finished: Path) -> None:
+    path = finished / "runs" / ONE / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert states(finished) == {f"runs/{ONE}/metrics.jsonl": "missing"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words", "state"),
+    [
+        (
+            lambda one, _: edit(one, "initial,loss,,,,,5.", "initial,loss,,,,,4."),
+            r"its row \d+ was edited; .* measuring trained again",
+            "edited",
+        ),
+        (
+            lambda one, _: edit(one, "final,frobenius_norm,,embedding", "final,frobenius_norm,0,embedding"),
+            r"its row \d+ was edited; .* measuring mapped-final again",
+            "edited",
+        ),
+        (
+            lambda one, other: shutil.copy(other, one),
+            "its row 1 is of another run; .* measuring begun, mapped-initial, trained, mapped-final again",
+            "foreign",
+        ),
+    ],
+    ids=["loss", "norm", "foreign"],
+)  # fmt: skip
+def test_results_that_were_edited_are_kept_and_measured_again(
+    corpus: Corpus,
+    finished: Path,
+    undisturbed: Path,
+    spoil: Callable[..., object],
+    words: str,
+    state: str,
+) -> None:
+    path = finished / "runs" / ONE / "results.csv"
+    spoil(path, finished / "runs" / OTHER / "results.csv")
+    wrong = path.read_bytes()
+    assert states(finished)[f"runs/{ONE}/results.csv"] == state
+    goes_on(corpus, finished, undisturbed, DamageWarning, f"results.csv: {words}")
+    assert (path.parent / "aside" / "results.csv").read_bytes() == wrong
+
+
+def test_results_of_another_run_do_not_make_a_run_finished(
+    corpus: Corpus, begun: Path, undisturbed: Path
+) -> None:
+    path = begun / "runs" / ONE / "results.csv"
+    shutil.copy(undisturbed / "runs" / OTHER / "results.csv", path)
+    goes_on(corpus, begun, undisturbed, DamageWarning, "its row 1 is of another run; it is kept in")
+
+
+def test_lost_rows_of_training_are_taken_from_the_model_and_its_lines(
+    corpus: Corpus, finished: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = finished / "runs" / ONE / "results.csv"
+    whole = path.read_bytes()
+    path.write_text(re.sub(r"pre-ln,0,.*(loss|peak_memory),.*\n", "", path.read_text()))
+    monkeypatch.setattr("hessblocks.training.run.carry_out", None)
+    goes_on(corpus, finished, undisturbed, DamageWarning, "measuring trained again")
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["results.csv", "metrics.jsonl"])
+def test_gathered_files_that_were_edited_are_kept_and_gathered_anew(
+    corpus: Corpus, finished: Path, undisturbed: Path, name: str
+) -> None:
+    edit(finished / name, "pre-ln", "pre-lm")
+    assert states(finished) == {name: "edited"}
+    match = rf"{name}: its (row|line) 1 was edited; it is kept in .*aside and gathered anew"
+    goes_on(corpus, finished, undisturbed, DamageWarning, match)
+    assert (finished / "aside" / name).exists()
+
+
+def change_a_weight(model: Path) -> None:
+    content = bytearray((model / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (model / "model.safetensors").write_bytes(content)
+
+
+def put_another_model_there(model: Path) -> None:
+    shutil.rmtree(model)
+    shutil.copytree(model.parents[1] / OTHER / "model", model)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words", "state"),
+    [
+        (change_a_weight, "model is damaged; remove .* and run again to train once more", "edited"),
+        (put_another_model_there, "model is of another run; remove .* and run again", "foreign"),
+        (lambda model: (model / "x.py").touch(), "model holds x.py, .*; take it out", "foreign"),
+        (lambda model: shutil.rmtree(model), "model is damaged; remove", "missing"),
+    ],
+    ids=["weights", "foreign", "planted", "absent"],
+)
+def test_a_model_that_is_not_the_trained_one_is_said(
+    corpus: Corpus, finished: Path, spoil: Callable[[Path], None], words: str, state: str
+) -> None:
+    spoil(finished / "runs" / ONE / "model")
+    assert states(finished) == {f"runs/{ONE}/model": state}
+    with pytest.warns(DamageWarning, match=words):
+        compare(COMPARISON, corpus, finished, Progress())
+
+
+def test_a_run_in_the_place_of_another_is_said(finished: Path) -> None:
+    runs = finished / "runs"
+    (runs / ONE).rename(runs / "x")
+    (runs / OTHER).rename(runs / ONE)
+    (runs / "x").rename(runs / OTHER)
+    assert states(finished) == {f"runs/{name}/config.json": "foreign" for name in (ONE, OTHER)}
+    shutil.rmtree(runs / ONE)
+    assert states(finished)[f"runs/{ONE}"] == "missing"
+
+
+def test_a_resumed_run_has_the_bytes_of_an_undisturbed_one_but_for_clocks(
+    corpus: Corpus, begun: Path, undisturbed: Path
+) -> None:
+    complete(corpus, begun)
+    assert files(begun) == files(undisturbed)
+    for name in files(undisturbed):
+        one, other = (begun / name).read_bytes(), (undisturbed / name).read_bytes()
+        if name.endswith("results.csv"):
+            one, other = (CLOCKS.sub("", text.decode()).encode() for text in (one, other))
+        if not name.endswith((".jsonl", "seal.json", ".hessblocks.lock")):
+            assert one == other, name
+
+
+def test_a_finished_folder_without_seals_is_read_and_said_to_be_unsealed(
+    corpus: Corpus, finished: Path, undisturbed: Path
+) -> None:
+    rows = {"results.csv", "metrics.jsonl", "model"}
+    old = {f"runs/{run}/{name}": "unsealed" for run in (ONE, OTHER) for name in rows}
+    old |= {"results.csv": "unsealed", "metrics.jsonl": "unsealed"}
+    unsealed(finished)
+    assert states(finished) == old
+    complete(corpus, finished)
+    assert numbers(finished) == numbers(undisturbed)
+    assert states(finished) == old
+
+
+def test_a_run_that_an_older_version_began_is_gone_on_with(
+    corpus: Corpus, begun: Path, undisturbed: Path
+) -> None:
+    unsealed(begun)
+    complete(corpus, begun)
+    assert numbers(begun) == numbers(undisturbed)
+    assert set(states(begun).values()) == {"unsealed"}
+
+
+def test_lines_are_on_the_disk_before_the_seal_and_the_seal_before_its_name(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    out = tmp_path / "out"
+    forced, replaced, renamed = os.fsync, Path.replace, Path.rename
+
+    def fsync(descriptor: int) -> None:
+        events.append(f"sync {os.readlink(f'/proc/self/fd/{descriptor}')}")
+        forced(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for name, old in (("replace", replaced), ("rename", renamed)):
+
+        def move(path: Path, target: Path, old: Callable[..., Path] = old) -> Path:
+            events.append(f"name {target}")
+            return old(path, target)
+
+        monkeypatch.setattr(Path, name, move)
+    complete(corpus, out, replace(COMPARISON, presets=("pre-ln",)))
+    run = out / "runs" / ONE
+    checkpoint = run / "checkpoints" / "checkpoint-4"
+    order = [
+        f"sync {run / 'metrics.jsonl'}",
+        f"sync {checkpoint / 'model.safetensors'}",
+        f"name {checkpoint / 'seal.json'}",
+        f"sync {checkpoint}",
+        f"sync {checkpoint.parent}",
+        f"name {run / 'model'}",
+        f"sync {run}",
+    ]
+    places = []
+    for event in order:
+        start = places[-1] + 1 if places else 0
+        assert event in events[start:], event
+        places.append(events.index(event, start))
+    sealed = next(i for i, event in enumerate(events) if "checkpoint-4/.seal.partial" in event)
+    assert places[1] < sealed < places[2]
