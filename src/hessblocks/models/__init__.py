@@ -23,3 +23,15 @@ transformers.AutoModelForSequenceClassification.register(
 )
 # transformers' Trainer looks here whether a smoothed loss is that of the next token
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["hessblocks"] = HessblocksForCausalLM.__name__
+__all__ = [
+    "TASKS",
+    "HessblocksConfig",
+    "HessblocksForCausalLM",
+    "HessblocksForMaskedLM",
+    "HessblocksForSequenceClassification",
+    "HessblocksModel",
+    "HessblocksPreTrainedModel",
+    "Layer",
+    "build",
+    "fold",
+]
