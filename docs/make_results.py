@@ -104,10 +104,6 @@ def missing(sections: Sequence[StudySection]) -> str:
 def described(section: StudySection) -> str:
     """One study as Markdown."""
     done = section.summary["points"]["done"]
-    facts = [
-        (check["fact"], check["expected"], check["ours"], check["verdict"])
-        for check in section.checks
-    ]
     picture = f"![{section.summary['title']}]({PICTURES}/{section.name}.png)\n"
     lines = [
         f"## {heading(section)}",
@@ -115,7 +111,7 @@ def described(section: StudySection) -> str:
         f"{section.summary['source']}. Known: {section.summary['published']}",
         "",
         *([picture] if section.picture else []),
-        *([table(("fact", "expected", "ours", "verdict"), facts)] if facts else []),
+        *([table(("fact", "expected", "ours", "verdict"), section.facts)] if section.facts else []),
         *([difference_table(section)] if section.differences else []),
         *([f"Settings: {section.settings}.", ""] if section.settings else []),
         f"Scale {section.config['scale']}, {done} point{'s' if done != 1 else ''}, {section.time} of computing on "

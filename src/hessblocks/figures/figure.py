@@ -149,10 +149,9 @@ class Figure:
     def legend(self) -> dict[str, Series]:
         """Text of each entry → the first series that it stands for, ours before published ones."""
         every = [series for panel in self.plots for series in panel.shown]
-        order = list(self.marked)
-        every.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
+        every.sort(key=lambda one: (one.published, (*self.marked, one.name).index(one.name)))
         found: dict[str, Series] = {}
-        for series in sorted(every, key=lambda one: one.published):
+        for series in every:
             found.setdefault(series.label, series)
         return found
 

@@ -68,10 +68,8 @@ MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(
         "font.family": "DejaVu Sans",
         "font.size": 11.0,
         "axes.titlesize": 12.0,
-        "axes.labelsize": 11.0,
         "xtick.labelsize": 10.5,
         "ytick.labelsize": 10.5,
-        "legend.fontsize": 11.0,
         "legend.frameon": False,
         "legend.handlelength": 3.2,
         "axes.spines.top": False,
@@ -85,7 +83,6 @@ MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(
         "lines.markersize": 5.0,
         "hatch.linewidth": 0.8,
         "svg.hashsalt": "hessblocks",
-        "path.simplify": True,
     }
 )
 

@@ -57,7 +57,9 @@ def write_tables(
     }
     rows, maps = norm_rows(groups, norms), []
     if len(records) == len(groups):
-        maps = _maps(groups, records)
+        if _all_have("column", records):
+            columns = [ColumnSquares(**records[name]["column"]) for name in groups]
+            maps = [combine_columns(groups, columns, part) for part in columns[0].squares]
         rows += _summary_rows(norms, maps, loss)
     found = [ResultRow(**run, **row) for row in rows]
     write_results(folder / "results.csv", seal_rows(found, of))
@@ -66,15 +68,6 @@ def write_tables(
     if maps:
         cells = [row for one in maps for row in one.to_rows()]
         write_table(folder / "map.csv", MAP_COLUMNS, cells, of)
-
-
-def _maps(
-    groups: Mapping[str, ParameterGroup], records: Mapping[str, Record]
-) -> list[CurvatureMap]:
-    if not _all_have("column", records):
-        return []
-    columns = [ColumnSquares(**records[name]["column"]) for name in groups]
-    return [combine_columns(groups, columns, part) for part in columns[0].squares]
 
 
 def _summary_rows(

@@ -215,10 +215,8 @@ def _described(settings: InspectionSettings, batch: Batch | None) -> dict[str, A
 
 
 def _fingerprint(batch: Batch) -> str:
-    digest = hashlib.sha256()
-    for name, values in sorted(batch.items()):
-        digest.update(f"{name}{tuple(values.shape)}{values.tolist()}".encode())
-    return digest.hexdigest()
+    every = (f"{name}{tuple(one.shape)}{one.tolist()}" for name, one in sorted(batch.items()))
+    return hashlib.sha256("".join(every).encode()).hexdigest()
 
 
 def _said(source: Source) -> str:

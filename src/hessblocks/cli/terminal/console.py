@@ -23,12 +23,6 @@ WIDE = 140
 """The same where several seeds or what was matched make the table wider."""
 
 
-def console(width: int = NARROWEST) -> Console:
-    """Standard output, wide enough for the tables where it is a file or a pipe."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=width)
-
-
 def show(
     described: Mapping[str, Any],
     lines: Iterable[Table | str],
@@ -44,12 +38,14 @@ def show(
         lines: tables, and text that is wrapped at the width.
         end: text that is not wrapped, such as paths.
         as_json: what was asked for.
-        width: see `console`.
+        width: characters of a line where the output is a file or a pipe.
     """
     if as_json:
         print(json.dumps(described, allow_nan=False))
         return
-    screen = console(width)
+    screen = Console(highlight=False)
+    if not screen.is_terminal:
+        screen.width = width
     for line in lines:
         screen.print(line)
     if end:

@@ -63,6 +63,9 @@ def curvature_figure(results: FolderResults) -> Figure | None:
     if not values:
         return None
     scale, ticks = log_scale(values), tuple(role.replace("_", " ") for role in roles)
+    layers = "In each column one point a layer, the first layer leftmost"
+    error = seeds_and_error(results, "the bar", "the bar is ± 1 standard error of the estimate")
+    end = " Points on the line 0 are exactly zero." if 0 in values else ""
     return Figure(
         name="curvature",
         title="Curvature of each parameter group",
@@ -79,7 +82,8 @@ def curvature_figure(results: FolderResults) -> Figure | None:
         ),
         columns=len(stages),
         size=(6.5, 3.3),
-        caption=_curvature_caption(results, any(value == 0 for value in values)),
+        caption="Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each parameter "
+        "group. " + plain_math(f"{layers}; {sample(results)}. {error}{end}"),
         shares="both",
         marked=results.presets,
     )
@@ -97,16 +101,6 @@ def _placed(
         for order, group in enumerate(same):
             spread = (order + 0.5) / len(same) - 0.5
             yield index + place + FILL * width * spread, group, group.group
-
-
-def _curvature_caption(results: FolderResults, zeros: bool) -> str:
-    layers = "In each column one point a layer, the first layer leftmost"
-    error = seeds_and_error(results, "the bar", "the bar is ± 1 standard error of the estimate")
-    end = " Points on the line 0 are exactly zero." if zeros else ""
-    return (
-        "Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each parameter group. "
-        + plain_math(f"{layers}; {sample(results)}. {error}{end}")
-    )
 
 
 def heterogeneity_figure(results: FolderResults) -> Figure | None:
@@ -139,23 +133,19 @@ def heterogeneity_figure(results: FolderResults) -> Figure | None:
         log=log_scale([1.0, *(HEADROOM * value for value in values)]),
         by_tick=True,
     )
+    error = seeds_and_error(results, "the bar", "the bar is ± 1 standard error of the two norms")
+    caption = (
+        "Largest over smallest Frobenius norm of the groups' blocks of the full Hessian; 1 is "
+        f"perfectly even; {sample(results)}. {error} {zero_groups(results)}"
+    )
     return Figure(
         name="heterogeneity",
         title="How uneven curvature is",
         panels=(panel,),
         size=(9.0, 4.2),
-        caption=plain_math(_ratio_caption(results)),
+        caption=plain_math(caption.rstrip()),
         marked=results.presets,
     )
-
-
-def _ratio_caption(results: FolderResults) -> str:
-    text = (
-        "Largest over smallest Frobenius norm of the groups' blocks of the full Hessian; 1 is "
-        f"perfectly even; {sample(results)}. "
-    )
-    text += seeds_and_error(results, "the bar", "the bar is ± 1 standard error of the two norms")
-    return f"{text} {zero_groups(results)}".rstrip()
 
 
 def zero_groups(results: FolderResults) -> str:

@@ -154,9 +154,6 @@ def _caption(results: FolderResults, window: int, top: float) -> str:
 
 def _where(results: FolderResults, preset: str, seed: int) -> str:
     """The seed, and what first was not finite, where it is recorded."""
-    found = [
-        row.diverged
-        for row in results.metrics
-        if (row.preset, row.seed) == (preset, seed) and row.diverged
-    ]
-    return f"{seed}: {found[0]}" if found else str(seed)
+    rows = (row for row in results.metrics if (row.preset, row.seed) == (preset, seed))
+    found = next((row.diverged for row in rows if row.diverged), "")
+    return f"{seed}: {found}" if found else str(seed)

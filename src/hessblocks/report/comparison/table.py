@@ -123,10 +123,7 @@ def _preset_summary(results: FolderResults, row: ComparisonRow) -> dict[str, Any
 
 
 def _plain(mean: Average | None) -> dict[str, float | None]:
-    return {
-        "value": mean.value if mean else None,
-        "standard_error": mean.standard_error if mean else None,
-    }
+    return {name: getattr(mean, name, None) for name in ("value", "standard_error")}
 
 
 def _ratio_summary(found: Heterogeneity[Average] | None) -> dict[str, Any] | None:

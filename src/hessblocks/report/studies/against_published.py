@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hessblocks.figures import Figure, Panel, Series
+from hessblocks.figures import Figure, Series
 
 NEAR = 3.0
 """Joint standard errors within which two values are said to agree."""
@@ -39,19 +38,13 @@ class Difference:
 
 def differences(figure: Figure) -> list[Difference]:
     """The differences of a figure, one for each curve that has a published one beside it."""
-    return [
-        difference
-        for panel in figure.plots
-        for ours, published in _pairs(panel)
-        if (difference := _difference(panel.title, ours, published)) is not None
-    ]
-
-
-def _pairs(panel: Panel) -> Iterator[tuple[Series, Series]]:
-    ours = {each.name: each for each in panel.series if not each.published}
-    for each in panel.series:
-        if each.published and each.name in ours:
-            yield ours[each.name], each
+    found = []
+    for panel in figure.plots:
+        ours = {each.name: each for each in panel.series if not each.published}
+        for each in panel.series:
+            if each.published and each.name in ours:
+                found.append(_difference(panel.title, ours[each.name], each))
+    return [difference for difference in found if difference is not None]
 
 
 def _difference(title: str, ours: Series, published: Series) -> Difference | None:

@@ -48,21 +48,17 @@ class StudySection:
         return command(self.name, self.config["scale"], self.config.get("seeds"))
 
     @property
-    def checks(self) -> list[dict[str, str]]:
-        """Rows of the table of facts."""
-        return [{**check, "verdict": VERDICTS[check["holds"]]} for check in self.summary["checks"]]
-
-    @property
-    def facts(self) -> list[list[str]]:
-        """The checks as cells of a table."""
+    def facts(self) -> list[tuple[str, str, str, str]]:
+        """Each check as a row of a table: fact, expected, ours, verdict."""
         return [
-            [check[one] for one in ("fact", "expected", "ours", "verdict")] for check in self.checks
+            (check["fact"], check["expected"], check["ours"], VERDICTS[check["holds"]])
+            for check in self.summary["checks"]
         ]
 
     @property
     def tally(self) -> str:
         """How many facts hold, in words."""
-        verdicts = [check["verdict"] for check in self.checks]
+        verdicts = [verdict for *_, verdict in self.facts]
         counts = [(verdicts.count(word), word) for word in VERDICTS.values()]
         return ", ".join(f"{word}: {count}" for count, word in counts if count) or "no facts yet"
 
