@@ -75,11 +75,18 @@ class Tables:
     def _summary_rows(
         self, records: Mapping[str, Record], maps: Sequence[CurvatureMap]
     ) -> list[ResultRow]:
-        """Loss, heterogeneity of each part, and the off-diagonal shares."""
+        """Loss, heterogeneity of each part with its interval, and the off-diagonal shares."""
         rows = [self._row("loss", "", Estimate(value=self.loss, method="exact"))]
         for part in self.parts:
             norms = {name: Estimate(**record["norms"][part]) for name, record in records.items()}
-            rows.append(self._row("heterogeneity", part, heterogeneity(norms).ratio))
+            found = heterogeneity(norms)
+            rows.append(self._row("heterogeneity", part, found.ratio))
+            ends = {"heterogeneity_low": found.low, "heterogeneity_high": found.high}
+            rows += [
+                self._row(name, part, Estimate(value=end, method=found.ratio.method))
+                for name, end in ends.items()
+                if end is not None
+            ]
         shares = [(one.part, one.off_diagonal_share) for one in maps]
         return rows + [self._row("off_diagonal_share", part, share) for part, share in shares]
 

@@ -98,7 +98,7 @@ def _show(screen: Console, rows: tuple[ComparisonRow, ...], results: FolderResul
     if any(row.before for row in rows):
         screen.print(
             "heterogeneity: largest over smallest Frobenius norm among the Hessian's diagonal blocks, "
-            "one block a parameter group"
+            "one block a parameter group; of one seed with its 95 % interval"
         )
     for line in zero_group_lines(rows):
         screen.print(line)

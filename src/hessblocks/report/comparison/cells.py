@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from hessblocks.report.comparison.captions import with_error
+from hessblocks.report.comparison.captions import ratio_text, with_error
 from hessblocks.report.comparison.table import ComparisonRow
 from hessblocks.statistics import Average
 
@@ -34,8 +34,8 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
         _mean(_scaled(row.peak_memory, 1e-6)),
         _mean(row.initial_loss),
         final,
-        _mean(row.before.ratio if row.before else None),
-        _mean(row.after.ratio if row.after else None),
+        ratio_text(row.before) if row.before else ABSENT,
+        ratio_text(row.after) if row.after else ABSENT,
     )
 
 

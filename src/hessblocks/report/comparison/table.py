@@ -135,6 +135,8 @@ def _ratio_summary(ratio: Heterogeneity[Average] | None) -> dict[str, Any] | Non
     return {
         "value": ratio.ratio.value,
         "standard_error": ratio.ratio.standard_error,
+        "low": ratio.low,
+        "high": ratio.high,
         "largest": ratio.largest,
         "smallest": ratio.smallest,
         "zero_groups": list(ratio.zero_groups),
