@@ -25,7 +25,7 @@ def summary_lines(results: CurvatureResults, most: int) -> list[str]:
         lines.append(f"the {most} largest of {len(results.norms)} groups; the report has them all")
     for part, ratio in results.heterogeneity.items():
         text = number_with_error(ratio)
-        if ratio.method != "exact":
+        if ratio.low < ratio.high:
             text = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
         lines.append(f"heterogeneity of {part}, largest over smallest: {text}")
     for part, found in results.off_diagonal_shares.items():

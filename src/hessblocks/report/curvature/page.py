@@ -73,7 +73,7 @@ def _headline(results: CurvatureResults) -> str:
         return f"{len(results.norms)} groups are measured so far."
     ratio = results.heterogeneity[part]
     shown = text(ratio)
-    if ratio.method != "exact":
+    if ratio.low < ratio.high:
         shown = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
     sentences = [
         f"The {WORDS[part]} is largest in {order[0]} ({text(results.norms[order[0]][part])}) and smallest "
