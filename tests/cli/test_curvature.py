@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.inspection import curvature_run
+from hessblocks.storage import load_curvature, read_results, write_results
 from tests.cli.helpers import Outcome, Shell, sentence
 from tests.training.helpers import files
 
@@ -87,8 +89,30 @@ def test_the_run_folder_holds_every_group_part_and_pair(shell: Shell, tmp_path: 
     for row in norms:
         assert float(row["value"]) == pytest.approx(float(diagonal[row["group"], row["part"]]))
     assert {row["quantity"] for row in rows} == {
-        "frobenius_norm", "loss", "heterogeneity", "off_diagonal_share",
+        "frobenius_norm", "loss", "heterogeneity", "heterogeneity_low", "heterogeneity_high",
+        "off_diagonal_share",
     }  # fmt: skip
+    whole = {row["quantity"]: float(row["value"]) for row in rows if row["part"] == "full"}
+    names = ("heterogeneity_low", "heterogeneity", "heterogeneity_high")
+    assert 1 <= whole[names[0]] < whole[names[1]] < whole[names[2]]
+
+
+def test_a_folder_of_an_earlier_version_shows_the_interval_too(
+    shell: Shell, saved: Path, tmp_path: Path
+) -> None:
+    """There the row holds the ratio of the estimates as they are, and no interval."""
+    out = tmp_path / "out"
+    assert shell("curvature", saved, "--data", "random", *SMALL, "--out", out).status == 0
+    new = load_curvature(out).heterogeneity["full"]
+    rows = read_results(out / "results.csv")
+    old = [
+        replace(row, value=1e9, standard_error=1.0) if row.quantity == "heterogeneity" else row
+        for row in rows
+        if not row.quantity.startswith("heterogeneity_")
+    ]
+    write_results(out / "results.csv", old)
+    assert load_curvature(out).heterogeneity["full"] == new
+    assert new.low < new.value < new.high
 
 
 def test_the_loss_and_the_norms_are_those_of_the_library(

@@ -173,10 +173,13 @@ def test_heterogeneity_names_its_ends_and_the_zeros() -> None:
         {"a": estimate(8.0, 0.8), "b": estimate(0.0), "c": estimate(2.0, 0.1), "d": estimate(4.0)}
     )
     assert (found.largest, found.smallest, found.zero_groups) == ("a", "c", ("b",))
-    assert found.ratio.value == 4
-    assert found.ratio.standard_error == pytest.approx(4 * math.hypot(0.1, 0.05))
+    assert found.ratio.value == pytest.approx(4)
+    assert found.ratio.standard_error == pytest.approx(4 * math.hypot(0.1, 0.05), rel=0.03)
+    assert found.low < 4 < found.high
     nothing = heterogeneity({"b": estimate(0.0)})
     assert (nothing.ratio.value, nothing.largest, nothing.zero_groups) == (0.0, "", ("b",))
+    exact = heterogeneity({"a": estimate(8.0), "b": estimate(2.0)})
+    assert (exact.ratio.value, exact.low, exact.high, exact.ratio.method) == (4, 4, 4, "exact")
 
 
 def small_map() -> CurvatureMap:

@@ -10,7 +10,7 @@ from hessblocks.figures import page_text, plain_math, read_figure
 from hessblocks.figures.log_scale import log_scale
 from hessblocks.figures.style import MARKS, marks
 from hessblocks.figures.text import number
-from hessblocks.report.comparison.captions import short_names, with_error
+from hessblocks.report.comparison.captions import short_names, with_error, with_interval
 from hessblocks.statistics import Average
 
 
@@ -97,6 +97,22 @@ def test_numbers_have_three_digits(value, text) -> None:
 )
 def test_a_value_is_shown_to_the_digit_of_its_error(value, error, text) -> None:
     assert with_error(Average(value=value, standard_error=error, seeds=1)) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (8.214, 7.06, 9.88, "8.2 [7.1, 9.9]"),
+        (15_632, 14_711, 16_688, "15,600 [14,700, 16,700]"),
+        (1.207, 1.0, 1.426, "1.21 [1.00, 1.43]"),
+        (1.1, 1.0, 35.2, "1 [1, 35]"),
+        (8.9e37, 2e37, 3e38, "8.9e+37 [2e+37, 3e+38]"),
+        (25.1, 25.1, 25.1, "25.1"),
+        (25.1, 25.1 - 1e-8, 25.1, "25.1"),
+    ],
+)
+def test_an_estimate_is_shown_to_the_digit_of_its_interval(value, low, high, text) -> None:
+    assert with_interval(value, low, high) == text
 
 
 def test_names_of_the_same_group_are_gathered() -> None:

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from hessblocks.report.comparison.table import comparison_rows, summary
-from hessblocks.statistics import average
+from hessblocks.statistics import average, ends
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import PARTS, Folder, groups, loss, norm
 
@@ -28,9 +28,12 @@ def test_heterogeneity_is_the_largest_over_the_smallest_group_norm(tmp_path) -> 
     norms = {
         group: norm(2, place, "final", "full") for place, (group, _, _) in enumerate(groups(2))
     }
-    expected = max(norms.values()) / min(norms.values())
-    assert row.after.ratio.value == pytest.approx(expected)
-    assert row.after.ratio.standard_error == pytest.approx(expected * 0.08 * math.sqrt(2))
+    plain = max(norms.values()) / min(norms.values())
+    assert row.after.low < row.after.ratio.value < plain < row.after.high  # several share each end
+    assert row.after.ratio.standard_error == pytest.approx((row.after.high - row.after.low) / 4)
+    same = ends({group: (value, 0.08 * value) for group, value in norms.items()})
+    assert row.after.ratio.value == pytest.approx(same.ratio)
+    assert (row.after.low, row.after.high) == pytest.approx((same.low, same.high))
     assert norms[row.after.largest] == max(norms.values())
     assert norms[row.after.smallest] == min(norms.values())
     assert row.before.ratio.value > row.after.ratio.value
@@ -48,7 +51,7 @@ def test_zero_groups_are_left_out_of_the_ratio_and_named(tmp_path) -> None:
     assert row.before.zero_groups == ("layers.0.attention.key",)
     assert row.after.zero_groups == ()
     assert math.isfinite(row.before.ratio.value)
-    assert row.before.ratio.value == whole.before.ratio.value
+    assert row.before.ratio.value == pytest.approx(whole.before.ratio.value)
 
 
 def test_where_every_group_is_zero_there_is_no_ratio(tmp_path) -> None:
@@ -64,6 +67,7 @@ def test_several_seeds_give_mean_and_standard_error(tmp_path) -> None:
     assert row.final_loss.standard_error == pytest.approx(statistics.stdev(losses) / math.sqrt(3))
     assert row.final_loss.seeds == 3
     assert row.after.ratio.standard_error == pytest.approx(0, abs=1e-9)  # all seeds scale alike
+    assert (row.after.low, row.after.high) == (None, None)  # of one seed alone
 
 
 def test_a_diverged_seed_is_named_and_left_out_of_the_mean(tmp_path) -> None:
@@ -111,7 +115,8 @@ def test_the_summary_is_strict_json_with_the_agreed_keys(tmp_path) -> None:
     exact = norm(1, place, "final", "outer")
     assert query["outer"]["value"] == pytest.approx(exact)
     assert query["outer"]["standard_error"] == pytest.approx(0.08 * exact)
-    assert preset["heterogeneity"]["before"]["value"] > 1
+    ratio = preset["heterogeneity"]["before"]
+    assert 1 < ratio["low"] < ratio["value"] < ratio["high"]
     assert summary(results)["seconds"] == pytest.approx(24 + 22.4)
 
 

@@ -42,7 +42,7 @@ class CurvatureMap:
 
     @property
     def heterogeneity(self) -> Heterogeneity[Estimate]:
-        """Largest over smallest norm on the diagonal, with the standard error of both."""
+        """Largest over smallest norm on the diagonal, with its 95 % interval."""
         return heterogeneity({name: self.table[name, name] for name in self.names})
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -138,7 +138,8 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
         norms: of the groups' own blocks.
 
     Returns:
-        The ratio with its standard error, and the groups at both ends.
+        The ratio, its 95 % interval, and the groups at both ends; the ratio's standard error is a fourth
+        of the interval's width.
     """
     found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     zero_groups = tuple(name for name, norm in norms.items() if norm.value <= 0)
@@ -146,14 +147,20 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
         nothing = Estimate(value=0.0, method="exact")
         return Heterogeneity(ratio=nothing, largest="", smallest="", zero_groups=zero_groups)
     both = norms[found.largest], norms[found.smallest]
+    exact = not found.standard_error and all(end.method == "exact" for end in both)
     ratio = Estimate(
         value=found.ratio,
         standard_error=found.standard_error or 0.0,
         probes=max(end.probes for end in both),
-        method="exact" if all(end.method == "exact" for end in both) else "estimate",
+        method="exact" if exact else "estimate",
     )
     return Heterogeneity(
-        ratio=ratio, largest=found.largest, smallest=found.smallest, zero_groups=zero_groups
+        ratio=ratio,
+        low=found.low,
+        high=found.high,
+        largest=found.largest,
+        smallest=found.smallest,
+        zero_groups=zero_groups,
     )
 
 

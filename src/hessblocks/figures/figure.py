@@ -15,7 +15,7 @@ from hessblocks.figures.log_scale import LogScale
 from hessblocks.storage import read_study_file
 
 Scaling = Literal["linear", "log"]
-OF_PAGES = ("points", "note", "log", "limits", "band", "by_tick")
+OF_PAGES = ("points", "note", "below", "log", "limits", "band", "by_tick")
 """Fields of series and panels that figure.json does not hold."""
 
 
@@ -31,6 +31,8 @@ class Series:
     """Ordinates."""
     error: tuple[float, ...] = ()
     """Half length of each error bar; empty for none, and where one is not known."""
+    below: tuple[float, ...] = ()
+    """How far each error bar goes down where `error` is how far it goes up; empty where both are equal."""
     published: bool = False
     """Whether these are the paper's numbers, drawn hollow."""
     line: bool = True
@@ -91,9 +93,14 @@ class Panel:
 
     def reach(self, series: Series) -> tuple[list[float], list[float]]:
         """How far each error bar of a series goes below and above its point, within the axis."""
-        pairs = zip(series.y, series.error, strict=True)
-        both = [self.log.reach(y, error) if self.log else (error, error) for y, error in pairs]
-        return [low for low, _ in both], [high for _, high in both]
+        below = series.below or series.error
+        if not self.log:
+            return list(below), list(series.error)
+        low = [self.log.reach(y, error)[0] for y, error in zip(series.y, below, strict=True)]
+        high = [
+            self.log.reach(y, error)[1] for y, error in zip(series.y, series.error, strict=True)
+        ]
+        return low, high
 
     def edges(self, series: Series) -> tuple[list[float], list[float]]:
         """Lower and upper edge of the band around a series."""

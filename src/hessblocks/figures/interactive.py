@@ -136,14 +136,16 @@ def _errors(panel: Panel, series: Series, colour: str) -> dict[str, Any] | None:
 
 def _common(series: Series) -> dict[str, Any]:
     count = len(series.x)
-    names, errors = series.points or [""] * count, series.error or [0.0] * count
+    names, above = series.points or [""] * count, series.error or [0.0] * count
+    below = series.below or above
     return {
         "name": escape(series.name),
         "hovertext": [
             (f"{escape(name)}: " if name else "")
             + number(y)
-            + (f" ± {number(error)}" if error else "")
-            for name, y, error in zip(names, series.y, errors, strict=True)
+            + (f" [{number(y - low)}, {number(y + high)}]" if low != high else "")
+            + (f" ± {number(high)}" if low == high and high else "")
+            for name, y, low, high in zip(names, series.y, below, above, strict=True)
         ],
         "hovertemplate": f"<b>{escape(series.name)}</b><br>%{{hovertext}}<extra></extra>",
     }

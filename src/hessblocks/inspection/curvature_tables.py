@@ -73,15 +73,21 @@ def write_tables(
 def _summary_rows(
     norms: Mapping[str, Mapping[Part, Estimate]], maps: Sequence[CurvatureMap], loss: float
 ) -> list[dict[str, Any]]:
-    """Loss, heterogeneity of each part, and the off-diagonal shares."""
-    found: list[tuple[str, str, Estimate]] = [("loss", "", Estimate(value=loss, method="exact"))]
+    """Loss, heterogeneity of each part with its interval, and the off-diagonal shares."""
+    rows: list[tuple[str, str, Estimate]] = [("loss", "", Estimate(value=loss, method="exact"))]
     for part in next(iter(norms.values())):
-        ratio = heterogeneity({name: parts[part] for name, parts in norms.items()}).ratio
-        found.append(("heterogeneity", part, ratio))
-    found += [("off_diagonal_share", one.part, one.off_diagonal_share) for one in maps]
+        found = heterogeneity({name: parts[part] for name, parts in norms.items()})
+        rows.append(("heterogeneity", part, found.ratio))
+        ends = {"heterogeneity_low": found.low, "heterogeneity_high": found.high}
+        rows += [
+            (name, part, Estimate(value=end, method=found.ratio.method))
+            for name, end in ends.items()
+            if end is not None
+        ]
+    rows += [("off_diagonal_share", one.part, one.off_diagonal_share) for one in maps]
     return [
         {"quantity": quantity, "part": part, **estimate.to_row()}
-        for quantity, part, estimate in found
+        for quantity, part, estimate in rows
     ]
 
 

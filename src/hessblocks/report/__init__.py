@@ -6,8 +6,10 @@ from hessblocks.report.comparison import (
     budget_columns,
     comparison_rows,
     headline,
+    ratio_text,
     short_names,
     summary,
+    with_interval,
     write_report,
 )
 from hessblocks.report.curvature import write_curvature_report

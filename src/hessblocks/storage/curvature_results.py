@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError
+from hessblocks.statistics import ends
 from hessblocks.storage.environment import read_environment
 from hessblocks.storage.files import damaged, read_object
 from hessblocks.storage.rows import NORM, ResultRow, read_results
@@ -72,6 +73,16 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ratio(Norm):
+    """The largest over the smallest norm; its standard error is a fourth of the interval's width."""
+
+    low: float
+    """Lower end of the 95 % interval, at least 1; the value itself where it is exact."""
+    high: float
+    """Its upper end."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Density:
     """The spectrum of one group's block."""
 
@@ -99,8 +110,8 @@ class CurvatureResults:
     """Layer of each group."""
     roles: Mapping[str, str]
     """Role of each group."""
-    heterogeneity: Mapping[str, Norm]
-    """By part; empty while groups are missing."""
+    heterogeneity: Mapping[str, Ratio]
+    """By part, from the norms as they are stored; empty while groups are missing."""
     off_diagonal_shares: Mapping[str, Norm]
     """By part; empty without a map."""
     loss: float | None
@@ -201,7 +212,10 @@ def load_curvature(folder: Path) -> CurvatureResults:
         norms=norms,
         layers={name: row.layer for name, row in groups.items()},
         roles={name: row.role for name, row in groups.items()},
-        heterogeneity=whole["heterogeneity"],
+        heterogeneity={
+            part: _ratio({name: norm[part] for name, norm in norms.items()}, written.method)
+            for part, written in whole["heterogeneity"].items()
+        },
         off_diagonal_shares=whole["off_diagonal_share"],
         loss=whole["loss"][""].value if whole["loss"] else None,
         cells=_cells(folder / "map.csv"),
@@ -214,6 +228,20 @@ def _norm(row: ResultRow | MapRow, path: Path) -> Norm:
     if not (math.isfinite(row.value) and math.isfinite(error)):
         raise damaged(path, None, f"expected finite numbers, got {row.value} ± {error}")
     return Norm(value=row.value, standard_error=error, method=row.method)
+
+
+def _ratio(norms: Mapping[str, Norm], method: str) -> Ratio:
+    """Computed anew: earlier versions wrote the ratio of the estimates as they are."""
+    found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
+    if found is None or found.low is None or found.high is None:
+        return Ratio(value=0.0, standard_error=0.0, low=0.0, high=0.0, method="exact")
+    return Ratio(
+        value=found.ratio,
+        standard_error=found.standard_error or 0.0,
+        low=found.low,
+        high=found.high,
+        method=method if found.low == found.high else "estimate",
+    )
 
 
 def _cells(path: Path) -> dict[str, dict[tuple[str, str], Norm]]:

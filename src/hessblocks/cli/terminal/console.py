@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from hessblocks.cli.terminal.sizes import BlockSize
-from hessblocks.report import ComparisonRow, budget_cells, budget_columns
-from hessblocks.statistics import Average, Heterogeneity
+from hessblocks.report import ComparisonRow, budget_cells, budget_columns, ratio_text
+from hessblocks.statistics import Average
 from hessblocks.storage import FolderResults
 
-NARROWEST = 110
+NARROWEST = 120
 """Characters of a line where the output is not a terminal."""
 WIDE = 140
 """The same where several seeds or what was matched make the table wider."""
@@ -83,8 +83,8 @@ def comparison_table(rows: Sequence[ComparisonRow], results: FolderResults) -> T
                 _number(row.tokens_per_second, ",.0f"),
                 _number(row.initial_loss, ".3f"),
                 "diverged" if row.diverged else _number(row.final_loss, ".3f"),
-                _ratio(row.before),
-                _ratio(row.after),
+                ratio_text(row.before) if row.before else "",
+                ratio_text(row.after) if row.after else "",
                 *budget_cells(results, row.preset),
             )
             for row in rows
@@ -147,13 +147,6 @@ def _number(average: Average | None, form: str) -> str:
         return ""
     error = f" ± {average.standard_error:{form}}" if average.seeds > 1 else ""
     return f"{average.value:{form}}{error}"
-
-
-def _ratio(ratio: Heterogeneity[Average] | None) -> str:
-    if ratio is None:
-        return ""
-    error = ratio.ratio.standard_error
-    return significant(ratio.ratio.value, 3) + (f" ± {significant(error, 1)}" if error else "")
 
 
 def significant(value: float, digits: int) -> str:

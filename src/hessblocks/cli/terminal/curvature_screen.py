@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from hessblocks.cli.terminal.console import plain_table, significant
-from hessblocks.report import short_names
+from hessblocks.report import short_names, with_interval
 from hessblocks.storage import CurvatureResults, Norm
 
 
@@ -23,8 +23,11 @@ def summary_lines(results: CurvatureResults, most: int) -> list[str]:
     lines = ["Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error"]
     if len(results.norms) > most:
         lines.append(f"the {most} largest of {len(results.norms)} groups; the report has them all")
-    for part, found in results.heterogeneity.items():
-        lines.append(f"heterogeneity of {part}, largest over smallest: {number_with_error(found)}")
+    for part, ratio in results.heterogeneity.items():
+        text = number_with_error(ratio)
+        if ratio.low < ratio.high:
+            text = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
+        lines.append(f"heterogeneity of {part}, largest over smallest: {text}")
     for part, found in results.off_diagonal_shares.items():
         lines.append(f"off-diagonal share of {part}: {number_with_error(found)}")
     for part, names in results.zero_groups().items():

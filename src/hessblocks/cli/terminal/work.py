@@ -99,6 +99,6 @@ def _lines(rows: tuple[ComparisonRow, ...], results: FolderResults) -> Iterator[
     if any(row.before for row in rows):
         yield (
             "heterogeneity: largest over smallest Frobenius norm among the Hessian's diagonal blocks, "
-            "one block a parameter group"
+            "one block a parameter group; of one seed with its 95 % interval"
         )
     yield from zero_group_lines(rows)

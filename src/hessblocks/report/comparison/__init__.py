@@ -1,7 +1,7 @@
 """The page of training runs side by side."""
 
 from hessblocks.report.comparison.budget import budget_cells, budget_columns
-from hessblocks.report.comparison.captions import short_names, with_error
+from hessblocks.report.comparison.captions import ratio_text, short_names, with_error, with_interval
 from hessblocks.report.comparison.cells import (
     COLUMNS,
     comparison_cells,

@@ -93,8 +93,8 @@ def group_norms(results: FolderResults, preset: str, stage: str, part: str) -> l
 def heterogeneity(results: FolderResults, preset: str, stage: str) -> Heterogeneity[Average] | None:
     """Largest over smallest group norm of the full Hessian of a block before or after training.
 
-    One ratio a seed, zero norms left out, and none of a seed with a norm that is no number. With one seed its standard error is that of the two norms,
-    with several that of the mean over seeds.
+    One ratio a seed, zero norms left out, and none of a seed with a norm that is no number. With one seed
+    it has the 95 % interval of the estimates, with several the standard error of the mean over seeds.
 
     Args:
         results: a run folder.
@@ -118,6 +118,8 @@ def heterogeneity(results: FolderResults, preset: str, stage: str) -> Heterogene
         return None
     return Heterogeneity(
         ratio=overall,
+        low=found[0].low if len(found) == 1 else None,
+        high=found[0].high if len(found) == 1 else None,
         largest=both.largest,
         smallest=both.smallest,
         zero_groups=tuple(dict.fromkeys(row.group for row in rows if row.value == 0)),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from hessblocks.figures import LARGE, NEGLIGIBLE, number
-from hessblocks.statistics import Average
+from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import FolderResults
 
 
@@ -74,6 +74,24 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(
         f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
     )
+
+
+def ratio_text(ratio: Heterogeneity[Average]) -> str:
+    """Largest over smallest norm: of one seed with its interval, of several with their standard error."""
+    if ratio.low is None or ratio.high is None:
+        return with_error(ratio.ratio)
+    return with_interval(ratio.ratio.value, ratio.low, ratio.high)
+
+
+def with_interval(value: float, low: float, high: float) -> str:
+    """An estimate ≥ 1 with its interval: 8.2 [7.1, 9.9], 15,600 [14,700, 16,600]; alone where exact."""
+    if high - low < NEGLIGIBLE * value:
+        return number(value)
+    if high >= LARGE:
+        return f"{value:.3g} [{low:.3g}, {high:.3g}]"
+    places = 1 - math.floor(math.log10(high - low))
+    shown = (f"{round(one, places):,.{max(0, places)}f}" for one in (value, low, high))
+    return "{} [{}, {}]".format(*shown)
 
 
 def with_error(mean: Average) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hessblocks.report.comparison.budget import ABSENT
-from hessblocks.report.comparison.captions import with_error
+from hessblocks.report.comparison.captions import ratio_text, with_error
 from hessblocks.report.comparison.table import ComparisonRow
 from hessblocks.statistics import Average
 
@@ -35,8 +35,8 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
         _mean(_megabytes(row.peak_memory)),
         _mean(row.initial_loss),
         final,
-        _mean(row.before.ratio if row.before else None),
-        _mean(row.after.ratio if row.after else None),
+        ratio_text(row.before) if row.before else ABSENT,
+        ratio_text(row.after) if row.after else ABSENT,
     )
 
 

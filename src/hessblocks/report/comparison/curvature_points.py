@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hessblocks.figures import Figure, Panel, log_scale, plain_math
+from hessblocks.figures import Figure, Panel, Series, log_scale, plain_math
 from hessblocks.report.comparison.averages import averaged, group_norms, heterogeneity
 from hessblocks.report.comparison.captions import sample, seeds_and_error, short_names
+from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import NORM, STAGES, FolderResults, ResultRow
 
 ROLES = (
@@ -104,7 +105,7 @@ def _placed(
 
 
 def heterogeneity_figure(results: FolderResults) -> Figure | None:
-    """Largest over smallest group norm of each preset, before and after training.
+    """Largest over smallest group norm of each preset, before and after training, with its interval.
 
     Args:
         results: a run folder.
@@ -114,26 +115,26 @@ def heterogeneity_figure(results: FolderResults) -> Figure | None:
     """
     ratios = {
         stage: [
-            (place, ratio.ratio, f"{ratio.largest} over {ratio.smallest}")
+            (place, ratio)
             for place, preset in enumerate(results.presets)
             if (ratio := heterogeneity(results, preset, stage)) is not None
         ]
         for stage in STAGES
     }
-    values = [mean.value for own in ratios.values() for _, mean, _ in own]
+    values = [found.high or found.ratio.value for own in ratios.values() for _, found in own]
     if not values:
         return None
     panel = Panel(
         title="Before and after training",
         x_label="Preset",
         y_label=RATIO,
-        series=tuple(averaged(MOMENTS[stage], own) for stage, own in ratios.items() if own),
+        series=tuple(_bars(MOMENTS[stage], own) for stage, own in ratios.items() if own),
         kind="bars",
         ticks=results.presets,
         log=log_scale([1.0, *(HEADROOM * value for value in values)]),
         by_tick=True,
     )
-    error = seeds_and_error(results, "the bar", "the bar is ± 1 standard error of the two norms")
+    error = seeds_and_error(results, "the bar", "the bar is the 95 % interval of the estimate")
     caption = (
         "Largest over smallest Frobenius norm of the groups' blocks of the full Hessian; 1 is "
         f"perfectly even; {sample(results)}. {error} {zero_groups(results)}"
@@ -145,6 +146,24 @@ def heterogeneity_figure(results: FolderResults) -> Figure | None:
         size=(9.0, 4.2),
         caption=plain_math(caption.rstrip()),
         marked=results.presets,
+    )
+
+
+def _bars(name: str, places: list[tuple[int, Heterogeneity[Average]]]) -> Series:
+    """One bar a preset, with the interval of one seed or the standard error over several."""
+    reach = [
+        (one.ratio.standard_error or 0.0,) * 2
+        if one.low is None or one.high is None
+        else (one.ratio.value - one.low, one.high - one.ratio.value)
+        for _, one in places
+    ]
+    return Series(
+        name=name,
+        x=tuple(float(place) for place, _ in places),
+        y=tuple(one.ratio.value for _, one in places),
+        error=tuple(above for _, above in reach),
+        below=tuple(below for below, _ in reach),
+        points=tuple(f"{one.largest} over {one.smallest}" for _, one in places),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hessblocks.report.comparison.captions import with_error
+from hessblocks.report.comparison.captions import ratio_text, with_error
 from hessblocks.report.comparison.table import ComparisonRow, comparison_rows
-from hessblocks.statistics import Average
+from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import FolderResults
 
 BASELINE = "pre-ln"
@@ -51,16 +51,16 @@ def _evenness(rows: Sequence[ComparisonRow]) -> str:
         base = _baseline(rows).preset
         if base not in ratios:
             continue
-        own = f"{with_error(ratios[base].ratio)} in {base}"
+        own = f"{ratio_text(ratios[base])} in {base}"
         if len(ratios) == 1:
             return f"{moment}, the largest group norm of the Hessian over the smallest is {own}"
-        return f"{moment}, {_compared(base, {name: r.ratio for name, r in ratios.items()})}"
+        return f"{moment}, {_compared(base, ratios)}"
     return ""
 
 
-def _compared(base: str, ratios: dict[str, Average]) -> str:
-    others = {name: ratio for name, ratio in ratios.items() if name != base}
-    signs = {name: difference(ratio, ratios[base]) for name, ratio in others.items()}
+def _compared(base: str, ratios: dict[str, Heterogeneity[Average]]) -> str:
+    others = {name: found.ratio for name, found in ratios.items() if name != base}
+    signs = {name: difference(ratio, ratios[base].ratio) for name, ratio in others.items()}
     more = [name for name, sign in signs.items() if sign < 0]
     less = [name for name, sign in signs.items() if sign > 0]
     text = f"curvature is more even than in {base} in {len(more)} of {len(others)} other blocks"
@@ -70,8 +70,8 @@ def _compared(base: str, ratios: dict[str, Average]) -> str:
         text += f", and not told apart within {SURE:g} standard errors in {unsure}"
     extreme = min(others, key=lambda name: others[name].value)
     return (
-        f"{text} (largest over smallest group norm: {with_error(ratios[base])} in {base}, "
-        f"{with_error(others[extreme])} in {extreme}, the lowest of them)"
+        f"{text} (largest over smallest group norm: {ratio_text(ratios[base])} in {base}, "
+        f"{ratio_text(ratios[extreme])} in {extreme}, the lowest of them)"
     )
 
 

@@ -129,8 +129,12 @@ def _plain(mean: Average | None) -> dict[str, float | None]:
 def _ratio_summary(found: Heterogeneity[Average] | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    ends = {"largest": found.largest, "smallest": found.smallest}
-    return _plain(found.ratio) | ends | {"zero_groups": list(found.zero_groups)}
+    names = ("low", "high", "largest", "smallest")
+    return (
+        _plain(found.ratio)
+        | {name: getattr(found, name) for name in names}
+        | {"zero_groups": list(found.zero_groups)}
+    )
 
 
 def _curvature_summary(

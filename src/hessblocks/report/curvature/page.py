@@ -10,6 +10,7 @@ from hessblocks.report.comparison import (
     setting_rows,
     short_names,
     with_error,
+    with_interval,
 )
 from hessblocks.report.curvature.figures import write_curvature_figures
 from hessblocks.report.templates import inlined, write_page
@@ -78,10 +79,13 @@ def _headline(results: CurvatureResults) -> str:
     order = [name for name in results.by_size() if results.norms[name][part].value > 0]
     if part not in results.heterogeneity or not order:
         return f"{len(results.norms)} groups are measured so far."
+    ratio = results.heterogeneity[part]
+    shown = text(ratio)
+    if ratio.low < ratio.high:
+        shown = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
     sentences = [
         f"The {WORDS[part]} is largest in {order[0]} ({text(results.norms[order[0]][part])}) and smallest "
-        f"in {order[-1]} ({text(results.norms[order[-1]][part])}): a ratio of "
-        f"{text(results.heterogeneity[part])}."
+        f"in {order[-1]} ({text(results.norms[order[-1]][part])}): a ratio of {shown}."
     ]
     if part in results.off_diagonal_shares:
         share = results.off_diagonal_shares[part]

@@ -74,7 +74,7 @@ def curvature_rows(model: nn.Module, corpus: Corpus, probe: Probe) -> list[Row]:
 
 
 def _unevenness(norms: Mapping[str, Estimate]) -> list[Row]:
-    """Heterogeneity and spread, with errors from those of the norms."""
+    """Heterogeneity, its error a fourth of the 95 % interval's width, and spread."""
     found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     logs = [math.log10(norm.value) for norm in norms.values() if norm.value > 0]
     if found is None or len(logs) < 2:

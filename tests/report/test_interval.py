@@ -1,0 +1,68 @@
+"""Heterogeneity's interval wherever it is shown: tables, figure, headline, terminal."""
+
+import re
+
+import pytest
+
+from hessblocks.cli.terminal.console import comparison_table, console
+from hessblocks.figures.interactive import plotly_panels
+from hessblocks.report import comparison_rows, headline, summary
+from hessblocks.report.comparison.cells import comparison_cells
+from hessblocks.report.comparison.curvature_points import heterogeneity_figure
+from hessblocks.storage import FolderResults, load_results
+from tests.report.folders import Folder
+
+SHOWN = re.compile(r"^[\d,.]+ \[[\d,.]+, [\d,.]+\]$")
+
+
+@pytest.fixture
+def results(tmp_path) -> FolderResults:
+    return load_results(Folder().write(tmp_path))
+
+
+def test_the_tables_of_page_and_terminal_show_it(results, capsys) -> None:
+    rows = comparison_rows(results)
+    console().print(comparison_table(rows, results))
+    printed = capsys.readouterr().out
+    for row in rows:
+        before, after = comparison_cells(row)[-2:]
+        assert SHOWN.match(before)
+        assert SHOWN.match(after)
+        assert f"{before}  " in printed
+        assert f" {after}" in printed
+
+
+def test_over_several_seeds_it_is_the_error_of_the_mean(tmp_path) -> None:
+    made = Folder(presets=("sas",), seeds=(0, 1))
+    made.change(lambda row: row.update(value=2 * row["value"]), seed=1, group="layers.0.mlp.out")
+    results = load_results(made.write(tmp_path))
+    assert " ± " in comparison_cells(comparison_rows(results)[0])[-2]
+    bars = heterogeneity_figure(results).plots[0].series[0]
+    assert bars.below == bars.error != (0.0,)
+
+
+def test_the_bars_of_the_figure_reach_to_its_ends(results) -> None:
+    figure = heterogeneity_figure(results)
+    (panel,) = figure.plots
+    below, above = panel.reach(panel.series[1])
+    for place, row in enumerate(comparison_rows(results)):
+        value = panel.series[1].y[place]
+        assert value - below[place] == pytest.approx(row.after.low)
+        assert value + above[place] == pytest.approx(row.after.high)
+    assert "the bar is the 95 % interval of the estimate" in figure.caption
+    hover = plotly_panels(figure)[0]["data"][0]["hovertext"]
+    assert all(re.search(r" over .*: [\d,.]+ \[[\d,.]+, [\d,.]+\]$", text) for text in hover)
+
+
+def test_the_headline_and_the_summary_have_it(results) -> None:
+    assert re.search(r"[\d,]+ \[[\d,]+, [\d,]+\] in pre-ln", headline(results))
+    for preset in summary(results)["presets"].values():
+        ratio = preset["heterogeneity"]["after"]
+        assert 1 <= ratio["low"] <= ratio["value"] <= ratio["high"]
+
+
+def test_norms_without_an_error_have_no_interval(tmp_path) -> None:
+    made = Folder(presets=("sas",))
+    made.change(lambda row: row.update(standard_error=""), quantity="frobenius_norm")
+    before = comparison_cells(comparison_rows(load_results(made.write(tmp_path)))[0])[-2]
+    assert re.fullmatch(r"[\d,.]+", before)
