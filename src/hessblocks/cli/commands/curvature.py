@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hessblocks.cli import options
+from hessblocks.cli.interruption import interruptible
 from hessblocks.settings import CurvatureInspection
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def curvature(
     screen: options.Screen,
 ) -> None:
     """Measure the curvature of a causal language model; --depth to --vocab-size are for presets."""
-    from hessblocks.cli.terminal import interruptible, make_progress
+    from hessblocks.cli.terminal import make_progress
     from hessblocks.inspection import measure_curvature
     from hessblocks.report import write_curvature_report
 

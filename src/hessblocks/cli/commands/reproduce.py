@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hessblocks.cli import options
-from hessblocks.errors import ArgumentError, HessblocksError, RunError
+from hessblocks.cli.interruption import interruptible
+from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.settings import words
 
 if TYPE_CHECKING:
@@ -70,7 +71,11 @@ def reproduce(
 
     names = _names(name)
     start = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr), make_reporter() as reporter:
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        interruptible(", and `hessblocks report` shows what there is"),
+        make_reporter() as reporter,
+    ):
         try:
             results = studies.run_studies(
                 names,
@@ -85,11 +90,6 @@ def reproduce(
             with contextlib.suppress(HessblocksError):  # nothing to show is not what went wrong
                 write_gallery(out, studies.names())
             raise
-        except KeyboardInterrupt:
-            raise RunError(
-                "interrupted; the same command goes on where it stopped, and `hessblocks report` shows "
-                "what there is."
-            ) from None
     page = write_gallery(out, studies.names())
     seconds = time.perf_counter() - start
     if screen.json:

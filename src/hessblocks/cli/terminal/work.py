@@ -6,11 +6,12 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
+from hessblocks.cli.interruption import interruptible
 from hessblocks.cli.terminal.bars import make_progress
 from hessblocks.cli.terminal.console import (
     WIDE,
@@ -26,20 +27,6 @@ from hessblocks.report import ComparisonRow, budget_columns, comparison_rows, su
 from hessblocks.settings import DataSettings
 from hessblocks.storage import FolderResults, load_results
 from hessblocks.training import is_first
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, an interruption says that the command can go on.
-
-    Raises:
-        RunError: the user interrupted.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise RunError("interrupted; the same command goes on where it stopped.") from None
-
 
 Work = Callable[[Corpus, Progress, Callable[[Path], None]], None]
 
