@@ -57,17 +57,17 @@ class Tables:
             self._row(
                 "frobenius_norm",
                 part,
-                Estimate(**norm),
+                Estimate(**record["norms"][part]),
                 **{name: record[name] for name in ("layer", "group", "role")},
             )
             for record in records.values()
-            for part, norm in record["norms"].items()
+            for part in self.parts
         ]
         if complete:
             rows += self._summary_rows(records, maps)
         write_results(self.folder / "results.csv", rows)
         if _all_have("spectra", records):
-            write_table(self.folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
+            write_table(self.folder / "spectra.csv", SPECTRUM_COLUMNS, self._spectrum_rows(records))
         if maps:
             cells = [row for one in maps for row in one.to_rows()]
             write_table(self.folder / "map.csv", MAP_COLUMNS, cells)
@@ -99,17 +99,17 @@ class Tables:
         columns = [ColumnSquares(**records[name]["column"]) for name in self.groups]
         return [combine_columns(self.groups, columns, part) for part in self.parts]
 
+    def _spectrum_rows(self, records: Mapping[str, Record]) -> list[dict[str, Any]]:
+        values = SPECTRUM_COLUMNS[2:-1]
+        return [
+            {"group": name, "part": part, "method": found[part]["method"]}
+            | dict(zip(values, point, strict=True))
+            for name, found in ((name, record["spectra"]) for name, record in records.items())
+            for part in self.parts
+            if part in found
+            for point in zip(*(found[part][column] for column in values), strict=True)
+        ]
+
 
 def _all_have(key: str, records: Mapping[str, Record]) -> bool:
     return all(key in record for record in records.values())
-
-
-def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
-    values = SPECTRUM_COLUMNS[2:-1]
-    return [
-        {"group": name, "part": part, "method": found["method"]}
-        | dict(zip(values, point, strict=True))
-        for name, record in records.items()
-        for part, found in record["spectra"].items()
-        for point in zip(*(found[column] for column in values), strict=True)
-    ]

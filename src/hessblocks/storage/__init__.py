@@ -21,6 +21,7 @@ from hessblocks.storage.files import (
     atomic_path,
     read_study_file,
     remove_partials,
+    sync,
     write_json,
     write_text,
 )

@@ -34,9 +34,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.touch(exist_ok=False)
             yield temporary
-            with temporary.open("rb+") as written:
-                os.fsync(written.fileno())
+            sync(temporary)
             temporary.replace(path)
+            sync(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -62,12 +62,29 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         with _writing(path):
             temporary.mkdir(parents=True)
             yield temporary
+            for written in (*temporary.rglob("*"), temporary):
+                sync(written)
             if path.exists():
                 path.rename(replaced)
             temporary.rename(path)
+            sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk.
+
+    A folder of a system that cannot do that (Windows) is left alone.
+    """
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_partials(folder: Path, name: str | None = None) -> None:
@@ -75,13 +92,16 @@ def remove_partials(folder: Path, name: str | None = None) -> None:
 
     Args:
         folder: where they lie; only one process may write there.
-        name: stem of the final file or name of the final folder; None means any.
+        name: stem of the final file or name of the final folder; None means any, there and in the
+            sub-folders `figures` and `groups`.
     """
-    for left in folder.glob(f".{glob.escape(name) if name else '*'}.partial-*"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+    stem = glob.escape(name) if name else "*"
+    for place in (folder,) if name else (folder, folder / "figures", folder / "groups"):
+        for left in place.glob(f".{stem}.partial-*"):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from hessblocks.errors import RunError
+from hessblocks.storage.files import remove_partials
 
 LOCK = ".hessblocks.lock"
 HOLDER = ".hessblocks.holder"
@@ -21,7 +22,7 @@ HOLDER = ".hessblocks.holder"
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process, however it ends.
+    """Hold `folder` for this process, however it ends; what a killed one left half-written goes.
 
     Args:
         folder: made when missing.
@@ -44,6 +45,7 @@ def _take(lock: FileLock, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
+        remove_partials(folder)
         (folder / HOLDER).write_text(json.dumps(_me()), encoding="utf-8")
     except Timeout as error:
         raise RunError(

@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
-from hessblocks.storage import append_line, read_lines
+from hessblocks.storage import append_line, read_lines, sync
 from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder, prune, remembered_in, seal
 from hessblocks.training.trainer.divergence import Divergence
@@ -158,8 +158,12 @@ class Recorder(StepClock):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Note the peak of memory."""
+        """Note the peak of memory; what was noted is on the disk before anything says that training is over."""
         self.peak = max(self.peak, allocated_peak(self.device))
+        if self.folder and ranks.is_first():
+            for path in (self.folder.metrics, self.folder.observations):
+                if path.exists():
+                    sync(path)
 
     def common(self, step: int) -> Line:
         """What every line of a run's files says."""
