@@ -123,10 +123,11 @@ class Disk:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     def _die(self, kind: str, run: Callable[[], object], torn: Callable[[], object]) -> NoReturn:
-        if kind == "torn":
-            self._do(torn)
-        if kind == "after":
-            self._do(run)
+        with contextlib.suppress(OSError):  # a call that fails ends there as well
+            if kind == "torn":
+                self._do(torn)
+            if kind == "after":
+                self._do(run)
         if kind == "power":
             self._inside = True
             for path in self.root.rglob("*"):

@@ -57,7 +57,7 @@ def test_train_survives_kills(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ERRORS)
 def test_train_survives_a_failing_disk(kind: str, tmp_path: Path) -> None:
-    assert ordeal.survived("train", kind, 6, tmp_path) == (6, [])
+    assert ordeal.survived("train", kind, 3, tmp_path) == (3, [])
 
 
 @pytest.mark.parametrize(
