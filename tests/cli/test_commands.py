@@ -116,7 +116,7 @@ def test_the_demo_compares_the_five_blocks(
     monkeypatch.setattr(hessblocks.training, "compare", remember)
     monkeypatch.setattr("hessblocks.cli.terminal.work.load_corpus", lambda *_: None)
     outcome = shell("demo", "--out", tmp_path / "out")
-    assert outcome.status == 1
+    assert outcome.status == 130
     assert "interrupted; the same command goes on" in sentence(outcome)
     assert asked[0].presets == PRESETS == ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
 

@@ -176,7 +176,7 @@ def test_a_group_is_measured_once_and_a_stopped_run_ends_with_the_same_numbers(
 
     monkeypatch.setattr(curvature_run.CurvatureRun, "_measure", stopping)
     outcome = preset(shell, tmp_path / "stopped", *words)
-    assert outcome.status == 1
+    assert outcome.status == 130
     assert "the same command goes on where it stopped" in sentence(outcome)
     assert len(table(tmp_path / "stopped" / "results.csv")) == 2
     first = list(measured)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import traceback
 import warnings
@@ -14,6 +15,7 @@ import typer
 
 from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
+from hessblocks.cli.interruption import signals_interrupt
 from hessblocks.errors import HessblocksError, out_of_memory
 from hessblocks.settings import option
 
@@ -57,14 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `hessblocks`; those of this process by default.
 
     Returns:
-        Exit status: 0 done, 1 failed, 2 wrong arguments.
+        Exit status: 0 done, 1 failed, 2 wrong arguments, 128 + number of a signal.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning
         try:
             command = typer.main.get_command(app)
-            status = command.main(words, prog_name="hessblocks", standalone_mode=False)
+            with command.make_context("hessblocks", words.copy()) as context:
+                command.invoke(context)
             sys.stdout.flush()
         except _UsageError as error:
             if words:
@@ -75,11 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except HessblocksError as error:
             _complain(str(error), words)
             return error.exit_status
+        except typer.Exit as end:
+            return end.exit_code
+        except SystemExit as end:  # rich, where nobody reads what it prints
+            return end.code if isinstance(end.code, int) else 0
         except (OSError, MemoryError, RuntimeError) as error:
             return _failed(error, words)
-        except SystemExit as end:
-            return end.code if isinstance(end.code, int) else 0
-    return status if isinstance(status, int) else 0
+        except KeyboardInterrupt as interruption:
+            _complain(str(interruption) or "interrupted; start the same command again.", words)
+            return 128 + (came or [signal.SIGINT])[0]
+    return 0
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:

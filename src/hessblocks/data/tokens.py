@@ -111,7 +111,7 @@ def write_corpus(
     """
     train = texts["train"]
     encoding = learn_encoding(thinned(train, sum(map(len, train))), vocabulary, special)
-    encoding.save(str(folder / "tokenizer.json"), pretty=False)
+    (folder / "tokenizer.json").write_text(encoding.to_str(), encoding="utf-8")
     return {
         "vocabulary": encoding.get_vocab_size(),
         "splits": {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hessblocks.conventions import Part
+from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature import (
     ColumnSquares,
     CurvatureMap,
@@ -52,14 +52,14 @@ def write_tables(
         RunError: a file cannot be written.
     """
     norms = {
-        name: {part: Estimate(**norm) for part, norm in record["norms"].items()}
+        name: {part: Estimate(**record["norms"][part]) for part in _ordered(record["norms"])}
         for name, record in records.items()
     }
     rows, maps = norm_rows(groups, norms), []
     if len(records) == len(groups):
         if _all_have("column", records):
             columns = [ColumnSquares(**records[name]["column"]) for name in groups]
-            maps = [combine_columns(groups, columns, part) for part in columns[0].squares]
+            maps = [combine_columns(groups, columns, part) for part in _ordered(columns[0].squares)]
         rows += _summary_rows(norms, maps, loss)
     found = [ResultRow(**run, **row) for row in rows]
     write_results(folder / "results.csv", seal_rows(found, of))
@@ -98,9 +98,14 @@ def _all_have(key: str, records: Mapping[str, Record]) -> bool:
 def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
     values = SPECTRUM_COLUMNS[2:-1]
     return [
-        {"group": name, "part": part, "method": found["method"]}
+        {"group": name, "part": part, "method": found[part]["method"]}
         | dict(zip(values, point, strict=True))
-        for name, record in records.items()
-        for part, found in record["spectra"].items()
-        for point in zip(*(found[column] for column in values), strict=True)
+        for name, found in ((name, record["spectra"]) for name, record in records.items())
+        for part in _ordered(found)
+        for point in zip(*(found[part][column] for column in values), strict=True)
     ]
+
+
+def _ordered(found: Mapping[Any, Any]) -> list[Part]:
+    """Parts in the order of `PARTS`, also where they were read back from a file."""
+    return [part for part in PARTS if part in found]

@@ -21,7 +21,7 @@ HOLDER = ".hessblocks.holder"
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process, however it ends.
+    """Hold `folder` for this process, however it ends; what a killed one left half-written goes.
 
     Args:
         folder: made when missing.
@@ -45,6 +45,7 @@ def _take(lock: FileLock, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
+        remove_partials(folder)
         (folder / HOLDER).write_text(_me(), encoding="utf-8")
     except Timeout as error:
         raise RunError(

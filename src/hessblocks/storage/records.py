@@ -62,9 +62,9 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 
 
 def _number(value: object) -> float:
-    """A float; null stands for a value that is not a number."""
+    """A number, whole where it is written so; null stands for a value that is not a number."""
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError(f"expected a number, got {value!r}")
-    return float(value)
+    return int(value) if isinstance(value, str) and value.isdecimal() else float(value)

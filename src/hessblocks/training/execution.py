@@ -16,6 +16,7 @@ from hessblocks.progress import Progress
 from hessblocks.settings import RunSettings, SharedSettings
 from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder
+from hessblocks.training.heartbeat import beating
 from hessblocks.training.preparation import build_model, check
 from hessblocks.training.trainer import (
     Divergence,
@@ -44,17 +45,19 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
 
     Raises:
         ArgumentError: sizes that do not fit, too little data, or updates that cannot be shared out.
+        RunError: another process has ended.
     """
     check(settings, presets, corpus)
     settings.training.sequences_each(ranks.asked_for())
     ranks.join(settings.device)
-    if not ranks.is_first():
-        while order := hear():
-            order(corpus)
-        yield False
-        return
-    yield True
-    give(None)  # not after an error: this process then ends, and torchrun ends the others
+    with beating():
+        if not ranks.is_first():
+            while order := hear():
+                order(corpus)
+            yield False
+            return
+        yield True
+        give(None)  # not after an error: this process then ends, and with it the others
 
 
 def carry_out(

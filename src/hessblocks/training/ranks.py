@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=7)
-"""How long a process waits for the first, which may be measuring curvature; torchrun ends it sooner
-where the first has failed."""
+"""How long a process waits for the first, which may be measuring curvature; where that has failed or stands
+still, the heartbeat ends it sooner."""
 
 
 def asked_for() -> int:

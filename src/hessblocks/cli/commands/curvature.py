@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hessblocks.cli import options
+from hessblocks.cli.interruption import interruptible
 from hessblocks.settings import CurvatureInspection
 
 SHOWN = 40
@@ -35,13 +36,7 @@ def curvature(
     screen: options.Screen,
 ) -> None:
     """Measure the curvature of a causal language model; --depth to --vocab-size are for presets."""
-    from hessblocks.cli.terminal import (
-        curvature_table,
-        interruptible,
-        make_progress,
-        show,
-        summary_lines,
-    )
+    from hessblocks.cli.terminal import curvature_table, make_progress, show, summary_lines
     from hessblocks.inspection import measure_curvature
     from hessblocks.report import write_curvature_report
 

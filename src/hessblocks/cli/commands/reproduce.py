@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hessblocks.cli import options
+from hessblocks.cli.interruption import interruptible
 from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.settings import AtLeast, words
 
@@ -55,7 +56,7 @@ def reproduce(
     if list_names or name is None:
         _list(as_json=screen.json)
         return
-    from hessblocks.cli.terminal import interruptible, make_reporter, show
+    from hessblocks.cli.terminal import make_reporter, show
     from hessblocks.report import write_gallery
 
     names, start = _names(name), time.perf_counter()

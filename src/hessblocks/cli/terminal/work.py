@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.table import Table
 
+from hessblocks.cli.interruption import interruptible
 from hessblocks.cli.terminal.bars import make_progress
 from hessblocks.cli.terminal.console import (
     NARROWEST,
@@ -25,23 +24,6 @@ from hessblocks.report import ComparisonRow, budget_columns, comparison_rows, su
 from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import FolderResults, load_results
 from hessblocks.training import is_first
-
-
-@contextlib.contextmanager
-def interruptible(also: str = "") -> Iterator[None]:
-    """Inside, standard output is kept for the results, and an interruption says that the command can go on.
-
-    Args:
-        also: what else the interrupted user may do.
-
-    Raises:
-        RunError: the user interrupted.
-    """
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except KeyboardInterrupt:
-        raise RunError(f"interrupted; the same command goes on where it stopped{also}.") from None
 
 
 def carry_out(

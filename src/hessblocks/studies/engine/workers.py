@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -86,7 +88,8 @@ class _Worker:
         self.connection, theirs = _SPAWN.Pipe()
         self.task: Task | None = None
         self._process = _SPAWN.Process(target=_serve, args=(theirs, device), daemon=True)
-        self._process.start()
+        with _deaf():
+            self._process.start()
         theirs.close()
 
     def take(self, task: Task) -> None:
@@ -111,6 +114,17 @@ class _Worker:
         self.connection.close()
         self._process.terminate()
         self._process.join()
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """A process that is started inside hears nothing of the terminal, whose signals end it through this one."""
+    resource_tracker.ensure_running()  # else it is started with the process, and lets signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def accelerators() -> list[str]:

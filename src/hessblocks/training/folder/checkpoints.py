@@ -33,7 +33,8 @@ from hessblocks.training.folder.run_folder import RunFolder
 KEPT = 2
 """How many checkpoints are kept, so that a damaged one costs little."""
 _NAME = re.compile(r"checkpoint-(\d+)")
-_TORCH_WRITER = re.compile(r"inline_container|PytorchStreamWriter|iostream error")
+_WRITERS = re.compile(r"inline_container|PytorchStreamWriter|iostream error|\(os error \d+\)")
+"""How torch and tokenizers, which have no error of their own for it, say that they cannot write."""
 
 
 class CheckpointWarning(UserWarning):
@@ -46,13 +47,13 @@ def writing(folder: Path) -> Iterator[None]:
 
     Raises:
         RunError: the folder cannot be written. A full disk shows as an OSError, or as an error of
-            safetensors' or of torch's file writer.
+            safetensors', torch's or tokenizers' file writer.
     """
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, RuntimeError) and not _TORCH_WRITER.search(str(error)):
+        if not isinstance(error, OSError | SafetensorError) and not _WRITERS.search(str(error)):
             raise
         reason = getattr(error, "strerror", None) or "the disk is full or failing"
         raise RunError(

@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
-from hessblocks.storage import append_line, remembered_in
+from hessblocks.storage import append_line, remembered_in, sync
 from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder, prune
 from hessblocks.training.trainer.divergence import Divergence
@@ -143,8 +143,12 @@ class Recorder(StepClock):
         prune(self.folder.checkpoints)
 
     def on_train_end(self, *_: Any, **given: Any) -> None:
-        """Note the peak of memory."""
+        """Note the peak of memory; what was noted is on the disk before anything says that training is over."""
         self.peak = max(self.peak, allocated_peak(self.device))
+        if self.folder and ranks.is_first():
+            for path in (self.folder.metrics, self.folder.observations):
+                if path.exists():
+                    sync(path)
 
     def common(self, step: int) -> Line:
         """What every line of a run's files says."""

@@ -1,0 +1,67 @@
+"""SIGINT, SIGTERM and SIGHUP end a command alike: clean-up, one sentence, exit status 128 + number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from types import FrameType
+
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+ONE_EVENT = 1.0
+"""Seconds after a signal in which others belong to it: torchrun passes on what the terminal has sent already."""
+
+
+@contextmanager
+def interruptible(more: str = "") -> Iterator[None]:
+    """Inside, standard output is kept for the results, and an interruption says that the command can go on.
+
+    Args:
+        more: what the sentence says besides.
+
+    Raises:
+        KeyboardInterrupt: with the sentence.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt:
+        sentence = f"interrupted; the same command goes on where it stopped{more}."
+        raise KeyboardInterrupt(sentence) from None
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[list[int]]:
+    """Inside, each of `SIGNALS` raises KeyboardInterrupt; yields the numbers of those that came.
+
+    One that is ignored (nohup) stays so. Of several processes (torchrun) only the first, which writes, cleans
+    up: the others may wait for it where Python cannot act on a signal.
+    """
+    came: list[int] = []
+    until = 0.0
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal until
+        came.append(number)
+        if time.monotonic() > until:
+            until = time.monotonic() + ONE_EVENT
+            raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread() and os.environ.get("RANK", "0") == "0":
+        before = {
+            number: signal.signal(number, interrupt)
+            for number in SIGNALS
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+        }
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,162 @@
+"""SIGINT, SIGTERM and SIGHUP end every command alike: one sentence, its clean-up, 128 + number."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.helpers import Shell, sentence
+from tests.crashes import commands
+from tests.crashes.ordeal import undisturbed
+
+GOES_ON = "hessblocks: interrupted; the same command goes on where it stopped."
+AGAIN = "hessblocks: interrupted; start the same command again."
+REPRODUCE = (
+    "hessblocks: interrupted; the same command goes on where it stopped, and `hessblocks report` shows what "
+    "there is."
+)
+WORK = {
+    "demo": ("demo", "hessblocks.cli.terminal.work.load_corpus", GOES_ON),
+    "presets": ("presets", "hessblocks.cli.terminal.block_sizes", AGAIN),
+    "compare": ("compare", "hessblocks.cli.terminal.work.load_corpus", GOES_ON),
+    "train": ("train sas", "hessblocks.cli.terminal.work.load_corpus", GOES_ON),
+    "curvature": ("curvature preset:sas", "hessblocks.inspection.measure_curvature", GOES_ON),
+    "signal": ("signal preset:sas", "hessblocks.inspection.measure_signal", AGAIN),
+    "verify": ("verify", "hessblocks.theory.verify_closed_forms", AGAIN),
+    "reproduce": ("reproduce fig3a", "hessblocks.studies.run_studies", REPRODUCE),
+    "report": ("report runs", "hessblocks.studies.is_study_folder", AGAIN),
+}
+"""Each command: words, where its work is done, and the sentence of its interruption."""
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+@pytest.mark.parametrize("command", WORK)
+def test_a_signal_ends_the_command_with_a_sentence(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str, number: signal.Signals
+) -> None:
+    words, work, expected = WORK[command]
+    monkeypatch.setattr(work, lambda *_, **__: signal.raise_signal(number))
+    before = [signal.getsignal(one) for one in NUMBERS]
+    outcome = shell(*words.split())
+    assert outcome.status == 128 + number
+    assert sentence(outcome) == expected
+    assert [signal.getsignal(one) for one in NUMBERS] == before
+
+
+def test_every_command_is_here() -> None:
+    from hessblocks.cli.commands import COMMANDS
+
+    assert {command.__name__ for command in COMMANDS} == WORK.keys()
+
+
+def test_what_torchrun_passes_on_does_not_disturb_the_clean_up(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleaned = []
+
+    def work(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            cleaned.append(True)
+
+    monkeypatch.setattr("hessblocks.theory.verify_closed_forms", work)
+    assert shell("verify").status == 128 + signal.SIGINT
+    assert cleaned
+
+
+def test_a_second_signal_later_ends_a_clean_up_that_hangs(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("still cleaning up")
+
+    monkeypatch.setattr("hessblocks.theory.verify_closed_forms", work)
+    monkeypatch.setattr("hessblocks.cli.interruption.ONE_EVENT", 0.0)
+    assert shell("verify").status == 128 + signal.SIGINT
+
+
+def test_an_ignored_signal_stays_ignored(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `nohup` asks for."""
+
+    def work(**_: object) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        raise OSError(0, "still here", "verify")
+
+    monkeypatch.setattr("hessblocks.theory.verify_closed_forms", work)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert "still here" in sentence(shell("verify"))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+STEPS = {
+    "train": "hessblocks.training.trainer.guarded.GuardedTrainer.training_step",
+    "compare": "hessblocks.training.trainer.guarded.GuardedTrainer.training_step",
+    "curvature": "hessblocks.inspection.curvature_run.CurvatureRun._column",
+    "reproduce": "hessblocks.studies.engine.store.Store.add",
+}
+"""What each command does several times."""
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("train", n) for n in NUMBERS] + [(c, signal.SIGTERM) for c in STEPS if c != "train"],
+    ids=str,
+)
+def test_a_command_that_was_ended_by_a_signal_goes_on(
+    tmp_path: Path, command: str, number: signal.Signals
+) -> None:
+    whole = undisturbed(command)
+
+    def at_the_third() -> None:
+        commands.at_call(STEPS[command], 3, lambda: signal.raise_signal(number))
+
+    ended = commands.run(command, commands.code(), tmp_path / "out", before=at_the_third)
+    assert ended.status == 128 + number, ended.said
+    assert ended.sentences[-1] == (REPRODUCE if command == "reproduce" else GOES_ON)
+    assert "Traceback" not in ended.said
+    left = [path.name for path in (tmp_path / "out").rglob(".*") if path.is_file()]
+    assert not [name for name in left if "partial" in name or "holder" in name]
+    assert commands.run(command, commands.code(), tmp_path / "out").status == 0
+    assert commands.results(tmp_path / "out") == whole.results
+
+
+def test_the_terminal_interrupts_a_study_with_its_workers(tmp_path: Path) -> None:
+    """The signal reaches all processes of the terminal; one of them says the sentence."""
+    words = [
+        "reproduce",
+        "one-matrix",
+        "--scale",
+        "smoke",
+        "--workers",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hessblocks", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "one-matrix" / "summary.json").exists():  # workers start right after
+        time.sleep(0.01)
+        assert process.poll() is None
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, said
+    assert said.splitlines()[-1] == REPRODUCE
+    assert "Traceback" not in said

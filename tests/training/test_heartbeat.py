@@ -1,0 +1,233 @@
+"""Several processes: one that is stopped or gone ends all, with one sentence; one that works alone is waited for."""
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch.distributed as dist
+
+from hessblocks.cli.app import main
+from hessblocks.training import heartbeat
+from hessblocks.training.trainer.guarded import GuardedTrainer
+from tests.cli.helpers import SIZES, use_the_terminal
+from tests.data.helpers import write_code
+
+EVERY, PATIENCE = 0.2, 4.0
+WORDS = ["train", "sas", *SIZES, "--batch-size", "4", "--device", "cpu"]
+NO_SIGN = (
+    "hessblocks: process {} of 2 (counted from 0) has given no sign of life for 4 s; all end, and the same "
+    "command goes on where it stopped."
+)
+
+
+class Noted(heartbeat.Heart):
+    """Notes who is lost, where a heart would end its process."""
+
+    noted: list[int] | None = None
+
+    def lost(self, silent: list[int]) -> None:
+        self.noted = silent
+        self._end.set()
+
+
+@pytest.fixture
+def store() -> dist.TCPStore:
+    return dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+    )
+
+
+def until(reached: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def hearts(store: dist.TCPStore, count: int = 3) -> list[Noted]:
+    shared = [store.clone() for _ in range(count)]
+    return [Noted(one, rank, count, every=0.05, patience=1.0) for rank, one in enumerate(shared)]
+
+
+def test_who_stops_beating_is_lost(store: dist.TCPStore) -> None:
+    first, second, third = hearts(store)
+    time.sleep(0.5)
+    third.stop()
+    until(lambda: first.noted and second.noted)
+    assert (first.noted, second.noted, third.noted) == ([2], [2], None)
+
+
+def test_nobody_is_lost_while_all_beat(store: dist.TCPStore) -> None:
+    all_three = hearts(store)
+    time.sleep(3)
+    for heart in all_three:
+        heart.stop()
+    assert [heart.noted for heart in all_three] == [None] * 3
+
+
+def test_who_has_never_beaten_is_waited_for(store: dist.TCPStore) -> None:
+    """A process that comes late; the count of an earlier meeting is no beat."""
+    store.add("beats 1", 17)
+    heart = Noted(store.clone(), 0, 2, every=0.05, patience=0.5)
+    time.sleep(2)
+    heart.stop()
+    assert heart.noted is None
+
+
+def test_without_the_store_the_first_is_lost(store: dist.TCPStore) -> None:
+    class Deaf:
+        answers = True
+
+        def add(self, name: str, by: int) -> int:
+            if not self.answers:
+                raise dist.DistNetworkError("nobody there")
+            return store.add(name, by)
+
+    deaf = Deaf()
+    heart = Noted(deaf, 1, 3, every=0.05, patience=1.0)  # type: ignore[arg-type]
+    time.sleep(0.5)
+    deaf.answers = False
+    until(lambda: heart.noted)
+    assert heart.noted == [0]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process of two."""
+
+    process: int
+    said: Path
+
+    def status(self, seconds: float = 120) -> int:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            done, status = os.waitpid(self.process, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+        os.kill(self.process, signal.SIGKILL)
+        raise AssertionError(self.said.read_text())
+
+    def sentences(self) -> list[str]:
+        text = self.said.read_text()
+        assert "Traceback" not in text, text
+        return [line for line in text.splitlines() if line.startswith("hessblocks: ")]
+
+
+def two(
+    folder: Path, steps: int, before: Callable[[int], object] = lambda rank: None
+) -> list[Rank]:
+    """Train in two processes forked from this one; `before` is done in each."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    code = write_code(folder / "code")
+    words = [*WORDS, "--data", str(code), "--steps", str(steps), "--out", str(folder / "out")]
+    found = []
+    for rank in range(2):
+        said = folder / f"said-{rank}"
+        if (process := os.fork()) == 0:
+            status = 99
+            try:
+                descriptor = os.open(said, os.O_WRONLY | os.O_CREAT)
+                os.dup2(descriptor, 1)
+                os.dup2(descriptor, 2)
+                use_the_terminal()
+                jaxtyping.config.update("jaxtyping_disable", True)
+                warnings.resetwarnings()
+                sizes = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": rank, "LOCAL_RANK": rank}
+                place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+                os.environ.update({name: str(value) for name, value in (sizes | place).items()})
+                os.environ["HESSBLOCKS_CACHE"] = str(folder / "cache")
+                heartbeat.EVERY, heartbeat.PATIENCE = EVERY, PATIENCE
+                before(rank)
+                status = main(words)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        found.append(Rank(process, said))
+    return found
+
+
+def trains(folder: Path) -> None:
+    """Wait until several losses are noted."""
+    metrics = folder / "out" / "metrics.jsonl"
+    until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, seconds=120)
+    time.sleep(1)  # a few beats
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_process_ends_all_with_one_sentence(tmp_path: Path, stopped: int) -> None:
+    ranks = two(tmp_path, steps=100_000)
+    trains(tmp_path)
+    os.kill(ranks[stopped].process, signal.SIGSTOP)
+    try:
+        assert ranks[1 - stopped].status() == 1
+        assert ranks[1 - stopped].sentences() == [NO_SIGN.format(stopped)]
+    finally:
+        os.kill(ranks[stopped].process, signal.SIGCONT)
+    assert ranks[stopped].status() == 1
+    assert len(ranks[stopped].sentences()) <= 1  # that the other has ended
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_dead_process_ends_all(tmp_path: Path, dead: int) -> None:
+    ranks = two(tmp_path, steps=100_000)
+    trains(tmp_path)
+    os.kill(ranks[dead].process, signal.SIGKILL)
+    assert ranks[1 - dead].status() == 1
+    assert ranks[dead].status() == -signal.SIGKILL
+    said = ranks[1 - dead].sentences()
+    ended = "another process has ended; the same command goes on where it stopped."
+    assert said in ([f"hessblocks: {ended}"] if dead == 1 else [], [NO_SIGN.format(dead)])
+
+
+def fails_at_the_fourth_step(rank: int) -> None:
+    real, steps = GuardedTrainer.training_step, iter(range(100))
+
+    def step(*arguments: object, **given: object) -> object:
+        if next(steps) == 3:
+            raise RuntimeError("can't allocate memory: you tried to allocate 7 bytes")
+        return real(*arguments, **given)  # type: ignore[arg-type]
+
+    GuardedTrainer.training_step = step  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_in_one_ends_the_other(tmp_path: Path, failing: int) -> None:
+    ranks = two(
+        tmp_path,
+        steps=100_000,
+        before=lambda rank: fails_at_the_fourth_step(rank) if rank == failing else None,
+    )
+    assert [rank.status() for rank in ranks] == [1, 1]
+    assert ranks[1].sentences() == []
+    (said,) = ranks[0].sentences()
+    expected = "out of memory;" if failing == 0 else "another process has ended (process 1: can't"
+    assert expected in said
+
+
+def test_one_that_works_alone_is_waited_for(tmp_path: Path) -> None:
+    """The report takes longer than the patience with a process that is lost."""
+
+    def slow(rank: int) -> None:
+        work: Any = import_module("hessblocks.cli.terminal.work")
+        work.write_report = lambda folder: time.sleep(2 * PATIENCE)
+
+    ranks = two(tmp_path, steps=4, before=slow)
+    assert [rank.status() for rank in ranks] == [0, 0]
+    assert [rank.sentences() for rank in ranks] == [[], []]
