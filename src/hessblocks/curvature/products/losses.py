@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
+from hessblocks.curvature.closed import ClosedForms, Watch
 from hessblocks.curvature.products.batches import Batch
 from hessblocks.errors import ArgumentError, unknown_name
 
@@ -135,8 +136,49 @@ class SquaredError(BatchLoss):
         return logits - targets
 
 
-class CallableLoss(BatchLoss):
-    """A user's function of the outputs, differentiated twice by autodiff, by the logits alone."""
+class Differentiated(BatchLoss):
+    """A loss that autodiff differentiates twice, by the logits alone."""
+
+    @abc.abstractmethod
+    def losses(self, logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The losses of the valid rows, or their sum."""
+
+    def total(self, logits: Float[Tensor, "..."]) -> float:
+        """See `BatchLoss`."""
+        return float(self.losses(logits).detach().sum())
+
+    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
+        """See `BatchLoss`.
+
+        Returns:
+            Sum, gradient and curvature.
+
+        Raises:
+            ArgumentError: the loss depends on the parameters by another way than the logits.
+        """
+        with torch.enable_grad(), ClosedForms(Watch(), swap=False):
+            if self.losses(logits.detach()).requires_grad:
+                raise ArgumentError(
+                    "loss: expected a function of the logits and the batch; it has a derivative by something "
+                    "else (another output of the model, or a parameter), which would be left out: "
+                    "leave that term out, or detach it"
+                )
+            leaf = logits.detach().requires_grad_()
+            total = self.losses(leaf).sum() * share
+            (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
+
+        def curvature(direction: Tensor) -> Tensor:
+            if not gradient.requires_grad:
+                return torch.zeros_like(direction)
+            return torch.autograd.grad(gradient, leaf, direction, retain_graph=True)[0]
+
+        return LossDerivatives(
+            total=float(total.detach()), gradient=gradient.detach(), curvature=curvature
+        )
+
+
+class CallableLoss(Differentiated):
+    """A user's function of the outputs."""
 
     def __init__(
         self,
@@ -154,42 +196,10 @@ class CallableLoss(BatchLoss):
     @property
     def valid(self) -> int:
         """Losses that the function returns."""
-        return self._losses(self._logits).numel()
+        return self.losses(self._logits).numel()
 
-    def total(self, logits: Float[Tensor, "..."]) -> float:
-        """See `BatchLoss`."""
-        return float(self._losses(logits).sum())
-
-    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
-        """See `BatchLoss`.
-
-        Returns:
-            Sum, gradient and curvature.
-
-        Raises:
-            ArgumentError: the function depends on the parameters by another way than the logits.
-        """
-        with torch.enable_grad():
-            if self._losses(logits.detach()).requires_grad:
-                raise ArgumentError(
-                    "loss: expected a function of the logits and the batch; it has a derivative by something "
-                    "else (another output of the model, or a parameter), which would be left out: "
-                    "leave that term out, or detach it"
-                )
-            leaf = logits.detach().requires_grad_()
-            total = self._losses(leaf).sum() * share
-            (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
-
-        def curvature(direction: Tensor) -> Tensor:
-            if not gradient.requires_grad:
-                return torch.zeros_like(direction)
-            return torch.autograd.grad(gradient, leaf, direction, retain_graph=True)[0]
-
-        return LossDerivatives(
-            total=float(total.detach()), gradient=gradient.detach(), curvature=curvature
-        )
-
-    def _losses(self, logits: Tensor) -> Tensor:
+    def losses(self, logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """See `Differentiated`."""
         losses = self._function(self._replace(logits), self._raw)
         if losses.ndim == 0:
             raise ArgumentError(

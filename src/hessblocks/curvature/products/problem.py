@@ -33,7 +33,7 @@ from hessblocks.curvature.products.losses import (
 from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
-from hessblocks.curvature.products.torch_losses import torch_loss
+from hessblocks.curvature.products.torch_losses import as_module, torch_loss
 from hessblocks.errors import ArgumentError, RunError
 
 
@@ -59,7 +59,7 @@ class Problem:
             loss: `causal-lm` (next token; labels default to the inputs without padding),
                 `masked-lm`, `seq2seq` (encoder-decoders; labels of the decoder), `classification`,
                 `regression` (squared error, mean over entries); a loss module of torch such as
-                `nn.CrossEntropyLoss(weight=...)`, with its own options; or a callable (outputs, batch) that
+                `nn.CrossEntropyLoss(weight=...)` or its function, with its own options; or a callable (outputs, batch) that
                 returns the losses of the valid tokens or rows. Labels of −100 are ignored.
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
                 together accordingly. None: a quarter of the machine's memory. With a callable loss a
@@ -75,6 +75,7 @@ class Problem:
                 sharded over processes, `shard` without a process group, or processes that were given
                 different weights, or different batches where they should be the same.
         """
+        loss = as_module(loss)
         if isinstance(loss, nn.Module):
             self._loss_of: Callable[[Batch], BatchLoss] | None = torch_loss(loss)
         else:
@@ -98,8 +99,8 @@ class Problem:
         self._closed_forms = True
         self._recomputed = False
         self.held: tuple[Any, list[Any]] | None = None
-        accepted = inspect.signature(self.model.forward).parameters
-        self._extra = {"use_cache": False} if "use_cache" in accepted else {}
+        self._accepted = inspect.signature(self.model.forward).parameters
+        self._extra = {"use_cache": False} if "use_cache" in self._accepted else {}
 
     @property
     def parameters(self) -> dict[str, Float[Tensor, "..."]]:
@@ -166,7 +167,10 @@ class Problem:
         with differentiable(self.model, closed_forms=self._closed_forms) as seen:
             put_in(self.model, parameters)
             keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
-            outputs = self.model(*batch.arguments, **keywords)
+            if self._takes_mapping(batch.keywords):
+                outputs = self.model(batch.keywords)
+            else:
+                outputs = self.model(*batch.arguments, **keywords)
         self._recomputed |= seen.recomputed
         if seen.differentiated and self._closed_forms:
             self._closed_forms = False  # they carry two derivatives, and the model has used one
@@ -194,6 +198,12 @@ class Problem:
             self.processes.check_alike(
                 "batches", seen.hexdigest(), "give all of them the same ones, or use shard='own'"
             )
+
+    def _takes_mapping(self, names: Mapping[str, object]) -> bool:
+        """Whether the model wants a mapping in one piece: one argument, and none of the mapping's names."""
+        needed = [p for p in self._accepted.values() if p.default is p.empty]
+        single = len(needed) == 1 and needed[0].kind is needed[0].POSITIONAL_OR_KEYWORD
+        return single and bool(names) and not names.keys() & self._accepted.keys()
 
     def _decoder_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """What the decoder of an encoder-decoder reads: the labels one place further on, unless it is given."""

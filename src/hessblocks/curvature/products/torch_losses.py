@@ -7,42 +7,58 @@ Letters: B rows of a batch.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.products.batches import Batch
 from hessblocks.curvature.products.losses import (
     BatchLoss,
     CrossEntropy,
-    LossDerivatives,
+    Differentiated,
     given_labels,
 )
 from hessblocks.errors import ArgumentError
 
-KNOWN: tuple[type[nn.Module], ...] = (
-    nn.CrossEntropyLoss,
-    nn.MSELoss,
-    nn.BCEWithLogitsLoss,
-    nn.L1Loss,
-    nn.SmoothL1Loss,
-    nn.HuberLoss,
-)
-"""Losses whose mean is over labels (with their weights) or over entries."""
+KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.CrossEntropyLoss: F.cross_entropy,
+    nn.MSELoss: F.mse_loss,
+    nn.NLLLoss: F.nll_loss,
+    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+    nn.BCELoss: F.binary_cross_entropy,
+    nn.L1Loss: F.l1_loss,
+    nn.SmoothL1Loss: F.smooth_l1_loss,
+    nn.HuberLoss: F.huber_loss,
+    nn.PoissonNLLLoss: F.poisson_nll_loss,
+    nn.SoftMarginLoss: F.soft_margin_loss,
+}
+"""Losses whose mean is over labels (with their weights) or over entries, and their functions."""
+
+OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+"""Those whose labels are classes."""
 
 
-def torch_loss(module: nn.Module) -> Callable[[Batch], BatchLoss]:
+def as_module(loss: Any) -> Any:
+    """The module of a function of torch, with the options of its `functools.partial`; anything else as it came."""
+    function, options = (
+        (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
+    )
+    return next((kind(**options) for kind, known in KNOWN.items() if known is function), loss)
+
+
+def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
     """How a batch's loss is made from a loss module of torch.
 
     Args:
         module: one of `KNOWN`, with any of its options but `reduction="none"`.
 
     Returns:
-        From a batch with labels to its loss.
+        From a batch with labels to its loss; in closed form for a mean over hard labels of equal weight.
 
     Raises:
         ArgumentError: another kind of module, or no reduction.
@@ -54,13 +70,24 @@ def torch_loss(module: nn.Module) -> Callable[[Batch], BatchLoss]:
         )
     if module.reduction not in ("mean", "sum"):
         raise ArgumentError(f"loss: expected reduction='mean' or 'sum', got {module.reduction!r}")
-    if _is_plain_cross_entropy(module):
-        return lambda batch: _plain(module, batch)
-    return lambda batch: ModuleLoss(module, given_labels(batch))
+    plain = (
+        isinstance(module, nn.CrossEntropyLoss)
+        and module.weight is None
+        and module.label_smoothing == 0
+        and module.reduction == "mean"
+    )
+
+    def loss_of(batch: Batch) -> BatchLoss:
+        labels = given_labels(batch)
+        if plain and labels.ndim == 1 and not labels.is_floating_point():
+            return CrossEntropy(labels.masked_fill(labels == module.ignore_index, IGNORED))
+        return ModuleLoss(module, labels)
+
+    return loss_of
 
 
-class ModuleLoss(BatchLoss):
-    """A loss module of torch, summed, and differentiated twice by autodiff."""
+class ModuleLoss(Differentiated):
+    """A loss module of torch, summed."""
 
     def __init__(self, module: Any, labels: Shaped[Tensor, "B ..."]) -> None:
         """Hold the labels as the module takes them."""
@@ -71,7 +98,7 @@ class ModuleLoss(BatchLoss):
     @property
     def valid(self) -> float:
         """What a mean is over: labels, each with its class's weight, or entries."""
-        if not isinstance(self._module, nn.CrossEntropyLoss):
+        if not isinstance(self._module, OF_CLASSES):
             return self._labels.numel()
         if self._labels.is_floating_point():
             return self._labels.numel() // self._labels.shape[min(1, self._labels.ndim - 1)]
@@ -79,29 +106,10 @@ class ModuleLoss(BatchLoss):
         weight = self._module.weight
         return counted.numel() if weight is None else float(weight[counted].sum())
 
-    def total(self, logits: Float[Tensor, "B ..."]) -> float:
-        """See `BatchLoss`."""
-        return float(self._sum(logits).detach())
-
-    def derivatives(self, logits: Float[Tensor, "B ..."], share: float) -> LossDerivatives:
-        """See `BatchLoss`."""
-        with torch.enable_grad():
-            leaf = logits.detach().requires_grad_()
-            total = self._sum(leaf) * share
-            (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
-
-        def curvature(direction: Tensor) -> Tensor:
-            if not gradient.requires_grad:
-                return torch.zeros_like(direction)
-            return torch.autograd.grad(gradient, leaf, direction, retain_graph=True)[0]
-
-        return LossDerivatives(
-            total=float(total.detach()), gradient=gradient.detach(), curvature=curvature
-        )
-
-    def _sum(self, logits: Tensor) -> Tensor:
+    def losses(self, logits: Float[Tensor, "B ..."]) -> Float[Tensor, ""]:
+        """See `Differentiated`."""
         labels = self._labels
-        if not isinstance(self._module, nn.CrossEntropyLoss):
+        if not isinstance(self._module, OF_CLASSES):
             labels = labels.to(logits.dtype)
             if labels.shape != logits.shape:
                 raise ArgumentError(
@@ -118,20 +126,3 @@ class ModuleLoss(BatchLoss):
                 "loss='classification' and 'causal-lm' on the last"
             ) from error
         return found
-
-
-def _is_plain_cross_entropy(module: Any) -> bool:
-    """Whether the closed form of `CrossEntropy` serves: a mean over hard labels of equal weight."""
-    return (
-        isinstance(module, nn.CrossEntropyLoss)
-        and module.weight is None
-        and module.label_smoothing == 0
-        and module.reduction == "mean"
-    )
-
-
-def _plain(module: Any, batch: Batch) -> BatchLoss:
-    labels = given_labels(batch)
-    if labels.is_floating_point() or labels.ndim != 1:
-        return ModuleLoss(module, labels)
-    return CrossEntropy(labels.masked_fill(labels == module.ignore_index, IGNORED))
