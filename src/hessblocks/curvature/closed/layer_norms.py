@@ -32,41 +32,6 @@ def layer_norm(
     return _norm(x, shape, weight, bias, eps, centre=True)
 
 
-def spelled_layer_norm(
-    x: Float[Tensor, "*shape"],
-    shape: Sequence[int],
-    weight: Float[Tensor, "..."] | None = None,
-    bias: Float[Tensor, "..."] | None = None,
-    eps: float = 1e-5,
-) -> Float[Tensor, "*shape"]:
-    """`torch.nn.functional.layer_norm` in single steps, differentiable as often as is asked.
-
-    The third derivative of torch's own is wrong (torch 2.13: a Hessian through it is not symmetric).
-
-    Returns:
-        The normalised input, of its shape.
-    """
-    axes = tuple(range(-len(shape), 0))
-    centred = x - x.mean(axes, keepdim=True)
-    y = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
-
-
-def spelled_weight_norm(
-    direction: Float[Tensor, "*shape"], length: Float[Tensor, "..."], dim: int = 0
-) -> Float[Tensor, "*shape"]:
-    """`torch._weight_norm`, direction scaled to a length, in single steps.
-
-    The second derivative of torch's own is wrong (torch 2.13: a Hessian through it is not symmetric).
-
-    Returns:
-        The weight, of norm `length` along all axes but `dim`; along all of them for a `dim` of −1.
-    """
-    axes = [axis for axis in range(direction.ndim) if dim == -1 or axis != dim % direction.ndim]
-    return direction * (length * direction.square().sum(axes, keepdim=True).rsqrt())
-
-
 def rms_norm(
     x: Float[Tensor, "*shape"],
     shape: Sequence[int],

@@ -6,14 +6,17 @@ is swapped has both derivatives in closed form. Models stay as they are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.parametrizations import _WeightNorm
 from torch.overrides import TorchFunctionMode
 
+from hessblocks.curvature.closed import corrected
 from hessblocks.curvature.closed import layer_norms as closed_norms
 from hessblocks.curvature.closed import pointwise as closed_pointwise
 from hessblocks.curvature.closed import softmax as closed_softmax
@@ -46,15 +49,11 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.tanh: _tanh,
     torch.tanh: _tanh,
     Tensor.tanh: _tanh,
-    torch._weight_norm: closed_norms.spelled_weight_norm,
 }
 """By function of torch; what returns NotImplemented leaves the call to torch."""
 
-SPELLED: dict[Any, Callable[..., Any]] = {
-    F.layer_norm: closed_norms.spelled_layer_norm,
-    torch._weight_norm: closed_norms.spelled_weight_norm,
-}
-"""What stands for functions of torch whose third derivative is wrong, where a third is taken."""
+SPELLED: dict[Any, Callable[..., Any]] = {F.layer_norm: corrected.layer_norm}
+"""In their place where a third derivative is taken."""
 
 MODULES: dict[str, closed_pointwise.Curve] = {
     "NewGELUActivation": closed_pointwise.TanhGelu(),
@@ -80,14 +79,28 @@ class ClosedForms(TorchFunctionMode):
         """Pass the call on, to ours or to torch."""
         kwargs = kwargs or {}
         self._watch.attention |= func is F.scaled_dot_product_attention
-        closed = None if self._watch.in_recomputed_part() else self._functions.get(func)
         if func is torch.autograd.grad and self._watch.recomputed:
             raise RunError(
                 "model: its forward pass differentiates (torch.autograd.grad) and uses activation "
                 "checkpointing; switch checkpointing off to take second derivatives"
             )
-        found = closed(*args, **kwargs) if closed and _fits(args, kwargs) else NotImplemented
+        found = self._ours(func, args, kwargs)
         return func(*args, **kwargs) if found is NotImplemented else found
+
+    def _ours(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        right = corrected.CORRECTED.get(func)
+        if self._watch.in_recomputed_part():
+            if func is torch._weight_norm or kwargs.get("options"):
+                raise RunError(
+                    f"model: {func.__name__} in a part under activation checkpointing, where torch's second "
+                    "derivative of it is wrong; switch checkpointing off, or use "
+                    "torch.nn.utils.parametrizations.weight_norm"
+                )
+            return NotImplemented
+        if right is not None:
+            return right(*args, **kwargs)
+        closed = self._functions.get(func)
+        return closed(*args, **kwargs) if closed and _fits(args, kwargs) else NotImplemented
 
 
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -103,6 +116,17 @@ def swap_activations(model: nn.Module, watch: Watch) -> None:
         curve = MODULES.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
         if curve is not None and "forward" not in vars(module):
             module.forward = _forward(curve, module.forward, watch)
+
+
+def spell_weight_norms(model: nn.Module) -> None:
+    """Give weights by direction and length their right derivatives; the caller puts the modules back."""
+    for module in model.modules():
+        if isinstance(module, _WeightNorm):
+            module.forward = functools.partial(_weight_of, module.dim)  # type: ignore[method-assign]
+
+
+def _weight_of(dim: int, length: Tensor, direction: Tensor) -> Tensor:
+    return corrected.weight_norm(direction, length, dim)
 
 
 def _forward(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.backend import backward_pass, differentiable, put_in
 from hessblocks.curvature.products.batches import Batch, unpack_all
-from hessblocks.curvature.products.full_memory import check_memory_limit, said_when_full
+from hessblocks.curvature.products.failures import check_memory_limit, said_in_a_sentence
 from hessblocks.curvature.products.losses import (
     LOSSES,
     BatchLoss,
@@ -99,6 +99,7 @@ class Problem:
         self._closed_forms = True
         self._recomputed = False
         self.held: tuple[Any, list[Any]] | None = None
+        self.precision_known = False
         self._accepted = inspect.signature(self.model.forward).parameters
         self._extra = {"use_cache": False} if "use_cache" in self._accepted else {}
 
@@ -120,7 +121,7 @@ class Problem:
     @cached_property
     def plan(self) -> Plan:
         """How the batches are cut into passes; measured on one row when first needed."""
-        with said_when_full():
+        with said_in_a_sentence():
             return make_plan(self)
 
     @cached_property
@@ -141,7 +142,7 @@ class Problem:
 
     def value(self) -> float:
         """L(θ), in nats per token for the cross-entropies."""
-        with torch.no_grad(), said_when_full():
+        with torch.no_grad(), said_in_a_sentence():
             own = sum(self._checked_total(batch) for batch in self.plan.passes)
         if not self.processes.sum_losses:
             return own
