@@ -79,24 +79,13 @@ class _Forwards(Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         x, n, s, weight = ctx.saved_tensors
         (g,) = cotangents
-        if not torch.is_grad_enabled():
-            h = g if weight is None else g * weight
-            return (*_pulled(ctx, _across(h, n, s, centre=ctx.centre), g, n), None, None)
-        note_derivative()
-        found = _Backwards.apply(g, x, weight, n, s, ctx.centre)
-        return (*_pulled(ctx, found[0], g, n, found[1]), None, None)
-
-
-def _pulled(
-    ctx: Any, for_x: Tensor, g: Tensor, n: Tensor, for_weight: Tensor | None = None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if ctx.needs_input_grad[1] and for_weight is None:
-        for_weight = (g * n).sum(0)
-    return (
-        for_x,
-        for_weight if ctx.needs_input_grad[1] else None,
-        g.sum(0) if ctx.needs_input_grad[2] else None,
-    )
+        if torch.is_grad_enabled():
+            note_derivative()
+            for_x, for_weight = _Backwards.apply(g, x, weight, n, s, ctx.centre)
+        else:
+            for_x = _across(g if weight is None else g * weight, n, s, centre=ctx.centre)
+            for_weight = (g * n).sum(0) if ctx.needs_input_grad[1] else None
+        return for_x, for_weight, g.sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
 def _across(z: Tensor, n: Tensor, s: Tensor, *, centre: bool) -> Tensor:

@@ -27,28 +27,18 @@ DTYPES = (torch.float32, torch.float64)
 """Others are left to torch, whose kernels add up in float32."""
 
 
-def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    curve = closed_pointwise.Gelu() if approximate == "none" else closed_pointwise.TanhGelu()
-    return closed_pointwise.apply(curve, x)
-
-
-def _silu(x: Tensor, inplace: bool = False) -> Any:
-    return NotImplemented if inplace else closed_pointwise.apply(closed_pointwise.Silu(), x)
-
-
-def _tanh(x: Tensor) -> Tensor:
-    return closed_pointwise.apply(closed_pointwise.Tanh(), x)
-
+_GELUS = {"none": closed_pointwise.Gelu(), "tanh": closed_pointwise.TanhGelu()}
+_SILU, _TANH = closed_pointwise.Silu(), closed_pointwise.Tanh()
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: closed_softmax.attention,
     F.layer_norm: closed_norms.layer_norm,
     F.rms_norm: closed_norms.rms_norm,
-    F.gelu: _gelu,
-    F.silu: _silu,
-    F.tanh: _tanh,
-    torch.tanh: _tanh,
-    Tensor.tanh: _tanh,
+    F.gelu: lambda x, approximate="none": _GELUS[approximate](x),
+    F.silu: lambda x, inplace=False: NotImplemented if inplace else _SILU(x),
+    F.tanh: _TANH,
+    torch.tanh: _TANH,
+    Tensor.tanh: _TANH,
 }
 """By function of torch; what returns NotImplemented leaves the call to torch."""
 
@@ -115,7 +105,7 @@ def swap_activations(model: nn.Module, watch: Watch) -> None:
         kind = type(module)
         curve = MODULES.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
         if curve is not None and "forward" not in vars(module):
-            module.forward = _forward(curve, module.forward, watch)
+            module.forward = functools.partial(_activation, curve, module.forward, watch)
 
 
 def spell_weight_norms(model: nn.Module) -> None:
@@ -129,12 +119,7 @@ def _weight_of(dim: int, length: Tensor, direction: Tensor) -> Tensor:
     return corrected.weight_norm(direction, length, dim)
 
 
-def _forward(
-    curve: closed_pointwise.Curve, plain: Callable[..., Any], watch: Watch
-) -> Callable[..., Any]:
-    def forward(x: Tensor) -> Any:
-        if x.dtype not in DTYPES or watch.in_recomputed_part():
-            return plain(x)
-        return closed_pointwise.apply(curve, x)
-
-    return forward
+def _activation(
+    curve: closed_pointwise.Curve, plain: Callable[..., Any], watch: Watch, x: Tensor
+) -> Any:
+    return plain(x) if x.dtype not in DTYPES or watch.in_recomputed_part() else curve(x)

@@ -181,9 +181,12 @@ def _row_cost(problem: Work) -> RowCost:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         logits, _ = problem.forward(row, leaves)
         check_same(logits.detach(), problem.forward(row, problem.parameters)[0])
-        with problem.backward():
-            pulled = _pull_back(logits, list(leaves.values()))
-    del pulled
+        if logits.requires_grad:  # further tensors are saved on the way back
+            ones = torch.ones_like(logits, requires_grad=True)
+            with problem.backward():
+                torch.autograd.grad(
+                    logits, list(leaves.values()), ones, create_graph=True, allow_unused=True
+                )
     graph = sum(saved.values())
     size = logits.numel() * logits.element_size()
     tokens = max(logits.numel() // max(1, logits.shape[-1]), _tokens(row))
@@ -195,13 +198,6 @@ def _row_cost(problem: Work) -> RowCost:
         if wide
         else None,
     )
-
-
-def _pull_back(logits: Tensor, leaves: list[Tensor]) -> object:
-    if not logits.requires_grad:
-        return None
-    ones = torch.ones_like(logits, requires_grad=True)
-    return torch.autograd.grad(logits, leaves, ones, create_graph=True, allow_unused=True)
 
 
 def _tokens(row: Batch) -> int:

@@ -6,7 +6,6 @@ ragged batches, padding and the cut into batches do not change the answer.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -23,17 +22,15 @@ from hessblocks.curvature.products.backend import backward_pass, differentiable,
 from hessblocks.curvature.products.batches import Batch, unpack_all
 from hessblocks.curvature.products.failures import check_memory_limit, said_in_a_sentence
 from hessblocks.curvature.products.losses import (
-    LOSSES,
     BatchLoss,
-    CallableLoss,
     LossFunction,
-    check_loss,
+    callable_loss,
     given_labels,
 )
 from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
-from hessblocks.curvature.products.torch_losses import as_module, torch_loss
+from hessblocks.curvature.products.torch_losses import LOSSES, as_module, check_loss, torch_loss
 from hessblocks.errors import ArgumentError, RunError
 
 
@@ -142,8 +139,11 @@ class Problem:
 
     def value(self) -> float:
         """L(θ), in nats per token for the cross-entropies."""
+        own = 0.0
         with torch.no_grad(), said_in_a_sentence():
-            own = sum(self._checked_total(batch) for batch in self.plan.passes)
+            for batch in self.plan.passes:
+                logits, loss = self.forward(batch, self.parameters)
+                own += check_finite(loss.total(logits) / self.valid, batch)
         if not self.processes.sum_losses:
             return own
         return float(
@@ -180,7 +180,7 @@ class Problem:
         if self._loss_of is not None:
             return logits, self._loss_of(batch)
         assert callable(self.loss)
-        return logits, CallableLoss(self.loss, _replacer(outputs), batch, logits)
+        return logits, callable_loss(self.loss, batch, outputs, logits)
 
     def backward(self) -> AbstractContextManager[object]:
         """Where a graph of `forward` is differentiated: parts that are computed again meet the same state."""
@@ -223,15 +223,12 @@ class Problem:
             return self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
 
-    def _checked_total(self, batch: Batch) -> float:
-        logits, loss = self.forward(batch, self.parameters)
-        total = loss.total(logits) / self.valid
-        check_finite(total, batch)
-        return total
 
-
-def check_finite(total: float, batch: Batch) -> None:
+def check_finite(total: float, batch: Batch) -> float:
     """Make sure that a batch's loss is a number.
+
+    Returns:
+        The loss as it came.
 
     Raises:
         RunError: it is not; the message says which batch.
@@ -241,6 +238,7 @@ def check_finite(total: float, batch: Batch) -> None:
             f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
             "look at its inputs, or use float32 or float64 parameters"
         )
+    return total
 
 
 def _logits(outputs: Any) -> Tensor:
@@ -257,21 +255,3 @@ def _logits(outputs: Any) -> Tensor:
             "a head (AutoModelForCausalLM, ...), or wrap it in a module that returns the logits"
         )
     return found
-
-
-def _replacer(outputs: Any) -> Callable[[Tensor], Any]:
-    """A function that puts other logits into the outputs."""
-
-    def replace(logits: Tensor) -> Any:
-        if isinstance(outputs, Tensor):
-            return logits
-        if isinstance(outputs, tuple):
-            return (logits, *outputs[1:])
-        other = copy.copy(outputs)
-        if isinstance(outputs, dict):
-            other["logits"] = logits
-        if not isinstance(outputs, dict) or hasattr(outputs, "logits"):
-            other.logits = logits
-        return other
-
-    return replace

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -21,9 +20,11 @@ from hessblocks.curvature.products.losses import (
     BatchLoss,
     CrossEntropy,
     Differentiated,
+    LossFunction,
+    causal_targets,
     given_labels,
 )
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, unknown_name
 
 KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.CrossEntropyLoss: F.cross_entropy,
@@ -81,48 +82,63 @@ def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
         labels = given_labels(batch)
         if plain and labels.ndim == 1 and not labels.is_floating_point():
             return CrossEntropy(labels.masked_fill(labels == module.ignore_index, IGNORED))
-        return ModuleLoss(module, labels)
+        return _differentiated(module, labels)
 
     return loss_of
 
 
-class ModuleLoss(Differentiated):
-    """A loss module of torch, summed."""
+def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Differentiated:
+    """The sum of a module's losses; with `column`, logits may have a last axis of one entry more."""
+    module = copy.deepcopy(module).to(labels.device)
+    module.reduction = "sum"
+    of_classes = isinstance(module, OF_CLASSES)
 
-    def __init__(self, module: Any, labels: Shaped[Tensor, "B ..."]) -> None:
-        """Hold the labels as the module takes them."""
-        self._module = copy.deepcopy(module).to(labels.device)
-        self._module.reduction = "sum"
-        self._labels = labels
-
-    @property
-    def valid(self) -> float:
-        """What a mean is over: labels, each with its class's weight, or entries."""
-        if not isinstance(self._module, OF_CLASSES):
-            return self._labels.numel()
-        if self._labels.is_floating_point():
-            return self._labels.numel() // self._labels.shape[min(1, self._labels.ndim - 1)]
-        counted = self._labels[self._labels != self._module.ignore_index]
-        weight = self._module.weight
-        return counted.numel() if weight is None else float(weight[counted].sum())
-
-    def losses(self, logits: Float[Tensor, "B ..."]) -> Float[Tensor, ""]:
-        """See `Differentiated`."""
-        labels = self._labels
-        if not isinstance(self._module, OF_CLASSES):
-            labels = labels.to(logits.dtype)
-            if labels.shape != logits.shape:
-                raise ArgumentError(
-                    f"labels: expected the shape of the logits, {tuple(logits.shape)}, got {tuple(labels.shape)}"
-                )
-        elif labels.is_floating_point():
-            labels = labels.to(logits.dtype)
+    def losses(logits: Tensor) -> Tensor:
+        given = labels
+        if not of_classes or labels.is_floating_point():
+            given = labels.to(logits.dtype)
+        if column and (logits.ndim, logits.shape[-1]) == (labels.ndim + 1, 1):
+            given = given[..., None]
+        if not of_classes and given.shape != logits.shape:
+            raise ArgumentError(
+                f"labels: expected the shape of the logits, {tuple(logits.shape)}, got {tuple(labels.shape)}"
+            )
         try:
-            found: Tensor = self._module.to(logits.dtype)(logits, labels)
+            found: Tensor = module.to(logits.dtype)(logits, given)
         except (RuntimeError, IndexError, ValueError) as error:
             raise ArgumentError(
-                f"labels: {type(self._module).__name__} does not take labels {tuple(labels.shape)} with logits "
+                f"labels: {type(module).__name__} does not take labels {tuple(labels.shape)} with logits "
                 f"{tuple(logits.shape)} ({str(error).splitlines()[0]}); its classes stand on axis 1, those of "
                 "loss='classification' and 'causal-lm' on the last"
             ) from error
         return found
+
+    def count() -> float:
+        if not of_classes:
+            return labels.numel()
+        if labels.is_floating_point():
+            return labels.numel() // labels.shape[min(1, labels.ndim - 1)]
+        counted = labels[labels != module.ignore_index]
+        return counted.numel() if module.weight is None else float(module.weight[counted].sum())
+
+    return Differentiated(losses, count)
+
+
+LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {
+    "causal-lm": lambda batch: CrossEntropy(causal_targets(batch)),
+    "masked-lm": lambda batch: CrossEntropy(given_labels(batch)),
+    "seq2seq": lambda batch: CrossEntropy(given_labels(batch)),
+    "classification": lambda batch: CrossEntropy(given_labels(batch)),
+    "regression": lambda batch: _differentiated(nn.MSELoss(), given_labels(batch), column=True),
+}
+"""By name, from a batch to its loss."""
+
+
+def check_loss(loss: str | LossFunction) -> None:
+    """Make sure that a loss is known or callable.
+
+    Raises:
+        ArgumentError: neither.
+    """
+    if not callable(loss) and loss not in LOSSES:
+        raise unknown_name("loss", str(loss), [*LOSSES, "a callable(outputs, batch)"])

@@ -132,7 +132,7 @@ def _graphs(
     Returns:
         One graph a pass; a list where they are held.
     """
-    split = _needs_split(parts)
+    split = list(parts) != ["full"]  # H alone needs no fixed r
     fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)
     if not problem.plan.hold:
         return fresh
@@ -142,11 +142,6 @@ def _graphs(
         problem.held = (key, list(fresh))
     held: list[BatchGraph] = problem.held[1]
     return held
-
-
-def _needs_split(parts: Sequence[Part]) -> bool:
-    """Whether anything besides H itself is asked for."""
-    return list(parts) != ["full"]
 
 
 def _collect(
@@ -165,7 +160,7 @@ def _collect(
         tensors = columns.scatter(vectors[some], graph.parameters)
         products = (
             graph.split(tensors, rows.parameters, parts)
-            if _needs_split(parts)
+            if list(parts) != ["full"]
             else {"full": graph.full(tensors, rows.parameters)}
         )
         for index, part in enumerate(parts):
