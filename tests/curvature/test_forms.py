@@ -15,7 +15,10 @@ from hessblocks.curvature import custom_groups
 from hessblocks.errors import ArgumentError
 
 ROWS, FEATURES, CLASSES, PLACES = 6, 3, 4, 2
-pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::hessblocks.curvature.AttentionBackendWarning",
+    "ignore::hessblocks.curvature.PrecisionWarning",
+)
 
 
 class Net(nn.Module):

@@ -22,7 +22,10 @@ CASTING = {"bloom", "phi3", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemm
 CASTING |= {"modernbert"}
 """Their softmax, norms or rotations compute in float32 whatever the weights are, and round there."""
 
-pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::hessblocks.curvature.AttentionBackendWarning",
+    "ignore::hessblocks.curvature.PrecisionWarning",
+)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

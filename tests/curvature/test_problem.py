@@ -240,3 +240,24 @@ def test_a_callable_whose_derivative_would_be_lost_in_part_is_refused(operator: 
         with pytest.raises(ArgumentError, match=r"loss: .* derivative by something else"):
             of(penalty)
     assert torch.equal(of(lambda outputs: outputs[1].detach()), of(lambda outputs: 0.0))
+
+
+def test_a_callable_whose_function_of_torch_has_no_second_derivative() -> None:
+    """Cross-entropy in chunks: torch's second derivative of it is wrong."""
+    model, weight = stir(Classifier(outputs=2)), torch.randn(5, 2).double()
+    batch = (torch.randn(3, 3).double(), torch.tensor([0, 3, 1]))
+    group = parameter_groups(model)["first.bias"]
+    found = [
+        Hessian(
+            Problem(
+                model,
+                [batch],
+                lambda outputs, given, options=options: F.linear_cross_entropy(
+                    outputs, weight, given[1], reduction="none", options=options
+                ),
+            ),
+            group,
+        ).dense()
+        for options in (None, nn.LinearCrossEntropyOptions(batch_chunk_size=2))
+    ]
+    assert torch.equal(found[0], found[1])

@@ -17,7 +17,10 @@ from hessblocks.errors import HessblocksError
 from tests.curvature.architectures import ARCHITECTURES, case_of
 
 POINTS, WIDTH = 7, 5
-pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::hessblocks.curvature.AttentionBackendWarning",
+    "ignore::hessblocks.curvature.PrecisionWarning",
+)
 
 
 def spelled_norm(x: Tensor) -> Tensor:
@@ -43,6 +46,7 @@ SWAPPED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
     "silu": (F.silu, F.silu),
     "layer norm": (lambda x: F.layer_norm(x, (WIDTH,)), spelled_norm),
     "rms norm": (lambda x: F.rms_norm(x, (WIDTH,)),) * 2,
+    "instance norm": (lambda x: F.instance_norm(x[None])[0], spelled_norm),
     "attention": (attended, spelled_attention),
     "sigmoid": (torch.sigmoid, torch.sigmoid),
 }
@@ -200,6 +204,48 @@ def test_a_weight_given_by_direction_and_length(
     model = Plain(torch.tanh).double()
     weight_norm(model.first, dim=dim)
     check_by_differences(model, batch)
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_a_weight_given_by_direction_and_length_in_a_part_that_is_computed_again(
+    dim: int | None, batch: tuple[Tensor, Tensor]
+) -> None:
+    model = Checkpointed(torch.tanh).double().eval()
+    weight_norm(model.middle, dim=dim)
+    before = _everything(model)
+    check_by_differences(model, batch)
+    assert _everything(model) == before
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_older_form_of_weight_norm_is_refused_there(batch: tuple[Tensor, Tensor]) -> None:
+    model = Checkpointed(torch.tanh).double().eval()
+    torch.nn.utils.weight_norm(model.middle)
+    with pytest.raises(HessblocksError, match=r"_weight_norm .* switch checkpointing off"):
+        check_by_differences(model, batch)
+    plain = Plain(torch.tanh).double()
+    torch.nn.utils.weight_norm(plain.first)
+    check_by_differences(plain, batch)
+
+
+def test_a_norm_by_the_statistics_of_the_batch_keeps_batches_whole(
+    batch: tuple[Tensor, Tensor],
+) -> None:
+    class Tied(Plain):
+        def __init__(self) -> None:
+            super().__init__(torch.tanh)
+            self.norm = nn.BatchNorm1d(WIDTH, track_running_stats=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.last(torch.tanh(self.norm(self.first(x))))
+            return y
+
+    model = Tied().double().eval()
+    check_by_differences(model, batch)
+    with pytest.raises(
+        HessblocksError, match="memory_limit: batch norm without running statistics"
+    ):
+        hb.Problem(model, [batch], "regression", memory_limit=10**6).value()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

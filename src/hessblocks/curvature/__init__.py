@@ -22,6 +22,7 @@ from hessblocks.curvature.products import (
     Hessian,
     LossFunction,
     OuterProduct,
+    PrecisionWarning,
     Problem,
     RepeatabilityWarning,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "ParameterGroup",
     "ParameterView",
     "Part",
+    "PrecisionWarning",
     "Problem",
     "RepeatabilityWarning",
     "curvature_map",

@@ -32,41 +32,6 @@ def layer_norm(
     return _norm(x, shape, weight, bias, eps, centre=True)
 
 
-def spelled_layer_norm(
-    x: Float[Tensor, "*shape"],
-    shape: Sequence[int],
-    weight: Float[Tensor, "..."] | None = None,
-    bias: Float[Tensor, "..."] | None = None,
-    eps: float = 1e-5,
-) -> Float[Tensor, "*shape"]:
-    """`torch.nn.functional.layer_norm` in single steps, differentiable as often as is asked.
-
-    The third derivative of torch's own is wrong (torch 2.13: a Hessian through it is not symmetric).
-
-    Returns:
-        The normalised input, of its shape.
-    """
-    axes = tuple(range(-len(shape), 0))
-    centred = x - x.mean(axes, keepdim=True)
-    y = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
-
-
-def spelled_weight_norm(
-    direction: Float[Tensor, "*shape"], length: Float[Tensor, "..."], dim: int = 0
-) -> Float[Tensor, "*shape"]:
-    """`torch._weight_norm`, direction scaled to a length, in single steps.
-
-    The second derivative of torch's own is wrong (torch 2.13: a Hessian through it is not symmetric).
-
-    Returns:
-        The weight, of norm `length` along all axes but `dim`; along all of them for a `dim` of −1.
-    """
-    axes = [axis for axis in range(direction.ndim) if dim == -1 or axis != dim % direction.ndim]
-    return direction * (length * direction.square().sum(axes, keepdim=True).rsqrt())
-
-
 def rms_norm(
     x: Float[Tensor, "*shape"],
     shape: Sequence[int],
@@ -114,24 +79,13 @@ class _Forwards(Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         x, n, s, weight = ctx.saved_tensors
         (g,) = cotangents
-        if not torch.is_grad_enabled():
-            h = g if weight is None else g * weight
-            return (*_pulled(ctx, _across(h, n, s, centre=ctx.centre), g, n), None, None)
-        note_derivative()
-        found = _Backwards.apply(g, x, weight, n, s, ctx.centre)
-        return (*_pulled(ctx, found[0], g, n, found[1]), None, None)
-
-
-def _pulled(
-    ctx: Any, for_x: Tensor, g: Tensor, n: Tensor, for_weight: Tensor | None = None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if ctx.needs_input_grad[1] and for_weight is None:
-        for_weight = (g * n).sum(0)
-    return (
-        for_x,
-        for_weight if ctx.needs_input_grad[1] else None,
-        g.sum(0) if ctx.needs_input_grad[2] else None,
-    )
+        if torch.is_grad_enabled():
+            note_derivative()
+            for_x, for_weight = _Backwards.apply(g, x, weight, n, s, ctx.centre)
+        else:
+            for_x = _across(g if weight is None else g * weight, n, s, centre=ctx.centre)
+            for_weight = (g * n).sum(0) if ctx.needs_input_grad[1] else None
+        return for_x, for_weight, g.sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
 def _across(z: Tensor, n: Tensor, s: Tensor, *, centre: bool) -> Tensor:

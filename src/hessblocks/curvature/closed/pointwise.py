@@ -28,7 +28,12 @@ Values = Float[Tensor, "*shape"]
 
 
 class Curve(abc.ABC):
-    """A function of one real number, applied entry by entry."""
+    """A function of one real number, applied entry by entry; twice differentiable."""
+
+    def __call__(self, x: Values) -> Values:
+        """f(x)."""
+        y: Tensor = _Forwards.apply(x, self)
+        return y
 
     @abc.abstractmethod
     def value_and_slope(self, x: Values) -> tuple[Values, Values]:
@@ -111,12 +116,6 @@ class Silu(Curve):
         s = (x * self._steepness).sigmoid_()
         curved = (s * -2).add_(1).mul_(x).mul_(self._steepness).add_(2)
         return curved.mul_(s).mul_(1 - s).mul_(self._steepness)
-
-
-def apply(curve: Curve, x: Values) -> Values:
-    """f(x), twice differentiable."""
-    y: Tensor = _Forwards.apply(x, curve)
-    return y
 
 
 class _Forwards(Function):

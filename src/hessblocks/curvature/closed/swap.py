@@ -6,14 +6,17 @@ is swapped has both derivatives in closed form. Models stay as they are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.parametrizations import _WeightNorm
 from torch.overrides import TorchFunctionMode
 
+from hessblocks.curvature.closed import corrected
 from hessblocks.curvature.closed import layer_norms as closed_norms
 from hessblocks.curvature.closed import pointwise as closed_pointwise
 from hessblocks.curvature.closed import softmax as closed_softmax
@@ -24,37 +27,23 @@ DTYPES = (torch.float32, torch.float64)
 """Others are left to torch, whose kernels add up in float32."""
 
 
-def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    curve = closed_pointwise.Gelu() if approximate == "none" else closed_pointwise.TanhGelu()
-    return closed_pointwise.apply(curve, x)
-
-
-def _silu(x: Tensor, inplace: bool = False) -> Any:
-    return NotImplemented if inplace else closed_pointwise.apply(closed_pointwise.Silu(), x)
-
-
-def _tanh(x: Tensor) -> Tensor:
-    return closed_pointwise.apply(closed_pointwise.Tanh(), x)
-
+_GELUS = {"none": closed_pointwise.Gelu(), "tanh": closed_pointwise.TanhGelu()}
+_SILU, _TANH = closed_pointwise.Silu(), closed_pointwise.Tanh()
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: closed_softmax.attention,
     F.layer_norm: closed_norms.layer_norm,
     F.rms_norm: closed_norms.rms_norm,
-    F.gelu: _gelu,
-    F.silu: _silu,
-    F.tanh: _tanh,
-    torch.tanh: _tanh,
-    Tensor.tanh: _tanh,
-    torch._weight_norm: closed_norms.spelled_weight_norm,
+    F.gelu: lambda x, approximate="none": _GELUS[approximate](x),
+    F.silu: lambda x, inplace=False: NotImplemented if inplace else _SILU(x),
+    F.tanh: _TANH,
+    torch.tanh: _TANH,
+    Tensor.tanh: _TANH,
 }
 """By function of torch; what returns NotImplemented leaves the call to torch."""
 
-SPELLED: dict[Any, Callable[..., Any]] = {
-    F.layer_norm: closed_norms.spelled_layer_norm,
-    torch._weight_norm: closed_norms.spelled_weight_norm,
-}
-"""What stands for functions of torch whose third derivative is wrong, where a third is taken."""
+SPELLED: dict[Any, Callable[..., Any]] = {F.layer_norm: corrected.layer_norm}
+"""In their place where a third derivative is taken."""
 
 MODULES: dict[str, closed_pointwise.Curve] = {
     "NewGELUActivation": closed_pointwise.TanhGelu(),
@@ -80,14 +69,28 @@ class ClosedForms(TorchFunctionMode):
         """Pass the call on, to ours or to torch."""
         kwargs = kwargs or {}
         self._watch.attention |= func is F.scaled_dot_product_attention
-        closed = None if self._watch.in_recomputed_part() else self._functions.get(func)
         if func is torch.autograd.grad and self._watch.recomputed:
             raise RunError(
                 "model: its forward pass differentiates (torch.autograd.grad) and uses activation "
                 "checkpointing; switch checkpointing off to take second derivatives"
             )
-        found = closed(*args, **kwargs) if closed and _fits(args, kwargs) else NotImplemented
+        found = self._ours(func, args, kwargs)
         return func(*args, **kwargs) if found is NotImplemented else found
+
+    def _ours(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        right = corrected.CORRECTED.get(func)
+        if self._watch.in_recomputed_part():
+            if func is torch._weight_norm or kwargs.get("options"):
+                raise RunError(
+                    f"model: {func.__name__} in a part under activation checkpointing, where torch's second "
+                    "derivative of it is wrong; switch checkpointing off, or use "
+                    "torch.nn.utils.parametrizations.weight_norm"
+                )
+            return NotImplemented
+        if right is not None:
+            return right(*args, **kwargs)
+        closed = self._functions.get(func)
+        return closed(*args, **kwargs) if closed and _fits(args, kwargs) else NotImplemented
 
 
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -102,15 +105,21 @@ def swap_activations(model: nn.Module, watch: Watch) -> None:
         kind = type(module)
         curve = MODULES.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
         if curve is not None and "forward" not in vars(module):
-            module.forward = _forward(curve, module.forward, watch)
+            module.forward = functools.partial(_activation, curve, module.forward, watch)
 
 
-def _forward(
-    curve: closed_pointwise.Curve, plain: Callable[..., Any], watch: Watch
-) -> Callable[..., Any]:
-    def forward(x: Tensor) -> Any:
-        if x.dtype not in DTYPES or watch.in_recomputed_part():
-            return plain(x)
-        return closed_pointwise.apply(curve, x)
+def spell_weight_norms(model: nn.Module) -> None:
+    """Give weights by direction and length their right derivatives; the caller puts the modules back."""
+    for module in model.modules():
+        if isinstance(module, _WeightNorm):
+            module.forward = functools.partial(_weight_of, module.dim)  # type: ignore[method-assign]
 
-    return forward
+
+def _weight_of(dim: int, length: Tensor, direction: Tensor) -> Tensor:
+    return corrected.weight_norm(direction, length, dim)
+
+
+def _activation(
+    curve: closed_pointwise.Curve, plain: Callable[..., Any], watch: Watch, x: Tensor
+) -> Any:
+    return plain(x) if x.dtype not in DTYPES or watch.in_recomputed_part() else curve(x)

@@ -6,9 +6,10 @@ mathematical form. Afterwards the model is what it was: the same parameters, buf
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +17,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessblocks.curvature.closed import ClosedForms, Watch, swap_activations, watching
+from hessblocks.curvature.closed import (
+    ClosedForms,
+    Watch,
+    spell_weight_norms,
+    swap_activations,
+    watching,
+)
 
 _REGISTERS = ("_parameters", "_buffers", "_modules")
 """Attributes of a module that hold its parts by name."""
@@ -56,7 +63,7 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
         What the model was seen to do.
     """
     fused_allowed = torch.backends.cuda.flash_sdp_enabled()
-    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH), watching() as watch:
+    with backward_pass(model), watching() as watch:
         if closed_forms:
             swap_activations(model, watch)
         with ClosedForms(watch, swap=closed_forms):
@@ -72,8 +79,14 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
 
 @contextmanager
 def backward_pass(model: nn.Module) -> Iterator[None]:
-    """Where parts of `model` are computed again while a graph of `differentiable` is differentiated."""
-    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH):
+    """Where a graph is built, and where parts of `model` are computed again while it is differentiated."""
+    compiled = "torch._dynamo" in sys.modules  # its import takes seconds
+    with (
+        evaluation_mode(model),
+        sdpa_kernel(SDPBackend.MATH),
+        torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
+    ):
+        spell_weight_norms(model)
         yield
 
 

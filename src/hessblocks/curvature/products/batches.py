@@ -93,7 +93,7 @@ def unpack(batch: Any, device: torch.device, *, number: int = 0) -> Batch:
     Raises:
         ArgumentError: none of these.
     """
-    raw = _map(_with_tensors(batch), lambda tensor: tensor.to(device))
+    raw = _map(batch, lambda tensor: tensor.to(device))
     if isinstance(raw, tuple | list) and 1 <= len(raw) <= 2:
         inputs, labels = raw if len(raw) == 2 else (raw[0], None)
     else:
@@ -141,32 +141,23 @@ def _checked(labels: Any) -> Tensor | None:
     raise ArgumentError(f"batches: expected labels in one tensor, got {type(labels).__name__}")
 
 
-def _with_tensors(value: Any) -> Any:
-    """The same with lists of numbers, of equal length where they are nested, as tensors."""
-    if isinstance(value, Mapping):
-        return {key: _with_tensors(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_with_tensors(item) for item in value)
-    if not isinstance(value, list):
-        return value
-    first = value[0] if value else None
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same with the function applied to every tensor; lists of numbers, also nested, count as tensors."""
+    first = value
     while isinstance(first, list) and first:
         first = first[0]
-    if not isinstance(first, int | float):
-        return [_with_tensors(item) for item in value]
-    try:
-        return torch.tensor(value)
-    except (ValueError, TypeError) as error:
-        raise ArgumentError(
-            f"batches: lists of numbers must have equal lengths ({error}); pad them and give an attention_mask"
-        ) from error
-
-
-def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, list) and isinstance(first, int | float):
+        try:
+            return function(torch.tensor(value))
+        except (ValueError, TypeError) as error:
+            raise ArgumentError(
+                f"batches: lists of numbers must have equal lengths ({error}); pad them and give an attention_mask"
+            ) from error
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
         return {key: _map(item, function) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_map(item, function) for item in value)
+        kind = tuple if isinstance(value, tuple) else list
+        return kind(_map(item, function) for item in value)
     return value

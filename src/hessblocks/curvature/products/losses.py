@@ -7,18 +7,20 @@ is never used. Letters: p probabilities, u a direction in logit space, V classes
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Num, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
+from hessblocks.curvature.closed import ClosedForms, Watch
 from hessblocks.curvature.products.batches import Batch
-from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.errors import ArgumentError
 
 CHUNK = 1 << 22
 """Logits handled together where a temporary of their size is needed."""
@@ -100,65 +102,23 @@ class CrossEntropy(BatchLoss):
         return LossDerivatives(total=total, gradient=gradient.view_as(logits), curvature=curvature)
 
 
-class SquaredError(BatchLoss):
-    """(f − y)² summed over all target entries."""
+@dataclass(frozen=True)
+class Differentiated(BatchLoss):
+    """A loss that autodiff differentiates twice, by the logits alone."""
 
-    def __init__(self, targets: Num[Tensor, "..."]) -> None:
-        """Hold `targets`, shaped as the logits."""
-        self._targets = targets
+    losses: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
+    """From the logits to the losses of the valid rows, or to their sum."""
+    count: Callable[[], float]
+    """What counts in the mean."""
 
     @property
-    def valid(self) -> int:
-        """Entries of the targets."""
-        return self._targets.numel()
+    def valid(self) -> float:
+        """See `BatchLoss`."""
+        return self.count()
 
     def total(self, logits: Float[Tensor, "..."]) -> float:
         """See `BatchLoss`."""
-        return float(self._residual(logits).square().sum())
-
-    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
-        """See `BatchLoss`."""
-        return LossDerivatives(
-            total=self.total(logits) * share,
-            gradient=2 * share * self._residual(logits),
-            curvature=lambda direction: 2 * share * direction,
-        )
-
-    def _residual(self, logits: Tensor) -> Tensor:
-        targets = self._targets.to(logits.dtype)
-        if logits.ndim == targets.ndim + 1 and logits.shape[-1] == 1:
-            targets = targets[..., None]
-        if targets.shape != logits.shape:
-            raise ArgumentError(
-                f"labels: expected the shape of the logits, {tuple(logits.shape)}, got {tuple(targets.shape)}"
-            )
-        return logits - targets
-
-
-class CallableLoss(BatchLoss):
-    """A user's function of the outputs, differentiated twice by autodiff, by the logits alone."""
-
-    def __init__(
-        self,
-        function: LossFunction,
-        replace: Callable[[Float[Tensor, "..."]], Any],
-        batch: Batch,
-        logits: Float[Tensor, "..."],
-    ) -> None:
-        """Bind the function to a batch; `replace` puts other logits into the model's outputs."""
-        self._function = function
-        self._replace = replace
-        self._raw = batch.raw
-        self._logits = logits.detach()
-
-    @property
-    def valid(self) -> int:
-        """Losses that the function returns."""
-        return self._losses(self._logits).numel()
-
-    def total(self, logits: Float[Tensor, "..."]) -> float:
-        """See `BatchLoss`."""
-        return float(self._losses(logits).sum())
+        return float(self.losses(logits).detach().sum())
 
     def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
         """See `BatchLoss`.
@@ -167,17 +127,17 @@ class CallableLoss(BatchLoss):
             Sum, gradient and curvature.
 
         Raises:
-            ArgumentError: the function depends on the parameters by another way than the logits.
+            ArgumentError: the loss depends on the parameters by another way than the logits.
         """
-        with torch.enable_grad():
-            if self._losses(logits.detach()).requires_grad:
+        with torch.enable_grad(), ClosedForms(Watch(), swap=False):
+            if self.losses(logits.detach()).requires_grad:
                 raise ArgumentError(
                     "loss: expected a function of the logits and the batch; it has a derivative by something "
                     "else (another output of the model, or a parameter), which would be left out: "
                     "leave that term out, or detach it"
                 )
             leaf = logits.detach().requires_grad_()
-            total = self._losses(leaf).sum() * share
+            total = self.losses(leaf).sum() * share
             (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
 
         def curvature(direction: Tensor) -> Tensor:
@@ -189,14 +149,46 @@ class CallableLoss(BatchLoss):
             total=float(total.detach()), gradient=gradient.detach(), curvature=curvature
         )
 
-    def _losses(self, logits: Tensor) -> Tensor:
-        losses = self._function(self._replace(logits), self._raw)
+
+def callable_loss(
+    function: LossFunction, batch: Batch, outputs: Any, logits: Float[Tensor, "..."]
+) -> Differentiated:
+    """A user's function of the outputs, bound to a batch.
+
+    Args:
+        function: from outputs and batch to one loss a valid row.
+        batch: what it is given, as it came.
+        outputs: of the model.
+        logits: those among the outputs.
+
+    Returns:
+        The loss as a function of the logits alone.
+    """
+
+    def losses(logits: Tensor) -> Tensor:
+        losses = function(_with_logits(outputs, logits), batch.raw)
         if losses.ndim == 0:
             raise ArgumentError(
                 "loss: expected one loss for each valid token or row, got their mean or sum; "
                 "leave it out (reduction='none')"
             )
         return losses
+
+    return Differentiated(losses, lambda: losses(logits.detach()).numel())
+
+
+def _with_logits(outputs: Any, logits: Tensor) -> Any:
+    """The same outputs with other logits."""
+    if isinstance(outputs, Tensor):
+        return logits
+    if isinstance(outputs, tuple):
+        return (logits, *outputs[1:])
+    other = copy.copy(outputs)
+    if isinstance(outputs, dict):
+        other["logits"] = logits
+    if not isinstance(outputs, dict) or hasattr(outputs, "logits"):
+        other.logits = logits
+    return other
 
 
 def _row_chunks(rows: Tensor) -> Iterator[slice]:
@@ -253,22 +245,3 @@ def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:
     if batch.labels is None:
         raise ArgumentError("batches: this loss needs labels; give dicts with `labels` or pairs")
     return batch.labels
-
-
-LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {
-    "causal-lm": lambda batch: CrossEntropy(causal_targets(batch)),
-    "masked-lm": lambda batch: CrossEntropy(given_labels(batch)),
-    "seq2seq": lambda batch: CrossEntropy(given_labels(batch)),
-    "classification": lambda batch: CrossEntropy(given_labels(batch)),
-    "regression": lambda batch: SquaredError(given_labels(batch)),
-}
-
-
-def check_loss(loss: str | LossFunction) -> None:
-    """Make sure that a loss is known or callable.
-
-    Raises:
-        ArgumentError: neither.
-    """
-    if not callable(loss) and loss not in LOSSES:
-        raise unknown_name("loss", str(loss), [*LOSSES, "a callable(outputs, batch)"])

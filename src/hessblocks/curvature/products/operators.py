@@ -39,10 +39,16 @@ class CurvatureOperator(LinearOperator):
         Raises:
             ArgumentError: not exactly one of `group` and the pair `rows`, `columns` was given, or not of this problem's model.
         """
-        self._problem = problem
-        self._rows, self._columns = _block(type(self).__name__, group, rows, columns)
-        check_group(problem, self._rows, "group" if rows is None else "rows")
-        check_group(problem, self._columns, "group" if columns is None else "columns")
+        names = ("rows", "columns") if group is None else ("group", "group")
+        if group is not None and rows is None and columns is None:
+            rows = columns = group
+        elif group is not None or rows is None or columns is None:
+            raise ArgumentError(
+                f"{type(self).__name__}: give either group, or both rows and columns"
+            )
+        check_group(problem, rows, names[0])
+        check_group(problem, columns, names[1])
+        self._problem, self._rows, self._columns = problem, rows, columns
         like = problem.parameters[self._columns.parameters[0]]
         square = self._rows == self._columns
         super().__init__(
@@ -80,16 +86,3 @@ class Functional(CurvatureOperator):
     """H_f = Σ (∂ℓ/∂f) ∂²f/∂θ², formed directly as the Hessian of θ ↦ ⟨r, f(θ)⟩ with r fixed."""
 
     part = "functional"
-
-
-def _block(
-    name: str,
-    group: ParameterGroup | None,
-    rows: ParameterGroup | None,
-    columns: ParameterGroup | None,
-) -> tuple[ParameterGroup, ParameterGroup]:
-    if group is not None and rows is None and columns is None:
-        return group, group
-    if group is None and rows is not None and columns is not None:
-        return rows, columns
-    raise ArgumentError(f"{name}: give either group, or both rows and columns")

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessblocks.curvature.products.batches import Batch
 from hessblocks.curvature.products.losses import LossFunction
@@ -46,6 +47,8 @@ class Plan:
     """Whether the graphs of all passes fit the memory together."""
     together: int
     """Vectors multiplied at once."""
+    narrower: torch.dtype | None = None
+    """What parts of a float64 model compute in, where it is less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,8 @@ class RowCost:
     """Bytes that its graph keeps."""
     peak: int
     """Bytes at the worst moment of one product, parameters aside."""
+    narrower: torch.dtype | None
+    """See `Plan`."""
 
 
 class Work(Protocol):
@@ -94,7 +99,7 @@ def make_plan(problem: Work) -> Plan:
         The passes that fall to this process, and how they are worked on.
 
     Raises:
-        ArgumentError: not even one row fits.
+        ArgumentError: not even one row fits, or batches that must stay whole have a limit.
         RunError: the model is random even in evaluation mode.
     """
     limit = problem.memory_limit or default_limit(problem.device)
@@ -112,7 +117,7 @@ def make_plan(problem: Work) -> Plan:
     if problem.device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
     own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
-    if own and problem.memory_limit is None:
+    if _rows_are_tied(problem) or (own and problem.memory_limit is None):
         pieces = problem.batches
     else:
         shared = problem.processes.rows_each
@@ -124,7 +129,20 @@ def make_plan(problem: Work) -> Plan:
         passes=problem.processes.own_passes(pieces),
         hold=held + most * (cost.peak - cost.graph) <= rest,
         together=_together(rest, parameters, most, cost),
+        narrower=cost.narrower,
     )
+
+
+def _rows_are_tied(problem: Work) -> bool:
+    """Whether batches must stay whole, since a norm takes its statistics from them."""
+    norms = [m for m in problem.model.modules() if isinstance(m, _BatchNorm)]
+    tied = any(norm.running_mean is None for norm in norms)
+    if tied and problem.memory_limit is not None:
+        raise ArgumentError(
+            "memory_limit: batch norm without running statistics ties the rows of a batch together, so "
+            "that it cannot be cut; leave the limit out, or set track_running_stats=True"
+        )
+    return tied
 
 
 def default_limit(device: torch.device) -> int:
@@ -148,8 +166,12 @@ def _row_cost(problem: Work) -> RowCost:
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
     own = {p.untyped_storage().data_ptr() for p in problem.model.parameters()}
     saved: dict[int, int] = {}
+    dtypes = {p.dtype for p in leaves.values()}
+    wide = dtypes == {torch.float64}
 
     def note(tensor: Tensor) -> Tensor:
+        if wide and tensor.is_floating_point():
+            dtypes.add(tensor.dtype)
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             saved[storage.data_ptr()] = storage.nbytes()
@@ -158,9 +180,12 @@ def _row_cost(problem: Work) -> RowCost:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         logits, _ = problem.forward(row, leaves)
         check_same(logits.detach(), problem.forward(row, problem.parameters)[0])
-        with problem.backward():
-            pulled = _pull_back(logits, list(leaves.values()))
-    del pulled
+        if logits.requires_grad:  # further tensors are saved on the way back
+            ones = torch.ones_like(logits, requires_grad=True)
+            with problem.backward():
+                torch.autograd.grad(
+                    logits, list(leaves.values()), ones, create_graph=True, allow_unused=True
+                )
     graph = sum(saved.values())
     size = logits.numel() * logits.element_size()
     tokens = max(logits.numel() // max(1, logits.shape[-1]), _tokens(row))
@@ -168,14 +193,10 @@ def _row_cost(problem: Work) -> RowCost:
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
         peak=int(REPLAY * graph) + LOGITS * size,
+        narrower=min(dtypes - {torch.float64}, key=lambda t: t.itemsize, default=None)
+        if wide
+        else None,
     )
-
-
-def _pull_back(logits: Tensor, leaves: list[Tensor]) -> object:
-    if not logits.requires_grad:
-        return None
-    ones = torch.ones_like(logits, requires_grad=True)
-    return torch.autograd.grad(logits, leaves, ones, create_graph=True, allow_unused=True)
 
 
 def _tokens(row: Batch) -> int:

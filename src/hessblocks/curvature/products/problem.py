@@ -6,7 +6,6 @@ ragged batches, padding and the cut into batches do not change the answer.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -21,19 +20,17 @@ from torch import Tensor, nn
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.backend import backward_pass, differentiable, put_in
 from hessblocks.curvature.products.batches import Batch, unpack_all
-from hessblocks.curvature.products.full_memory import said_when_full
+from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.losses import (
-    LOSSES,
     BatchLoss,
-    CallableLoss,
     LossFunction,
-    check_loss,
+    callable_loss,
     given_labels,
 )
 from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
-from hessblocks.curvature.products.torch_losses import torch_loss
+from hessblocks.curvature.products.torch_losses import LOSSES, as_module, check_loss, torch_loss
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
 
 
@@ -59,7 +56,7 @@ class Problem:
             loss: `causal-lm` (next token; labels default to the inputs without padding),
                 `masked-lm`, `seq2seq` (encoder-decoders; labels of the decoder), `classification`,
                 `regression` (squared error, mean over entries); a loss module of torch such as
-                `nn.CrossEntropyLoss(weight=...)`, with its own options; or a callable (outputs, batch) that
+                `nn.CrossEntropyLoss(weight=...)` or its function, with its own options; or a callable (outputs, batch) that
                 returns the losses of the valid tokens or rows. Labels of −100 are ignored.
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
                 together accordingly. None: a quarter of the machine's memory. With a callable loss a
@@ -75,6 +72,7 @@ class Problem:
                 sharded over processes, `shard` without a process group, or processes that were given
                 different weights, or different batches where they should be the same.
         """
+        loss = as_module(loss)
         if isinstance(loss, nn.Module):
             self._loss_of: Callable[[Batch], BatchLoss] | None = torch_loss(loss)
         else:
@@ -100,8 +98,9 @@ class Problem:
         self._closed_forms = True
         self._recomputed = False
         self.held: tuple[Any, list[Any]] | None = None
-        accepted = inspect.signature(self.model.forward).parameters
-        self._extra = {"use_cache": False} if "use_cache" in accepted else {}
+        self.precision_known = False
+        self._accepted = inspect.signature(self.model.forward).parameters
+        self._extra = {"use_cache": False} if "use_cache" in self._accepted else {}
 
     @property
     def parameters(self) -> dict[str, Float[Tensor, "..."]]:
@@ -121,7 +120,7 @@ class Problem:
     @cached_property
     def plan(self) -> Plan:
         """How the batches are cut into passes; measured on one row when first needed."""
-        with said_when_full():
+        with said_in_a_sentence():
             return make_plan(self)
 
     @cached_property
@@ -142,8 +141,11 @@ class Problem:
 
     def value(self) -> float:
         """L(θ), in nats per token for the cross-entropies."""
-        with torch.no_grad(), said_when_full():
-            own = sum(self._checked_total(batch) for batch in self.plan.passes)
+        own = 0.0
+        with torch.no_grad(), said_in_a_sentence():
+            for batch in self.plan.passes:
+                logits, loss = self.forward(batch, self.parameters)
+                own += check_finite(loss.total(logits) / self.valid, batch)
         if not self.processes.sum_losses:
             return own
         return float(
@@ -168,7 +170,10 @@ class Problem:
         with differentiable(self.model, closed_forms=self._closed_forms) as seen:
             put_in(self.model, parameters)
             keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
-            outputs = self.model(*batch.arguments, **keywords)
+            if self._takes_mapping(batch.keywords):
+                outputs = self.model(batch.keywords)
+            else:
+                outputs = self.model(*batch.arguments, **keywords)
         self._recomputed |= seen.recomputed
         if seen.differentiated and self._closed_forms:
             self._closed_forms = False  # they carry two derivatives, and the model has used one
@@ -177,7 +182,7 @@ class Problem:
         if self._loss_of is not None:
             return logits, self._loss_of(batch)
         assert callable(self.loss)
-        return logits, CallableLoss(self.loss, _replacer(outputs), batch, logits)
+        return logits, callable_loss(self.loss, batch, outputs, logits)
 
     def backward(self) -> AbstractContextManager[object]:
         """Where a graph of `forward` is differentiated: parts that are computed again meet the same state."""
@@ -197,6 +202,12 @@ class Problem:
                 "batches", seen.hexdigest(), "give all of them the same ones, or use shard='own'"
             )
 
+    def _takes_mapping(self, names: Mapping[str, object]) -> bool:
+        """Whether the model wants a mapping in one piece: one argument, and none of the mapping's names."""
+        needed = [p for p in self._accepted.values() if p.default is p.empty]
+        single = len(needed) == 1 and needed[0].kind is needed[0].POSITIONAL_OR_KEYWORD
+        return single and bool(names) and not names.keys() & self._accepted.keys()
+
     def _decoder_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """What the decoder of an encoder-decoder reads: the labels one place further on, unless it is given."""
         if self.loss != "seq2seq" or "decoder_input_ids" in batch.keywords:
@@ -214,15 +225,12 @@ class Problem:
             return self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
 
-    def _checked_total(self, batch: Batch) -> float:
-        logits, loss = self.forward(batch, self.parameters)
-        total = loss.total(logits) / self.valid
-        check_finite(total, batch)
-        return total
 
-
-def check_finite(total: float, batch: Batch) -> None:
+def check_finite(total: float, batch: Batch) -> float:
     """Make sure that a batch's loss is a number.
+
+    Returns:
+        The loss as it came.
 
     Raises:
         RunError: it is not; the message says which batch.
@@ -232,6 +240,7 @@ def check_finite(total: float, batch: Batch) -> None:
             f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
             "look at its inputs, or use float32 or float64 parameters"
         )
+    return total
 
 
 def _logits(outputs: Any) -> Tensor:
@@ -248,21 +257,3 @@ def _logits(outputs: Any) -> Tensor:
             "a head (AutoModelForCausalLM, ...), or wrap it in a module that returns the logits"
         )
     return found
-
-
-def _replacer(outputs: Any) -> Callable[[Tensor], Any]:
-    """A function that puts other logits into the outputs."""
-
-    def replace(logits: Tensor) -> Any:
-        if isinstance(outputs, Tensor):
-            return logits
-        if isinstance(outputs, tuple):
-            return (logits, *outputs[1:])
-        other = copy.copy(outputs)
-        if isinstance(outputs, dict):
-            other["logits"] = logits
-        if not isinstance(outputs, dict) or hasattr(outputs, "logits"):
-            other.logits = logits
-        return other
-
-    return replace

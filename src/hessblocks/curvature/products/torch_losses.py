@@ -7,42 +7,59 @@ Letters: B rows of a batch.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from jaxtyping import Float, Shaped
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.products.batches import Batch
 from hessblocks.curvature.products.losses import (
     BatchLoss,
     CrossEntropy,
-    LossDerivatives,
+    Differentiated,
+    LossFunction,
+    causal_targets,
     given_labels,
 )
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, unknown_name
 
-KNOWN: tuple[type[nn.Module], ...] = (
-    nn.CrossEntropyLoss,
-    nn.MSELoss,
-    nn.BCEWithLogitsLoss,
-    nn.L1Loss,
-    nn.SmoothL1Loss,
-    nn.HuberLoss,
-)
-"""Losses whose mean is over labels (with their weights) or over entries."""
+KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.CrossEntropyLoss: F.cross_entropy,
+    nn.MSELoss: F.mse_loss,
+    nn.NLLLoss: F.nll_loss,
+    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+    nn.BCELoss: F.binary_cross_entropy,
+    nn.L1Loss: F.l1_loss,
+    nn.SmoothL1Loss: F.smooth_l1_loss,
+    nn.HuberLoss: F.huber_loss,
+    nn.PoissonNLLLoss: F.poisson_nll_loss,
+    nn.SoftMarginLoss: F.soft_margin_loss,
+}
+"""Losses whose mean is over labels (with their weights) or over entries, and their functions."""
+
+OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+"""Those whose labels are classes."""
 
 
-def torch_loss(module: nn.Module) -> Callable[[Batch], BatchLoss]:
+def as_module(loss: Any) -> Any:
+    """The module of a function of torch, with the options of its `functools.partial`; anything else as it came."""
+    function, options = (
+        (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
+    )
+    return next((kind(**options) for kind, known in KNOWN.items() if known is function), loss)
+
+
+def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
     """How a batch's loss is made from a loss module of torch.
 
     Args:
         module: one of `KNOWN`, with any of its options but `reduction="none"`.
 
     Returns:
-        From a batch with labels to its loss.
+        From a batch with labels to its loss; in closed form for a mean over hard labels of equal weight.
 
     Raises:
         ArgumentError: another kind of module, or no reduction.
@@ -54,84 +71,74 @@ def torch_loss(module: nn.Module) -> Callable[[Batch], BatchLoss]:
         )
     if module.reduction not in ("mean", "sum"):
         raise ArgumentError(f"loss: expected reduction='mean' or 'sum', got {module.reduction!r}")
-    if _is_plain_cross_entropy(module):
-        return lambda batch: _plain(module, batch)
-    return lambda batch: ModuleLoss(module, given_labels(batch))
-
-
-class ModuleLoss(BatchLoss):
-    """A loss module of torch, summed, and differentiated twice by autodiff."""
-
-    def __init__(self, module: Any, labels: Shaped[Tensor, "B ..."]) -> None:
-        """Hold the labels as the module takes them."""
-        self._module = copy.deepcopy(module).to(labels.device)
-        self._module.reduction = "sum"
-        self._labels = labels
-
-    @property
-    def valid(self) -> float:
-        """What a mean is over: labels, each with its class's weight, or entries."""
-        if not isinstance(self._module, nn.CrossEntropyLoss):
-            return self._labels.numel()
-        if self._labels.is_floating_point():
-            return self._labels.numel() // self._labels.shape[min(1, self._labels.ndim - 1)]
-        counted = self._labels[self._labels != self._module.ignore_index]
-        weight = self._module.weight
-        return counted.numel() if weight is None else float(weight[counted].sum())
-
-    def total(self, logits: Float[Tensor, "B ..."]) -> float:
-        """See `BatchLoss`."""
-        return float(self._sum(logits).detach())
-
-    def derivatives(self, logits: Float[Tensor, "B ..."], share: float) -> LossDerivatives:
-        """See `BatchLoss`."""
-        with torch.enable_grad():
-            leaf = logits.detach().requires_grad_()
-            total = self._sum(leaf) * share
-            (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
-
-        def curvature(direction: Tensor) -> Tensor:
-            if not gradient.requires_grad:
-                return torch.zeros_like(direction)
-            return torch.autograd.grad(gradient, leaf, direction, retain_graph=True)[0]
-
-        return LossDerivatives(
-            total=float(total.detach()), gradient=gradient.detach(), curvature=curvature
-        )
-
-    def _sum(self, logits: Tensor) -> Tensor:
-        labels = self._labels
-        if not isinstance(self._module, nn.CrossEntropyLoss):
-            labels = labels.to(logits.dtype)
-            if labels.shape != logits.shape:
-                raise ArgumentError(
-                    f"labels: expected the shape of the logits, {tuple(logits.shape)}, got {tuple(labels.shape)}"
-                )
-        elif labels.is_floating_point():
-            labels = labels.to(logits.dtype)
-        try:
-            found: Tensor = self._module.to(logits.dtype)(logits, labels)
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise ArgumentError(
-                f"labels: {type(self._module).__name__} does not take labels {tuple(labels.shape)} with logits "
-                f"{tuple(logits.shape)} ({str(error).splitlines()[0]}); its classes stand on axis 1, those of "
-                "loss='classification' and 'causal-lm' on the last"
-            ) from error
-        return found
-
-
-def _is_plain_cross_entropy(module: Any) -> bool:
-    """Whether the closed form of `CrossEntropy` serves: a mean over hard labels of equal weight."""
-    return (
+    plain = (
         isinstance(module, nn.CrossEntropyLoss)
         and module.weight is None
         and module.label_smoothing == 0
         and module.reduction == "mean"
     )
 
+    def loss_of(batch: Batch) -> BatchLoss:
+        labels = given_labels(batch)
+        if plain and labels.ndim == 1 and not labels.is_floating_point():
+            return CrossEntropy(labels.masked_fill(labels == module.ignore_index, IGNORED))
+        return _differentiated(module, labels)
 
-def _plain(module: Any, batch: Batch) -> BatchLoss:
-    labels = given_labels(batch)
-    if labels.is_floating_point() or labels.ndim != 1:
-        return ModuleLoss(module, labels)
-    return CrossEntropy(labels.masked_fill(labels == module.ignore_index, IGNORED))
+    return loss_of
+
+
+def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Differentiated:
+    """The sum of a module's losses; with `column`, logits may have a last axis of one entry more."""
+    module = copy.deepcopy(module).to(labels.device)
+    module.reduction = "sum"
+    of_classes = isinstance(module, OF_CLASSES)
+
+    def losses(logits: Tensor) -> Tensor:
+        given = labels
+        if not of_classes or labels.is_floating_point():
+            given = labels.to(logits.dtype)
+        if column and (logits.ndim, logits.shape[-1]) == (labels.ndim + 1, 1):
+            given = given[..., None]
+        if not of_classes and given.shape != logits.shape:
+            raise ArgumentError(
+                f"labels: expected the shape of the logits, {tuple(logits.shape)}, got {tuple(labels.shape)}"
+            )
+        try:
+            found: Tensor = module.to(logits.dtype)(logits, given)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise ArgumentError(
+                f"labels: {type(module).__name__} does not take labels {tuple(labels.shape)} with logits "
+                f"{tuple(logits.shape)} ({str(error).splitlines()[0]}); its classes stand on axis 1, those of "
+                "loss='classification' and 'causal-lm' on the last"
+            ) from error
+        return found
+
+    def count() -> float:
+        if not of_classes:
+            return labels.numel()
+        if labels.is_floating_point():
+            return labels.numel() // labels.shape[min(1, labels.ndim - 1)]
+        counted = labels[labels != module.ignore_index]
+        return counted.numel() if module.weight is None else float(module.weight[counted].sum())
+
+    return Differentiated(losses, count)
+
+
+LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {
+    "causal-lm": lambda batch: CrossEntropy(causal_targets(batch)),
+    "masked-lm": lambda batch: CrossEntropy(given_labels(batch)),
+    "seq2seq": lambda batch: CrossEntropy(given_labels(batch)),
+    "classification": lambda batch: CrossEntropy(given_labels(batch)),
+    "regression": lambda batch: _differentiated(nn.MSELoss(), given_labels(batch), column=True),
+}
+"""By name, from a batch to its loss."""
+
+
+def check_loss(loss: str | LossFunction) -> None:
+    """Make sure that a loss is known or callable.
+
+    Raises:
+        ArgumentError: neither.
+    """
+    if not callable(loss) and loss not in LOSSES:
+        raise unknown_name("loss", str(loss), [*LOSSES, "a callable(outputs, batch)"])

@@ -5,6 +5,7 @@ Letters: K vectors multiplied together.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -13,10 +14,17 @@ from torch import Tensor
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.products.full_memory import said_when_full
+from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.linalg import working_dtype
+
+ROUNDING = 1e-12
+"""Difference between H and H_o + H_f, as a share, that float64 may explain."""
+
+
+class PrecisionWarning(UserWarning):
+    """A model in float64 computes parts in less; the message says how far results are exact."""
 
 
 def total_products(
@@ -47,11 +55,39 @@ def total_products(
         RunError: a loss is not finite, or the memory is full.
     """
     try:
-        with said_when_full():
+        with said_in_a_sentence():
+            _say_precision(problem)
             return _add_up(problem, vectors, rows, columns, parts, later)
     except Exception:
         problem.held = None
         raise
+
+
+def _say_precision(problem: Problem) -> None:
+    """Warn once of a float64 model that casts to less, with what that costs, measured on the first pass."""
+    if problem.precision_known or not (problem.plan.narrower and problem.plan.passes):
+        return
+    problem.precision_known = True
+    first, names = problem.plan.passes[0], tuple(problem.parameters)
+    draw = torch.Generator().manual_seed(0)
+    vectors = {
+        name: torch.randn(1, *p.shape, generator=draw, dtype=p.dtype).to(p.device)
+        for name, p in problem.parameters.items()
+    }
+    full = BatchGraph(problem, first, names, split=False).full(vectors, names)
+    split = BatchGraph(problem, first, names).split(vectors, names, ["full"])["full"]
+    whole, parts = (
+        torch.cat([(0 * vectors[n] if t is None else t).flatten() for n, t in found.items()])
+        for found in (full, split)
+    )
+    scale, gap = float(whole.norm()), float((whole - parts).norm())
+    if gap > ROUNDING * scale:
+        warnings.warn(
+            f"curvature: the parameters are float64, but parts of the model compute in {problem.plan.narrower}: "
+            f"H and H_o + H_f differ by {gap / scale:.1e} of a product, and no result is more exact",
+            PrecisionWarning,
+            stacklevel=4,
+        )
 
 
 def _add_up(
@@ -76,9 +112,8 @@ def _add_up(
         total.zero_()
     try:
         if own.start < own.stop:
-            with said_when_full():
-                for number, graph in enumerate(_graphs(problem, involved, parts)):
-                    _collect(total[:, own], graph, mine, rows, columns, parts, add=number > 0)
+            for number, graph in enumerate(_graphs(problem, involved, parts)):
+                _collect(total[:, own], graph, mine, rows, columns, parts, add=number > 0)
     except Exception:
         problem.processes.fail(total)
         raise
@@ -97,7 +132,7 @@ def _graphs(
     Returns:
         One graph a pass; a list where they are held.
     """
-    split = _needs_split(parts)
+    split = list(parts) != ["full"]  # H alone needs no fixed r
     fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)
     if not problem.plan.hold:
         return fresh
@@ -107,11 +142,6 @@ def _graphs(
         problem.held = (key, list(fresh))
     held: list[BatchGraph] = problem.held[1]
     return held
-
-
-def _needs_split(parts: Sequence[Part]) -> bool:
-    """Whether anything besides H itself is asked for."""
-    return list(parts) != ["full"]
 
 
 def _collect(
@@ -130,7 +160,7 @@ def _collect(
         tensors = columns.scatter(vectors[some], graph.parameters)
         products = (
             graph.split(tensors, rows.parameters, parts)
-            if _needs_split(parts)
+            if list(parts) != ["full"]
             else {"full": graph.full(tensors, rows.parameters)}
         )
         for index, part in enumerate(parts):

@@ -1,0 +1,112 @@
+"""Functions of torch whose second or third derivative is wrong or missing (torch 2.13), in single steps.
+
+`tests/curvature/test_torch_derivatives.py` holds the list: it fails as soon as torch mends one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+
+def layer_norm(
+    x: Float[Tensor, "*shape"],
+    shape: Sequence[int],
+    weight: Float[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    eps: float = 1e-5,
+) -> Float[Tensor, "*shape"]:
+    """`torch.nn.functional.layer_norm`; the third derivative of torch's own is wrong."""
+    return _normalised(x, range(-len(shape), 0), weight, bias, eps)
+
+
+def weight_norm(
+    direction: Float[Tensor, "*shape"], length: Float[Tensor, "..."], dim: int = 0
+) -> Float[Tensor, "*shape"]:
+    """`torch._weight_norm`, direction scaled to a length; the second derivative of torch's own is wrong.
+
+    Returns:
+        The weight, of norm `length` along all axes but `dim`; along all of them for a `dim` of −1.
+    """
+    axes = [axis for axis in range(direction.ndim) if dim == -1 or axis != dim % direction.ndim]
+    return direction * (length * direction.square().sum(axes, keepdim=True).rsqrt())
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """By the statistics of the batch; by running ones torch is right."""
+    return (
+        _of_channels(x, 0, weight, bias, eps)
+        if training and running_mean is None
+        else NotImplemented
+    )
+
+
+def _instance_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    return _of_channels(x, 2, weight, bias, eps) if use_input_stats else NotImplemented
+
+
+def _of_channels(
+    x: Tensor, first: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Over all axes from `first` on but axis 1, which weight and bias belong to."""
+    axes = [axis for axis in range(first, x.ndim) if axis != 1]
+    shape = (-1, *[1] * (x.ndim - 2))
+    weight, bias = (None if t is None else t.view(shape) for t in (weight, bias))
+    return _normalised(x, axes, weight, bias, eps)
+
+
+def _normalised(
+    x: Tensor, axes: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    axes = tuple(axes)
+    centred = x - x.mean(axes, keepdim=True)
+    y = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _grouped_products(rows: Tensor, weights: Tensor, *, offs: Any = None, **others: Any) -> Any:
+    """`torch.nn.functional.grouped_mm`, which takes no float64: rows in groups, a matrix for each."""
+    given = any(value is not None for value in others.values())
+    if rows.dtype != torch.float64 or (rows.ndim, weights.ndim) != (2, 3) or given:
+        return NotImplemented
+    *groups, rest = rows.tensor_split(offs.tolist())
+    products = [group @ weight for group, weight in zip(groups, weights, strict=True)]
+    return torch.cat([*products, rest @ torch.zeros_like(weights[0])])
+
+
+CORRECTED: dict[Any, Callable[..., Any]] = {
+    torch._weight_norm: weight_norm,
+    torch._grouped_mm: _grouped_products,
+    F.batch_norm: _batch_norm,
+    F.instance_norm: _instance_norm,
+    F.hardsigmoid: lambda x, inplace=False: F.relu6(x + 3) / 6,
+    F.linear_cross_entropy: lambda *args, options=None, **kw: F.linear_cross_entropy(*args, **kw),
+}
+"""By function of torch; what returns NotImplemented leaves the call to torch.
+
+linear_cross_entropy has no second derivative in chunks, which are what its `options` ask for.
+"""

@@ -1,0 +1,40 @@
+"""What torch cannot do, memory or derivatives, as one sentence that says what to change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hessblocks.errors import HessblocksError, RunError, out_of_memory
+
+MISSING = (
+    "derivative for .* not implemented|not support backward|double backward|once_differentiable"
+)
+"""What torch says of operations without a second derivative."""
+
+
+@contextmanager
+def said_in_a_sentence() -> Iterator[None]:
+    """Turn an allocation that failed, or a derivative that is missing, into a `RunError`.
+
+    Raises:
+        RunError: there was not enough memory, or torch cannot differentiate the model twice.
+    """
+    try:
+        yield
+    except HessblocksError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        if out_of_memory(error):
+            raise RunError(
+                "curvature: out of memory; lower memory_limit, take shorter sequences or fewer probes, "
+                "or leave out the map; what is finished is kept"
+            ) from error
+        if re.search(MISSING, str(error)):
+            raise RunError(
+                f"curvature: torch cannot differentiate a part of the model twice "
+                f"({str(error).splitlines()[0]}); use another form of it, such as "
+                "model.set_attn_implementation('sdpa') for flex attention"
+            ) from error
+        raise
