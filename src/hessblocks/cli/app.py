@@ -16,6 +16,7 @@ from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
 from hessblocks.errors import HessblocksError, out_of_memory
 from hessblocks.settings import option
+from hessblocks.shown import printable, printable_lines
 
 app = typer.Typer(
     name="hessblocks",
@@ -75,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except HessblocksError as error:
             _complain(str(error), words)
             return error.exit_status
+        except typer.Abort:
+            _complain("interrupted; run the same command again.", words)
+            return 1
         except (OSError, MemoryError, RuntimeError) as error:
             return _failed(error, words)
         except SystemExit as end:
@@ -108,7 +112,7 @@ def _complain(message: str, words: Sequence[str]) -> None:
     field, _, rest = message.partition(":")
     if re.fullmatch(r"[a-z_]+", field) and option(field) in _options():
         message = f"{option(field)}:{rest}"
-    print(f"hessblocks: {message}", file=sys.stderr)
+    print(f"hessblocks: {printable(message)}", file=sys.stderr)
 
 
 def _options() -> set[str]:
@@ -122,4 +126,6 @@ def _show_warning(
 ) -> None:
     """A warning of ours as one line on standard error; of others only what concerns users."""
     if category.__module__.startswith("hessblocks") or category is UserWarning:
-        print(f"hessblocks: warning: {message}", file=sys.stderr)
+        ours = category.__module__.startswith("hessblocks")
+        shown = (printable if ours else printable_lines)(str(message))
+        print(f"hessblocks: warning: {shown}", file=sys.stderr)

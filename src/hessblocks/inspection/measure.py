@@ -31,6 +31,7 @@ from hessblocks.storage import (
     environment,
     held,
     load_curvature,
+    refuse_links,
     write_json,
     write_table,
 )
@@ -243,8 +244,9 @@ def _check_folder(out: Path) -> None:
     """Refuse a folder that holds something other than an earlier `hessblocks signal`.
 
     Raises:
-        ArgumentError: names the folder.
+        ArgumentError: names the folder, or a link in it.
     """
+    refuse_links(out)
     try:
         entries = [path for path in out.iterdir() if not path.name.startswith(".")]
         config = json.loads((out / "config.json").read_text(encoding="utf-8")) if entries else {}

@@ -16,6 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.quiet import quiet
+from hessblocks.shown import printable
+from hessblocks.storage import refuse_links
 
 Encode = Callable[[str], list[int]]
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -110,7 +112,10 @@ def _place(source: str) -> str:
     """What transformers is to load: the folder itself, the model inside a run folder, or the hub name."""
     folder = Path(source)
     if folder.is_dir():
-        return str(folder / "model" if (folder / "model" / "config.json").is_file() else folder)
+        if (folder / "model" / "config.json").is_file():
+            refuse_links(folder)
+            return str(folder / "model")
+        return str(folder)
     if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise ArgumentError(f"MODEL: {source} is no folder; give one that save_pretrained wrote.")
     return source
@@ -165,7 +170,7 @@ def _encoder(place: str) -> Encode | None:
 
 
 def _short_name(source: str) -> str:
-    return Path(source).resolve().name if Path(source).is_dir() else source
+    return printable(Path(source).resolve().name if Path(source).is_dir() else source)
 
 
 def _first_line(error: Exception) -> str:

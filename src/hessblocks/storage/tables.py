@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -22,8 +24,14 @@ GROWTH_COLUMNS = (
 )  # fmt: skip
 
 
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""Begins a text that spreadsheets calculate, or such a text behind apostrophes."""
+
+
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> None:
     """Write `rows` under a header, each number with all its digits; what a row lacks is left empty.
+
+    A text such as `=1+1` gets an apostrophe in front, which `read_table` takes away again.
 
     Raises:
         RunError: the file cannot be written.
@@ -31,7 +39,17 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: _guarded(row.get(name)) for name in columns} for row in rows)
+
+
+def _guarded(value: Scalar) -> Scalar:
+    """What stands in the cell: an apostrophe before a text that a spreadsheet would take for a formula."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def _read_back(text: str) -> str:
+    """The text that `_guarded` was given."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
 def columns_of(kind: Any) -> tuple[str, ...]:
@@ -58,7 +76,7 @@ def read_table(kind: type[Record], path: Path) -> list[Record]:
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Each row as column → text, with its line number from 1."""
-    reader = csv.DictReader(read_text(path).splitlines())
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     absent = [name for name in columns if name not in (reader.fieldnames or ())]
     if absent:
         raise damaged(path, 1, f"expected the columns {', '.join(absent)}")
@@ -66,6 +84,6 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str
         for row in reader:
             if None in row or None in row.values():
                 raise damaged(path, reader.line_num, "expected as many values as there are columns")
-            yield reader.line_num, row
+            yield reader.line_num, {name: _read_back(text) for name, text in row.items()}
     except csv.Error as error:
         raise damaged(path, reader.line_num, f"not CSV ({error})") from error

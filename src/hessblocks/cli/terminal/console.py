@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich import box
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from hessblocks.cli.terminal.sizes import BlockSize
 from hessblocks.report import ComparisonRow, budget_cells, budget_columns
+from hessblocks.shown import printable, printable_lines
 from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import FolderResults
 
@@ -25,14 +27,14 @@ WIDE = 140
 
 def console(width: int = NARROWEST) -> Console:
     """Standard output, wide enough for the tables where it is a file or a pipe."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=width)
+    found = partial(Console, highlight=False, markup=False, emoji=False)
+    return plain if (plain := found()).is_terminal else found(width=width)
 
 
 def show(
     described: Mapping[str, Any],
     lines: Iterable[Table | str],
-    end: str = "",
+    end: Sequence[str] = (),
     *,
     as_json: bool,
     width: int = NARROWEST,
@@ -42,7 +44,7 @@ def show(
     Args:
         described: printed as one JSON object, where that was asked for; nothing else is then.
         lines: tables, and text that is wrapped at the width.
-        end: text that is not wrapped, such as paths.
+        end: lines that are not wrapped, such as paths.
         as_json: what was asked for.
         width: see `console`.
     """
@@ -51,18 +53,18 @@ def show(
         return
     screen = console(width)
     for line in lines:
-        screen.print(line)
-    if end:
-        print(end)
+        screen.print(printable(line) if isinstance(line, str) else line)
+    for line in end:
+        print(printable(line))
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
     """A table; all but the first `left` columns are aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right")
+        table.add_column(printable_lines(column), justify="left" if index < left else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     return table
 
 
