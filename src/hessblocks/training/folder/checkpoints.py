@@ -66,10 +66,11 @@ def seal(folder: Path, progress: dict[str, Any]) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the folder is sealed and every file is as it was."""
+    """Whether the folder is sealed, every file is as it was and no other is there."""
     try:
         files = json.loads((folder / SEAL).read_text(encoding="utf-8"))["files"]
-        return all(sha256(folder / name) == digest for name, digest in files.items())
+        there = {path.name for path in folder.iterdir()} - {SEAL}  # none besides, none elsewhere
+        return there == set(files) and all(sha256(folder / n) == files[n] for n in there)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
