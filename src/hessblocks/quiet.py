@@ -1,22 +1,28 @@
-"""Hugging Face libraries without progress bars and chatter; errors still show."""
+"""Hugging Face libraries without progress bars, chatter and network; errors still show."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from huggingface_hub import constants
 from transformers.utils import logging
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, transformers shows errors alone; its settings are put back afterwards."""
+    """Inside, transformers shows errors alone and no request leaves; its settings are put back afterwards.
+
+    `local_files_only` is not enough: a look into the cache asks the hub for the names of coding agents.
+    """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
+        constants.HF_HUB_OFFLINE = offline
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()

@@ -18,6 +18,7 @@ from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.interruption import signals_interrupt
 from hessblocks.errors import HessblocksError, out_of_memory
 from hessblocks.settings import option
+from hessblocks.shown import printable, printable_lines
 
 app = typer.Typer(
     name="hessblocks",
@@ -116,7 +117,7 @@ def _complain(message: str, words: Sequence[str]) -> None:
     field, _, rest = message.partition(":")
     if re.fullmatch(r"[a-z_]+", field) and option(field) in _options():
         message = f"{option(field)}:{rest}"
-    print(f"hessblocks: {message}", file=sys.stderr)
+    print(f"hessblocks: {printable(message)}", file=sys.stderr)
 
 
 def _options() -> set[str]:
@@ -130,4 +131,6 @@ def _show_warning(
 ) -> None:
     """A warning of ours as one line on standard error; of others only what concerns users."""
     if category.__module__.startswith("hessblocks") or category is UserWarning:
-        print(f"hessblocks: warning: {message}", file=sys.stderr)
+        ours = category.__module__.startswith("hessblocks")
+        shown = (printable if ours else printable_lines)(str(message))
+        print(f"hessblocks: warning: {shown}", file=sys.stderr)

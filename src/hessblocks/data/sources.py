@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessblocks.errors import ArgumentError, RunError, in_units, main_memory
+from hessblocks.shown import printable
 from hessblocks.storage import sha256
 
 VALIDATION_SHARE = 0.1
@@ -105,7 +106,7 @@ def user_files(path: Path) -> Source:
             raise ArgumentError(f"--data: {path} holds no files; give a folder with text or code.")
         splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else _by_file(paths)
         return Source(
-            name=path.resolve().name,
+            name=printable(path.resolve().name),
             root=root,
             splits=splits,
             fingerprint=fingerprint(root, paths),

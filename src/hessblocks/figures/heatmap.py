@@ -15,6 +15,8 @@ from matplotlib.colors import LogNorm, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from hessblocks.figures.text import plain_math
+
 PART_WORDS = {
     "outer": "outer product $H_o$",
     "functional": "functional part $H_f$",
@@ -86,7 +88,7 @@ def _mark_zeros(axis: Axes, norms: np.ndarray) -> None:
 
 def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> None:
     """Short names at both sides, a line wherever the layer changes."""
-    short = [re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", name) for name in names]
+    short = [re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", plain_math(name)) for name in names]
     size = 9 if len(names) <= 40 else 7
     axis.set_xticks(range(len(names)), short, rotation=90, fontsize=size)
     axis.set_yticks(range(len(names)), short, fontsize=size)

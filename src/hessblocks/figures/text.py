@@ -6,6 +6,8 @@ import math
 import re
 from html import escape
 
+from hessblocks.shown import printable
+
 LARGE = 1e7
 """From here on numbers have powers of ten."""
 
@@ -23,8 +25,8 @@ SYMBOL = re.compile(r"(\\[a-z]+|\\?.)(?:_(?:\\mathrm)?(?:\{(\w+)\}|(\w)))?")
 
 
 def plain_math(text: str) -> str:
-    """Text in which nobody sees mathematics."""
-    return text.replace("$", r"\$")
+    """Text in which nobody sees mathematics, and whose control characters are visible."""
+    return printable(text).replace("$", r"\$")
 
 
 def page_text(text: str) -> str:

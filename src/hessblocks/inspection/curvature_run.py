@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hessblocks.conventions import Part
 from hessblocks.curvature import (
@@ -64,7 +65,7 @@ class CurvatureRun:
         loss = self.problem.value()
         with progress.stage("curvature", self.name, len(self.groups)):
             for count, name in enumerate(self.groups, start=1):
-                path = self.folder / "groups" / f"{name}.json"
+                path = self.folder / "groups" / f"{quote(name, safe='')}.json"
                 if path.is_file():
                     records[name] = _read(path)
                 else:

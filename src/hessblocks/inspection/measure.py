@@ -34,6 +34,7 @@ from hessblocks.storage import (
     identity_in,
     load_curvature,
     mended,
+    refuse_links,
     write_json,
     write_table,
 )
@@ -246,8 +247,9 @@ def _check_folder(out: Path) -> None:
     """Refuse a folder that holds something other than an earlier `hessblocks signal`.
 
     Raises:
-        ArgumentError: names the folder.
+        ArgumentError: names the folder, or a link in it.
     """
+    refuse_links(out)
     try:
         empty = not out.exists() or all(path.name.startswith(".") for path in out.iterdir())
         ours = empty or json.loads((out / "config.json").read_bytes()).get("command") == "signal"

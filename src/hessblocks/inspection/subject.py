@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +14,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import find_adapter_config_file
 
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.quiet import quiet
-from hessblocks.storage import SEAL_FILE, DamageWarning, identity_in, sealed_folder
+from hessblocks.shown import printable
+from hessblocks.storage import SEAL_FILE, DamageWarning, identity_in, refuse_links, sealed_folder
 
 Encode = Callable[[str], list[int]]
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -88,13 +90,13 @@ def saved_model(source: str) -> Subject:
                 dtype=torch.float32,
                 output_loading_info=True,
             )
-        except HessblocksError:
+        except (HessblocksError, MemoryError):
             raise
         except SafetensorError as error:
             raise RunError(
                 f"{source}: the weights are damaged or cut off ({error}); copy or save the model again"
             ) from error
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+        except Exception as error:  # of any kind: the files are somebody else's
             raise RunError(f"MODEL: {source} cannot be loaded ({_first_line(error)}).") from error
     if found["missing_keys"]:
         names = ", ".join(sorted(found["missing_keys"])[:3])
@@ -127,7 +129,10 @@ def _place(source: str) -> str:
     """What transformers is to load: the folder itself, the model inside a run folder, or the hub name."""
     folder = Path(source)
     if folder.is_dir():
-        return str(folder / "model" if (folder / "model" / "config.json").is_file() else folder)
+        if (folder / "model" / "config.json").is_file():
+            refuse_links(folder)
+            return str(folder / "model")
+        return str(folder)
     if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise ArgumentError(f"MODEL: {source} is no folder; give one that save_pretrained wrote.")
     return source
@@ -137,12 +142,13 @@ def _check_kind(source: str, place: str) -> None:
     """Refuse what is not a causal language model.
 
     Raises:
-        ArgumentError: another kind of model, which has no logits of the next token.
+        ArgumentError: another kind of model, which has no logits of the next token, or one that needs code
+            or weights from elsewhere.
         RunError: neither a folder with a model nor in the local cache.
     """
     try:
         config = AutoConfig.from_pretrained(place, **_LOCAL)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         if Path(place).is_dir():
             raise ArgumentError(
                 f"MODEL: {source} holds no model that transformers knows ({_first_line(error)})."
@@ -151,6 +157,7 @@ def _check_kind(source: str, place: str) -> None:
             f"MODEL: {source!r} is no folder, and no model of that name is in the local Hugging Face "
             f"cache; run `hf download {source}` where there is a network, or give a folder."
         ) from error
+    _check_alone(source, place, config)
     known: Any = AutoModelForCausalLM._model_mapping
     names = getattr(config, "architectures", None) or []
     fitting = known[type(config)].__name__ if type(config) in known else None
@@ -162,6 +169,21 @@ def _check_kind(source: str, place: str) -> None:
         )
 
 
+def _check_alone(source: str, place: str, config: Any) -> None:
+    """Refuse a model of which a part lies elsewhere: compiled code of the hub, or the model of an adapter."""
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
+        if "/" in (found := str(getattr(part, f"_{kind}", None))):
+            raise ArgumentError(
+                f"MODEL: {source} asks for code from elsewhere ({kind} {found}), which is never executed; "
+                "take that line out of its config.json."
+            )
+    if find_adapter_config_file(place, local_files_only=True):
+        raise ArgumentError(
+            f"MODEL: {source} holds an adapter of another model; merge both and give the merged model."
+        )
+
+
 def _encoder(place: str) -> Encode | None:
     """The tokeniser beside the model, each document ended by its end-of-text token."""
     folder = Path(place)
@@ -170,7 +192,7 @@ def _encoder(place: str) -> Encode | None:
     with quiet():
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(place, **_LOCAL)
-        except (OSError, ValueError, KeyError, json.JSONDecodeError):
+        except Exception:  # of any kind: the files are somebody else's
             return None
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
@@ -182,7 +204,7 @@ def _encoder(place: str) -> Encode | None:
 
 
 def _short_name(source: str) -> str:
-    return Path(source).resolve().name if Path(source).is_dir() else source
+    return printable(Path(source).resolve().name if Path(source).is_dir() else source)
 
 
 def _first_line(error: Exception) -> str:

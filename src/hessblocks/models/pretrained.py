@@ -89,7 +89,8 @@ class HessblocksPreTrainedModel(PreTrainedModel):
         Args:
             pretrained_model_name_or_path: folder or name on the Hugging Face hub.
             *arguments: as in transformers.
-            **keywords: as in transformers.
+            **keywords: as in transformers; `use_safetensors` is True where it is not given, so that pickled
+                weights are not opened.
 
         Returns:
             The model; with `output_loading_info` also what was loaded.
@@ -101,6 +102,7 @@ class HessblocksPreTrainedModel(PreTrainedModel):
         report = keywords.pop("output_loading_info", False)
         resize = keywords.pop("ignore_mismatched_sizes", False)
         load: Any = super().from_pretrained
+        keywords.setdefault("use_safetensors", True)
         keywords |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()  # of keys that differ we make a report of our own

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 
+from hessblocks.shown import shell_line
 from hessblocks.storage import Settings
 
 OWN_DATA = "PATH"
@@ -27,14 +27,17 @@ CURVATURE = ("sequences", "tokens", "probes")
 
 def command_line(settings: Settings) -> str:
     """The command with every option that its settings correspond to, quoted for a POSIX shell."""
-    words = ["hessblocks", settings.command, *_options(settings)]
-    return " ".join(shlex.quote(word) for word in [*words, "--out", "DIR"])
+    names = list(settings.presets if settings.command == "train" else ())
+    options = [*_options(settings), "--out", "DIR"]
+    if any(
+        name.startswith("-") for name in names
+    ):  # somebody else's config.json; no options of ours
+        return shell_line(["hessblocks", settings.command, *options, "--", *names])
+    return shell_line(["hessblocks", settings.command, *names, *options])
 
 
 def _options(settings: Settings) -> Iterator[str]:
-    if settings.command == "train":
-        yield from settings.presets
-    elif settings.command != "demo":
+    if settings.command not in ("train", "demo"):
         yield from ("--presets", ",".join(settings.presets), "--seeds", str(len(settings.seeds)))
     if settings.command != "demo":
         yield from _sizes(settings)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from hessblocks.shown import printable_lines
 from hessblocks.storage import write_text
 
 
@@ -28,6 +29,7 @@ def write_page(folder: Path, template: str, **content: Any) -> Path:
     templates = Environment(
         loader=PackageLoader("hessblocks.report"),
         autoescape=True,
+        finalize=_visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -35,6 +37,11 @@ def write_page(folder: Path, template: str, **content: Any) -> Path:
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     write_text(folder / "report.html", templates.get_template(template).render(content))
     return folder / "report.html"
+
+
+def _visible(value: Any) -> Any:
+    """Control characters of a text are shown; what is marked as safe stays."""
+    return printable_lines(value) if type(value) is str else value
 
 
 def inlined(picture: Path) -> str:

@@ -21,6 +21,7 @@ from hessblocks.storage.files import (
     atomic_folder,
     atomic_path,
     read_study_file,
+    refuse_links,
     remove_partials,
     set_aside,
     sync,

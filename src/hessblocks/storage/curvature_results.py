@@ -14,7 +14,7 @@ from typing import Any
 from hessblocks.errors import ArgumentError
 from hessblocks.statistics import ends
 from hessblocks.storage.environment import read_environment
-from hessblocks.storage.files import damaged, read_object
+from hessblocks.storage.files import damaged, read_object, refuse_links
 from hessblocks.storage.rows import NORM, ResultRow, read_results
 from hessblocks.storage.seals import DamageWarning
 from hessblocks.storage.tables import columns_of, read_table
@@ -189,9 +189,10 @@ def load_curvature(folder: Path) -> CurvatureResults:
         What the folder holds; empty mappings where a table is missing.
 
     Raises:
-        ArgumentError: it is not a folder of `hessblocks curvature`.
+        ArgumentError: it is not a folder of `hessblocks curvature`, or something in it is a link.
         RunError: a file is damaged; the message names file and line.
     """
+    refuse_links(folder)
     if not (folder / "config.json").is_file() or not is_curvature_run(folder):
         raise ArgumentError(f"{folder}: expected a folder that `hessblocks curvature` wrote.")
     norms: dict[str, dict[str, Norm]] = defaultdict(dict)

@@ -8,11 +8,12 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hessblocks.errors import RunError
+from hessblocks.errors import ArgumentError, RunError
 
 
 @contextlib.contextmanager
@@ -221,6 +222,30 @@ def read_study_file(path: Path) -> dict[str, Any]:
     except (ValueError, AttributeError) as error:
         raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
     return dict(found)
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a run folder in which anything is no plain file or folder, so that nothing outside is met.
+
+    Args:
+        folder: may be a link itself, which is the user's choice; need not be there.
+
+    Raises:
+        ArgumentError: names what is a link, a pipe or a device.
+
+    Cost:
+        A look at each entry below the folder; links are not followed.
+    """
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            with contextlib.suppress(FileNotFoundError):  # another process's temporary file
+                mode = path.lstat().st_mode
+                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                    what = "a link" if stat.S_ISLNK(mode) else "no plain file"
+                    raise ArgumentError(
+                        f"{path} is {what}; a run folder holds files of its own alone: put a copy there or "
+                        "choose another folder."
+                    )
 
 
 def _partial(path: Path) -> Path:

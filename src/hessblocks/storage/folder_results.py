@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.config import Settings, read_settings
 from hessblocks.storage.environment import read_environment
+from hessblocks.storage.files import refuse_links
 from hessblocks.storage.lines import Metric, Observation, read_metrics, read_observations
 from hessblocks.storage.rows import NORM, STAGES, ResultRow, is_trained, read_results
 
@@ -66,10 +67,11 @@ def load_results(folder: Path) -> FolderResults:
         What the folder holds, and what is missing from it.
 
     Raises:
-        ArgumentError: `folder` is not a run folder.
+        ArgumentError: `folder` is not a run folder, or something in it is a link.
         RunError: a file is damaged; the message names file and line.
     """
     config = folder / "config.json"
+    refuse_links(folder)
     if not config.is_file():
         raise ArgumentError(
             f"{folder}: expected a run folder with a config.json; give the --out of a finished "

@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from hessblocks.errors import RunError
-from hessblocks.storage.files import remove_partials
+from hessblocks.storage.files import refuse_links, remove_partials
 
 LOCK = ".hessblocks.lock"
 HOLDER = ".hessblocks.holder"
@@ -27,6 +27,7 @@ def held(folder: Path) -> Iterator[None]:
         folder: made when missing.
 
     Raises:
+        ArgumentError: something in it is a link.
         RunError: another live process holds it (the message says which), or it cannot be written.
     """
     lock = FileLock(folder / LOCK, timeout=0)
@@ -44,6 +45,7 @@ def held(folder: Path) -> Iterator[None]:
 def _take(lock: FileLock, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(folder)
         lock.acquire()
         remove_partials(folder)
         (folder / HOLDER).write_text(_me(), encoding="utf-8")

@@ -79,15 +79,15 @@ def sealed_folder(folder: Path, of: str | None = None, name: str | None = None) 
     try:
         found = read_object(folder / SEAL_FILE)
         files: dict[str, str] = dict(found["files"])
+        there = {path.name for path in folder.iterdir()} - {SEAL_FILE}
         for file, digest in files.items():
-            if not (folder / file).exists():
+            if file not in there:
                 return fault(state="missing", words=f"lacks its {file}")
             if sha256(folder / file) != digest:
                 return fault(state="edited", words=f"has another {file} than was written")
     except (OSError, RunError, ValueError, KeyError, TypeError):
         return fault(state="edited", words=f"has a damaged {SEAL_FILE}")
-    planted = sorted({path.name for path in folder.iterdir()} - {SEAL_FILE, *files})
-    if planted:
+    if planted := sorted(there - set(files)):
         return fault(state="foreign", words=f"holds {planted[0]}, which is not of it")
     if "of" not in found:
         return fault(state="unsealed", words="does not say which run it is of")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -24,10 +25,16 @@ GROWTH_COLUMNS = (
 )  # fmt: skip
 
 
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""Begins a text that spreadsheets calculate, or such a text behind apostrophes."""
+
+
 def write_table(
     path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]], of: str = ""
 ) -> None:
     """Write `rows` under a header, each number with all its digits; what a row lacks is left empty.
+
+    A text such as `=1+1` gets an apostrophe in front, which `read_table` takes away again.
 
     Args:
         path: the file.
@@ -38,10 +45,10 @@ def write_table(
     Raises:
         RunError: the file cannot be written.
     """
-    texts = (as_texts(row, columns) for row in rows)
     if of:
-        columns, texts = [*columns, SEAL], (sealed(of, row) for row in texts)
-    write_text(path, table_text(columns, texts))
+        rows = [{**row, SEAL: sealed(of, as_texts(row, columns))[SEAL]} for row in rows]
+        columns = [*columns, SEAL]
+    write_text(path, table_text(columns, rows))
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> str:
@@ -49,13 +56,23 @@ def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> 
     file = io.StringIO()
     writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _guarded(row.get(name)) for name in columns} for row in rows)
     return file.getvalue()
 
 
 def as_texts(row: Mapping[str, Scalar], columns: Iterable[str]) -> dict[str, str]:
-    """A row as it stands in a file; what it lacks is empty."""
+    """A row as it is read back; what it lacks is empty."""
     return {name: "" if row.get(name) is None else str(row[name]) for name in columns}
+
+
+def _guarded(value: Scalar) -> Scalar:
+    """What stands in the cell: an apostrophe before a text that a spreadsheet would take for a formula."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def _read_back(text: str) -> str:
+    """The text that `_guarded` was given."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
 def columns_of(kind: Any) -> tuple[str, ...]:
@@ -98,7 +115,7 @@ def table_states(path: Path, owners: Collection[str] = ()) -> list[State]:
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Each row as column → text, with its line number from 1."""
-    reader = csv.DictReader(read_text(path).splitlines())
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     known = {SEAL, *(reader.fieldnames or ())}
     absent = [name for name in columns if name not in known]
     if absent:
@@ -109,6 +126,6 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str
                 raise damaged(path, reader.line_num, "expected as many values as there are columns")
             if not SHAPE.fullmatch(row.get(SEAL, "")):
                 raise damaged(path, reader.line_num, "its seal is cut off")
-            yield reader.line_num, row
+            yield reader.line_num, {name: _read_back(text) for name, text in row.items()}
     except csv.Error as error:
         raise damaged(path, reader.line_num, f"not CSV ({error})") from error

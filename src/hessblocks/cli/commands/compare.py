@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from hessblocks.settings import (
     RunSettings,
     words,
 )
+from hessblocks.shown import shell_line
 
 
 @options.taking
@@ -81,4 +81,4 @@ def _next(settings: ComparisonSettings, text: DataSettings) -> str:
     last = settings.presets[-1]
     longer = replace(settings.training, steps=4 * settings.training.steps)
     said = [word for one in (text, settings.model, longer) for word in options.said_again(one)]
-    return shlex.join(["hessblocks", "train", last, *said, "--out", f"runs/{last}"])
+    return shell_line(["hessblocks", "train", last, *said, "--out", f"runs/{last}"])

@@ -50,6 +50,6 @@ def curvature(
     show(
         results.summary(seconds=seconds),
         [curvature_table(results, SHOWN), *summary_lines(results, SHOWN)],
-        f"{seconds:.0f} s\n\nreport  {results.folder / 'report.html'}",
+        [f"{seconds:.0f} s", "", f"report  {results.folder / 'report.html'}"],
         as_json=screen.json,
     )

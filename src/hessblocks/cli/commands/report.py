@@ -11,6 +11,7 @@ import typer
 
 from hessblocks.cli import options
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.shown import printable
 
 
 @options.taking
@@ -32,13 +33,15 @@ def report(
     pages, lacking = [page for page, _ in written], [line for _, lines in written for line in lines]
     found = {"command": "report", "reports": list(map(str, pages)), "missing": lacking}
     lines = [*(f"missing {line}" for line in lacking), *(f"report  {page}" for page in pages)]
-    print(json.dumps(found) if screen.json else "\n".join(lines))
+    print(json.dumps(found) if screen.json else "\n".join(map(printable, lines)))
 
 
 def holds_studies(folder: Path) -> bool:
     """Whether `folder` is of studies; False means that it is of a run."""
+    from hessblocks.storage import refuse_links
     from hessblocks.studies import is_study_folder
 
+    refuse_links(folder)
     try:
         if is_study_folder(folder):
             return True

@@ -75,7 +75,7 @@ def reproduce(
     show(
         _summary(results, out, effort.scale, seconds),
         _lines(results, seconds),
-        f"report  {page}",
+        [f"report  {page}"],
         as_json=screen.json,
     )
 

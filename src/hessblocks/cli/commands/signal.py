@@ -58,6 +58,6 @@ def signal(
     show(
         found | {"models": described(rows)},
         lines(rows),
-        f"{seconds:.0f} s\n\nfigure  {out / 'figures' / 'signal.png'}",
+        [f"{seconds:.0f} s", "", f"figure  {out / 'figures' / 'signal.png'}"],
         as_json=screen.json,
     )

@@ -9,6 +9,12 @@ import typer
 
 from hessblocks.cli import options
 from hessblocks.settings import DataSettings, ModelSettings, RunSettings
+from hessblocks.shown import shell_line
+
+_LOAD = (
+    "import sys, hessblocks, transformers; "
+    "print(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]))"
+)
 
 
 @options.taking
@@ -48,6 +54,5 @@ def train(
         folder,
         text=text,
         as_json=screen.json,
-        hint=f'python -c "import hessblocks, transformers; print(transformers.AutoModelForCausalLM.'
-        f"from_pretrained('{folder / 'model'}'))\"",
+        hint=shell_line(["python", "-c", _LOAD, str(folder / "model")]),
     )

@@ -22,16 +22,17 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 
 from hessblocks.progress import Progress
+from hessblocks.shown import printable
 from hessblocks.studies import Reporter, StudyProgress
 
 
 def _bars(*columns: ProgressColumn, field: str, transient: bool = True) -> Bars:
     """Bars on standard error: what, how far, the columns, and a field of the task."""
     return Bars(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         *columns,
-        TextColumn(f"{{task.fields[{field}]}}"),
+        TextColumn(f"{{task.fields[{field}]}}", markup=False),
         console=Console(stderr=True),
         transient=transient,
     )
@@ -45,7 +46,7 @@ class BarProgress(Progress):
         """Show a bar meanwhile."""
         columns = TimeElapsedColumn(), TimeRemainingColumn()
         with super().stage(name, detail, total), _bars(*columns, field="loss") as self._bars:
-            self._task = self._bars.add_task(f"{name} {detail}", total=total, loss="")
+            self._task = self._bars.add_task(printable(f"{name} {detail}"), total=total, loss="")
             yield
 
     def step(self, done: int, loss: float | None) -> None:
@@ -65,7 +66,7 @@ class LineProgress(Progress):
             with super().stage(name, detail, total):
                 yield
         finally:
-            what, seconds = f"{name} {detail}".strip(), time.perf_counter() - start
+            what, seconds = printable(f"{name} {detail}".strip()), time.perf_counter() - start
             print(f"{what}: {seconds:.1f} s{self._loss}", file=sys.stderr, flush=True)
 
     def step(self, done: int, loss: float | None) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from hessblocks.cli.terminal.sizes import BlockSize
 from hessblocks.report import ComparisonRow, budget_cells, budget_columns, ratio_text
+from hessblocks.shown import printable, printable_lines
 from hessblocks.statistics import Average
 from hessblocks.storage import FolderResults
 
@@ -26,7 +27,7 @@ WIDE = 140
 def show(
     described: Mapping[str, Any],
     lines: Iterable[Table | str],
-    end: str = "",
+    end: Sequence[str] = (),
     *,
     as_json: bool,
     width: int = NARROWEST,
@@ -36,29 +37,29 @@ def show(
     Args:
         described: printed as one JSON object, where that was asked for; nothing else is then.
         lines: tables, and text that is wrapped at the width.
-        end: text that is not wrapped, such as paths.
+        end: lines that are not wrapped, such as paths.
         as_json: what was asked for.
         width: characters of a line where the output is a file or a pipe.
     """
     if as_json:
         print(json.dumps(described, allow_nan=False))
         return
-    screen = Console(highlight=False)
+    screen = Console(highlight=False, markup=False, emoji=False)
     if not screen.is_terminal:
         screen.width = width
     for line in lines:
-        screen.print(line)
-    if end:
-        print(end)
+        screen.print(printable(line) if isinstance(line, str) else line)
+    for line in end:
+        print(printable(line))
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
     """A table; all but the first `left` columns are aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right")
+        table.add_column(printable_lines(column), justify="left" if index < left else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     return table
 
 

@@ -62,7 +62,7 @@ def carry_out(
     show(
         summary(results, seconds=seconds),
         [*_lines(rows, results), time_line(progress.seconds, seconds)],
-        f"\nreport  {out / 'report.html'}" + ("" if lost else f"\nnext    {hint}"),
+        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint}"])],
         as_json=as_json,
         width=WIDE if budget_columns(results) else NARROWEST,
     )

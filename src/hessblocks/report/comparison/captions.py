@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import groupby
@@ -56,9 +57,8 @@ def short_names(groups: Iterable[str]) -> str:
     """Group names, the layers of the same group gathered: `attention.key of layers 0–3, 5`."""
     layers: dict[str, list[int]] = defaultdict(list)
     for group in groups:
-        if group.startswith("layers."):
-            _, layer, rest = group.split(".", 2)
-            layers[rest].append(int(layer))
+        if found := re.fullmatch(r"layers\.([0-9]+)\.(.+)", group):
+            layers[found[2]].append(int(found[1]))
         else:
             layers[group] = []
     return ", ".join(

@@ -16,6 +16,7 @@ from hessblocks.figures import (
     draw,
     draw_heatmap,
     log_scale,
+    plain_math,
     write_picture,
 )
 from hessblocks.report.comparison import PARTS
@@ -75,7 +76,7 @@ def norms_figure(results: CurvatureResults) -> Drawn:
     axis.set_xlim(*scale.limits)
     axis.set_xticks(*scale.labelled("$10^{{{}}}$"))
     axis.set_xticks([], minor=True)
-    axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.set_yticks(range(len(names)), list(map(plain_math, names)), fontsize=9)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.grid(visible=True, axis="both")
     axis.set_xlabel(r"Frobenius norm $\Vert H_{gg}\Vert_F$ (nats per token)")
@@ -101,7 +102,7 @@ def _spectrum(name: str, found: Density) -> Panel:
         name="density", x=found.eigenvalues, y=found.density, error=found.standard_errors
     )
     return Panel(
-        title=name,
+        title=plain_math(name),
         x_label=r"Eigenvalue $\lambda$ (nats per token)",
         y_label="Share of eigenvalues per unit",
         series=(density,),

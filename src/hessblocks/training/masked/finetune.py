@@ -111,7 +111,7 @@ def classifier(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is new and has to be trained")
         model: PreTrainedModel = HessblocksForSequenceClassification.from_pretrained(
-            folder, num_labels=classes
+            folder, num_labels=classes, local_files_only=True
         )
     return model
 

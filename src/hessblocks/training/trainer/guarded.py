@@ -69,6 +69,9 @@ class GuardedTrainer(Trainer):
         with writing(folder):
             super()._save_checkpoint(model, trial)
 
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Nothing: float16 alone has a scaler, and no training here is in float16."""
+
 
 def quiet_arguments(folder: Path | str, device: str, **given: Any) -> TrainingArguments:
     """Quiet arguments, one device a process; logging, evaluation and saving are left to a recorder.

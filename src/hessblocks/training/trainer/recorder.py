@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import append_line, remembered_in, sync
@@ -69,14 +71,21 @@ class Recorder(StepClock):
             *observers: come after this one in each step.
 
         Raises:
-            RunError: a line or a checkpoint cannot be written.
+            RunError: a line or a checkpoint cannot be written, or the checkpoint holds something else.
         """
         self.trainer = trainer
         for callback in (self, *observers):
             trainer.add_callback(callback)
         trainer.args.eval_on_start = self.checkpoint is None
         with quiet():
-            trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+            try:
+                trainer.train(
+                    resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None
+                )
+            except UnpicklingError as error:  # of more than numbers; nothing of it was executed
+                raise RunError(
+                    f"{self.checkpoint} holds something other than states of a run; remove it and run again."
+                ) from error
 
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **given: Any

@@ -1,0 +1,59 @@
+"""Names that somebody else chose, as they are shown and typed again: nothing in them acts on the terminal."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable
+
+
+def printable(text: str) -> str:
+    r"""A text on one line whose control characters are visible.
+
+    Args:
+        text: of any characters, bytes of a file name that are no UTF-8 among them.
+
+    Returns:
+        The text with `\x1b`, `\n`, `\u202e` in the place of what is no printable character.
+
+    >>> print(printable("runs/\x1b[2J"))
+    runs/\x1b[2J
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """The same of a text whose line ends are meant."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def shell_line(words: Iterable[str]) -> str:
+    r"""A command for a POSIX shell that is given just these words, on one printable line.
+
+    Args:
+        words: the command and its arguments.
+
+    Returns:
+        The words as `shlex.join` quotes them; one with control characters as bash and zsh read `$'\x1b'`.
+
+    >>> print(shell_line(["train", "a b", "\x1b[2J"]))
+    train 'a b' $'\x1b[2J'
+    """
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(map(_escaped, word)) + "'"
+
+
+def _escaped(letter: str) -> str:
+    if letter.isprintable():
+        return f"\\{letter}" if letter in "\\'" else letter
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))

@@ -1,0 +1,191 @@
+"""A run folder that somebody else made: nothing in it is executed, nothing outside of it is met."""
+
+import json
+import os
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hessblocks.data.corpus import Corpus
+from hessblocks.errors import ArgumentError, HessblocksError
+from hessblocks.progress import Progress
+from hessblocks.storage import held, load_results
+from hessblocks.storage.files import refuse_links
+from hessblocks.training.comparison import compare
+from hessblocks.training.folder.checkpoints import SEAL, is_whole
+from hessblocks.training.run import DamageWarning
+from tests.training.helpers import COMPARISON, files, numbers
+from tests.training.test_resume import interrupted
+
+PICKLES = ("scaler.pt", "rng_state.pth", "optimizer.pt", "scheduler.pt", "pytorch_model.bin")
+RUN = Path("runs", "pre-ln-seed0")
+
+
+class Bomb:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture(scope="module")
+def stopped(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison with two whole checkpoints in its first run."""
+    out = tmp_path_factory.mktemp("stopped") / "out"
+    interrupted(corpus, out)
+    return out
+
+
+def go_on(corpus: Corpus, out: Path) -> None:
+    """Whatever is said of damage on the way."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compare(COMPARISON, corpus, out, Progress())
+
+
+def plant(checkpoint: Path, name: str, marker: Path) -> None:
+    (checkpoint / name).write_bytes(pickle.dumps(Bomb(marker)))
+    if name == "pytorch_model.bin":
+        (checkpoint / "model.safetensors").unlink()
+
+
+def sealed_anew(checkpoint: Path) -> None:
+    """The seal says that all is as it was written, as its maker can have it."""
+    seal = json.loads((checkpoint / SEAL).read_text())
+    seal["files"] = {
+        path.name: sha256(path.read_bytes()).hexdigest()
+        for path in checkpoint.iterdir()
+        if path.name != SEAL
+    }
+    (checkpoint / SEAL).write_text(json.dumps(seal))
+    assert is_whole(checkpoint)
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_planted_pickle_is_not_opened_and_costs_no_digit(
+    corpus: Corpus, undisturbed: Path, stopped: Path, tmp_path: Path, name: str
+) -> None:
+    out, marker = tmp_path / "out", tmp_path / "executed"
+    shutil.copytree(stopped, out)
+    for checkpoint in (out / RUN / "checkpoints").glob("checkpoint-*"):
+        plant(checkpoint, name, marker)
+    go_on(corpus, out)
+    assert not marker.exists()
+    assert numbers(out) == numbers(undisturbed)
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_pickle_under_a_seal_is_refused_in_a_sentence(
+    corpus: Corpus, stopped: Path, tmp_path: Path, name: str
+) -> None:
+    """A `scaler.pt`, which no training here has, is left alone."""
+    out, marker = tmp_path / "out", tmp_path / "executed"
+    shutil.copytree(stopped, out)
+    for checkpoint in (out / RUN / "checkpoints").glob("checkpoint-*"):
+        plant(checkpoint, name, marker)
+        sealed_anew(checkpoint)
+    said = "checkpoint-8 holds something other than states of a run"
+    expected = nullcontext() if name == "scaler.pt" else pytest.raises(HessblocksError, match=said)
+    with expected:
+        go_on(corpus, out)
+    assert not marker.exists()
+
+
+def test_the_trap_works(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "executed")))
+    assert (tmp_path / "executed").exists()
+
+
+def test_a_seal_that_names_files_elsewhere_is_none(stopped: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-8"
+    shutil.copytree(stopped / RUN / "checkpoints" / "checkpoint-8", checkpoint)
+    sealed_anew(checkpoint)
+    seal = json.loads((checkpoint / SEAL).read_text())
+    os.mkfifo(tmp_path / "pipe")  # to read it would never end
+    seal["files"]["../pipe"] = "0" * 64
+    (checkpoint / SEAL).write_text(json.dumps(seal))
+    assert not is_whole(checkpoint)
+
+
+def by_link(path: Path, outside: Path) -> None:
+    """What stands at `path` stands outside, and a link in its place."""
+    if path.exists():
+        path.rename(outside)
+    path.symlink_to(outside)
+
+
+LINKED = [
+    "config.json", "environment.json", "metrics.jsonl", "results.csv", ".hessblocks.lock", ".hessblocks.holder",
+    "runs", "figures", "report.html", RUN, RUN / "config.json", RUN / "metrics.jsonl", RUN / "checkpoints",
+    RUN / "checkpoints" / "checkpoint-8", RUN / "checkpoints" / "checkpoint-8" / "model.safetensors",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINKED, ids=str)
+@pytest.mark.parametrize("work", ["go on", "report"])
+def test_a_link_in_a_run_folder_is_refused_and_not_followed(
+    corpus: Corpus, stopped: Path, tmp_path: Path, name: str | Path, work: str
+) -> None:
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    shutil.copytree(stopped, out)
+    by_link(out / name, outside)
+    before = snapshot(tmp_path)
+    does: Callable[[], object] = (
+        (lambda: go_on(corpus, out)) if work == "go on" else lambda: load_results(out)
+    )
+    with pytest.raises(ArgumentError, match=rf"{Path(name).name} is a link; .*put a copy there"):
+        does()
+    assert snapshot(tmp_path) == before
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in files(folder)}
+
+
+def test_a_dangling_link_makes_no_file_outside(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".hessblocks.holder").symlink_to(tmp_path / "made")
+    with pytest.raises(ArgumentError, match="is a link"), held(out):
+        pass
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ArgumentError, match="is no plain file"):
+        load_results(tmp_path)
+
+
+def test_the_folder_itself_may_be_a_link(corpus: Corpus, undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "elsewhere")
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    compare(COMPARISON, corpus, tmp_path / "out", Progress())
+    assert load_results(tmp_path / "out").measurements
+    refuse_links(tmp_path / "absent")
+
+
+@pytest.mark.filterwarnings(f"ignore::{DamageWarning.__module__}.DamageWarning")
+def test_a_pickle_beside_the_weights_of_a_trained_model_is_not_opened(
+    corpus: Corpus, undisturbed: Path, tmp_path: Path
+) -> None:
+    """Its last map is lost, so that the model has to be read again."""
+    out, marker = tmp_path / "out", tmp_path / "executed"
+    shutil.copytree(undisturbed, out)
+    results = out / RUN / "results.csv"
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(line for line in lines if ",final,frobenius_norm," not in line))
+    plant(out / RUN / "model", "pytorch_model.bin", marker)
+    with pytest.raises(HessblocksError, match="model"):
+        compare(COMPARISON, corpus, out, Progress())
+    assert not marker.exists()
