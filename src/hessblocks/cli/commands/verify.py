@@ -50,7 +50,7 @@ def verify(
         f"{len(checks)} blocks and parts in {dtype} on {chosen}: {_verdict(checks)}; shown are the "
         "largest relative errors (Frobenius norm) against autodiff"
     )
-    show(described, [_table(checks)], note, as_json=screen.json)
+    show(described, [_table(checks)], [note], as_json=screen.json)
     failed = [check for check in checks if not check.passed]
     if failed:
         worst = max(failed, key=lambda check: check.error)

@@ -27,7 +27,7 @@ WIDE = 140
 def show(
     described: Mapping[str, Any],
     lines: Iterable[Table | str],
-    end: Sequence[str] = (),
+    end: list[str] | None = None,
     *,
     as_json: bool,
     width: int = NARROWEST,
@@ -49,7 +49,7 @@ def show(
         screen.width = width
     for line in lines:
         screen.print(printable(line) if isinstance(line, str) else line)
-    for line in end:
+    for line in end or []:
         print(printable(line))
 
 
