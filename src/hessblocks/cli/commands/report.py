@@ -62,12 +62,13 @@ def _run_page(folder: Path) -> tuple[Path, list[str]]:
     from hessblocks.storage import SAID, DamageWarning, check_folder, held, is_curvature_run
 
     with held(folder):
+        write = write_curvature_report if is_curvature_run(folder) else write_report
+        page = write(folder)
         for finding in check_folder(folder):
             if finding.state in SAID:
                 message = f"{finding.sentence}; it is shown as it is now"
                 warnings.warn(message, DamageWarning, stacklevel=2)
-        write = write_curvature_report if is_curvature_run(folder) else write_report
-        return write(folder), []
+    return page, []
 
 
 def _study_page(folder: Path) -> tuple[Path, list[str]]:
