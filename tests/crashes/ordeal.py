@@ -109,12 +109,14 @@ def _second(ended: Ended, fault: Fault, found: dict[str, Any], expected: Undistu
 
 
 def survived(command: str, kind: str, cases: int, folder: Path) -> tuple[int, list[str]]:
-    """The command under one kind of fault, at calls that are spread evenly.
+    """The command under one kind of fault, at calls that are spread evenly; only what is written can be torn.
 
     Returns:
         How many faults there were, and what went wrong.
     """
-    moments = spread(len(undisturbed(command).calls), cases)
+    calls = enumerate(undisturbed(command).calls, start=1)
+    fitting = [n for n, call in calls if kind != "torn" or call.startswith(("write", "library"))]
+    moments = [fitting[place - 1] for place in spread(len(fitting), cases)]
     wrong = [
         sentence
         for moment in moments

@@ -55,6 +55,18 @@ def test_train_survives_kills(kind: str, tmp_path: Path) -> None:
     assert (count, wrong) == (6, [])
 
 
+def test_half_a_configuration_is_none(tmp_path: Path) -> None:
+    calls = ordeal.undisturbed("train").calls
+    (moment,) = (n for n, call in enumerate(calls, 1) if _file(call) == ("write", "out", "config"))
+    assert ordeal.faults_of("train", Fault(kind="torn", moment=moment), tmp_path / "run") == []
+
+
+def _file(call: str) -> tuple[str, str, str]:
+    """Kind of call, folder, and stem of what is written, be it in place or beside it."""
+    kind, _, path = call.partition(" ")
+    return kind, str(Path(path).parent), Path(path).name.lstrip(".").partition(".")[0]
+
+
 @pytest.mark.parametrize("kind", ERRORS)
 def test_train_survives_a_failing_disk(kind: str, tmp_path: Path) -> None:
     assert ordeal.survived("train", kind, 3, tmp_path) == (3, [])
