@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-slow check lint types bench clean
+.PHONY: demo test test-slow mutants check lint types bench clean
 
 demo: $(STAMP)  ## train, compare and map the curvature of five blocks; opens nothing, prints where the report is
 	$(BIN)/hessblocks demo --out runs/demo
@@ -11,8 +11,11 @@ demo: $(STAMP)  ## train, compare and map the curvature of five blocks; opens no
 test: $(STAMP)  ## the everyday tests
 	$(BIN)/python -m pytest -n 2
 
-test-slow: $(STAMP)  ## the long ones
+test-slow: $(STAMP) mutants  ## the long ones
 	$(BIN)/python -m pytest -n 2 -m slow
+
+mutants: $(STAMP)  ## faults planted in a copy of the package: each must turn a test red
+	$(BIN)/python -m tests.mutants
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples docs/*.py

@@ -13,6 +13,7 @@ from hessblocks.storage.files import (
     write_json,
     write_text,
 )
+from tests.synced import synced_files
 
 
 def test_a_file_is_replaced_whole_with_the_usual_permissions(tmp_path: Path) -> None:
@@ -33,6 +34,23 @@ def test_who_reads_the_old_file_reads_it_to_the_end(tmp_path: Path) -> None:
         write_text(path, "new")
         assert reader.read() == "old"
     assert path.read_text() == "new"
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that a power cut could leave the new name with nothing behind it."""
+    synced, path = synced_files(monkeypatch), tmp_path / "a.txt"
+    rename = Path.replace
+
+    def replace(temporary: Path, target: Path) -> Path:
+        status = temporary.stat()
+        assert (status.st_ino, status.st_size) in synced
+        return rename(temporary, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    write_text(path, "new")
+    assert (path.stat().st_ino, 3) in synced
 
 
 def fail_half_way(path: Path) -> None:

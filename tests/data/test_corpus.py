@@ -9,6 +9,7 @@ import torch
 
 from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import CorpusWarning, load_corpus
+from hessblocks.data.sources import user_files
 from hessblocks.data.tokens import END_OF_TEXT, learn_encoding, pieces_of, token_type
 from hessblocks.errors import ArgumentError
 from tests.data.helpers import write_code
@@ -85,6 +86,16 @@ def test_a_file_that_was_touched_and_not_changed_builds_nothing(code: Path, corp
     with pytest.warns(UserWarning, match="supports") as said:
         assert load_corpus(code).fingerprint == corpus.fingerprint
     assert not [one for one in said if "out of date" in str(one.message)]
+
+
+def test_a_file_written_anew_with_the_same_size_is_another(code: Path) -> None:
+    path, before = code / "module_0.py", user_files(code).fingerprint
+    assert user_files(code).fingerprint == before
+    status = path.stat()
+    path.write_text(path.read_text().replace("0", "1", 1))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert path.stat().st_size == status.st_size
+    assert user_files(code).fingerprint != before
 
 
 @pytest.mark.parametrize("by", ["file", "folder"])

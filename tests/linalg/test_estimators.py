@@ -138,6 +138,21 @@ def test_the_norm_from_squares_needs_nothing_else() -> None:
     assert norm_from_squares(products.square().sum(0)) == frobenius_norm(op, 16, 5)
 
 
+def test_the_error_bars_are_those_of_the_docstrings() -> None:
+    op, matrix = operator("pairs"), MATRICES["pairs"]
+    probes = Probes(op, seed=5).draw(16)
+    student, pooled = (15 / 13) ** 0.5, (1 + 2 / 16) ** 0.5
+    squares = (matrix @ probes).square().sum(0)
+    r = float(squares.var() / squares.mean().square()) / 16
+    of_norm = 0.5 * r**0.5 * float(squares.mean()) ** 0.5 * (1 + 3 * r) * student
+    assert frobenius_norm(op, 16, 5).standard_error == pytest.approx(of_norm)
+    variances = (probes * (matrix @ probes)).var(1)
+    of_trace = float(2 * variances.sum() / 16) ** 0.5 * pooled
+    assert trace(op, 16, 5).standard_error == pytest.approx(of_trace)
+    of_entries = (variances / 16).sqrt() * student
+    torch.testing.assert_close(diagonal(op, 16, 5).standard_errors, of_entries)
+
+
 @pytest.mark.parametrize("name", ["decaying", "rank_one", "zero", "block_hollow", "diagonal"])
 def test_xtrace_equals_its_definition(name: str) -> None:
     """One QR decomposition for each probe left out, as the paper defines it."""

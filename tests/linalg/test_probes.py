@@ -49,6 +49,16 @@ def test_a_tolerance_is_met_at_two_looks_in_a_row() -> None:
     assert (estimate.probes, estimate.stopped_by) == (40, "tolerance")
 
 
+def test_the_first_look_counts_and_the_fewest_probes_are_two_blocks() -> None:
+    estimate = Estimate(value=1.0, standard_error=0.1)
+    stopping = Stopping(block=8, tolerance=0.1, max_probes=16)
+    drawn = []
+    assert stopping.run("a test", lambda count: drawn.append(count) or estimate).stopped_by == (
+        "tolerance"
+    )
+    assert drawn == [8, 8]
+
+
 def test_a_met_tolerance_is_said() -> None:
     estimate = trace(operator("flat"), 16, tolerance=0.02)
     assert estimate.stopped_by == "tolerance"

@@ -74,6 +74,15 @@ def test_an_average_is_the_trace_of_a_function() -> None:
     assert abs(estimate.value - exact) <= 3 * estimate.standard_error
 
 
+def test_the_error_of_an_average_is_that_of_pooled_probes() -> None:
+    """√(2 Var / (N K)) · √(1 + 2/K) for N rows and K probes; the values 0 and 2 have variance 1."""
+    nodes = torch.tensor([[0.0, 2.0]] * 4, dtype=torch.float64)
+    spectrum = Spectrum.from_nodes(nodes, torch.full_like(nodes, 0.5), size=100)
+    (mean, *_) = spectrum.moments
+    assert (mean.value, mean.probes) == (1.0, 4)
+    assert mean.standard_error == pytest.approx((2 / 400) ** 0.5 * 1.5**0.5)
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 10])
 def test_a_chunk_changes_no_number(chunk: int) -> None:
     whole = spectral_density(operator("pairs"), steps=20, seed=2)
@@ -135,6 +144,19 @@ def test_a_density_matches_the_normal_density_by_hand() -> None:
     density, error = spectrum.density_on(torch.tensor([2.0]), 0.5)
     assert float(density) == pytest.approx(1 / (0.5 * math.sqrt(2 * math.pi)))
     assert float(error) == 0
+
+
+@pytest.mark.parametrize(
+    ("eigenvalues", "width"),
+    [([-1.0, 2.0, 4.0], 0.1), ([-3.0], 0.06), ([2.0, 2.0], 0.04), ([0.0], 0.02)],
+)
+def test_the_usual_broadening_is_a_fiftieth_of_the_range(
+    eigenvalues: list[float], width: float
+) -> None:
+    spectrum = exact_spectrum(torch.tensor(eigenvalues, dtype=torch.float64))
+    assert spectrum.broadening == pytest.approx(width)
+    ends = [min(eigenvalues) - 4 * width, max(eigenvalues) + 4 * width]
+    assert spectrum.grid[[0, -1]].tolist() == pytest.approx(ends)
 
 
 def test_what_cannot_be_asked_is_refused() -> None:

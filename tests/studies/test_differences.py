@@ -44,6 +44,14 @@ def test_what_all_seeds_share_counts_beside_their_spread() -> None:
     assert unsure.text("times", digits=2) == "-0.07 ± 0.12 times (3 seeds)"
 
 
+def test_a_verdict_needs_95_percent_on_both_sides() -> None:
+    """Of three seeds the mean must be 4.303 errors away: Student's t at 0.975, 2 degrees of freedom."""
+    near, far = (Difference(mean=0.01 * t, error=0.01, seeds=3) for t in (4.25, 4.35))
+    assert (near.above(0.0), far.above(0.0)) == (None, True)
+    wide = Difference(mean=1.95, error=0.0, seeds=3, common=1.0)
+    assert (wide.above(0.0), wide.above(-0.02)) == (None, True)
+
+
 def test_one_seed_has_no_error() -> None:
     mean, error = mean_and_error([2.0])
     assert (mean, math.isnan(error)) == (2.0, True)

@@ -55,6 +55,19 @@ def test_the_interval_covers_the_true_slope_about_as_often_as_it_says() -> None:
     assert 0.92 < np.mean(hits) < 0.995
 
 
+@pytest.mark.parametrize("own", [None, 0.02])
+def test_the_error_of_the_slope_is_that_of_the_pooled_scatter(own: float | None) -> None:
+    """Two values each at ln σ = -1, 0, 1, ± 0.1 off the line: s² = 6 · 0.1² / 3, slope ± √(s²/2 / 2)."""
+    x = np.repeat([-1.0, 0.0, 1.0], 2)
+    values = np.exp(2 * x + np.tile([0.1, -0.1], 3))
+    errors = [own and own * value for value in values.tolist()]
+    found = fit_growth(np.exp(x).tolist(), values.tolist(), errors)
+    assert found is not None
+    assert found.slope == pytest.approx(2)
+    assert found.standard_error == pytest.approx((0.02 / 4) ** 0.5)
+    assert found.high - found.slope == pytest.approx((0.02 / 4) ** 0.5 * stats.t.ppf(0.975, 3))
+
+
 def test_measurement_errors_decide_the_weights() -> None:
     values = simulated(2, 0.0, seed=0)
     values[-5:] *= 3  # the last σ is off, and says so

@@ -11,6 +11,7 @@ from hessblocks.errors import RunError
 from hessblocks.studies.engine.point import Outcome
 from hessblocks.studies.engine.store import DAMAGED, POINTS, opened, read
 from tests.studies import toy
+from tests.synced import synced_files
 
 TOY_POINTS = [toy.point(toy.ToySettings(number=number)) for number in range(4)]
 
@@ -34,6 +35,23 @@ def test_what_was_added_is_read_back(tmp_path: Path) -> None:
 def test_rows_come_in_the_order_of_the_points_asked_for(tmp_path: Path) -> None:
     fill(tmp_path)
     assert [row["number"] for row in read(tmp_path).of(TOY_POINTS[::-1]).rows] == [2, 1, 0]
+
+
+def test_of_two_records_of_a_point_the_first_counts(tmp_path: Path) -> None:
+    """A point is measured once; what another copy of the store appended changes no number."""
+    for seconds in (1.0, 2.0):
+        with opened(tmp_path / str(seconds)) as store:
+            store.add(Outcome(point=TOY_POINTS[0], rows=(), seconds=seconds))
+    first, second = ((tmp_path / name / POINTS).read_bytes() for name in ("1.0", "2.0"))
+    (tmp_path / POINTS).write_bytes(first + second)
+    assert read(tmp_path).of(TOY_POINTS[:1]).seconds == 1.0
+
+
+def test_a_point_is_on_the_disk_before_it_counts_as_stored(tmp_path: Path, monkeypatch) -> None:
+    synced = synced_files(monkeypatch)
+    fill(tmp_path, 1)
+    status = (tmp_path / POINTS).stat()
+    assert synced == [(status.st_ino, status.st_size)]
 
 
 def damage_byte(lines: list[bytes]) -> list[bytes]:

@@ -1,0 +1,46 @@
+"""What is drawn is what the figure holds: error bars and bands, by both renderers."""
+
+import numpy as np
+import pytest
+
+from hessblocks.figures.figure import Figure, Panel, Series
+from hessblocks.figures.interactive import plotly_panels
+from hessblocks.figures.log_scale import log_scale
+from hessblocks.figures.static import draw
+
+X, Y, ERROR = (0.0, 1.0), (1.5, 30.0), (2.0, 3.0)
+SCALE = log_scale(Y)
+BELOW = (1.5 - SCALE.limits[0], 3.0)
+ENDS = tuple((y - low, y + up) for y, low, up in zip(Y, BELOW, ERROR, strict=True))
+
+
+def figure(**panel: object) -> Figure:
+    series = (Series(name="sas", x=X, y=Y, error=ERROR),)
+    drawn = Panel(title="", x_label="x", y_label="y", series=series, log=SCALE, **panel)  # type: ignore[arg-type]
+    return Figure(title="", caption="", panels=(drawn,))
+
+
+def test_error_bars_of_the_page_end_where_the_error_does_or_at_the_axis() -> None:
+    (trace,) = plotly_panels(figure())[0]["data"]
+    assert trace["error_y"]["array"] == pytest.approx(ERROR)
+    assert trace["error_y"]["arrayminus"] == pytest.approx(BELOW)
+
+
+def test_error_bars_of_the_picture_are_those_of_the_page() -> None:
+    axis = draw(figure()).axes[0]
+    segments = axis.containers[0].lines[2][0].get_segments()
+    expected = [[(x, low), (x, high)] for x, (low, high) in zip(X, ENDS, strict=True)]
+    assert np.allclose(segments, expected)
+
+
+@pytest.mark.parametrize("renderer", ["page", "picture"])
+def test_a_band_reaches_as_far_as_its_errors(renderer: str) -> None:
+    made = figure(band=True)
+    if renderer == "page":
+        band = plotly_panels(made)[0]["data"][0]
+        places = set(zip(band["x"], band["y"], strict=True))
+    else:
+        (path,) = draw(made).axes[0].collections[0].get_paths()
+        places = {(float(x), float(y)) for x, y in path.vertices}
+    ends = {(x, end) for x, both in zip(X, ENDS, strict=True) for end in both}
+    assert {(x, float(f"{y:.5g}")) for x, y in places} == {(x, float(f"{y:.5g}")) for x, y in ends}
