@@ -258,16 +258,16 @@ RESULTS = (
     ),
     Mutant(
         "errors of groups add up",
-        file="report/comparison/along.py",
-        find="math.hypot(*errors) / len(rows)",
+        file="report/comparison/averages.py",
+        find="math.hypot(*errors) / len(own[0])",
         replace="math.hypot(*errors)",
         tests=("report/test_along.py",),
     ),
     Mutant(
         "words of the command are not quoted",
-        file="report/command_line.py",
-        find="shlex.quote(word)",
-        replace="word",
+        file="shown.py",
+        find="return shlex.quote(word)",
+        replace="return word",
         tests=("report/test_reproduce.py::test_names_are_quoted_for_the_shell",),
     ),
     Mutant(
@@ -289,8 +289,8 @@ RESULTS = (
     Mutant(
         "batches of one shape are one batch",
         file="inspection/measure.py",
-        find="{tuple(values.shape)}{values.tolist()}",
-        replace="{tuple(values.shape)}",
+        find="{tuple(one.shape)}{one.tolist()}",
+        replace="{tuple(one.shape)}",
         tests=(
             "inspection/test_measure.py::test_a_batch_of_ones_own_gives_its_loss_and_is_told_apart",
         ),

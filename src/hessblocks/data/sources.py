@@ -125,14 +125,9 @@ def read_text(path: Path) -> str | None:
         The text without a byte order mark, or None.
 
     Raises:
-        ArgumentError: the file cannot be read, or is larger than the machine's memory.
+        ArgumentError: the file cannot be read.
     """
     try:
-        if (size := path.stat().st_size) > main_memory():
-            raise ArgumentError(
-                f"--data: {path} holds {in_units(size)}, this machine has {in_units(main_memory())} of "
-                "memory; give a part of it."
-            )
         content = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -185,9 +180,18 @@ def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def fingerprint(root: Path, paths: Iterable[str]) -> str:
-    """SHA-256 of files by relative path and contents; about a second a gigabyte."""
+    """SHA-256 of files by relative path and contents; about a second a gigabyte.
+
+    Raises:
+        ArgumentError: a file is larger than the machine's memory, which has to hold it.
+    """
     digest = hashlib.sha256()
     for relative in paths:
+        if (size := (root / relative).stat().st_size) > main_memory():
+            raise ArgumentError(
+                f"--data: {printable(relative)} holds {in_units(size)}, this machine has "
+                f"{in_units(main_memory())} of memory; give a part of it."
+            )
         line = f"{relative}\0{sha256(root / relative)}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
