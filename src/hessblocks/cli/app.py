@@ -76,9 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except HessblocksError as error:
             _complain(str(error), words)
             return error.exit_status
-        except typer.Abort:
-            _complain("interrupted; run the same command again.", words)
-            return 1
         except (OSError, MemoryError, RuntimeError) as error:
             return _failed(error, words)
         except SystemExit as end:
