@@ -37,7 +37,7 @@ def test_a_fault_can_be_planted_and_its_tests_exist(mutant: Mutant) -> None:
 
 def test_every_package_has_faults_of_its_own_names() -> None:
     packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
-    assert {mutant.file.split("/")[0] for mutant in MUTANTS} == packages
+    assert {mutant.file.split("/")[0] for mutant in MUTANTS} >= packages
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 60
 
 

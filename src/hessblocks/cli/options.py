@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hessblocks.errors import RunError
 from hessblocks.settings import (
     AtLeast,
     ByOptimiser,
@@ -68,14 +69,18 @@ Training = Annotated[
 
 
 def taking(command: Callable[..., None]) -> Callable[..., None]:
-    """A decorator that spells out the fields of settings in a command's signature."""
+    """A decorator that spells out the fields of settings in a command's signature; an interruption is an error."""
     own = inspect.signature(command, eval_str=True).parameters
     types = {
         name: getattr(one.annotation, "__origin__", one.annotation) for name, one in own.items()
     }
 
     def spelt_out(**given: Any) -> None:
-        command(**{n: _made(t, given) if is_dataclass(t) else given[n] for n, t in types.items()})
+        values = {n: _made(t, given) if is_dataclass(t) else given[n] for n, t in types.items()}
+        try:
+            command(**values)
+        except KeyboardInterrupt:
+            raise RunError("interrupted; run the same command again.") from None
 
     spelt = [
         option.replace(kind=inspect.Parameter.KEYWORD_ONLY)

@@ -1,0 +1,271 @@
+"""Names that somebody else chose: printed as they are, quoted for the shell, harmless in tables and pages."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import warnings
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import hessblocks as hb
+from hessblocks.cli import app
+from hessblocks.cli.terminal.bars import BarProgress, LineProgress
+from hessblocks.cli.terminal.console import plain_table, show
+from hessblocks.data.cache import CacheWarning
+from hessblocks.report.command_line import command_line
+from hessblocks.settings import ComparisonSettings, DataSettings, make
+from hessblocks.shown import printable, printable_lines, shell_line
+from hessblocks.storage.config import Settings
+from hessblocks.storage.rows import ResultRow, read_results, write_results
+from tests.cli.helpers import Shell, sentence
+from tests.report.folders import Folder
+
+NAMES = {
+    "closing": "x[/b]",
+    "colour": "[red]x[/red]",
+    "emoji": ":skull: [link=x]x[/link]",
+    "erase": "x\x1b[2Jx",
+    "title": "x\x1b]0;owned\x07",
+    "c1": "x\x9b2J",
+    "right": "gpj\u202eexe",
+    "newline": "x\nhessblocks: all is well",
+    "return": "xx\rhessblocks",
+    "quotes": "x'\"`$(touch owned)`\\",
+    "mathematics": r"$\frac{x$ _^{",
+    "markup": "<script>alert('x')</script><b>&amp;",
+    "formula": "=1+1",
+    "plus": "+1",
+    "minus": "--out=x",
+    "at": "@SUM(1)",
+    "apostrophe": "'=1+1",
+    "tab": "\t=1",
+    "byte": "x\udcff",
+}
+RAW = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
+"""What would act on a terminal; line ends are looked at by themselves."""
+named = pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+
+
+def words_of(line: str, folder: Path) -> list[str]:
+    """What a shell makes of a line, undecodable bytes among it."""
+    script = f"printf '%s\\0' {line}"
+    found = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, check=True)
+    assert not list(folder.iterdir())
+    return [word.decode(errors="surrogateescape") for word in found.stdout.split(b"\0")[:-1]]
+
+
+@named
+def test_a_name_is_shown_on_one_line_and_typed_again_as_it_is(name: str, tmp_path: Path) -> None:
+    assert not RAW.search(printable(name) + printable_lines(name) + shell_line([name]))
+    assert "\n" not in printable(name) + shell_line([name])
+    assert words_of(shell_line(["hessblocks", name, "--out", name]), tmp_path) == [
+        "hessblocks",
+        name,
+        "--out",
+        name,
+    ]
+
+
+def test_a_harmless_name_stays() -> None:
+    for name in ("runs/mine", "Größe ‖H‖ ± 1", "模型", "🦜"):
+        assert printable(name) == name
+    assert shell_line(["a b", "c"]) == "'a b' c"
+
+
+@named
+def test_a_name_on_the_terminal_is_printed_as_it_is(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = plain_table(("group", "value"), [(name, "1.0")])
+    show({}, [table, f"zero: {name}"], [f"report  {name}"], as_json=False)
+    out = capsys.readouterr().out
+    assert not RAW.search(out)
+    assert out.count(printable(name)) == 3
+
+
+@named
+def test_a_name_in_a_complaint_a_warning_and_a_stage_is_printed_as_it_is(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app._complain(f"--out: {name} is taken.", [])
+    app._show_warning(f"{name} is damaged", CacheWarning)
+    with LineProgress().stage("training", name):
+        pass
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(printable(name) in line and not RAW.search(line) for line in lines)
+
+
+@named
+def test_a_bar_shows_a_name_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = BarProgress()
+    with progress.stage("training", name, 2):
+        progress.step(1, 0.5)
+        task = progress._bars.tasks[0]
+        shown = [
+            column.render(task) for column in progress._bars.columns if hasattr(column, "markup")
+        ]
+    assert printable(name) in str(shown[0])
+    assert not RAW.search(str(shown[0]))
+
+
+@pytest.mark.parametrize("name", ["closing", "newline", "quotes"])
+def test_a_folder_of_that_name_is_trained_in_and_its_command_works(
+    shell: Shell, tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / NAMES[name]
+    found = shell.train(out)
+    assert found.status == 0, found.errors
+    assert not RAW.search(found.output + found.errors)
+    report, following = found.output.splitlines()[-2:]
+    assert report == f"report  {printable(str(out))}/report.html"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    python, _, code, model = words_of(following.removeprefix("next    "), empty)
+    assert (python, model) == ("python", str(out / "model"))
+    loaded = subprocess.run(
+        [sys.executable, "-c", code, model], capture_output=True, text=True, check=True
+    )
+    assert "HessblocksForCausalLM" in loaded.stdout
+
+
+def test_text_of_that_name_is_offered_again_quoted(tmp_path: Path) -> None:
+    from hessblocks.cli.commands.compare import _next
+
+    for name in NAMES.values():
+        line = _next(make(ComparisonSettings, {"presets": ("sas",)}), DataSettings(data=name))
+        assert not RAW.search(line)
+        words = words_of(line, tmp_path)
+        assert words[words.index("--data") + 1] == name
+
+
+@pytest.mark.parametrize("command", ["curvature", "signal", "report"])
+@named
+def test_a_folder_that_is_not_there_is_named_on_one_line(
+    shell: Shell, tmp_path: Path, command: str, name: str
+) -> None:
+    missing = tmp_path / "absent" / name
+    found = shell(command, missing)
+    assert found.status != 0
+    assert printable(name) in sentence(found)
+    assert not RAW.search(found.errors)
+
+
+@named
+def test_a_table_holds_no_formula_and_is_read_back_equal(name: str, tmp_path: Path) -> None:
+    if "\udcff" in name or "\r" in name:
+        pytest.skip("names of models are printable, and groups have none of these")
+    row = ResultRow(preset=name, seed=0, quantity="loss", group=name, value=-1.5, method="exact")
+    write_results(tmp_path / "results.csv", [row, row])
+    assert read_results(tmp_path / "results.csv") == [row, row]
+    with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as file:
+        cells = list(csv.DictReader(file))
+    assert cells[0]["value"] == "-1.5"
+    assert not re.match(r"[=+\-@\t\r]", cells[0]["preset"])
+
+
+class Scripts(HTMLParser):
+    """Elements of a page that run or load something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, Any]] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag in ("script", "b", "iframe", "link") or any(n.startswith("on") for n, _ in attrs):
+            self.found.append((tag, attrs))
+
+
+def elements(page: Path) -> list[tuple[str, Any]]:
+    scripts = Scripts()
+    scripts.feed(page.read_text(encoding="utf-8"))
+    return scripts.found
+
+
+def test_the_page_and_pictures_of_somebody_elses_run_are_whole(
+    shell: Shell, tmp_path: Path
+) -> None:
+    """Blocks, groups, data and command of those names; a page of plain ones has the same elements."""
+    written = [name for name in NAMES.values() if "\udcff" not in name]
+    plain = Folder(presets=tuple(f"p{place}" for place in range(len(written))), layers=1)
+    hostile = Folder(presets=tuple(written), layers=1)
+    hostile.config["data"]["name"] = "".join(NAMES.values())
+    hostile.config["command"] = NAMES["erase"]
+    known = dict.fromkeys(row["group"] for row in hostile.rows if row["group"])
+    called = dict(zip(known, written, strict=False))
+    for row in hostile.rows:
+        row["group"] = called.get(row["group"], row["group"])
+    pages = [folder.write(tmp_path / name) for folder, name in ((plain, "p"), (hostile, "h"))]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        for page in pages:
+            found = shell("report", page)
+            assert found.status == 0, found.errors
+            assert not RAW.search(found.output + found.errors)
+    assert elements(pages[1] / "report.html") == elements(pages[0] / "report.html")
+    text = (pages[1] / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\x9b\u202e]", text.replace(plotly(), ""))
+    for picture in (pages[1] / "figures").glob("*.svg"):
+        ElementTree.fromstring(picture.read_bytes())
+
+
+def plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+def test_the_page_of_somebody_elses_curvature_is_whole(shell: Shell, tmp_path: Path) -> None:
+    model = tmp_path / "[red]\x1b=x$"
+    hb.build("pre-ln", depth=1, width=8, heads=2, vocab_size=11, context=8).save_pretrained(model)
+    out = tmp_path / "out"
+    few = ("--data", "random", "--sequences", 1, "--tokens", 4, "--probes", 4)
+    asked = ("--groups", "layers.0.attention.*", "--map", "--spectrum")
+    found = shell("curvature", model, *few, *asked, "--out", out)
+    assert found.status == 0, found.errors
+    assert not RAW.search(found.output + found.errors)
+    config = json.loads((out / "config.json").read_text())
+    group = config["groups"][0]
+    for name in ("results.csv", "map.csv", "spectra.csv"):
+        text = (out / name).read_text()
+        (out / name).write_text(text.replace(group, "layers.x [red] $\\frac{ <b> \x1b"))
+    found = shell("report", out)
+    assert found.status == 0, found.errors
+    text = (out / "report.html").read_text()
+    assert "<b>" not in text
+    assert "\x1b" not in text
+    assert r"[red] $\frac{ &lt;b&gt; \x1b" in text
+    for picture in (out / "figures").glob("*.svg"):
+        ElementTree.fromstring(picture.read_bytes())
+
+
+def test_a_block_of_somebody_elses_run_is_no_option_of_the_command(tmp_path: Path) -> None:
+    settings = Settings(command="train", presets=("--out=x",), seeds=(0,), values={})
+    assert command_line(settings).endswith(" --out DIR -- --out=x")
+    settings = Settings(command="train", presets=("sas",), seeds=(0,), values={})
+    assert command_line(settings).startswith("hessblocks train sas ")
+
+
+@pytest.mark.parametrize("command", [("signal", "preset:sas"), ("verify",), ("presets",)])
+def test_an_interruption_is_one_sentence(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for place in (
+        "hessblocks.inspection.measure_signal",
+        "hessblocks.theory.verify_closed_forms",
+        "hessblocks.cli.terminal.block_sizes",
+    ):
+        monkeypatch.setattr(place, interrupt)
+    found = shell(*command)
+    assert found.status == 1
+    assert sentence(found) == "hessblocks: interrupted; run the same command again."
