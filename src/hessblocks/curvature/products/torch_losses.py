@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -26,7 +27,7 @@ from hessblocks.curvature.products.losses import (
 )
 from hessblocks.errors import ArgumentError, unknown_name
 
-KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
+KNOWN: dict[type[nn.Module], Callable[..., Float[Tensor, ""]]] = {
     nn.CrossEntropyLoss: F.cross_entropy,
     nn.MSELoss: F.mse_loss,
     nn.NLLLoss: F.nll_loss,
