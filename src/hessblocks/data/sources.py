@@ -182,6 +182,13 @@ def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def fingerprint(root: Path, paths: Iterable[str]) -> str:
     """SHA-256 of files by relative path and contents; about a second a gigabyte.
 
+    Args:
+        root: folder that the paths start from.
+        paths: relative, in their order.
+
+    Returns:
+        Hexadecimal digits.
+
     Raises:
         ArgumentError: a file is larger than the machine's memory, which has to hold it.
     """
