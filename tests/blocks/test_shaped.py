@@ -168,7 +168,7 @@ def test_derivatives_of_the_running_mean_are_exact_to_second_order() -> None:
 
 def test_half_precision_means_are_summed_in_single() -> None:
     values = torch.full((1, 1, 2048, 1), 1.01, dtype=torch.bfloat16)
-    one_rounding = torch.finfo(torch.bfloat16).eps
+    one_rounding = 0.75 * torch.finfo(torch.bfloat16).eps  # it is half of eps, two are a whole one
     assert torch.allclose(centre(values, causal=True), values, rtol=one_rounding, atol=0)
 
 

@@ -12,6 +12,7 @@ import hessblocks as hb
 from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch, Shaping
 from hessblocks.blocks.norms import LayerNorm, NoNorm
+from hessblocks.blocks.positions import RotaryPosition
 from hessblocks.blocks.weights import Dense as DenseWeight
 from hessblocks.blocks.weights import Reparametrised
 from hessblocks.conventions import PARTS
@@ -208,6 +209,10 @@ def test_the_forward_pass_ends_at_the_last_attention(name: str) -> None:
                 tokens(1),
             ),
             ["norm"],
+        ),
+        (
+            lambda: (hb.build("pre-ln", depth=1, **SIZES, position=RotaryPosition()), tokens(1)),
+            ["rotary"],
         ),
         (
             lambda: (

@@ -8,11 +8,13 @@ import matplotlib.colors
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.columns import column_squares
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.map import CurvatureMap, combine_columns, curvature_map, heterogeneity
+from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.figures.heatmap import ZERO, draw_heatmap
 from hessblocks.linalg.estimators.estimates import Estimate
@@ -272,6 +274,24 @@ def test_products_that_are_not_finite_name_the_group() -> None:
         next(iter(case.model.parameters())).fill_(float("nan"))
     with pytest.raises(RunError, match="batch 0"):
         curvature_map(problem, groups)
+
+
+class Root(nn.Module):
+    """√(a b) at a = 1, b = 0: the value is finite, the slope is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.full((1,), value)) for value in (1.0, 0.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (self.a * self.b).sqrt()
+
+
+def test_an_infinite_slope_behind_a_finite_loss_names_the_group() -> None:
+    model = Root()
+    problem = Problem(model, [(torch.ones(2, 1), torch.zeros(2, 1))], "regression")
+    with pytest.raises(RunError, match="products of full with a are not finite"):
+        curvature_map(problem, parameter_groups(model))
 
 
 def test_columns_can_be_combined_from_files() -> None:

@@ -69,6 +69,14 @@ def test_the_loss_keeps_the_precision_of_the_logits(dtype: torch.dtype) -> None:
     assert loss.item() == pytest.approx(exact.item(), rel=accuracy)
 
 
+def test_the_loss_of_a_part_is_its_share_of_all_labels() -> None:
+    logits, labels = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
+    labels[0, :3] = -100
+    whole = 7 * cross_entropy(logits, labels)
+    assert torch.allclose(cross_entropy(logits, labels, 20), whole / 20)
+    assert torch.allclose(cross_entropy(logits, labels, torch.tensor(20)), whole / 20)
+
+
 def test_the_last_token_predicts_nothing() -> None:
     logits, tokens = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
     assert torch.equal(

@@ -139,10 +139,10 @@ CURVATURE = (
         tests=("linalg/test_lanczos.py",),
     ),
     Mutant(
-        "a restarted basis forgets how it couples",
+        "a restarted basis has other values than its vectors",
         file="linalg/spectra/krylov.py",
-        find="self.coupling = self.coupling @ rotation",
-        replace="pass",
+        find="self.projection = torch.diag(values)",
+        replace="self.projection = torch.diag(values.flip(0))",
         tests=("linalg/test_lanczos.py",),
     ),
     Mutant(
@@ -366,7 +366,9 @@ CURVATURE = (
         file="curvature/columns.py",
         find="if not torch.isfinite(values).all():",
         replace="if False:",
-        tests=("curvature/test_map.py::test_products_that_are_not_finite_name_the_group",),
+        tests=(
+            "curvature/test_map.py::test_an_infinite_slope_behind_a_finite_loss_names_the_group",
+        ),
     ),
     Mutant(
         "keys and values have the heads of the queries",

@@ -111,7 +111,7 @@ MODELS = (
         file="models/token_losses.py",
         find="else loss / items",
         replace="else loss",
-        tests=("models/test_training.py::test_accumulated_batches_train_as_one",),
+        tests=("models/test_training.py::test_the_loss_of_a_part_is_its_share_of_all_labels",),
     ),
     Mutant(
         "the loss is taken in half precision",
@@ -177,7 +177,7 @@ MODELS = (
         file="models/attention_functions.py",
         find="masked_fill(~mask,",
         replace="masked_fill(mask,",
-        tests=("models/test_causal_lm.py::test_eager_and_fused_attention_agree",),
+        tests=("models/test_execution.py::test_a_mask_of_the_users_own_reaches_the_centre_too",),
     ),
     Mutant(
         "unknown arguments of a model are ignored",

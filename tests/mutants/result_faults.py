@@ -72,10 +72,7 @@ RESULTS = (
         file="storage/lines.py",
         find="and not math.isfinite(value)",
         replace="and math.isnan(value)",
-        tests=(
-            "training/test_divergence.py",
-            "report/test_loading.py",
-        ),
+        tests=("storage/test_lines.py",),
     ),
     Mutant(
         "a damaged line in the middle ends the file",

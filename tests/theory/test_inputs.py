@@ -70,6 +70,10 @@ BAD = {
     ),
     "not finite x": (damaged("x"), r"x: .*finite.*nan at \(1, 3, 2\)"),
     "not finite weight": (damaged("w_query"), "w_query: .*finite"),
+    "infinite weight": (
+        good() | {"w_value": torch.full((3, 3), -torch.inf).double()},
+        r"w_value: .*finite.*-inf at \(0, 0\)",
+    ),
     "not finite target": (damaged("target"), "target: .*finite"),
     "not finite curvature": (damaged("curvature", loss="matrix"), "curvature: .*finite"),
     "target and gradient": (

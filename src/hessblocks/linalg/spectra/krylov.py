@@ -83,7 +83,6 @@ class KrylovBasis:
         self._storage[:, :kept] = self.vectors @ rotation.to(self._storage)
         self.size = kept
         self.projection = torch.diag(values)
-        self.coupling = self.coupling @ rotation
 
     def _grow(self, coefficients: Tensor, width: int) -> None:
         projection = torch.zeros(self.size, self.size, dtype=torch.float64)
