@@ -87,9 +87,14 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
 
     slots = {name: getattr(attention, name) for name in _WEIGHTS}
     slots = {name: module for name, module in slots.items() if module is not None}
-    trained = [
-        name for name, module in slots.items() if any(p.requires_grad for p in module.parameters())
-    ]
+    trained = [name for name, module in slots.items() if _is_trained(module)]
+    matrices = {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()}
+    gain = float(getattr(attention.value, "update_gain", 1.0))
+    if gain != 1.0:  # W_V W_P = (W_V / β) (β W_P), where W_V / β moves as ΔW does
+        matrices |= {
+            "value": matrices["value"] / gain,
+            "projection": gain * matrices["projection"].to(inputs),
+        }
     if attention.one_matrix:
         trained = ["query_key" if name == "query" else name for name in trained]
     bias = getattr(attention.projection, "bias", None)
@@ -97,7 +102,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     trained += [name for name, gain in gains.items() if gain.requires_grad]
     layer = _layer(
         inputs,
-        {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()},
+        matrices,
         heads=attention.heads,
         groups=attention.key_value_heads,
         permitted=_permitted(inputs, batch.attention_mask, causal=model.config.causal),
@@ -183,12 +188,17 @@ def _check_parts(model: Any) -> None:
             "model: the closed form covers scores without rotary positions; "
             "use hessblocks.Hessian for this model"
         )
-    for gain in (getattr(getattr(attention, name), "update_gain", 1.0) for name in _WEIGHTS):
-        if isinstance(gain, nn.Parameter) or gain != 1.0:
+    for name in _WEIGHTS:
+        gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
+        if gain != 1.0 and not (gain and name == "value" and not _is_trained(attention.projection)):
             raise ArgumentError(
-                "model: the closed form covers reparametrised weights with a fixed update gain of 1; "
-                "use hessblocks.Hessian for this model"
+                "model: the closed form covers reparametrised weights with an update gain of 1 (values "
+                "before a fixed projection with any but 0); use hessblocks.Hessian for this model"
             )
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 class _Captured(Exception):  # noqa: N818 - no error: it ends the forward pass
