@@ -26,8 +26,17 @@ def test_parameter_counts_at_the_published_size(name: str, millions: int) -> Non
     assert parameters(name, **PUBLISHED) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["sas", "sas-p", "sas-p-no-norm"])
+def test_the_gains_of_the_first_layers_values_are_trained(name: str) -> None:
+    """α_V and β_V, in the paper and in its code."""
+    model = hb.build(name, depth=2, width=8, heads=2, vocab_size=7, context=6)
+    value = model.model.layers[0].attention.value
+    assert {"initial_gain", "update_gain"} <= dict(value.named_parameters()).keys()
+    assert not list(model.model.layers[1].attention.value.parameters())
+
+
 def test_identity_values_and_projections_save_two_matrices_a_layer_but_the_first() -> None:
-    norms_and_gains = 18 * (3 * 12 + 2)
+    norms_and_gains = 18 * (3 * 12 + 2) + 2  # of the first layer's values
     saved = (2 * 18 - 1) * 768**2
     assert (
         parameters("pre-ln", **PUBLISHED) - parameters("sas", **PUBLISHED)

@@ -19,6 +19,7 @@ from hessblocks.training.masked.cost import costs
 from hessblocks.training.masked.finetune import Finetuning, classifier, encoded, finetune
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
 from hessblocks.training.masked.pretrain import masked_once, pretrained
+from hessblocks.training.preparation import run_of_size
 from hessblocks.training.trainer.guarded import GuardedTrainer, quiet_arguments
 from hessblocks.training.trainer.memory import peak_bytes
 
@@ -27,6 +28,11 @@ SETTINGS = Pretraining(
     batch_size=8, learning_rate=1e-2, evaluations=3, evaluation_sequences=16, seed=0,
 )  # fmt: skip
 TUNING = Finetuning(epochs=4, batch_size=16, learning_rate=1e-2)
+
+
+def test_pretraining_decays_as_the_paper_does() -> None:
+    run = run_of_size(SETTINGS, SETTINGS.preset, SETTINGS.seed)
+    assert run.training.trainer_arguments()["weight_decay"] == 0.1
 
 
 def test_pretraining_learns_and_is_taken_from_the_cache_afterwards(

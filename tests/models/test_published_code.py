@@ -46,10 +46,6 @@ def block_of(name: str, sizes: dict[str, int]) -> BlockConfig:
     if name in REPARAMETRISED:
         weight = Reparametrised(init=REPARAMETRISED[name], trainable_gains=True)
         attention = attention.replace(value=weight, projection=weight)
-    elif name.startswith("sas"):
-        attention = attention.replace(
-            first_value=Reparametrised(init="identity", trainable_gains=True)
-        )
     norm, exact = LayerNorm(eps=1e-5), RMSNorm()
     block = base.replace(attention=attention, final_norm=norm)
     if name == "op":

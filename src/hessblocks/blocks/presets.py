@@ -60,8 +60,9 @@ def _v_skipinit(block: BlockConfig) -> BlockConfig:
 
 def _sas(block: BlockConfig) -> BlockConfig:
     skipless = _skipless(block)
+    first = Reparametrised(init="identity", trainable_gains=True)
     attention = skipless.attention.replace(
-        value=Identity(), first_value=Reparametrised(init="identity"), projection=Identity()
+        value=Identity(), first_value=first, projection=Identity()
     )
     return skipless.replace(attention=attention)
 

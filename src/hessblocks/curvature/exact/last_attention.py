@@ -86,9 +86,14 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         return logits
 
     slots = {name: module for name in _WEIGHTS if (module := getattr(attention, name)) is not None}
-    trained = [
-        name for name, module in slots.items() if any(p.requires_grad for p in module.parameters())
-    ]
+    trained = [name for name, module in slots.items() if _is_trained(module)]
+    matrices = {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()}
+    gain = float(getattr(attention.value, "update_gain", 1.0))
+    if gain != 1.0:  # W_V W_P = (W_V / β) (β W_P), where W_V / β moves as ΔW does
+        matrices |= {
+            "value": matrices["value"] / gain,
+            "projection": gain * matrices["projection"].to(inputs),
+        }
     if attention.one_matrix:
         trained = ["query_key" if name == "query" else name for name in trained]
     bias = getattr(attention.projection, "bias", None)
@@ -96,7 +101,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     trained += [name for name, gain in gains.items() if gain.requires_grad]
     layer = _layer(
         inputs,
-        {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()},
+        matrices,
         heads=attention.heads,
         groups=attention.key_value_heads,
         permitted=_permitted(inputs, batch.attention_mask, causal=model.config.causal),
@@ -173,14 +178,22 @@ def _check_parts(model: Any) -> None:
         raise _uncovered("covers scores that are bilinear in the inputs, not a query-key norm")
     if model.config.block["position"]["kind"] == "rotary-position":
         raise _uncovered("covers scores without rotary positions")
-    for gain in (getattr(getattr(attention, name), "update_gain", 1.0) for name in _WEIGHTS):
-        if isinstance(gain, nn.Parameter) or gain != 1.0:
-            raise _uncovered("covers reparametrised weights with a fixed update gain of 1")
+    for name in _WEIGHTS:
+        gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
+        if gain != 1.0 and not (gain and name == "value" and not _is_trained(attention.projection)):
+            raise _uncovered(
+                "covers reparametrised weights with an update gain of 1 (values before a fixed projection "
+                "with any but 0)"
+            )
 
 
 def _uncovered(limit: str) -> ArgumentError:
     """What the closed form covers or expects, and what to do about it."""
     return ArgumentError(f"model: the closed form {limit}; use hessblocks.Hessian for this model")
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 class _Captured(Exception):  # noqa: N818 - no error: it ends the forward pass

@@ -37,6 +37,8 @@ class Finetuning:
     """Of the head and the order of the examples."""
     warmup: float = 0.1
     """Share of the steps in which the learning rate grows from 0."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay of matrices and embeddings; gains and norms have none."""
     clip: float = 0.5
     """Largest norm of the gradient."""
 
@@ -90,7 +92,7 @@ def finetune(
                 per_device_eval_batch_size=settings.batch_size,
                 learning_rate=settings.learning_rate,
                 warmup_steps=round(settings.warmup * steps),
-                weight_decay=pretraining.weight_decay,
+                weight_decay=settings.weight_decay,
                 max_grad_norm=settings.clip,
                 seed=settings.seed,
             ),

@@ -32,7 +32,7 @@ class Pretraining(RunSize):
     """Share of the tokens that are to be restored."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate grows from 0."""
-    weight_decay: float = 0.01
+    weight_decay: float = 0.1
     """Decoupled weight decay of matrices and embeddings; gains and norms have none."""
     data: str = "docstrings"
     """docstrings, or hub:NAME."""

@@ -35,7 +35,7 @@ from hessblocks.training.trainer import (
     validation_loss,
 )
 
-PRETRAINING_VERSION = 1
+PRETRAINING_VERSION = 2
 """Raised whenever equal settings give other weights."""
 STATES = "masks.pt"
 """Random states in a checkpoint."""
