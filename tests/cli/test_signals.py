@@ -29,6 +29,7 @@ WORK = {
     "verify": ("verify", "hessblocks.theory.verify_closed_forms", AGAIN),
     "reproduce": ("reproduce fig3a", "hessblocks.studies.run_studies", REPRODUCE),
     "report": ("report runs", "hessblocks.studies.is_study_folder", AGAIN),
+    "check": ("check runs", "hessblocks.studies.is_study_folder", AGAIN),
 }
 """Each command: words, where its work is done, and the sentence of its interruption."""
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -104,7 +105,7 @@ def test_an_ignored_signal_stays_ignored(shell: Shell, monkeypatch: pytest.Monke
 STEPS = {
     "train": "hessblocks.training.trainer.guarded.GuardedTrainer.training_step",
     "compare": "hessblocks.training.trainer.guarded.GuardedTrainer.training_step",
-    "curvature": "hessblocks.inspection.curvature_run.CurvatureRun._column",
+    "curvature": "hessblocks.inspection.curvature_run.CurvatureRun._measure",
     "reproduce": "hessblocks.studies.engine.store.Store.add",
 }
 """What each command does several times."""

@@ -55,5 +55,5 @@ def test_zero_groups_are_named_once_for_all_blocks_that_share_them() -> None:
 
 def test_a_path_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     path = "report  " + "a folder/" * 20 + "[red]/:smile:/report.html"
-    show({}, ["a line"], path, as_json=False)
+    show({}, ["a line"], [path], as_json=False)
     assert capsys.readouterr().out == f"a line\n{path}\n"

@@ -74,8 +74,8 @@ COMMANDS = {
     ],
 }
 """Each with the words that make it small; text and folder come behind."""
-CLOCKS = {"seconds", "tokens_per_second", "retried"}
-"""Names under which a time is written, or how often a worker died."""
+CLOCKS = {"seconds", "tokens_per_second", "peak_memory", "retried", "seal", "progress"}
+"""Names under which a time is written, a peak, how often a worker died, or a digest of lines that hold these."""
 
 
 @dataclass(frozen=True, kw_only=True)

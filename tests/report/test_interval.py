@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hessblocks.cli.terminal.console import comparison_table, console
+from hessblocks.cli.terminal.console import WIDE, comparison_table, show
 from hessblocks.figures.interactive import plotly_panels
 from hessblocks.report import comparison_rows, headline, summary
 from hessblocks.report.comparison.cells import comparison_cells
@@ -22,7 +22,7 @@ def results(tmp_path) -> FolderResults:
 
 def test_the_tables_of_page_and_terminal_show_it(results, capsys) -> None:
     rows = comparison_rows(results)
-    console().print(comparison_table(rows, results))
+    show({}, [comparison_table(rows, results)], as_json=False, width=WIDE)
     printed = capsys.readouterr().out
     for row in rows:
         before, after = comparison_cells(row)[-2:]

@@ -145,7 +145,7 @@ def test_gradient_norms_are_those_of_backward_by_role() -> None:
     roles = {
         "query": [layer.attention.query.weight],
         "key": [layer.attention.key.weight],
-        "value": [layer.attention.value.update],
+        "value": list(layer.attention.value.parameters()),  # α_V and β_V too
         "gain": gains,
         "mlp_in": [layer.mlp.input.weight],
         "mlp_out": [layer.mlp.output.weight],

@@ -231,7 +231,7 @@ def test_a_point_that_fails_leaves_a_page_of_the_others(
 
     broken = dataclasses.replace(find("mlp"), measure=fail)
     monkeypatch.setattr("hessblocks.studies.hessian_paper.linear_mlp.STUDY", broken)
-    monkeypatch.setattr("hessblocks.studies.runner.LocalProcesses", lambda workers: InProcess())
+    monkeypatch.setattr("hessblocks.studies.engine.LocalProcesses", lambda workers: InProcess())
     assert main(["reproduce", *MLP, "--out", str(out)]) == 1
     assert "mlp: 1 point(s) failed, the first (layers 1" in complaint(capsys)
     assert "1 of 100 points are missing" in (out / "report.html").read_text()

@@ -1,20 +1,20 @@
 """Several processes: one that is stopped or gone ends all, with one sentence; one that works alone is waited for."""
 
+import multiprocessing
 import os
 import signal
 import socket
 import sys
 import time
-import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch.distributed as dist
 
@@ -107,18 +107,19 @@ def test_without_the_store_the_first_is_lost(store: dist.TCPStore) -> None:
 class Rank:
     """A process of two."""
 
-    process: int
+    process: ForkServerProcess
     said: Path
 
-    def status(self, seconds: float = 120) -> int:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            done, status = os.waitpid(self.process, os.WNOHANG)
-            if done:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.05)
-        os.kill(self.process, signal.SIGKILL)
-        raise AssertionError(self.said.read_text())
+    def status(self, seconds: float = 120) -> int | None:
+        self.process.join(seconds)
+        if self.process.is_alive():
+            self.process.kill()
+            raise AssertionError(self.said.read_text())
+        return self.process.exitcode
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid
+        os.kill(self.process.pid, number)
 
     def sentences(self) -> list[str]:
         text = self.said.read_text()
@@ -126,39 +127,45 @@ class Rank:
         return [line for line in text.splitlines() if line.startswith("hessblocks: ")]
 
 
-def two(
-    folder: Path, steps: int, before: Callable[[int], object] = lambda rank: None
-) -> list[Rank]:
-    """Train in two processes forked from this one; `before` is done in each."""
+def nothing(rank: int) -> None:
+    """What is done before the command."""
+
+
+def live(
+    words: list[str], said: Path, environment: dict[str, str], before: Callable[[int], object]
+) -> None:
+    """The life of a process."""
+    descriptor = os.open(said, os.O_WRONLY | os.O_CREAT)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    use_the_terminal()
+    os.environ.update(environment)
+    heartbeat.EVERY, heartbeat.PATIENCE = EVERY, PATIENCE
+    before(int(environment["RANK"]))
+    sys.exit(main(words))
+
+
+def two(folder: Path, steps: int, before: Callable[[int], object] = nothing) -> list[Rank]:
+    """Train in two processes, which a third has forked that has imported everything and done nothing.
+
+    Threads of this one would not be there in a fork of it, and torch waits for them.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     code = write_code(folder / "code")
     words = [*WORDS, "--data", str(code), "--steps", str(steps), "--out", str(folder / "out")]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place |= {"HESSBLOCKS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     found = []
     for rank in range(2):
+        sizes = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": rank, "LOCAL_RANK": rank}
+        own = place | {name: str(value) for name, value in sizes.items()}
         said = folder / f"said-{rank}"
-        if (process := os.fork()) == 0:
-            status = 99
-            try:
-                descriptor = os.open(said, os.O_WRONLY | os.O_CREAT)
-                os.dup2(descriptor, 1)
-                os.dup2(descriptor, 2)
-                use_the_terminal()
-                jaxtyping.config.update("jaxtyping_disable", True)
-                warnings.resetwarnings()
-                sizes = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": rank, "LOCAL_RANK": rank}
-                place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-                os.environ.update({name: str(value) for name, value in (sizes | place).items()})
-                os.environ["HESSBLOCKS_CACHE"] = str(folder / "cache")
-                heartbeat.EVERY, heartbeat.PATIENCE = EVERY, PATIENCE
-                before(rank)
-                status = main(words)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
+        process = context.Process(target=live, args=(words, said, own, before), daemon=True)
+        process.start()
         found.append(Rank(process, said))
     return found
 
@@ -174,12 +181,12 @@ def trains(folder: Path) -> None:
 def test_a_stopped_process_ends_all_with_one_sentence(tmp_path: Path, stopped: int) -> None:
     ranks = two(tmp_path, steps=100_000)
     trains(tmp_path)
-    os.kill(ranks[stopped].process, signal.SIGSTOP)
+    ranks[stopped].signal(signal.SIGSTOP)
     try:
         assert ranks[1 - stopped].status() == 1
         assert ranks[1 - stopped].sentences() == [NO_SIGN.format(stopped)]
     finally:
-        os.kill(ranks[stopped].process, signal.SIGCONT)
+        ranks[stopped].signal(signal.SIGCONT)
     assert ranks[stopped].status() == 1
     assert len(ranks[stopped].sentences()) <= 1  # that the other has ended
 
@@ -188,7 +195,7 @@ def test_a_stopped_process_ends_all_with_one_sentence(tmp_path: Path, stopped: i
 def test_a_dead_process_ends_all(tmp_path: Path, dead: int) -> None:
     ranks = two(tmp_path, steps=100_000)
     trains(tmp_path)
-    os.kill(ranks[dead].process, signal.SIGKILL)
+    ranks[dead].signal(signal.SIGKILL)
     assert ranks[1 - dead].status() == 1
     assert ranks[dead].status() == -signal.SIGKILL
     said = ranks[1 - dead].sentences()
@@ -196,7 +203,9 @@ def test_a_dead_process_ends_all(tmp_path: Path, dead: int) -> None:
     assert said in ([f"hessblocks: {ended}"] if dead == 1 else [], [NO_SIGN.format(dead)])
 
 
-def fails_at_the_fourth_step(rank: int) -> None:
+def fails_at_the_fourth_step(failing: int, rank: int) -> None:
+    if rank != failing:
+        return
     real, steps = GuardedTrainer.training_step, iter(range(100))
 
     def step(*arguments: object, **given: object) -> object:
@@ -209,11 +218,7 @@ def fails_at_the_fourth_step(rank: int) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_in_one_ends_the_other(tmp_path: Path, failing: int) -> None:
-    ranks = two(
-        tmp_path,
-        steps=100_000,
-        before=lambda rank: fails_at_the_fourth_step(rank) if rank == failing else None,
-    )
+    ranks = two(tmp_path, steps=100_000, before=partial(fails_at_the_fourth_step, failing))
     assert [rank.status() for rank in ranks] == [1, 1]
     assert ranks[1].sentences() == []
     (said,) = ranks[0].sentences()
@@ -221,13 +226,13 @@ def test_an_error_in_one_ends_the_other(tmp_path: Path, failing: int) -> None:
     assert expected in said
 
 
+def reports_slowly(rank: int) -> None:
+    work: Any = import_module("hessblocks.cli.terminal.work")
+    work.write_report = lambda folder: time.sleep(2 * PATIENCE)
+
+
 def test_one_that_works_alone_is_waited_for(tmp_path: Path) -> None:
     """The report takes longer than the patience with a process that is lost."""
-
-    def slow(rank: int) -> None:
-        work: Any = import_module("hessblocks.cli.terminal.work")
-        work.write_report = lambda folder: time.sleep(2 * PATIENCE)
-
-    ranks = two(tmp_path, steps=4, before=slow)
+    ranks = two(tmp_path, steps=4, before=reports_slowly)
     assert [rank.status() for rank in ranks] == [0, 0]
     assert [rank.sentences() for rank in ranks] == [[], []]

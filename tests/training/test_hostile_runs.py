@@ -18,8 +18,9 @@ from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.progress import Progress
 from hessblocks.storage import held, load_results
 from hessblocks.storage.files import refuse_links
+from hessblocks.storage.seals import SEAL_FILE as SEAL
+from hessblocks.storage.seals import sealed_folder
 from hessblocks.training.comparison import compare
-from hessblocks.training.folder.checkpoints import SEAL, is_whole
 from hessblocks.training.run import DamageWarning
 from tests.training.helpers import COMPARISON, files, numbers
 from tests.training.test_resume import interrupted
@@ -68,7 +69,7 @@ def sealed_anew(checkpoint: Path) -> None:
         if path.name != SEAL
     }
     (checkpoint / SEAL).write_text(json.dumps(seal))
-    assert is_whole(checkpoint)
+    assert sealed_folder(checkpoint).state == "whole"
 
 
 @pytest.mark.parametrize("name", PICKLES)
@@ -114,7 +115,7 @@ def test_a_seal_that_names_files_elsewhere_is_none(stopped: Path, tmp_path: Path
     os.mkfifo(tmp_path / "pipe")  # to read it would never end
     seal["files"]["../pipe"] = "0" * 64
     (checkpoint / SEAL).write_text(json.dumps(seal))
-    assert not is_whole(checkpoint)
+    assert sealed_folder(checkpoint).state != "whole"
 
 
 def by_link(path: Path, outside: Path) -> None:

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hessblocks.errors import RunError
 from hessblocks.settings import (
     AtLeast,
     ByOptimiser,
@@ -69,7 +68,7 @@ Training = Annotated[
 
 
 def taking(command: Callable[..., None]) -> Callable[..., None]:
-    """A decorator that spells out the fields of settings in a command's signature; an interruption is an error."""
+    """A decorator that spells out the fields of settings in a command's signature."""
     own = inspect.signature(command, eval_str=True).parameters
     types = {
         name: getattr(one.annotation, "__origin__", one.annotation) for name, one in own.items()
@@ -77,10 +76,7 @@ def taking(command: Callable[..., None]) -> Callable[..., None]:
 
     def spelt_out(**given: Any) -> None:
         values = {n: _made(t, given) if is_dataclass(t) else given[n] for n, t in types.items()}
-        try:
-            command(**values)
-        except KeyboardInterrupt:
-            raise RunError("interrupted; run the same command again.") from None
+        command(**values)
 
     spelt = [
         option.replace(kind=inspect.Parameter.KEYWORD_ONLY)

@@ -11,6 +11,7 @@ import typer
 
 from hessblocks.cli import options
 from hessblocks.errors import RunError
+from hessblocks.shown import printable
 
 
 @options.taking
@@ -40,9 +41,8 @@ def check(
         print(json.dumps({"command": "check", "whole": not faulty, "files": said}))
     else:
         for name, one in said.items():
-            print(
-                f"{one['state']:9}{name}" + ("" if one["state"] == "whole" else f" {one['words']}")
-            )
+            words = "" if one["state"] == "whole" else f" {one['words']}"
+            print(printable(f"{one['state']:9}{name}{words}"))
     if faulty:
         kinds = ", ".join(
             f"{number} {state}" for state, number in count.items() if state != "whole"

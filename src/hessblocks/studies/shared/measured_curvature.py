@@ -70,7 +70,8 @@ def curvature_rows(model: nn.Module, corpus: Corpus, probe: Probe) -> list[Row]:
         norms = group_norms(problem, groups, probes=probe.probes)
         distance = [_distance(problem, matrices, probe)] if probe.spectrum_steps else []
     unevenness = _unevenness({name: norms[name]["full"] for name in matrices})
-    return norm_rows(groups, norms) + unevenness + distance
+    rows = [{name: row[name] for name in row if name != "role"} for row in norm_rows(groups, norms)]
+    return rows + unevenness + distance
 
 
 def _unevenness(norms: Mapping[str, Estimate]) -> list[Row]:
