@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# The tests start some two hundred processes; each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slow mutants check lint types bench clean
 
 demo: $(STAMP)  ## train, compare and map the curvature of five blocks; opens nothing, prints where the report is

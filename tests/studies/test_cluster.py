@@ -94,6 +94,7 @@ def test_a_worker_killed_from_outside_changes_no_number(tmp_path: Path, cluster:
     assert there.rows == toy.run(tmp_path / "here", points).rows
 
 
+@pytest.mark.slow
 def test_the_command_on_a_cluster_gives_what_it_gives_here(
     tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +137,7 @@ def test_what_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
         toy.run(tmp_path, ray=address)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_goes_away_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
     points = [toy.ToySettings(number=number, pause=0.1 + 10 * (number > 1)) for number in range(6)]
     with started() as (address, head):

@@ -15,6 +15,7 @@ from hessblocks.models.build import build
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ModelSettings, RunSettings
 from hessblocks.storage.tables import Row
+from hessblocks.studies.blocks_paper import speed
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.study import SCALES, Scale
 from hessblocks.studies.our_questions import adaptivity, simplification
@@ -298,6 +299,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (trained, simplification, adaptivity):
         found = module.SIZES
         monkeypatch.setitem(found, "smoke", replace(small, steps=found["smoke"].steps // 5))
+    monkeypatch.setattr(speed, "ROUNDS", 3)
 
 
 @pytest.mark.parametrize("name", TRAINED)
