@@ -117,6 +117,17 @@ def test_settings_arrive(shell: Shell, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "observations.jsonl").exists()
 
 
+def test_seeds_are_counted_from_the_one_that_is_given(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ComparisonSettings] = []
+    monkeypatch.setattr(
+        "hessblocks.cli.terminal.carry_out", lambda run, settings, *_, **__: asked.append(settings)
+    )
+    assert shell("compare", "--presets", "sas", "--seed", 3, "--seeds", 2).status == 0
+    assert asked[0].seeds == (3, 4)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

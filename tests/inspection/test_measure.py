@@ -1,13 +1,18 @@
 """What the commands measure, from Python: a model as an object, a folder, a preset; a batch of one's own."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 import hessblocks as hb
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.inspection.samples import encoded_batch
+from hessblocks.inspection.subject import Subject
+from hessblocks.settings.inspected import CurvatureInspection
 from hessblocks.storage.files import write_text
+from tests.data.helpers import write_code
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 SIZES = {"depth": 2, "width": 8, "heads": 2, "vocab_size": 30}
@@ -113,3 +118,28 @@ def test_what_cannot_be_measured(
     with pytest.raises(ArgumentError, match=message):
         hb.measure_curvature(model, **{"data": "random", **TOKENS, **fields}, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_saved_weights_that_are_not_finite_are_refused(
+    model: torch.nn.Module, tmp_path: Path
+) -> None:
+    with torch.no_grad():
+        model.model.layers[1].mlp.output.weight[0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "saved")
+    said = r"weights that are not finite \(model\.layers\.1\.mlp\.output\.weight\)"
+    for measure in (hb.measure_curvature, hb.measure_signal):
+        with pytest.raises(RunError, match=said):
+            measure(tmp_path / "saved", "random", out=tmp_path / "out", **TOKENS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_token_just_behind_the_vocabulary_is_refused(
+    model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
+    settings = CurvatureInspection(data=str(write_code(tmp_path / "code")), **TOKENS)
+    for last, fits in ((29, True), (30, False)):
+        subject = Subject(name="model", model=model, encode=lambda text, last=last: [0, last] * 9)
+        expected = nullcontext() if fits else pytest.raises(ArgumentError, match="ids up to 30")
+        with expected:
+            encoded_batch(subject, settings)

@@ -281,7 +281,7 @@ RESULTS = (
         file="inspection/samples.py",
         find="max(ids) >= subject.vocabulary",
         replace="max(ids) > subject.vocabulary",
-        tests=("cli/test_curvature.py::test_random_tokens_are_never_taken_silently",),
+        tests=("inspection/test_measure.py::test_the_token_just_behind_the_vocabulary_is_refused",),
     ),
     Mutant(
         "batches of one shape are one batch",
@@ -311,9 +311,7 @@ RESULTS = (
         file="inspection/subject.py",
         find="if not weight.isfinite().all():",
         replace="if False:",
-        tests=(
-            "cli/test_curvature.py::test_a_loss_that_is_not_finite_is_said_and_finished_groups_are_kept",
-        ),
+        tests=("inspection/test_measure.py::test_saved_weights_that_are_not_finite_are_refused",),
     ),
     Mutant(
         "wrong arguments end like failed runs",
@@ -350,7 +348,7 @@ RESULTS = (
         file="cli/commands/compare.py",
         find="range(seed, seed + seeds)",
         replace="range(seeds)",
-        tests=("cli/test_train_options.py::test_settings_arrive",),
+        tests=("cli/test_train_options.py::test_seeds_are_counted_from_the_one_that_is_given",),
     ),
     Mutant(
         "our own faults are swallowed",

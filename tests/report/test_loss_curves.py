@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hessblocks.figures import Series
+from hessblocks.report.comparison import loss_curves
 from hessblocks.report.comparison.loss_curves import loss_figure
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder, loss
@@ -24,3 +26,14 @@ def test_a_mean_curve_ends_where_a_seed_diverged(tmp_path: Path) -> None:
     assert held_out["sas"].y[-1] == pytest.approx(mean)
     assert "sas (diverged at step 100)" in drawing.legend
     assert "sas diverged (seed 1); its curve ends there" in drawing.caption
+
+
+def test_the_error_of_a_window_is_the_root_mean_square_of_its_points(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loss_curves, "MOST_POINTS", 2)
+    errors = (3.0, 4.0, 0.5, 0.5)
+    long = Series(name="sas", x=(0, 1, 2, 3), y=(1, 3, 5, 9), error=errors, points=("a",) * 4)
+    short = loss_curves._thinned(long, 2)
+    assert (short.x, short.y) == ((0.5, 2.5), (2, 7))
+    assert short.error == pytest.approx((math.sqrt(12.5), 0.5))

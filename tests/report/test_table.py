@@ -3,10 +3,11 @@
 import json
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
-from hessblocks.report.comparison.table import comparison_rows, summary
+from hessblocks.report.comparison.table import comparison_rows, diverged, summary
 from hessblocks.statistics import average, ends
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import PARTS, Folder, groups, loss, norm
@@ -127,3 +128,15 @@ def test_a_folder_without_results_has_empty_rows(tmp_path) -> None:
     (row,) = comparison_rows(results)
     assert (row.parameters, row.final_loss, row.before, row.seeds) == (None, None, None, ())
     assert summary(results)["presets"]["sas"]["curvature"] == {"before": {}, "after": {}}
+
+
+@pytest.mark.parametrize("last", [math.inf, math.nan])
+def test_a_loss_that_is_infinite_or_no_number_has_diverged(tmp_path, last) -> None:
+    results = load_results(Folder(presets=("pre-ln", "sas"), seeds=(0, 1)).write(tmp_path))
+    spoilt = [
+        replace(row, loss=last) if (row.preset, row.seed, row.step) == ("sas", 1, 200) else row
+        for row in results.metrics
+    ]
+    results = replace(results, metrics=tuple(spoilt))
+    assert diverged(results, "sas") == (1,)
+    assert diverged(results, "pre-ln") == ()
