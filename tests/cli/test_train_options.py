@@ -67,11 +67,12 @@ def test_an_option_has_the_default_and_the_help_of_its_field(
         if name in ("learning_rate", "momentum", "weight_decay"):
             assert f"[default: {default:g}" in shown.help
             default = None
+        option = "set" if name == "slots" else name
         if isinstance(default, tuple):
-            default = ",".join(default)
+            default = [] if name == "slots" else ",".join(default)
         assert shown.default == default, name
         assert shown.help.startswith(lines[field.name]), name
-        assert shown.opts == ["--" + name.replace("_", "-")]
+        assert shown.opts == ["--" + option.replace("_", "-")]
         compared += 1
     assert compared >= 2
 
@@ -117,9 +118,36 @@ def test_settings_arrive(shell: Shell, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "observations.jsonl").exists()
 
 
+def test_slots_of_the_block_arrive(shell: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--position", "rotary", "--set", "attention.query.init=zeros"]
+    words += ["--set", "mlp.activation=gelu"]
+    assert shell.train(out, *words).status == 0
+    settings = json.loads((out / "config.json").read_text())["model"]
+    assert settings["position"] == "rotary"
+    assert settings["slots"] == ["attention.query.init=zeros", "mlp.activation=gelu"]
+    block = json.loads((out / "model" / "config.json").read_text())["block"]
+    assert block["position"]["kind"] == "rotary-position"
+    assert block["attention"]["query"]["init"] == "zeros"
+    assert block["mlp"]["activation"] == "gelu"
+    assert "other settings (model.position" in sentence(shell.train(out))
+    assert "--set: a saved model" in sentence(shell("curvature", out / "model", *words[2:]))
+
+
+def test_a_run_from_before_slots_goes_on(shell: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert shell.train(out).status == 0
+    config = json.loads((out / "config.json").read_text())
+    del config["model"]["position"], config["model"]["slots"]
+    (out / "config.json").write_text(json.dumps(config))
+    assert "other settings" not in shell.train(out).errors
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["--position", "rotatory"], "--position: 'rotatory' is unknown; did you mean"),
+        (["--set", "mlp.gated"], "--set: expected SLOT=VALUE"),
         (["--optimiser", "adma"], "--optimiser: 'adma' is unknown; did you mean 'adamw'"),
         (["--schedule", "none"], "--schedule: 'none' is unknown"),
         (["--momentum", "0.5"], "--momentum: adamw has none"),

@@ -17,6 +17,7 @@ from hessblocks.blocks.positions import (
 )
 from hessblocks.blocks.presets import PRESETS, preset, summary
 from hessblocks.blocks.shaped import centre, shape_attention
+from hessblocks.blocks.slots import Slots, slot_pairs, with_slots
 from hessblocks.blocks.weights import (
     Dense,
     DenseLinear,

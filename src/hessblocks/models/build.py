@@ -6,7 +6,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hessblocks.blocks import BlockConfig, check_positive, preset
+from hessblocks.blocks import (
+    BlockConfig,
+    Position,
+    Slots,
+    check_positive,
+    preset,
+    slot_pairs,
+    with_slots,
+)
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.heads import (
@@ -31,6 +39,8 @@ def build(
     task: str = "causal-lm",
     classes: int = 2,
     tie_word_embeddings: bool = True,
+    position: Position | str | None = None,
+    slots: Slots = (),
     **block_fields: Any,
 ) -> PreTrainedModel:
     """A Hugging Face model made of `depth` equal blocks.
@@ -43,6 +53,9 @@ def build(
         task: causal-lm, masked-lm or classification; the last two attend in both directions.
         classes: of a classification.
         tie_word_embeddings: whether the head is the transposed token embedding.
+        position: how a token's place enters, as a part or its kind (rotary); None for the block's own.
+        slots: other fields of the block by path, `{"attention.query.init": "zeros"}`; see
+            `hessblocks.blocks.with_slots`.
         **block_fields: fields of `BlockConfig` that differ from the preset's (`width=256, heads=4`).
 
     Returns:
@@ -66,6 +79,8 @@ def build(
         whole = block.replace(**block_fields)
     else:
         raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
+    chosen = [] if position is None else [("position", position)]
+    whole = with_slots(whole, [*chosen, *slot_pairs(slots)])
     config = HessblocksConfig(
         vocab_size=vocab_size,
         depth=depth,
