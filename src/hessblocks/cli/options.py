@@ -184,6 +184,8 @@ def said_again(settings: Any) -> list[str]:
         value, own = getattr(settings, name), kind.mark(ByOptimiser)
         usual = getattr(type(settings), name)
         default = own.defaults.get(settings.optimiser, value) if own else usual
-        if value != default:
+        if repeated := kind.mark(Repeated):
+            said += [word for one in value for word in (option(repeated.name), one)]
+        elif value != default:
             said += [option(name)] if value is True else [option(name), str(value)]
     return said

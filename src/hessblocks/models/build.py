@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -39,6 +40,7 @@ def build(
     task: str = "causal-lm",
     classes: int = 2,
     tie_word_embeddings: bool = True,
+    embedding_std: float = 0.02,
     position: Position | str | None = None,
     slots: Slots = (),
     **block_fields: Any,
@@ -53,6 +55,7 @@ def build(
         task: causal-lm, masked-lm or classification; the last two attend in both directions.
         classes: of a classification.
         tie_word_embeddings: whether the head is the transposed token embedding.
+        embedding_std: standard deviation of the entries of token and position embeddings at initialisation.
         position: how a token's place enters, as a part or its kind (rotary); None for the block's own.
         slots: other fields of the block by path, `{"attention.query.init": "zeros"}`; see
             `hessblocks.blocks.with_slots`.
@@ -72,6 +75,8 @@ def build(
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
     for name, size in sizes.items():
         check_positive(name, size)
+    if not (math.isfinite(embedding_std) and embedding_std > 0):
+        raise ArgumentError(f"embedding_std: expected a number above 0, got {embedding_std!r}")
     check_name("task", task, TASKS)
     if isinstance(block, str):
         whole = preset(block, **block_fields)
@@ -89,6 +94,7 @@ def build(
         preset=block if isinstance(block, str) else None,
         block=whole.to_dict(),
         tie_word_embeddings=tie_word_embeddings,
+        embedding_std=embedding_std,
     )
     config.num_labels = classes
     return TASKS[task](config)

@@ -125,6 +125,10 @@ class TrainedSettings(BlockSettings):
     """Of the learning rate, linear or cosine; None for linear."""
     optimiser: str | None = None
     """adamw or sgd; None for adamw."""
+    slots: tuple[str, ...] = ()
+    """What the block has instead of the variant's own, as `slot=value`."""
+    embedding_std: float | None = None
+    """Standard deviation of the entries of the embeddings; None for 0.02."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +195,14 @@ def make_model(settings: TrainedSettings) -> PreTrainedModel:
     if settings.variant == GPT2:
         return _gpt2(size)
     sizes = {"width": size.width, "heads": size.heads, "mlp_width": size.mlp_width}
-    block = make_block(settings.variant, **sizes)
-    return build(block, depth=size.depth, vocab_size=size.vocab_size, context=size.context)
+    return build(
+        make_block(settings.variant, **sizes),
+        depth=size.depth,
+        vocab_size=size.vocab_size,
+        context=size.context,
+        slots=settings.slots,
+        embedding_std=settings.embedding_std or 0.02,
+    )
 
 
 def _gpt2(size: TextSize) -> PreTrainedModel:
