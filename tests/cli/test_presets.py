@@ -63,6 +63,17 @@ def test_removing_values_and_projections_removes_matmuls() -> None:
     assert matmuls["sas"] == matmuls["sas-p"] == 3 * 6 + 2  # the first layer keeps its values
 
 
+def test_slots_are_those_of_every_preset_that_can_have_them(shell: Shell) -> None:
+    rotary = shell("presets", "--position", "rotary")
+    assert "1,311,872" in rotary.output  # 128 x 128 positions fewer
+    assert "left out" not in rotary.output
+    zeros = shell("presets", "--set", "attention.query.init=zeros")
+    assert "left out, since what was set excludes their parts: op, modern" in " ".join(
+        zeros.output.split()
+    )
+    assert shell("presets", "--set", "attention.query.init=ones").status == 2
+
+
 def test_the_table_lists_every_preset(shell: Shell, tmp_path: Path) -> None:
     outcome = shell("presets", "--out", tmp_path / "new")
     assert outcome.status == 0

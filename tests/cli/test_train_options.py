@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from hessblocks.settings.run_settings import (
     ModelSettings,
     PresetSizes,
     RunSettings,
+    with_defaults,
 )
 from tests.cli.helpers import Shell, sentence
 
@@ -67,11 +68,12 @@ def test_an_option_has_the_default_and_the_help_of_its_field(
         if name in ("learning_rate", "momentum", "weight_decay"):
             assert f"[default: {default:g}" in shown.help
             default = None
+        option = "set" if name == "slots" else name
         if isinstance(default, tuple):
-            default = ",".join(default)
+            default = [] if name == "slots" else ",".join(default)
         assert shown.default == default, name
         assert shown.help.startswith(lines[field.name]), name
-        assert shown.opts == ["--" + name.replace("_", "-")]
+        assert shown.opts == ["--" + option.replace("_", "-")]
         compared += 1
     assert compared >= 2
 
@@ -128,9 +130,35 @@ def test_seeds_are_counted_from_the_one_that_is_given(
     assert asked[0].seeds == (3, 4)
 
 
+def test_slots_of_the_block_arrive(shell: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--position", "rotary", "--set", "attention.query.init=zeros"]
+    words += ["--set", "mlp.activation=gelu"]
+    assert shell.train(out, *words).status == 0
+    settings = json.loads((out / "config.json").read_text())["model"]
+    assert settings["position"] == "rotary"
+    assert settings["slots"] == ["attention.query.init=zeros", "mlp.activation=gelu"]
+    block = json.loads((out / "model" / "config.json").read_text())["block"]
+    assert block["position"]["kind"] == "rotary-position"
+    assert block["attention"]["query"]["init"] == "zeros"
+    assert block["mlp"]["activation"] == "gelu"
+    assert "other settings (model.position" in sentence(shell.train(out))
+    measured = shell("curvature", out / "model", "--tokens", 8, *words[2:])
+    assert "--set: a saved model" in sentence(measured)
+
+
+def test_a_run_from_before_slots_had_none() -> None:
+    settings = json.loads(json.dumps(asdict(RunSettings(preset="sas"))))
+    older = {**settings, "model": {**settings["model"]}}
+    del older["model"]["position"], older["model"]["slots"]
+    assert with_defaults(older) == settings
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["--position", "rotatory"], "--position: 'rotatory' is unknown; did you mean"),
+        (["--set", "mlp.gated"], "--set: expected SLOT=VALUE"),
         (["--optimiser", "adma"], "--optimiser: 'adma' is unknown; did you mean 'adamw'"),
         (["--schedule", "none"], "--schedule: 'none' is unknown"),
         (["--momentum", "0.5"], "--momentum: adamw has none"),

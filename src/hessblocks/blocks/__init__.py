@@ -2,7 +2,13 @@
 
 from hessblocks.blocks.attention import Attention, SelfAttention
 from hessblocks.blocks.block import Block
-from hessblocks.blocks.block_config import BlockConfig, check_positive
+from hessblocks.blocks.block_config import (
+    BlockConfig,
+    Slots,
+    check_positive,
+    slot_pairs,
+    with_slots,
+)
 from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping
 from hessblocks.blocks.kernels import Context, Kernel, fused_kernel, linear_kernel
 from hessblocks.blocks.mlp import MLP, FeedForward

@@ -1,14 +1,27 @@
-"""The description of a block: frozen, checked when made, the same for every layer of a model."""
+"""The description of a block: frozen, checked when made, the same for every layer of a model; its slots by name."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hessblocks.blocks.block_fields import BlockFields
 from hessblocks.blocks.parts import BlockPart, check_parts
 from hessblocks.blocks.rules import first_refusal
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, check_name
+
+Slots = Mapping[str, Any] | Iterable[str | tuple[str, Any]]
+"""Values by path (`{"attention.query.init": "zeros"}`), also as pairs, or `path=value` as it is typed."""
+SIZES = ("width", "heads", "mlp_width")
+"""Fields of a block that what a preset does may depend on."""
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+_HERE = ""
+"""Stands in a tree for the part itself, beside the names of its fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +63,118 @@ def check_positive(name: str, value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ArgumentError(f"{name}: expected a whole number of at least 1, got {value!r}")
+
+
+def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
+    """A block with some of its slots filled anew, all at once.
+
+    Args:
+        block: that is changed.
+        slots: a path is the name of a field, behind those of the slots that it lies in. The value of a
+            slot is a part, its JSON values or its kind (rotary-position; rotary is enough); that of any
+            other field a number, a word, true, false or none. A kind comes with its own defaults, which
+            longer paths change.
+
+    Returns:
+        The block, checked as any new one is.
+
+    Raises:
+        ArgumentError: a path that leads nowhere or is given twice, a value that does not fit, or parts
+            that exclude each other.
+
+    >>> from hessblocks.blocks import preset
+    >>> block = with_slots(preset("pre-ln"), ["position=rotary", "attention.query.init=zeros"])
+    >>> block.position.kind, block.attention.query.init
+    ('rotary-position', 'zeros')
+    """
+    tree: dict[str, Any] = {}
+    for path, value in slot_pairs(slots):
+        node = tree
+        for name in path.split("."):
+            node = node.setdefault(name, {})
+        if _HERE in node:
+            raise ArgumentError(f"{path}: given twice; choose one.")
+        node[_HERE] = value
+    changed: BlockConfig = _changed(block, tree, "")
+    return changed
+
+
+def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
+    """Paths and values, from any way of giving them.
+
+    Returns:
+        The pairs, in their order; values that were typed are words still.
+
+    Raises:
+        ArgumentError: a text without path or value.
+    """
+    if isinstance(slots, Mapping):
+        return list(slots.items())
+    if isinstance(slots, str):
+        raise ArgumentError(f"slots: expected several texts or a mapping, got one text, {slots!r}.")
+    return [_pair(one) if isinstance(one, str) else one for one in slots]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    path, equals, value = text.partition("=")
+    if not (path.strip() and equals and value.strip()):
+        raise ArgumentError(f"--set: expected SLOT=VALUE, such as position=rotary, got {text!r}.")
+    return path.strip(), value.strip()
+
+
+def _changed(part: Any, tree: Mapping[str, Any], path: str) -> Any:
+    """A part with the changes of a tree of fields."""
+    if not isinstance(part, BlockPart):
+        raise ArgumentError(f"{path}: holds {part!r}, which has no fields; give it a part first.")
+    hints, fields = typing.get_type_hints(type(part)), {}
+    for name, below in tree.items():
+        check_name(
+            f"field of {path or 'block'}",
+            name,
+            [field.name for field in dataclasses.fields(part)],
+        )
+        place = f"{path}.{name}".lstrip(".")
+        if place in SIZES:
+            raise ArgumentError(f"{place}: a size that presets go by; give it as {place} itself.")
+        value = getattr(part, name)
+        if _HERE in below:
+            value = _value(below[_HERE], hints[name], place)
+        deeper = {field: one for field, one in below.items() if field != _HERE}
+        fields[name] = _changed(value, deeper, place) if deeper else value
+    return part.replace(**fields)
+
+
+def _value(given: Any, hint: Any, place: str) -> Any:
+    """What is given for a field, as its annotation wants it."""
+    wanted = [one for one in (typing.get_args(hint) or (hint,)) if one is not types.NoneType]
+    optional = types.NoneType in typing.get_args(hint)
+    if optional and (given is None or given == "none"):
+        return None
+    if issubclass(wanted[0], BlockPart):
+        return _part(given, wanted[0], place)
+    value = _read(given) if isinstance(given, str) and wanted[0] is not str else given
+    fits = isinstance(value, int | float if wanted[0] is float else wanted[0])
+    if not fits or isinstance(value, bool) != (wanted[0] is bool):
+        expected = _WORDS[wanted[0]] + (" or none" if optional else "")
+        raise ArgumentError(f"{place}: expected {expected}, got {given!r}.")
+    return value
+
+
+def _read(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+def _part(given: Any, base: type[BlockPart], place: str) -> BlockPart:
+    """A part, from itself, its JSON values or its kind."""
+    if isinstance(given, Mapping):
+        return BlockPart.from_dict(dict(given))
+    if isinstance(given, BlockPart):
+        return given
+    kinds = BlockPart.kinds(base)
+    short = {kind.removesuffix(f"-{base.__name__.lower()}"): kind for kind in kinds}
+    word = short.get(str(given), str(given))
+    check_name(place, word, kinds)
+    return kinds[word]()

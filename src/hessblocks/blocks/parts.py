@@ -74,6 +74,18 @@ class BlockPart:
         _check_fields(made, fields)
         return made(**fields)
 
+    @staticmethod
+    def kinds(base: type[BlockPart]) -> dict[str, type[BlockPart]]:
+        """The kinds of part that fit a slot, by the word that stands for each.
+
+        Args:
+            base: what the slot holds.
+
+        Returns:
+            Its subclasses that have a kind, those of users among them.
+        """
+        return {kind: made for kind, made in BlockPart._by_kind.items() if issubclass(made, base)}
+
     def replace(self: Self, **fields: Any) -> Self:
         """A copy with some fields changed.
 
@@ -102,7 +114,7 @@ def check_parts(part: BlockPart) -> None:
     for name, (kind, optional) in _slots(type(part)).items():
         value = getattr(part, name)
         if not isinstance(value, kind) and not (optional and value is None):
-            fitting = sorted(c.__name__ for c in BlockPart._by_kind.values() if issubclass(c, kind))
+            fitting = sorted(made.__name__ for made in BlockPart.kinds(kind).values())
             raise ArgumentError(
                 f"{part.kind}: {name}: expected one of hessblocks.blocks' {', '.join(fitting)}, got {value!r}"
             )

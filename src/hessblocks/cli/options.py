@@ -25,6 +25,7 @@ from hessblocks.settings import (
     Kind,
     ObservationSettings,
     Prefix,
+    Repeated,
     TrainingSettings,
     kinds,
     make,
@@ -141,12 +142,14 @@ def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:
     if own := kind.mark(ByOptimiser):
         type_, default = type_ | None, None
         help_text += f" [default: {_by_optimiser(own.defaults)}]"
+    if repeated := kind.mark(Repeated):
+        type_, default = list[str], list(default)
     told = typer.Option(
-        option(prefix + name),
+        option(repeated.name if repeated else prefix + name),
         help=help_text,
         min=least.least if least else None,
         max=least.most if least else None,
-        show_default=default is not None,
+        show_default=default not in (None, []),
     )
     return inspect.Parameter(
         prefix + name,
@@ -181,6 +184,8 @@ def said_again(settings: Any) -> list[str]:
         value, own = getattr(settings, name), kind.mark(ByOptimiser)
         usual = getattr(type(settings), name)
         default = own.defaults.get(settings.optimiser, value) if own else usual
-        if value != default:
+        if repeated := kind.mark(Repeated):
+            said += [word for one in value for word in (option(repeated.name), one)]
+        elif value != default:
             said += [option(name)] if value is True else [option(name), str(value)]
     return said

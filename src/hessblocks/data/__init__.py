@@ -1,6 +1,7 @@
 """Corpora and their tokenisers."""
 
 from hessblocks.data.addition import SYMBOLS, addition_batch
+from hessblocks.data.bigrams import BigramTable
 from hessblocks.data.cache import CacheWarning, cache_root, cached
 from hessblocks.data.corpus import Corpus, Example, Windows
 from hessblocks.data.docstrings import MASK, PADDING, load_docstring_corpus, load_docstrings

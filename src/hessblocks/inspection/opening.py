@@ -19,7 +19,7 @@ from hessblocks.models import build
 from hessblocks.settings import InspectionSettings
 
 PREFIX = "preset:"
-OF_PRESETS = ("depth", "width", "heads", "mlp_width", "vocab_size")
+OF_PRESETS = ("depth", "width", "heads", "mlp_width", "position", "slots", "vocab_size")
 """Settings that a model which is given or saved has no use for."""
 PLAIN = "-plain"
 """Ends the name of a preset whose shaped attention is replaced by plain softmax attention."""
@@ -37,8 +37,9 @@ def check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings
         return
     for name in OF_PRESETS:
         if getattr(settings, name) != getattr(type(settings)(), name):
+            said = {"slots": "set"}.get(name, name.replace("_", "-"))
             raise ArgumentError(
-                f"--{name.replace('_', '-')}: a saved model has sizes of its own; leave the option out, or give "
+                f"--{said}: a saved model has a size and blocks of its own; leave the option out, or give "
                 f"{PREFIX}NAME."
             )
 
@@ -90,6 +91,8 @@ def _fresh(
         depth=settings.depth,
         vocab_size=corpus.vocab_size if corpus else settings.vocab_size,
         context=settings.tokens,
+        position=settings.position,
+        slots=settings.slots,
     )
     subject = Subject(name=name, model=model.eval())
     if corpus:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from hessblocks.blocks import BlockConfig, check_positive, preset
+from hessblocks.blocks import (
+    BlockConfig,
+    Position,
+    Slots,
+    check_positive,
+    preset,
+    slot_pairs,
+    with_slots,
+)
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.heads import (
@@ -31,6 +40,9 @@ def build(
     task: str = "causal-lm",
     classes: int = 2,
     tie_word_embeddings: bool = True,
+    embedding_std: float = 0.02,
+    position: Position | str | None = None,
+    slots: Slots = (),
     **block_fields: Any,
 ) -> PreTrainedModel:
     """A Hugging Face model made of `depth` equal blocks.
@@ -43,6 +55,10 @@ def build(
         task: causal-lm, masked-lm or classification; the last two attend in both directions.
         classes: of a classification.
         tie_word_embeddings: whether the head is the transposed token embedding.
+        embedding_std: standard deviation of the entries of token and position embeddings at initialisation.
+        position: how a token's place enters, as a part or its kind (rotary); None for the block's own.
+        slots: other fields of the block by path, `{"attention.query.init": "zeros"}`; see
+            `hessblocks.blocks.with_slots`.
         **block_fields: fields of `BlockConfig` that differ from the preset's (`width=256, heads=4`).
 
     Returns:
@@ -59,6 +75,8 @@ def build(
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
     for name, size in sizes.items():
         check_positive(name, size)
+    if not (math.isfinite(embedding_std) and embedding_std > 0):
+        raise ArgumentError(f"embedding_std: expected a number above 0, got {embedding_std!r}")
     check_name("task", task, TASKS)
     if isinstance(block, str):
         whole = preset(block, **block_fields)
@@ -66,6 +84,8 @@ def build(
         whole = block.replace(**block_fields)
     else:
         raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
+    chosen = [] if position is None else [("position", position)]
+    whole = with_slots(whole, [*chosen, *slot_pairs(slots)])
     config = HessblocksConfig(
         vocab_size=vocab_size,
         depth=depth,
@@ -74,6 +94,7 @@ def build(
         preset=block if isinstance(block, str) else None,
         block=whole.to_dict(),
         tie_word_embeddings=tie_word_embeddings,
+        embedding_std=embedding_std,
     )
     config.num_labels = classes
     return TASKS[task](config)

@@ -9,6 +9,7 @@ from hessblocks.settings.field_marks import (
     ByOptimiser,
     Kind,
     Prefix,
+    Repeated,
     kinds,
     make,
     option,

@@ -37,6 +37,14 @@ class ByOptimiser:
 
 
 @dataclass(frozen=True)
+class Repeated:
+    """A tuple whose option is given once for each entry, not as words with commas."""
+
+    name: str
+    """Of the option, without the dashes; it stands for one entry."""
+
+
+@dataclass(frozen=True)
 class Prefix:
     """What stands before the names of nested settings where they are options of a command."""
 
@@ -56,7 +64,7 @@ class Kind:
     @property
     def several(self) -> bool:
         """Whether it is a tuple, which is given as words with commas."""
-        return typing.get_origin(self.type) is tuple
+        return typing.get_origin(self.type) is tuple and not self.mark(Repeated)
 
     def mark(self, wanted: type[T]) -> T | None:
         """The mark of that sort; None where there is none."""
@@ -91,12 +99,16 @@ def make(settings: type[T], values: Mapping[str, Any]) -> T:
     known = kinds(settings)
     for name in values:
         check_name("setting", name, known)
-    whole = {
-        name: words(value) if known[name].several and isinstance(value, str) else value
-        for name, value in values.items()
-    }
+    whole = {name: _listed(value, known[name]) for name, value in values.items()}
     made: T = getattr(settings, "chosen", settings)(**whole)
     return made
+
+
+def _listed(value: Any, kind: Kind) -> Any:
+    """A value as its field holds it: a tuple, where an option gave words with commas or a list."""
+    if kind.several and isinstance(value, str):
+        return words(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def words(text: str) -> tuple[str, ...]:

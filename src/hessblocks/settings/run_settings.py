@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.settings.field_marks import SEED, AtLeast, check_ranges
+from hessblocks.settings.field_marks import SEED, AtLeast, Repeated, check_ranges
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
 
@@ -36,6 +36,10 @@ class BlockSizes:
     """Attention heads; divides the width."""
     mlp_width: Annotated[int | None, AtLeast(1)] = None
     """Hidden width of the MLP; 4 widths by default."""
+    position: str | None = None
+    """How a token's place enters: learned, sinusoidal, rotary or no; that of the block by default."""
+    slots: Annotated[tuple[str, ...], Repeated("set")] = ()
+    """A field of the block, such as attention.query.init=zeros; once for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,8 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(config.get("training"), dict):
         return config
     training = json.loads(json.dumps(asdict(TrainingSettings())))
+    if isinstance(config.get("model"), dict):
+        config = {**config, "model": {"position": None, "slots": []} | config["model"]}
     observation = json.loads(json.dumps(asdict(ObservationSettings())))
     older = {"observation": observation, **config, "training": training | config["training"]}
     return {"match": "steps", **older} if "presets" in config else older

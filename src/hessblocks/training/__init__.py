@@ -31,7 +31,13 @@ from hessblocks.training.preparation import (
 )
 from hessblocks.training.ranks import is_first
 from hessblocks.training.run import Run
-from hessblocks.training.trainer import Recorder, make_trainer, step_seconds, validation_loss
+from hessblocks.training.trainer import (
+    Recorder,
+    held_out,
+    make_trainer,
+    step_seconds,
+    validation_loss,
+)
 
 __all__ = [
     "CheckpointWarning",

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hessblocks.blocks import PRESETS, ReparametrisedLinear, summary
+from hessblocks.errors import ArgumentError
 from hessblocks.models import build
 from hessblocks.settings import PresetSizes
 
@@ -31,21 +32,25 @@ class BlockSize:
 
 
 def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
-    """The size of every preset at the same sizes.
+    """The size of every preset at the same sizes and with the same slots.
 
     Args:
         sizes: layers, widths, vocabulary and context.
 
     Returns:
-        One entry a preset.
+        One entry a preset, without those whose parts exclude what was set.
 
     Raises:
-        ArgumentError: sizes that do not fit.
+        ArgumentError: sizes that do not fit, or slots that no preset can have.
     """
-    found = []
+    found, refusal = [], None
     for name in PRESETS:
-        with torch.device("meta"):
-            model = build(name, **asdict(sizes))
+        try:
+            with torch.device("meta"):
+                model = build(name, **asdict(sizes))
+        except ArgumentError as error:
+            refusal = error
+            continue
         weights = list(_applied_weights(model))
         found.append(
             BlockSize(
@@ -56,6 +61,8 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
                 multiply_adds=sum(weights) + 2 * sizes.depth * sizes.context * sizes.width,
             )
         )
+    if refusal and not (found and (sizes.slots or sizes.position)):
+        raise refusal
     return found
 
 

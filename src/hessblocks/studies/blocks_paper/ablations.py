@@ -31,7 +31,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     """All variants with a linear decay, some with a cosine one too."""
     return [
         shared.Sweep(variants=variants, size=shared.SIZES[scale], settings={"decay": decay})
-        for decay, variants in (("linear", VARIANTS), ("cosine", COSINE))
+        for decay, variants in (("linear", (*VARIANTS, *shared.REFERENCES)), ("cosine", COSINE))
     ]
 
 

@@ -18,7 +18,8 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     """MLPs of two widths, at both depths."""
     size = replace(shared.SIZES[scale], mlp_width=2 * shared.SIZES[scale].width)
     return [
-        shared.Sweep(variants=BLOCKS, size=replace(size, depth=depth)) for depth in DEPTHS[scale]
+        shared.Sweep(variants=(*BLOCKS, *shared.REFERENCES), size=replace(size, depth=depth))
+        for depth in DEPTHS[scale]
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import SIZES, Runs, Sweep, trained_study
+from hessblocks.studies.shared import REFERENCES, SIZES, Runs, Sweep, trained_study
 
 VARIANTS = ("pre-ln", "sas", "sas-p")
 TIMES = 3
@@ -18,7 +18,7 @@ CLOSE = 0.03
 def sweeps(scale: Scale) -> list[Sweep]:
     """All blocks at the size of the other studies, with more steps."""
     steps = PUBLISHED_STEPS if scale == "paper" else TIMES * SIZES[scale].steps
-    return [Sweep(variants=VARIANTS, size=replace(SIZES[scale], steps=steps))]
+    return [Sweep(variants=(*VARIANTS, *REFERENCES), size=replace(SIZES[scale], steps=steps))]
 
 
 def summarise(rows: Rows) -> Summary:

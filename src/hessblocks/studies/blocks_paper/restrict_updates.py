@@ -47,13 +47,14 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _panel(losses: shared.Values) -> Panel:
-    """A curve for each initial value; pre-ln, which has no gain, as a level line."""
+    """A curve for each initial value; what has no gain as a level line."""
     known = shared.finite(losses)
     variants = {
         init: {beta: shared.restricted(init, beta) for beta in (0, *shared.BETAS)}
         for init in shared.RESTRICTED_INITS
     }
-    variants["pre-ln"] = {0: "pre-ln", shared.BETAS[-1]: "pre-ln"}
+    for level in ("pre-ln", *shared.REFERENCES):
+        variants[level] = {0: level, shared.BETAS[-1]: level}
     places = {
         name: [(beta, *known[variant]) for beta, variant in each.items() if variant in known]
         for name, each in variants.items()
@@ -74,6 +75,8 @@ STUDY = shared.trained_study(
         "Smaller gains of the trainable part recover the lost speed; identity beats orthogonal at every "
         "gain, and identity alone about matches pre-ln."
     ),
-    sweeps=lambda scale: [shared.Sweep(variants=VARIANTS, size=shared.SIZES[scale])],
+    sweeps=lambda scale: [
+        shared.Sweep(variants=(*VARIANTS, *shared.REFERENCES), size=shared.SIZES[scale])
+    ],
     summarise=summarise,
 )

@@ -20,6 +20,7 @@ from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.training import step_seconds
 
 VARIANTS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
+TIMED = (*VARIANTS, shared.GPT2)
 ROUNDS = 12
 """Turns of every block, a few steps each."""
 
@@ -29,7 +30,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     size = shared.SIZES[scale]
     return [
         shared.Sweep(variants=[shared.ALL], size=size, seeds=1),
-        shared.Sweep(variants=VARIANTS, size=size),
+        shared.Sweep(variants=(*VARIANTS, *shared.REFERENCES), size=size),
     ]
 
 
@@ -40,15 +41,15 @@ def measure(settings: shared.TrainedSettings) -> list[Row]:
 
 def step_times(settings: shared.TrainedSettings) -> list[Row]:
     """Median time of a training step of each block, all taking turns."""
-    turns = {name: replace(settings, variant=name) for name in VARIANTS}
+    turns = {name: replace(settings, variant=name) for name in TIMED}
     models = {name: shared.make_model(turn) for name, turn in turns.items()}
     text = shared.text_of(settings.size)
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    times: dict[str, list[float]] = {name: [] for name in TIMED}
     for _ in range(ROUNDS):
         for name, model in models.items():
             seconds = step_seconds(shared.run_settings(turns[name]), text, model)
             times[name].append(statistics.mean(seconds))
-    return [shared.timed(shared.STEP_TIME, times[name], turns[name].owner) for name in VARIANTS]
+    return [shared.timed(shared.STEP_TIME, times[name], turns[name].owner) for name in TIMED]
 
 
 def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:

@@ -1,4 +1,4 @@
 """What the two papers ask together."""
 
-STUDIES = {"simplification": "simplification", "adaptivity": "adaptivity"}
+STUDIES = {"baseline": "baseline", "simplification": "simplification", "adaptivity": "adaptivity"}
 """Name → module of this room that holds the study as `STUDY`."""

@@ -75,11 +75,14 @@ class ChainSettings(shared.TrainedSettings):
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
     """The whole chain."""
-    return [shared.Sweep(variants=CHAIN, size=SIZES[scale], settings={"probe": _PROBES[scale]})]
+    variants = (*CHAIN, *shared.REFERENCES)
+    return [shared.Sweep(variants=variants, size=SIZES[scale], settings={"probe": _PROBES[scale]})]
 
 
 def measure(settings: ChainSettings) -> list[Row]:
     """Train one block; its curvature along the way, and its growth exponents at initialisation."""
+    if settings.variant in shared.REFERENCES:
+        return shared.train_point(settings)
     probe, steps = settings.probe, settings.size.steps
     corpus = shared.text_of(settings.size)
 

@@ -44,9 +44,12 @@ from hessblocks.studies.shared.step_times import (
 from hessblocks.studies.shared.texts import TextSize, text_of
 from hessblocks.studies.shared.trained_points import (
     ALL,
+    BIGRAMS,
+    GPT2,
     LAPTOP,
     LOSS,
     PAPER,
+    REFERENCES,
     SIZES,
     SMOKE,
     BlockSettings,

@@ -11,6 +11,7 @@ from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows
 from hessblocks.studies.shared.gathering import measured, of_quantity
+from hessblocks.studies.shared.trained_points import BIGRAMS
 
 STEP_TIME = "step_time"
 """Seconds of a training step, median over the turns."""
@@ -52,16 +53,19 @@ def against_time(panel: Panel, times: Mapping[str, tuple[float, float]], title: 
 
     Args:
         panel: losses against steps, a series for each block.
-        times: block → (seconds of a step, standard error); a block without them is left out.
+        times: block → (seconds of a step, standard error); a block without them is left out. The bigram
+            table, which takes none, is as long as the longest.
         title: of the new panel.
 
     Returns:
         The same losses against training time.
     """
+    longest = max(seconds for seconds, _ in times.values())
+    known = {BIGRAMS: longest} | {name: seconds for name, (seconds, _) in times.items()}
     series = (
-        replace(one, x=tuple(step * times[one.name][0] for step in one.x))
+        replace(one, x=tuple(step * known[one.name] for step in one.x))
         for one in panel.series
-        if one.name in times
+        if one.name in known
     )
     return replace(panel, title=title, x_label="training time (s)", series=tuple(series))
 

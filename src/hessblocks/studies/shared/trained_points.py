@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from hessblocks.data import Corpus
+from hessblocks.data import BigramTable, Corpus
 from hessblocks.models import build
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Scale, Study
@@ -22,6 +22,7 @@ from hessblocks.studies.shared.variants import make_block
 from hessblocks.training import (
     Recorder,
     RunSettings,
+    held_out,
     make_trainer,
     run_of_size,
     validation_loss,
@@ -87,6 +88,12 @@ PAPER = TextSize(
 )  # fmt: skip
 SIZES: dict[Scale, TextSize] = {"smoke": SMOKE, "laptop": LAPTOP, "paper": PAPER}
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
+BIGRAMS = "bigram table"
+"""The variant that is no model: pairs of tokens, counted on the training text."""
+GPT2 = "gpt2"
+"""The variant that is transformers' own GPT-2 of the same size."""
+REFERENCES = (BIGRAMS, GPT2)
+"""Drawn beside the blocks in every figure of losses."""
 ALL = "all"
 """The variant of the point that times every block."""
 
@@ -118,6 +125,10 @@ class TrainedSettings(BlockSettings):
     """Of the learning rate, linear or cosine; None for linear."""
     optimiser: str | None = None
     """adamw or sgd; None for adamw."""
+    slots: tuple[str, ...] = ()
+    """What the block has instead of the variant's own, as `slot=value`."""
+    embedding_std: float | None = None
+    """Standard deviation of the entries of the embeddings; None for 0.02."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +146,7 @@ class Sweep:
 
 
 def train_point(settings: TrainedSettings, observer: Observer | None = None) -> list[Row]:
-    """Train one model.
+    """Train one model, or count pairs of tokens where that is the variant.
 
     Args:
         settings: of model and training.
@@ -144,11 +155,26 @@ def train_point(settings: TrainedSettings, observer: Observer | None = None) -> 
     Returns:
         Parameters, validation losses, and what the observer saw.
     """
+    if settings.variant == BIGRAMS:
+        return _bigram_rows(settings)
     model = make_model(settings)
     count = sum(parameter.numel() for parameter in model.parameters())
     rows = [measured("parameters", count, "exact")]
     rows += train(model, run_settings(settings), text_of(settings.size), observer)
     return [{**settings.owner, **row} for row in rows]
+
+
+def _bigram_rows(settings: TrainedSettings) -> list[Row]:
+    """The loss of the table on the held-out windows of the models, at the first and the last step."""
+    size, text = settings.size, text_of(settings.size)
+    windows = held_out(text, run_settings(settings))
+    drawn = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
+    loss = BigramTable(text.splits["train"], text.vocab_size).loss(drawn)
+    tokens = size.batch_size * size.context
+    return [
+        {**settings.owner, **measured(LOSS, loss, "exact", step=step, tokens=step * tokens)}
+        for step in (0, size.steps)
+    ]
 
 
 def run_settings(settings: TrainedSettings) -> RunSettings:
@@ -166,9 +192,34 @@ def make_model(settings: TrainedSettings) -> PreTrainedModel:
     """The freshly initialised model of a point."""
     size = settings.size
     torch.manual_seed(settings.seed)
+    if settings.variant == GPT2:
+        return _gpt2(size)
     sizes = {"width": size.width, "heads": size.heads, "mlp_width": size.mlp_width}
-    block = make_block(settings.variant, **sizes)
-    return build(block, depth=size.depth, vocab_size=size.vocab_size, context=size.context)
+    return build(
+        make_block(settings.variant, **sizes),
+        depth=size.depth,
+        vocab_size=size.vocab_size,
+        context=size.context,
+        slots=settings.slots,
+        embedding_std=settings.embedding_std or 0.02,
+    )
+
+
+def _gpt2(size: TextSize) -> PreTrainedModel:
+    config = GPT2Config(
+        vocab_size=size.vocab_size,
+        n_positions=size.context,
+        n_embd=size.width,
+        n_layer=size.depth,
+        n_head=size.heads,
+        n_inner=size.mlp_width,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return GPT2LMHeadModel(config)
 
 
 def trained_study(

@@ -12,7 +12,7 @@ from hessblocks.storage import Scalar
 from hessblocks.studies.engine import Check, Rows, Summary
 from hessblocks.studies.shared.differences import Values, difference_check
 from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
-from hessblocks.studies.shared.trained_points import LOSS
+from hessblocks.studies.shared.trained_points import LOSS, REFERENCES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
 """Of the losses in a figure."""
@@ -61,9 +61,10 @@ class Runs:
             kind: what the names of the variants have behind those of the blocks.
 
         Returns:
-            The panel, without the blocks of which nothing is known.
+            The panel, without the blocks of which nothing is known, and with the references.
         """
-        found = {block: self.mean_curve(block + kind) for block in blocks}
+        drawn = (*blocks, *REFERENCES)
+        found = {block: self.mean_curve(block + kind) for block in drawn}
         return Panel(
             title=title,
             x_label="training step",

@@ -91,6 +91,7 @@ VARIANTS: dict[str, Maker] = {
     },
     restricted("identity", 0): _restricted("identity", 0),
     GAINED: _values("skipless", _GAINED),
+    "pre-ln, zero queries": _edited("pre-ln", attention={"query": Dense(init="zeros")}),
     "pre-ln, identity values": _values("pre-ln", Identity()),
     "normal values": _normal_values,
     "orthogonal values": _values("skipless", _ORTHOGONAL),

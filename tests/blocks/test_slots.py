@@ -1,0 +1,111 @@
+"""Slots by name: what a path changes, and that nothing is changed silently."""
+
+import pytest
+
+import hessblocks as hb
+from hessblocks.blocks import DyT, Identity, RotaryPosition, preset, with_slots
+from hessblocks.errors import ArgumentError
+
+PRE_LN = preset("pre-ln", width=8, heads=2)
+
+
+def changed(*slots):
+    return with_slots(PRE_LN, slots)
+
+
+def test_a_path_changes_its_field_and_no_other() -> None:
+    attention = PRE_LN.attention
+    expected = PRE_LN.replace(
+        attention=attention.replace(query=attention.query.replace(init="zeros"))
+    )
+    assert changed("attention.query.init=zeros") == expected
+    assert changed("attention.query.init = zeros ") == expected
+    assert with_slots(PRE_LN, {"attention.query.init": "zeros"}) == expected
+    assert changed() == PRE_LN
+
+
+@pytest.mark.parametrize(
+    ("slots", "field", "expected"),
+    [
+        (("position=rotary",), "position", RotaryPosition()),
+        (("position=rotary-position",), "position", RotaryPosition()),
+        (("position.base=500", "position=rotary"), "position", RotaryPosition(base=500)),
+        (("norm=dyt", "norm.scale=0.25"), "norm", DyT(scale=0.25)),
+        (("first_norm=none",), "first_norm", None),
+        (("key_value_heads=1",), "key_value_heads", 1),
+        (("mlp.gated=true",), "mlp", PRE_LN.mlp.replace(gated=True)),
+    ],
+)
+def test_kinds_numbers_and_words_are_read(slots, field, expected) -> None:
+    assert getattr(changed(*slots), field) == expected
+
+
+def test_values_from_python_need_no_words() -> None:
+    slots = {
+        "position": RotaryPosition(),
+        "attention.value": {"kind": "identity"},
+        "mlp.gated": True,
+    }
+    block = with_slots(PRE_LN, slots)
+    assert (block.position, block.attention.value) == (RotaryPosition(), Identity())
+    assert block.mlp.gated is True
+
+
+def test_changes_that_need_each_other_are_made_at_once() -> None:
+    assert changed("layout=parallel", "mlp_branch.skip=0").layout == "parallel"
+    with pytest.raises(ArgumentError, match="mlp_branch's skip"):
+        changed("layout=parallel")
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("slot", "message"),
+    [
+        ("mlp.gated=yes", "mlp.gated: expected true or false, got 'yes'."),
+        ("mlp.gated=1", "mlp.gated: expected true or false, got '1'."),
+        ("heads", "--set: expected SLOT=VALUE, such as position=rotary, got 'heads'."),
+        ("=1", "--set: expected SLOT=VALUE"),
+        (
+            "key_value_heads=1.5",
+            "key_value_heads: expected a whole number or none, got '1.5'.",
+        ),
+        ("key_value_heads=true", "key_value_heads: expected a whole number or none"),
+        ("attention.query.std=wide", "attention.query.std: expected a number, got 'wide'."),
+        ("attention.query.std=NaN", "std: expected a number above 0, got nan"),
+        (
+            "attention.querry.init=zeros",
+            "field of attention: 'querry' is unknown; did you mean",
+        ),
+        ("position=rotating", "position: 'rotating' is unknown"),
+        ("attention.query=rotary", "attention.query: 'rotary' is unknown"),
+        ("position=none", "position: 'none' is unknown"),
+        ("attention.shaping.alpha=2", "attention.shaping: holds None, which has no fields"),
+        ("width=16", "width: a size that presets go by; give it as width itself."),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(slot: str, message: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        changed(slot)
+    assert str(raised.value).startswith(message) or message in str(raised.value)
+
+
+@pytest.mark.bad_input
+def test_a_path_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="position: given twice"):
+        changed("position=rotary", "position=no")
+    with pytest.raises(ArgumentError, match="position: given twice"):
+        hb.build("pre-ln", width=8, heads=2, position="no", slots=["position=rotary"])
+    with pytest.raises(ArgumentError, match="expected several texts or a mapping"):
+        with_slots(PRE_LN, "position=rotary")
+
+
+def test_build_takes_them_and_the_saved_model_has_them(tmp_path) -> None:
+    sizes = {"depth": 1, "width": 8, "heads": 2, "vocab_size": 11, "context": 4}
+    slots = {"attention.query.init": "zeros"}
+    model = hb.build("pre-ln", **sizes, position="rotary", slots=slots)
+    assert not model.model.layers[0].attention.query.weight.any()
+    assert not hasattr(model.model.position_embedding, "weight")
+    model.save_pretrained(tmp_path)
+    block = type(model).from_pretrained(tmp_path).config.block
+    assert block["position"]["kind"] == "rotary-position"
+    assert block["attention"]["query"]["init"] == "zeros"
