@@ -12,7 +12,7 @@ demo: $(STAMP)  ## train, compare and map the curvature of five blocks; opens no
 	$(BIN)/hessblocks demo --out runs/demo
 
 test: $(STAMP)  ## the everyday tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-slow: $(STAMP) mutants  ## the long ones
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -39,7 +39,7 @@ def check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings
         if getattr(settings, name) != getattr(type(settings)(), name):
             said = {"slots": "set"}.get(name, name.replace("_", "-"))
             raise ArgumentError(
-                f"--{said}: a saved model has a size and blocks of its own; leave the option out, or give "
+                f"--{said}: a saved model has sizes and blocks of its own; leave the option out, or give "
                 f"{PREFIX}NAME."
             )
 
