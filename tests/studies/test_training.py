@@ -22,9 +22,11 @@ from hessblocks.studies.our_questions import adaptivity, simplification
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared import texts
 from hessblocks.studies.shared import trained_points as trained
+from hessblocks.studies.shared.differences import match_check
 from hessblocks.studies.shared.measured_curvature import SPREAD
 from hessblocks.studies.shared.step_times import STEP_TIME
 from hessblocks.studies.shared.trained_points import (
+    BIGRAMS,
     LOSS,
     SMOKE,
     TrainedSettings,
@@ -283,6 +285,50 @@ def test_slower_needs_more_than_the_spread_of_seeds(
     slow: str, fast: str, verdict: bool | None
 ) -> None:
     assert RUNS.slower(slow, fast, "").holds is verdict
+
+
+def with_table(table: float) -> Runs:
+    """The same runs beside a bigram table and a pre-ln whose losses are about 3."""
+    losses = {"pre-ln": {0: 3.0, 1: 3.01, 2: 2.99}, BIGRAMS: dict.fromkeys(range(3), table)}
+    rows = [
+        row
+        for variant, seeds in (LOSSES | losses).items()
+        for seed, loss in seeds.items()
+        for row in curve(variant, seed, [None if loss == math.inf else loss])
+    ]
+    return Runs(rows)
+
+
+def test_verdicts_count_only_where_pre_ln_has_learnt_more_than_pairs_of_tokens() -> None:
+    long, short = with_table(3.5), with_table(3.2)
+    assert [control.holds for control in (*long.controls, *short.controls)] == [True, False]
+    for compared in ("slower", "match"):
+        check = getattr(long, compared)("bad", "good", "a fact")
+        assert check.holds is (compared == "slower")
+        void = getattr(short, compared)("bad", "good", "a fact")
+        assert void.holds is None
+        assert (
+            void.ours
+            == f"{check.ours}; void, since pre-ln has not learnt more than pairs of tokens"
+        )
+    assert short.close("bad", "good", 0.6, "a fact").holds is None
+    summary = short.summary("title", [], [short.slower("bad", "good", "a fact")])
+    assert [check.holds for check in summary.checks] == [None, False]
+
+
+def test_to_match_is_to_be_neither_worse_nor_better() -> None:
+    """Losses within 0.05 nats of each other match."""
+    values = {
+        "one": {0: 3.00, 1: 3.01, 2: 2.99},
+        "same": {0: 3.02, 1: 3.03, 2: 3.01},
+        "better": {0: 2.80, 1: 2.81, 2: 2.79},
+        "worse": {0: 3.20, 1: 3.21, 2: 3.19},
+        "near": {0: 3.00, 1: 3.06, 2: 3.03},
+    }
+    verdicts = {
+        name: match_check(values, name, "one", "a fact", limit=0.05).holds for name in values
+    }
+    assert verdicts == {"one": True, "same": True, "better": False, "worse": False, "near": None}
 
 
 def test_close_allows_what_it_says() -> None:

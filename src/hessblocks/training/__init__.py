@@ -21,6 +21,7 @@ from hessblocks.training.masked import (
     Score,
     costs,
     finetune,
+    held_out_masked,
     pretrained,
 )
 from hessblocks.training.preparation import (

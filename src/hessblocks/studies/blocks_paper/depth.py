@@ -10,8 +10,6 @@ from hessblocks.studies.engine import Rows, Scale, Summary
 
 BLOCKS = ("pre-ln", "sas", "sas-p")
 DEPTHS: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (3, 12), "paper": (18, 72)}
-CLOSE = 0.05
-"""Nats per token that still count as "no slower"."""
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
@@ -41,7 +39,7 @@ def summarise(rows: Rows) -> Summary:
             runs.close(
                 f"{name}, {depth} layers",
                 f"pre-ln, {depth} layers",
-                CLOSE,
+                shared.CLOSE,
                 f"{name} trains no slower per step than pre-ln at {depth} layers",
             )
             for depth in depths

@@ -35,6 +35,8 @@ PUBLISHED_SCORES = {
 AT_SIZE = "parameters_at_16x768"
 """Parameters at the published size."""
 PUBLISHED_MILLIONS = {"pre-ln": 120, "sas": 101}
+VOID = "void, since pretraining does not help"
+"""Behind the numbers of a verdict whose control does not hold."""
 CLOSE = 2.0
 """Points of the mean score that still count as equal."""
 GLUE = "cola,sst2,mrpc,qqp,mnli,qnli,rte"
@@ -270,7 +272,10 @@ def _checks(rows: Rows, average: shared.Values) -> list[Check]:
     if "pre-ln" in average and FRESH in average:
         fact = "pretraining helps: pre-ln scores above the same model from random weights"
         why = "above 0 points (ours; without it the scores say nothing about pretraining)"
-        checks.append(above("pre-ln", FRESH, fact, expected=why))
+        control = above("pre-ln", FRESH, fact, expected=why)
+        if not control.holds:
+            checks = [replace(one, ours=f"{one.ours}; {VOID}", holds=None) for one in checks]
+        checks.append(control)
     millions = {name: count / 1e6 for name, (count, _) in shared.values(rows, AT_SIZE).items()}
     checks += [
         Check(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import REFERENCES, SIZES, Runs, Sweep, trained_study
+from hessblocks.studies.shared import CLOSE, REFERENCES, SIZES, Runs, Sweep, trained_study
 
 VARIANTS = ("pre-ln", "sas", "sas-p")
 TIMES = 3
 """Tokens, as a multiple of the other studies'."""
 PUBLISHED_STEPS = 120_000
-CLOSE = 0.03
-"""Nats per token that still count as "no slower"."""
 
 
 def sweeps(scale: Scale) -> list[Sweep]:

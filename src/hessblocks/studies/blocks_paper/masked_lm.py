@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
+import torch
+
+from hessblocks.data import BigramTable
 from hessblocks.figures import Panel
 from hessblocks.storage import Row
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.training import Pretraining, costs, pretrained
+from hessblocks.training import Pretraining, costs, held_out_masked, pretrained
 
 COLUMNS = (
     "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",
@@ -22,8 +25,6 @@ PRESETS: dict[Scale, tuple[str, ...]] = {
     "laptop": ("pre-ln", "parallel", "sas", "sas-p"),
     "paper": ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm"),
 }
-CLOSE = 0.05
-"""Nats per masked token that still count as keeping up."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": shared.TextSize(
         depth=2, width=32, heads=2, mlp_width=64, context=32, vocab_size=1024, steps=40,
@@ -60,7 +61,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     in_turns = {"presets": ",".join(presets)}
     return [
         shared.Sweep(variants=[shared.ALL], size=size, seeds=1, settings=in_turns),
-        shared.Sweep(variants=presets, size=size),
+        shared.Sweep(variants=(*presets, shared.BIGRAMS), size=size),
     ]
 
 
@@ -68,6 +69,8 @@ def measure(settings: MaskedSettings) -> list[Row]:
     """One block's validation losses, or the costs of all."""
     if settings.variant == shared.ALL:
         return timed(settings)
+    if settings.variant == shared.BIGRAMS:
+        return bigram_rows(settings)
     made = pretraining(settings)
     found = pretrained(made, shared.text_of(settings.size))
     tokens = made.batch_size * made.context
@@ -75,6 +78,17 @@ def measure(settings: MaskedSettings) -> list[Row]:
         shared.measured(shared.LOSS, loss, **settings.owner, step=step, tokens=step * tokens)
         for step, loss in found.losses
     ]
+
+
+def bigram_rows(settings: MaskedSettings) -> list[Row]:
+    """The loss of a table that sees both neighbours, on the masked tokens of the models."""
+    text, size = shared.text_of(settings.size), settings.size
+    windows = held_out_masked(pretraining(settings, "pre-ln"), text)
+    seen, labels = (torch.stack([one[name] for one in windows]) for name in ("input_ids", "labels"))
+    masked = labels >= 0
+    table = BigramTable(text.splits["train"], text.vocab_size)
+    loss = table.masked_loss(torch.where(masked, labels, seen), masked)
+    return shared.level(settings, loss, size.batch_size * size.context)
 
 
 def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretraining:
@@ -123,12 +137,13 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="Masked-LM pretraining",
         caption=(
-            "A quarter of the tokens masked; held-out files; mean over seeds, bars are its standard errors. Time "
+            "A quarter of the tokens masked; held-out files; mean over seeds, bars are its standard errors. The "
+            "bigram table sees both neighbours. Time "
             "is steps times the median time of a step, blocks timed in turns."
         ),
         panels=panels,
         checks=[
-            *(runs.close(name, "pre-ln", CLOSE, f"{name} {fact}") for name in presets),
+            *(runs.close(name, "pre-ln", shared.CLOSE, f"{name} {fact}") for name in presets),
             *shared.speed_check(rows),
         ],
         times=table,

@@ -12,8 +12,6 @@ VARIANTS = (
     IDENTITY,
     *(shared.restricted(init, beta) for init in shared.RESTRICTED_INITS for beta in shared.BETAS),
 )
-CLOSE = 0.03
-"""Nats per token that still count as "about the loss of pre-ln"."""
 
 
 def summarise(rows: Rows) -> Summary:
@@ -27,7 +25,7 @@ def summarise(rows: Rows) -> Summary:
         ),
         panels=[_panel(runs.losses)] if runs.losses else [],
         checks=[
-            runs.close(IDENTITY, "pre-ln", CLOSE, "identity values about match pre-ln"),
+            runs.match(IDENTITY, "pre-ln", "identity values about match pre-ln"),
             runs.slower(
                 shared.restricted("identity", 1),
                 shared.restricted("identity", shared.BETAS[0]),

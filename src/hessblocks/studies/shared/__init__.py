@@ -55,12 +55,13 @@ from hessblocks.studies.shared.trained_points import (
     BlockSettings,
     Sweep,
     TrainedSettings,
+    level,
     make_model,
     run_settings,
     train_point,
     trained_study,
 )
-from hessblocks.studies.shared.trained_summary import HOW, Runs, finite, places_panel
+from hessblocks.studies.shared.trained_summary import CLOSE, HOW, Runs, finite, places_panel
 from hessblocks.studies.shared.variants import (
     BETAS,
     GAINED,

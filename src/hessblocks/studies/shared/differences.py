@@ -50,6 +50,17 @@ class Difference:
         reach = math.hypot(own, NORMAL * self.common)
         return None if abs(self.mean - limit) < reach else self.mean > limit
 
+    def within(self, limit: float) -> bool | None:
+        """Whether it is at most so far from 0, above or below; None where seeds are too few or disagree.
+
+        Returns:
+            The decision at 95 % on each side.
+        """
+        above, below = self.above(limit), self.above(-limit)
+        if above is True or below is False:
+            return False
+        return True if above is False and below is True else None
+
     def times(self, factor: float) -> Difference:
         """The same in a unit so many times smaller."""
         scaled = {name: factor * getattr(self, name) for name in ("mean", "error", "common")}
@@ -89,6 +100,24 @@ def difference(values: Values, first: str, second: str) -> Difference:
     return Difference(
         mean=mean, error=error, seeds=len(gaps), diverged=len(diverged), who=who if diverged else ""
     )
+
+
+def match_check(values: Values, first: str, second: str, fact: str, *, limit: float) -> Check:
+    """A fact that holds where two blocks end with equal losses, and fails where either is better.
+
+    Args:
+        values: of each block and seed, in nats; infinite where a run diverged.
+        first: name of a block.
+        second: name of another.
+        fact: in a sentence.
+        limit: how far apart equal losses may be.
+
+    Returns:
+        The fact beside the difference; undecided where seeds are too few or disagree.
+    """
+    found = difference(values, first, second)
+    expected = f"final loss of {first} within {limit:g} of that of {second}, above or below"
+    return Check(fact=fact, expected=expected, ours=found.text("nats"), holds=found.within(limit))
 
 
 def difference_check(

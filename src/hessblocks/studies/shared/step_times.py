@@ -14,7 +14,7 @@ from hessblocks.studies.shared.gathering import measured, of_quantity
 from hessblocks.studies.shared.trained_points import BIGRAMS
 
 STEP_TIME = "step_time"
-"""Seconds of a training step, median over the turns."""
+"""Seconds of a training step, of processor time on a CPU, median over the turns."""
 PUBLISHED_SPEED = {
     "pre-ln": 1.0, "parallel": 1.05, "v-skipinit": 0.95, "sas": 1.09, "sas-p": 1.16,
     "sas-p-no-norm": 1.20,
@@ -67,7 +67,9 @@ def against_time(panel: Panel, times: Mapping[str, tuple[float, float]], title: 
         for one in panel.series
         if one.name in known
     )
-    return replace(panel, title=title, x_label="training time (s)", series=tuple(series))
+    return replace(
+        panel, title=title, x_label="training time (s of processor time)", series=tuple(series)
+    )
 
 
 def speed_check(rows: Rows) -> list[Check]:

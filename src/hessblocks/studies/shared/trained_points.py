@@ -170,10 +170,23 @@ def _bigram_rows(settings: TrainedSettings) -> list[Row]:
     windows = held_out(text, run_settings(settings))
     drawn = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
     loss = BigramTable(text.splits["train"], text.vocab_size).loss(drawn)
-    tokens = size.batch_size * size.context
+    return level(settings, loss, size.batch_size * size.context)
+
+
+def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
+    """The rows of a loss that no training changes, at the first and the last step.
+
+    Args:
+        settings: of the point.
+        loss: in nats.
+        tokens: of a step.
+
+    Returns:
+        Two rows.
+    """
     return [
         {**settings.owner, **measured(LOSS, loss, "exact", step=step, tokens=step * tokens)}
-        for step in (0, size.steps)
+        for step in (0, settings.size.steps)
     ]
 
 

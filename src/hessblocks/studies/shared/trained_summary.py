@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks.studies.engine import Check, Rows, Summary
-from hessblocks.studies.shared.differences import Values, difference_check
+from hessblocks.studies.shared.differences import (
+    Values,
+    difference,
+    difference_check,
+    match_check,
+)
 from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
-from hessblocks.studies.shared.trained_points import LOSS, REFERENCES
+from hessblocks.studies.shared.trained_points import BIGRAMS, LOSS, REFERENCES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
 """Of the losses in a figure."""
+MARGIN = 0.3
+"""Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare blocks."""
+VOID = "void, since pre-ln has not learnt more than pairs of tokens"
+"""Behind the numbers of a verdict whose control does not hold."""
+CLOSE = 0.05
+"""Nats per token that count as no difference, in every claim about losses."""
 
 
 class Runs:
@@ -36,6 +48,10 @@ class Runs:
         for (variant, seed), steps in self._curves.items():
             last = steps[max(steps)]
             self.losses.setdefault(variant, {})[seed] = math.inf if last is None else last
+        self.controls = [
+            self._below_the_table(name) for name in self.losses if name.startswith(BIGRAMS)
+        ]
+        """Whether pre-ln has learnt more than pairs of tokens; a verdict about losses counts only then."""
         self._parameters = {row["variant"]: row["value"] for row in of_quantity(rows, "parameters")}
 
     def curve(self, variant: str, seed: Scalar) -> list[tuple[float, float]]:
@@ -90,17 +106,41 @@ class Runs:
             )
         return table
 
+    def _below_the_table(self, table: str) -> Check:
+        base = "pre-ln" + table.removeprefix(BIGRAMS)
+        found = difference(self.losses, base, table)
+        above = found.above(-MARGIN)
+        return Check(
+            fact=f"{base} has learnt more than pairs of tokens",
+            expected=f"at least {MARGIN:g} below the {table} (ours; without it no loss here says anything)",
+            ours=found.text("nats"),
+            holds=None if above is None else not above,
+        )
+
+    def _if_it_counts(self, check: Check) -> Check:
+        """The check; void, with the reason, where a control is known and does not hold."""
+        if all(control.holds for control in self.controls):
+            return check
+        return replace(check, ours=f"{check.ours}; {VOID}", holds=None)
+
     def slower(self, slow: str, fast: str, fact: str) -> Check:
         """Whether `slow` ends with the higher loss at equal tokens."""
         expected = f"final loss of {slow} above that of {fast}"
-        return difference_check(self.losses, slow, fast, fact, expected=expected, above=True)
+        check = difference_check(self.losses, slow, fast, fact, expected=expected, above=True)
+        return self._if_it_counts(check)
 
     def close(self, one: str, other: str, within: float, fact: str) -> Check:
         """Whether `one` ends no more than `within` nats above `other`."""
         expected = f"final loss of {one} at most {within:g} above that of {other}"
-        return difference_check(
-            self.losses, one, other, fact, expected=expected, above=False, limit=within
+        return self._if_it_counts(
+            difference_check(
+                self.losses, one, other, fact, expected=expected, above=False, limit=within
+            )
         )
+
+    def match(self, one: str, other: str, fact: str) -> Check:
+        """Whether `one` and `other` end no more than `CLOSE` apart, whichever is better."""
+        return self._if_it_counts(match_check(self.losses, one, other, fact, limit=CLOSE))
 
     def summary(
         self,
@@ -110,7 +150,7 @@ class Runs:
         caption: str = HOW,
         **tables: Sequence[Mapping[str, Any]],
     ) -> Summary:
-        """What the study amounts to, with the table of final losses.
+        """What the study amounts to, with its control and the table of final losses.
 
         Args:
             title: of the figure.
@@ -122,7 +162,8 @@ class Runs:
         Returns:
             The summary.
         """
-        return summary(title, caption, panels, checks, losses=self.table(), **tables)
+        every = [*checks, *self.controls]
+        return summary(title, caption, panels, every, losses=self.table(), **tables)
 
 
 def finite(values: Values) -> dict[str, tuple[float, float]]:

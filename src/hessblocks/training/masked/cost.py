@@ -6,7 +6,6 @@ All blocks take turns, so that whatever else the machine does strikes all of the
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,7 @@ from torch import nn
 
 from hessblocks.training.masked.masked_settings import Pretraining
 from hessblocks.training.masked.pretrain import CLIP
-from hessblocks.training.trainer import peak_bytes
+from hessblocks.training.trainer import peak_bytes, working_seconds
 
 ROUNDS = 12
 """Turns of every block, after one that warms up."""
@@ -31,9 +30,9 @@ class Cost:
     parameters: int
     """Trainable numbers of the masked language model."""
     step_times: tuple[float, ...]
-    """Seconds of a training step (forward, backward, AdamW), turn by turn."""
+    """Working seconds of a training step (forward, backward, AdamW), turn by turn."""
     answer_times: tuple[float, ...]
-    """Seconds of a forward pass over the same batch, turn by turn."""
+    """Working seconds of a forward pass over the same batch, turn by turn."""
     step_memory: int
     """Most bytes alive in a training step: tensors, weights, gradients, optimiser's state."""
     answer_memory: int
@@ -120,10 +119,7 @@ class _Work:
 
 
 def _seconds(run: Callable[[], None]) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    start = working_seconds(device)
     run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return working_seconds(device) - start

@@ -23,6 +23,7 @@ from transformers import DataCollatorForLanguageModeling, default_data_collator
 from hessblocks._version import __version__
 from hessblocks.data import Corpus, Example, cache_root, cached
 from hessblocks.quiet import quiet
+from hessblocks.settings import RunSettings
 from hessblocks.storage import read_lines, write_json
 from hessblocks.training.folder import RunFolder, continued
 from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
@@ -97,11 +98,26 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
     return Pretrained(folder=entry.folder, losses=tuple(losses))
 
 
-def _pretrain(
-    settings: Pretraining, corpus: Corpus, work: RunFolder, folder: Path
-) -> Mapping[str, Any]:
-    """Train, or go on in the folder of the work, and save; returns what the cache remembers."""
-    run = run_of_size(
+def held_out_masked(
+    settings: Pretraining, corpus: Corpus
+) -> list[dict[str, Int[Tensor, " tokens"]]]:
+    """The held-out windows of each validation loss, masked.
+
+    Args:
+        settings: of the pretraining.
+        corpus: with a token for what is masked.
+
+    Returns:
+        The tokens as the model sees them, and as labels those that it is asked for; −100 elsewhere.
+
+    Raises:
+        ArgumentError: the split is smaller than one window.
+    """
+    return masked_once(held_out(corpus, _run(settings)), _masks(settings, corpus))
+
+
+def _run(settings: Pretraining) -> RunSettings:
+    return run_of_size(
         settings,
         settings.preset,
         settings.seed,
@@ -111,18 +127,28 @@ def _pretrain(
         log_every=settings.evaluate_every,
         checkpoint_every=settings.evaluate_every,
     )
-    checkpoint = continued(work, f"{settings.preset}, seed {settings.seed}")
-    masks = DataCollatorForLanguageModeling(
+
+
+def _masks(settings: Pretraining, corpus: Corpus) -> DataCollatorForLanguageModeling:
+    return DataCollatorForLanguageModeling(
         tokenizer_of(corpus, settings.context), mlm_probability=settings.mask_share
     )
-    windows = held_out(corpus, run)
+
+
+def _pretrain(
+    settings: Pretraining, corpus: Corpus, work: RunFolder, folder: Path
+) -> Mapping[str, Any]:
+    """Train, or go on in the folder of the work, and save; returns what the cache remembers."""
+    run, masks = _run(settings), _masks(settings, corpus)
+    checkpoint = continued(work, f"{settings.preset}, seed {settings.seed}")
+    windows = held_out_masked(settings, corpus)
     with quiet():
         model = settings.model()
         trainer = MaskedTrainer(
             model=model,
             args=run_arguments(run, work.checkpoints, len(windows), adam_epsilon=EPSILON),
             train_dataset=corpus.windows("train", settings.context),
-            eval_dataset=masked_once(windows, masks),
+            eval_dataset=windows,
             masks=masks,
             checkpoint=checkpoint,
         )

@@ -6,4 +6,4 @@ from hessblocks.training.trainer.memory import peak_bytes, start_counting
 from hessblocks.training.trainer.observer import Observer, map_rows
 from hessblocks.training.trainer.recorder import Recorder, validation_loss
 from hessblocks.training.trainer.run_trainer import held_out, make_trainer, run_arguments
-from hessblocks.training.trainer.update_cost import step_seconds, update_flops
+from hessblocks.training.trainer.update_cost import step_seconds, update_flops, working_seconds

@@ -1,4 +1,4 @@
-"""What an update costs: its seconds, over a few steps as in a run, and its floating-point operations."""
+"""What an update costs: its working seconds, over a few steps as in a run, and its floating-point operations."""
 
 from __future__ import annotations
 
@@ -28,11 +28,27 @@ RATE = 1e-6
 """Learning rate: without its warm-up a model might diverge at that of its run."""
 
 
+def working_seconds(device: str) -> float:
+    """A clock that other programs do not move, where there is one.
+
+    Args:
+        device: cpu or cuda.
+
+    Returns:
+        Seconds of processor time of all threads of this process; on cuda those of the clock on the wall, once
+        the device has done what it was given.
+    """
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 class StepClock(TrainerCallback):
     """Measures each step; evaluation, checkpoints and what is measured between steps are left out."""
 
     def __init__(self, device: str) -> None:
-        """Measure work on `device`, cpu or cuda, whose last operation a step waits for."""
+        """Measure work on `device`, cpu or cuda."""
         self.device = device
         self.each: list[float] = []
         """Seconds of each step so far."""
@@ -40,13 +56,11 @@ class StepClock(TrainerCallback):
 
     def on_step_begin(self, *_: Any, **given: Any) -> None:
         """Start."""
-        self._started = time.perf_counter()
+        self._started = working_seconds(self.device)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Stop."""
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        self.each.append(time.perf_counter() - self._started)
+        self.each.append(working_seconds(self.device) - self._started)
 
 
 def step_seconds(
