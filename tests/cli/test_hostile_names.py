@@ -115,7 +115,9 @@ def test_a_bar_shows_a_name_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch)
     assert not RAW.search(str(shown[0]))
 
 
-@pytest.mark.parametrize("name", ["closing", "newline", "quotes"])
+@pytest.mark.parametrize(
+    "name", ["newline", *(pytest.param(n, marks=pytest.mark.slow) for n in ("closing", "quotes"))]
+)
 def test_a_folder_of_that_name_is_trained_in_and_its_command_works(
     shell: Shell, tmp_path: Path, name: str
 ) -> None:

@@ -113,7 +113,10 @@ STEPS = {
 
 @pytest.mark.parametrize(
     ("command", "number"),
-    [("train", n) for n in NUMBERS] + [(c, signal.SIGTERM) for c in STEPS if c != "train"],
+    [
+        *((command, signal.SIGTERM) for command in STEPS),
+        *(pytest.param("train", number, marks=pytest.mark.slow) for number in NUMBERS),
+    ],
     ids=str,
 )
 def test_a_command_that_was_ended_by_a_signal_goes_on(

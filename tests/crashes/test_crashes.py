@@ -47,7 +47,7 @@ def test_every_change_of_the_disk_is_a_call(command: str) -> None:
     assert len(whole.calls) > 100
 
 
-@pytest.mark.parametrize("kind", KILLS)
+@pytest.mark.parametrize("kind", ["torn", "power"])
 def test_train_survives_kills(kind: str, tmp_path: Path) -> None:
     """The small version: each kind of kill at a few of the calls."""
     assert ordeal.undisturbed("train").unseen == []
@@ -67,13 +67,20 @@ def _file(call: str) -> tuple[str, str, str]:
     return kind, str(Path(path).parent), Path(path).name.lstrip(".").partition(".")[0]
 
 
-@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("kind", ["ENOSPC"])
 def test_train_survives_a_failing_disk(kind: str, tmp_path: Path) -> None:
     assert ordeal.survived("train", kind, 3, tmp_path) == (3, [])
 
 
 @pytest.mark.parametrize(
-    "where", ["tokenizer.json", "model.safetensors", "optimizer.pt", "train.bin"]
+    "where",
+    [
+        "model.safetensors",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("tokenizer.json", "optimizer.pt", "train.bin")
+        ),
+    ],
 )
 def test_a_library_that_cannot_write_is_one_sentence(where: str, tmp_path: Path) -> None:
     """Its own error, of Rust or of C++, where a file cannot grow."""
@@ -87,7 +94,6 @@ def test_a_library_that_cannot_write_is_one_sentence(where: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("command", "allocator", "moment"),
     [
-        ("train", "torch", 1),
         ("train", "torch", 3),
         ("train", "python", 4),
         *(

@@ -63,7 +63,13 @@ def undisturbed(own_cache: None, corpus: Corpus) -> tuple[Pretrained, bytes]:
 
 @pytest.mark.parametrize(
     ("step", "windows"),
-    [(5, None), (7, None), (5, 40), (11, 40), (17, 40), (22, 40), (8, 42)],
+    [
+        (5, None),
+        (5, 40),
+        (22, 40),
+        (8, 42),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((7, None), (11, 40), (17, 40))),
+    ],
     ids=str,
 )
 def test_stopped_by_an_error_it_ends_with_the_same_digits(
@@ -105,7 +111,9 @@ def test_stopped_by_an_error_it_ends_with_the_same_digits(
     assert not work()
 
 
-@pytest.mark.parametrize("moment", [10, 40, 70, 100, 130])
+@pytest.mark.parametrize(
+    "moment", [40, 130, *(pytest.param(n, marks=pytest.mark.slow) for n in (10, 70, 100))]
+)
 def test_killed_at_a_write_it_ends_with_the_same_digits(
     corpus: Corpus, undisturbed: tuple[Pretrained, bytes], moment: int
 ) -> None:

@@ -81,6 +81,7 @@ def kill_a_worker(seen: list[int]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_from_outside_changes_no_number(tmp_path: Path, cluster: str) -> None:
     points = [toy.ToySettings(number=number, pause=0.7) for number in range(4)]
     killed: list[int] = []

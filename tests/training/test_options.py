@@ -95,7 +95,9 @@ def test_bf16_leaves_weights_and_files_in_float32(corpus: Corpus, tmp_path: Path
     assert {p.dtype for p in saved.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("case", ["sgd", "accumulate", "bf16"])
+@pytest.mark.parametrize(
+    "case", ["accumulate", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sgd", "bf16"))]
+)
 def test_a_killed_run_goes_on_with_the_same_digits(
     corpus: Corpus, tmp_path: Path, case: str
 ) -> None:
