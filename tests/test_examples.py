@@ -25,7 +25,7 @@ PROMISED = {
         r"eigenvalues of the value block from -0\.0",
     ],
     "design_a_block": [
-        r"sas-p +350,896( +-?0\.0\d){3}",
+        r"sas-p +350,898( +-?0\.0\d){3}",
         r"no skip +412,736.* 1\.00",
         r"sas without shaping: similarity 1\.00 after layer 8",
     ],

@@ -37,9 +37,10 @@ def check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings
         return
     for name in OF_PRESETS:
         if getattr(settings, name) != getattr(type(settings)(), name):
+            own = "blocks" if name in ("position", "slots") else "sizes"
             said = {"slots": "set"}.get(name, name.replace("_", "-"))
             raise ArgumentError(
-                f"--{said}: a saved model has sizes and blocks of its own; leave the option out, or give "
+                f"--{said}: a saved model has {own} of its own; leave the option out, or give "
                 f"{PREFIX}NAME."
             )
 

@@ -81,7 +81,8 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     """The blocks and the control, and one point that times all blocks."""
     timing, blocks = masked_lm.sweeps(scale)
     tuning = {"tuning": TUNINGS[scale]}
-    return [timing, replace(blocks, variants=(*blocks.variants, FRESH), settings=tuning)]
+    variants = (*masked_lm.PRESETS[scale], FRESH)
+    return [timing, replace(blocks, variants=variants, settings=tuning)]
 
 
 def measure(settings: TunedSettings) -> list[Row]:
