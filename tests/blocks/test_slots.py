@@ -1,9 +1,11 @@
 """Slots by name: what a path changes, and that nothing is changed silently."""
 
+from dataclasses import dataclass
+
 import pytest
 
 import hessblocks as hb
-from hessblocks.blocks import DyT, Identity, RotaryPosition, preset, with_slots
+from hessblocks.blocks import DyT, Identity, Position, RotaryPosition, preset, with_slots
 from hessblocks.errors import ArgumentError
 
 PRE_LN = preset("pre-ln", width=8, heads=2)
@@ -65,6 +67,8 @@ def test_changes_that_need_each_other_are_made_at_once() -> None:
         ("mlp.gated=1", "mlp.gated: expected true or false, got '1'."),
         ("heads", "--set: expected SLOT=VALUE, such as position=rotary, got 'heads'."),
         ("=1", "--set: expected SLOT=VALUE"),
+        ("attention.=x", "--set: expected SLOT=VALUE"),
+        ("position..base=5", "--set: expected SLOT=VALUE"),
         (
             "key_value_heads=1.5",
             "key_value_heads: expected a whole number or none, got '1.5'.",
@@ -95,8 +99,31 @@ def test_a_path_that_is_given_twice_is_refused() -> None:
         changed("position=rotary", "position=no")
     with pytest.raises(ArgumentError, match="position: given twice"):
         hb.build("pre-ln", width=8, heads=2, position="no", slots=["position=rotary"])
-    with pytest.raises(ArgumentError, match="expected several texts or a mapping"):
-        with_slots(PRE_LN, "position=rotary")
+    for slots in ("position=rotary", 7):
+        with pytest.raises(ArgumentError, match="expected several texts or a mapping"):
+            with_slots(PRE_LN, slots)
+    for slots in ({1: "x"}, [("a",)], {"a..b": 1}, [7]):
+        with pytest.raises(ArgumentError, match="expected SLOT=VALUE"):
+            with_slots(PRE_LN, slots)
+    assert with_slots(PRE_LN, None) == PRE_LN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretched(Position, kind="stretched-position"):
+    """A part of a user's: a field without a default, and one that no word can give."""
+
+    factor: float
+    ends: tuple[int, int] = (0, 1)
+
+
+@pytest.mark.bad_input
+def test_parts_of_ones_own_that_no_word_can_give_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="stretched-position has no defaults"):
+        changed("position=stretched")
+    mine = with_slots(PRE_LN, {"position": Stretched(factor=2.0)})
+    assert with_slots(mine, ["position.factor=3"]).position == Stretched(factor=3.0)
+    with pytest.raises(ArgumentError, match=r"position\.ends: can be given in a part only"):
+        with_slots(mine, ["position.ends=1"])
 
 
 def test_build_takes_them_and_the_saved_model_has_them(tmp_path) -> None:

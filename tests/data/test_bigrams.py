@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hessblocks.data.bigrams import BigramTable
+from hessblocks.errors import ArgumentError
 
 V = 7
 TEXT = np.random.default_rng(0).choice(V - 1, size=60, p=[0.4, 0.3, 0.1, 0.1, 0.05, 0.05])
@@ -72,3 +73,18 @@ def test_of_a_chain_it_is_the_entropy_of_a_step() -> None:
     entropy = -sum(share[a] * p * math.log(p) for a in range(3) for p in step[a] if p)
     found = table.loss(torch.from_numpy(text[50_000:60_000])[None])
     assert found == pytest.approx(entropy, abs=0.02)
+
+
+@pytest.mark.bad_input
+def test_what_the_table_cannot_tell_is_refused() -> None:
+    none = torch.zeros(1, 3, dtype=torch.bool)
+    for tokens in ([[0, -100, 1]], [[0, V, 1]]):
+        for ask in (TABLE.loss, lambda given: TABLE.masked_loss(given, ~none)):
+            with pytest.raises(ArgumentError, match="expected numbers from 0 to 6"):
+                ask(torch.tensor(tokens))
+    with pytest.raises(ArgumentError, match="at least two"):
+        TABLE.loss(torch.zeros(2, 1, dtype=torch.long))
+    with pytest.raises(ArgumentError, match="no token is"):
+        TABLE.masked_loss(torch.zeros(1, 3, dtype=torch.long), none)
+    with pytest.raises(ArgumentError, match="expected numbers from 0 to 2"):
+        BigramTable(np.array([0, 3]), 3)

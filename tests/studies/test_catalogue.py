@@ -57,7 +57,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         9917,
-        "4f611f6c81213312ed4b32fdbcd4d3ebacb3a05ae5bd79f48fa3cdd51bfc276b",
+        "919d9beef591d5db0f7e4e16f6570f71304ea048bc8452d3238b341973e983a8",
     )
 
 

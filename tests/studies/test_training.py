@@ -301,7 +301,7 @@ def with_table(table: float) -> Runs:
 
 def test_verdicts_count_only_where_pre_ln_has_learnt_more_than_pairs_of_tokens() -> None:
     long, short = with_table(3.5), with_table(3.2)
-    assert [control.holds for control in (*long.controls, *short.controls)] == [True, False]
+    assert [runs.controls[""].holds for runs in (long, short)] == [True, False]
     for compared in ("slower", "match"):
         check = getattr(long, compared)("bad", "good", "a fact")
         assert check.holds is (compared == "slower")
@@ -312,8 +312,33 @@ def test_verdicts_count_only_where_pre_ln_has_learnt_more_than_pairs_of_tokens()
             == f"{check.ours}; void, since pre-ln has not learnt more than pairs of tokens"
         )
     assert short.close("bad", "good", 0.6, "a fact").holds is None
+    unclear = with_table(3.305)
+    check = unclear.slower("bad", "good", "a fact")
+    assert (unclear.controls[""].holds, check.holds) == (None, None)
+    assert check.ours.endswith("; undecided, as its control is")
     summary = short.summary("title", [], [short.slower("bad", "good", "a fact")])
     assert [check.holds for check in summary.checks] == [None, False]
+
+
+def test_each_kind_of_run_has_its_own_control() -> None:
+    losses = {
+        f"{name}, {kind} layers": {seed: loss + 0.01 * seed for seed in range(3)}
+        for kind, table in ((3, 3.1), (12, 3.9))
+        for name, loss in (("pre-ln", 3.0), ("sas", 3.2), ("bigram table", table))
+    }
+    runs = Runs(
+        [
+            row
+            for variant, seeds in losses.items()
+            for seed, loss in seeds.items()
+            for row in curve(variant, seed, [loss])
+        ]
+    )
+    verdicts = [
+        runs.slower(f"sas, {kind} layers", f"pre-ln, {kind} layers", "a fact").holds
+        for kind in (3, 12)
+    ]
+    assert verdicts == [None, True]
 
 
 def test_to_match_is_to_be_neither_worse_nor_better() -> None:

@@ -15,12 +15,12 @@ from hessblocks.blocks.parts import BlockPart, check_parts
 from hessblocks.blocks.rules import first_refusal
 from hessblocks.errors import ArgumentError, check_name
 
-Slots = Mapping[str, Any] | Iterable[str | tuple[str, Any]]
+Slots = Mapping[str, Any] | Iterable[str | tuple[str, Any]] | None
 """Values by path (`{"attention.query.init": "zeros"}`), also as pairs, or `path=value` as it is typed."""
 SIZES = ("width", "heads", "mlp_width")
 """Fields of a block that what a preset does may depend on."""
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
-_HERE = ""
+_HERE = object()
 """Stands in a tree for the part itself, beside the names of its fields."""
 
 
@@ -87,7 +87,7 @@ def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
     >>> block.position.kind, block.attention.query.init
     ('rotary-position', 'zeros')
     """
-    tree: dict[str, Any] = {}
+    tree: dict[Any, Any] = {}
     for path, value in slot_pairs(slots):
         node = tree
         for name in path.split("."):
@@ -108,11 +108,18 @@ def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
     Raises:
         ArgumentError: a text without path or value.
     """
-    if isinstance(slots, Mapping):
-        return list(slots.items())
-    if isinstance(slots, str):
-        raise ArgumentError(f"slots: expected several texts or a mapping, got one text, {slots!r}.")
-    return [_pair(one) if isinstance(one, str) else one for one in slots]
+    if isinstance(slots, str) or not isinstance(slots, Iterable | None):
+        raise ArgumentError(f"slots: expected several texts or a mapping, got {slots!r}.")
+    given = slots.items() if isinstance(slots, Mapping) else slots or ()
+    pairs: list[Any] = [_pair(one) if isinstance(one, str) else one for one in given]
+    for one in pairs:
+        whole = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
+        if not (whole and all(one[0].split("."))):
+            raise ArgumentError(
+                f"--set: expected SLOT=VALUE, such as position=rotary, with a name on each side of a "
+                f"point, got {one!r}."
+            )
+    return pairs
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -150,8 +157,12 @@ def _value(given: Any, hint: Any, place: str) -> Any:
     optional = types.NoneType in typing.get_args(hint)
     if optional and (given is None or given == "none"):
         return None
+    if not isinstance(wanted[0], type) or len(wanted) > 1:
+        raise ArgumentError(f"{place}: can be given in a part only, not by name.")
     if issubclass(wanted[0], BlockPart):
         return _part(given, wanted[0], place)
+    if wanted[0] not in _WORDS:
+        raise ArgumentError(f"{place}: can be given in a part only, not by name.")
     value = _read(given) if isinstance(given, str) and wanted[0] is not str else given
     fits = isinstance(value, int | float if wanted[0] is float else wanted[0])
     if not fits or isinstance(value, bool) != (wanted[0] is bool):
@@ -177,4 +188,7 @@ def _part(given: Any, base: type[BlockPart], place: str) -> BlockPart:
     short = {kind.removesuffix(f"-{base.__name__.lower()}"): kind for kind in kinds}
     word = short.get(str(given), str(given))
     check_name(place, word, kinds)
-    return kinds[word]()
+    try:
+        return kinds[word]()
+    except TypeError as error:  # a user's part, whose fields have no defaults
+        raise ArgumentError(f"{place}: {word} has no defaults ({error}); give a part.") from error

@@ -13,6 +13,8 @@ from jaxtyping import Bool, Int
 from scipy import sparse
 from torch import Tensor
 
+from hessblocks.errors import ArgumentError
+
 _ROWS = 2**22
 """Entries of the dense rows that are held at once."""
 
@@ -32,7 +34,12 @@ class BigramTable:
         Args:
             tokens: a text.
             vocabulary: number of different tokens there may be.
+
+        Raises:
+            ArgumentError: a token that is none of them.
         """
+        self._vocabulary = vocabulary
+        self._check(tokens)
         text = tokens.astype(np.int64)
         ones = np.ones(max(len(text) - 1, 0))
         shape = (vocabulary, vocabulary)
@@ -50,7 +57,15 @@ class BigramTable:
 
         Returns:
             Nats per token.
+
+        Raises:
+            ArgumentError: a token that the table cannot know, or sequences of one token.
         """
+        self._check(tokens.numpy())
+        if tokens.shape[0] == 0 or tokens.shape[1] < 2:
+            raise ArgumentError(
+                f"tokens: expected sequences of at least two, got {(*tokens.shape,)}."
+            )
         before, token = tokens[:, :-1].numpy().ravel(), tokens[:, 1:].numpy().ravel()
         return float(-np.log(self._after(before, token)).mean())
 
@@ -66,7 +81,13 @@ class BigramTable:
 
         Returns:
             Nats per masked token.
+
+        Raises:
+            ArgumentError: a token that the table cannot know, or nothing is masked.
         """
+        self._check(tokens.numpy())
+        if not masked.any():
+            raise ArgumentError("masked: no token is; there is nothing to tell.")
         seen = np.pad(~masked.numpy(), ((0, 0), (1, 1)))
         text = np.pad(tokens.numpy(), ((0, 0), (1, 1)))
         row, place = np.nonzero(masked.numpy())
@@ -82,6 +103,13 @@ class BigramTable:
             for start in range(0, len(truth), chunk)
         ]
         return float(np.concatenate(losses).mean())
+
+    def _check(self, tokens: np.ndarray[Any, Any]) -> None:
+        if tokens.size and not (tokens.min() >= 0 and tokens.max() < self._vocabulary):
+            raise ArgumentError(
+                f"tokens: expected numbers from 0 to {self._vocabulary - 1}, got {tokens.min()} to "
+                f"{tokens.max()}."
+            )
 
     def _after(self, before: Any, token: Any) -> Any:
         """P(token | before), elementwise."""

@@ -10,7 +10,7 @@ from hessblocks.storage import Settings
 OWN_DATA = "PATH"
 """Stands for the user's data, whose place config.json does not keep."""
 STANDARD_DATA = "python-code"
-SIZES = ("vocab_size", "depth", "width", "heads", "mlp_width", "context")
+SIZES = ("vocab_size", "depth", "width", "heads", "mlp_width", "context", "position")
 TRAINING = ("steps", "batch_size", "learning_rate", "evaluate_every", "checkpoint_every")
 CHOSEN = {
     "optimiser": "adamw",
@@ -51,6 +51,8 @@ def _sizes(settings: Settings) -> Iterator[str]:
     if settings.section("data").get("name", STANDARD_DATA) != STANDARD_DATA:
         yield from ("--data", OWN_DATA)
     yield from _section(settings.section("model"), SIZES)
+    for one in settings.section("model").get("slots") or ():
+        yield from ("--set", str(one))
     yield from _section(settings.section("training"), TRAINING)
     values = {**settings.section("training"), "match": settings.values.get("match")}
     yield from _section(values, tuple(name for name in CHOSEN if values.get(name) != CHOSEN[name]))

@@ -30,7 +30,9 @@ def presets(
     described = {"command": "presets", "presets": {s.preset: asdict(s) for s in found}}
     if out is not None:
         write_json(out / "presets.json", described)
-    left_out = [name for name in PRESETS if name not in described["presets"]]
+    left_out = described["left_out"] = [
+        name for name in PRESETS if name not in described["presets"]
+    ]
     note = (
         f"{sizes.depth} layers, width {sizes.width}, {sizes.heads} heads, vocabulary "
         f"{sizes.vocab_size:,}, context {sizes.context}; matmuls and multiply-adds: of one token, in the "

@@ -43,13 +43,13 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
     Raises:
         ArgumentError: sizes that do not fit, or slots that no preset can have.
     """
-    found, refusal = [], None
+    found, refusal = [], None  # the first: of a block that has most of what can be set
     for name in PRESETS:
         try:
             with torch.device("meta"):
                 model = build(name, **asdict(sizes))
         except ArgumentError as error:
-            refusal = error
+            refusal = refusal or error
             continue
         weights = list(_applied_weights(model))
         found.append(

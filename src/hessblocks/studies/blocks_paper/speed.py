@@ -92,9 +92,9 @@ def summarise(rows: Rows) -> Summary:
     ]
     return runs.summary(
         title="Loss against training time",
-        caption=f"Time is steps times the median time of a step, blocks timed in turns. {shared.HOW}",
+        caption=f"Time is steps times the median time of a step (of processor time on a CPU), blocks timed in turns. {shared.HOW}",
         panels=[shared.against_time(runs.panel(VARIANTS, ""), clocks, "")] if clocks else [],
-        checks=[*shared.speed_check(rows), *_time_checks(shares, clocks)],
+        checks=[*shared.speed_check(rows), *map(runs.if_it_counts, _time_checks(shares, clocks))],
         times=table,
     )
 

@@ -173,8 +173,15 @@ def summarise(rows: Rows) -> Summary:
         panels=[*panels, *_bars(found)],
         checks=[
             *_even_checks(spreads),
-            *_training_checks(spreads, losses, "all weight matrices"),
-            *_training_checks(found.get(COMMON_SPREAD, {}), losses, "queries and MLPs alone"),
+            *map(
+                runs.if_it_counts,
+                [
+                    *_training_checks(spreads, losses, "all weight matrices"),
+                    *_training_checks(
+                        found.get(COMMON_SPREAD, {}), losses, "queries and MLPs alone"
+                    ),
+                ],
+            ),
         ],
         unevenness=_index_table(found),
         growth=shared.mean_table(exponents, *columns, value="slope"),

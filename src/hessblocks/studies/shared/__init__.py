@@ -61,7 +61,14 @@ from hessblocks.studies.shared.trained_points import (
     train_point,
     trained_study,
 )
-from hessblocks.studies.shared.trained_summary import CLOSE, HOW, Runs, finite, places_panel
+from hessblocks.studies.shared.trained_summary import (
+    CLOSE,
+    HOW,
+    UNDECIDED,
+    Runs,
+    finite,
+    places_panel,
+)
 from hessblocks.studies.shared.variants import (
     BETAS,
     GAINED,

@@ -67,9 +67,7 @@ def against_time(panel: Panel, times: Mapping[str, tuple[float, float]], title: 
         for one in panel.series
         if one.name in known
     )
-    return replace(
-        panel, title=title, x_label="training time (s of processor time)", series=tuple(series)
-    )
+    return replace(panel, title=title, x_label="training time (s)", series=tuple(series))
 
 
 def speed_check(rows: Rows) -> list[Check]:

@@ -22,10 +22,14 @@ from hessblocks.studies.shared.trained_points import BIGRAMS, LOSS, REFERENCES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
 """Of the losses in a figure."""
+BASE = "pre-ln"
+"""The block that all others are compared with."""
 MARGIN = 0.3
 """Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare blocks."""
 VOID = "void, since pre-ln has not learnt more than pairs of tokens"
 """Behind the numbers of a verdict whose control does not hold."""
+UNDECIDED = "undecided, as its control is"
+"""The same where the control's seeds do not decide."""
 CLOSE = 0.05
 """Nats per token that count as no difference, in every claim about losses."""
 
@@ -48,10 +52,14 @@ class Runs:
         for (variant, seed), steps in self._curves.items():
             last = steps[max(steps)]
             self.losses.setdefault(variant, {})[seed] = math.inf if last is None else last
-        self.controls = [
-            self._below_the_table(name) for name in self.losses if name.startswith(BIGRAMS)
-        ]
-        """Whether pre-ln has learnt more than pairs of tokens; a verdict about losses counts only then."""
+        kinds = [name.removeprefix(BIGRAMS) for name in self.losses if name.startswith(BIGRAMS)]
+        self.controls = {
+            kind: self.below_the_table(BASE + kind, BIGRAMS + kind)
+            for kind in sorted(kinds, key=len, reverse=True)
+            if BASE + kind in self.losses
+        }
+        """What the names of variants have behind those of the blocks → whether pre-ln has learnt more than pairs
+        of tokens there. Where the table was measured, a verdict about losses counts only then."""
         self._parameters = {row["variant"]: row["value"] for row in of_quantity(rows, "parameters")}
 
     def curve(self, variant: str, seed: Scalar) -> list[tuple[float, float]]:
@@ -106,8 +114,8 @@ class Runs:
             )
         return table
 
-    def _below_the_table(self, table: str) -> Check:
-        base = "pre-ln" + table.removeprefix(BIGRAMS)
+    def below_the_table(self, base: str, table: str) -> Check:
+        """Whether `base` ends `MARGIN` below the bigram table."""
         found = difference(self.losses, base, table)
         above = found.above(-MARGIN)
         return Check(
@@ -117,30 +125,41 @@ class Runs:
             holds=None if above is None else not above,
         )
 
-    def _if_it_counts(self, check: Check) -> Check:
-        """The check; void, with the reason, where a control is known and does not hold."""
-        if all(control.holds for control in self.controls):
+    def if_it_counts(self, check: Check, variant: str = "") -> Check:
+        """The check; undecided, with the reason, where its control fails or decides nothing.
+
+        Args:
+            check: a fact about losses.
+            variant: that it is about; its name says which control counts.
+
+        Returns:
+            The check, or one that holds neither way.
+        """
+        known = (one for kind, one in self.controls.items() if variant.endswith(kind))
+        control = next(known, None)
+        if control is None or control.holds:
             return check
-        return replace(check, ours=f"{check.ours}; {VOID}", holds=None)
+        why = UNDECIDED if control.holds is None else VOID
+        return replace(check, ours=f"{check.ours}; {why}", holds=None)
 
     def slower(self, slow: str, fast: str, fact: str) -> Check:
         """Whether `slow` ends with the higher loss at equal tokens."""
         expected = f"final loss of {slow} above that of {fast}"
         check = difference_check(self.losses, slow, fast, fact, expected=expected, above=True)
-        return self._if_it_counts(check)
+        return self.if_it_counts(check, slow)
 
     def close(self, one: str, other: str, within: float, fact: str) -> Check:
         """Whether `one` ends no more than `within` nats above `other`."""
         expected = f"final loss of {one} at most {within:g} above that of {other}"
-        return self._if_it_counts(
-            difference_check(
-                self.losses, one, other, fact, expected=expected, above=False, limit=within
-            )
+        check = difference_check(
+            self.losses, one, other, fact, expected=expected, above=False, limit=within
         )
+        return self.if_it_counts(check, one)
 
     def match(self, one: str, other: str, fact: str) -> Check:
         """Whether `one` and `other` end no more than `CLOSE` apart, whichever is better."""
-        return self._if_it_counts(match_check(self.losses, one, other, fact, limit=CLOSE))
+        check = match_check(self.losses, one, other, fact, limit=CLOSE)
+        return self.if_it_counts(check, one)
 
     def summary(
         self,
@@ -162,7 +181,7 @@ class Runs:
         Returns:
             The summary.
         """
-        every = [*checks, *self.controls]
+        every = [*checks, *self.controls.values()]
         return summary(title, caption, panels, every, losses=self.table(), **tables)
 
 

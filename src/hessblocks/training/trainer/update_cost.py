@@ -29,7 +29,7 @@ RATE = 1e-6
 
 
 def working_seconds(device: str) -> float:
-    """A clock that other programs do not move, where there is one.
+    """A clock that other programs hardly move, where there is one.
 
     Args:
         device: cpu or cuda.
