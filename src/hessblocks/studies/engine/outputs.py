@@ -49,7 +49,7 @@ def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> t
         "retried": stored.retried,
         "settings": {name: list(values) for name, values in settings.items()},
     }
-    write_text(store.folder / "results.csv", table_of(study, points, store))
+    write_text(store.folder / "results.csv", table_text(study.columns, rows))
     write_json(store.folder / "figure.json", summary.figure.to_dict())
     write_json(store.folder / "summary.json", {**about, **summary.to_dict()})
     return tuple(summary.checks)

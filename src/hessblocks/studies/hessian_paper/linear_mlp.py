@@ -65,7 +65,9 @@ def measure(settings: LinearSettings) -> list[Row]:
         }
         for norm in norms
     ]
-    return shared.growth_rows("mlp", settings, found)
+    return shared.growth_rows(
+        found, "mlp", layers=settings.layers, sigma=settings.sigma, seed=settings.seed
+    )
 
 
 def network(

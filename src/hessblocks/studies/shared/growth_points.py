@@ -12,7 +12,7 @@ import torch
 
 from hessblocks.curvature import Norms, Problem, exact_norms, group_norms, parameter_groups
 from hessblocks.data import addition_batch
-from hessblocks.storage import GROWTH_COLUMNS, Row
+from hessblocks.storage import GROWTH_COLUMNS, Row, Scalar
 from hessblocks.studies.engine import Scale, Study, seed_of
 from hessblocks.studies.shared.addition_model import LOSSES, addition_model
 
@@ -173,21 +173,22 @@ def measure_growth(settings: GrowthSettings) -> list[Row]:
         norms = group_norms(problem, named, probes=settings.probes, seed=settings.seed)
         found.append({(name, part): norms[name][part] for name in norms for part in norms[name]})
     found.append(exact_norms(model, batch, settings.loss, GROUPS))
-    return growth_rows(settings.study, settings, found)
+    return growth_rows(
+        found, settings.study, layers=settings.layers, sigma=settings.sigma, seed=settings.seed
+    )
 
 
-def growth_rows(study: str, settings: Any, found: Sequence[Norms]) -> list[Row]:
+def growth_rows(found: Sequence[Norms], study: str, **point: Scalar) -> list[Row]:
     """A row for each layer, group and part.
 
     Args:
-        study: its name.
-        settings: of the point: layers, sigma and seed.
         found: the norms of each layer.
+        study: its name.
+        **point: layers, sigma and seed.
 
     Returns:
         The rows, with the columns `GROWTH_COLUMNS`.
     """
-    point = {"layers": settings.layers, "sigma": settings.sigma, "seed": settings.seed}
     return [
         {"study": study, **point, "layer": layer, "group": group, "part": part, **norm.to_row()}
         for layer, norms in enumerate(found)
