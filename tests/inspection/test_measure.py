@@ -1,7 +1,9 @@
 """What the commands measure, from Python: a model as an object, a folder, a preset; a batch of one's own."""
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hessblocks.inspection.samples import encoded_batch
 from hessblocks.inspection.subject import Subject
 from hessblocks.settings.inspected import CurvatureInspection
 from hessblocks.storage.files import write_text
+from hessblocks.storage.seals import DamageWarning
 from tests.data.helpers import write_code
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -65,6 +68,38 @@ def test_a_batch_of_ones_own_gives_its_loss_and_is_told_apart(
     other = {"input_ids": batch["input_ids"].flip(0)}
     with pytest.raises(ArgumentError, match=r"data\.fingerprint"):
         hb.measure_curvature(model, other, out=out, **FEW)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "heads": {"heads": 4},
+    "temperature": {"slots": ("attention.temperature=2",)},
+    "positions without weights": {"position": "sinusoidal"},
+}
+"""What no weight shows, on top of a block without weights of its positions."""
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_with_the_same_weights_that_computes_something_else_is_told_apart(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    asked = {**SIZES, **TOKENS, **FEW, "position": "no", "device": "cpu"}
+    out = tmp_path / "out"
+    first = hb.measure_curvature("preset:pre-ln", "random", out=out, **asked)
+    assert hb.measure_curvature("preset:pre-ln", "random", out=out, **asked) == first
+    with pytest.raises(ArgumentError, match=r"other settings \(model\.configuration"):
+        hb.measure_curvature("preset:pre-ln", "random", out=out, **asked | change)
+
+
+def test_a_folder_that_has_no_digest_of_the_configuration_goes_on(tmp_path: Path) -> None:
+    asked = {**SIZES, **TOKENS, **FEW, "device": "cpu"}
+    first = hb.measure_curvature("preset:pre-ln", "random", out=tmp_path / "out", **asked)
+    path = tmp_path / "out" / "config.json"
+    older = json.loads(path.read_text())
+    del older["model"]["configuration"]
+    path.write_text(json.dumps(older))
+    with pytest.warns(DamageWarning):  # the seals are of another config.json
+        again = hb.measure_curvature("preset:pre-ln", "random", out=tmp_path / "out", **asked)
+    assert again.norms == first.norms
 
 
 def test_finish_is_called_with_the_folder(

@@ -97,6 +97,7 @@ def measure_curvature(
             "name": subject.name,
             "parameters": sum(group.size for group in known.values()),
             "fingerprint": subject.fingerprint(),
+            "configuration": subject.configuration(),
         },
         "data": _described(settings, tokens),
         "groups": list(selected),

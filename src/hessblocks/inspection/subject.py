@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from hessblocks.storage import SEAL_FILE, DamageWarning, identity_in, refuse_lin
 Encode = Callable[[str], list[int]]
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """No network, and no code that a folder brings along."""
+_NAMES = ("_name_or_path", "architectures", "preset", "transformers_version")
+"""What a configuration says besides what the model computes."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -53,8 +56,20 @@ class Subject:
                 return found
         return None
 
+    def configuration(self) -> str:
+        """SHA-256 of what the weights do not show: heads, positions, activations, temperature.
+
+        Returns:
+            That of the model's configuration without names and versions; of its printed modules where it
+            has none.
+        """
+        config = getattr(self.model, "config", None)
+        values = config.to_dict() if hasattr(config, "to_dict") else {"modules": repr(self.model)}
+        said = {name: value for name, value in values.items() if name not in _NAMES}
+        return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
     def fingerprint(self) -> str:
-        """SHA-256 of all weights: equal fingerprints mean equal curvature."""
+        """SHA-256 of all weights: with equal configurations, equal fingerprints mean equal curvature."""
         digest = hashlib.sha256()
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode())

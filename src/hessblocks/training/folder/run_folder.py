@@ -114,6 +114,8 @@ class RunFolder:
             old = with_defaults(json.loads(self.config.read_text(encoding="utf-8")))
             if "data" in old and "data" in new:  # of curvature it once had no fingerprint
                 old["data"] = {**new["data"], **old["data"]}
+            if "configuration" in new.get("model", ()):  # of curvature it was once not noted
+                old["model"] = {"configuration": new["model"]["configuration"], **old["model"]}
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
             found = differences(old | more, new)
         except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
