@@ -64,7 +64,8 @@ class Subject:
             has none.
         """
         config = getattr(self.model, "config", None)
-        values = config.to_dict() if hasattr(config, "to_dict") else {"modules": repr(self.model)}
+        to_dict = getattr(config, "to_dict", None)
+        values = to_dict() if to_dict else {"modules": repr(self.model)}
         said = {name: value for name, value in values.items() if name not in _NAMES}
         return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
 
