@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ WORK = {
 }
 """Each command: words, where its work is done, and the sentence of its interruption."""
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Signals are not ignored, as they are by what `nohup` or a script started in the background."""
+    ignored = [one for one in NUMBERS if signal.getsignal(one) == signal.SIG_IGN]
+    for one in ignored:
+        usual = signal.default_int_handler if one == signal.SIGINT else signal.SIG_DFL
+        signal.signal(one, usual)
+    yield
+    for one in ignored:
+        signal.signal(one, signal.SIG_IGN)
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
@@ -114,7 +127,12 @@ STEPS = {
 @pytest.mark.parametrize(
     ("command", "number"),
     [
-        *((command, signal.SIGTERM) for command in STEPS),
+        ("train", signal.SIGTERM),
+        ("curvature", signal.SIGTERM),
+        *(
+            pytest.param(command, signal.SIGTERM, marks=pytest.mark.slow)
+            for command in ("compare", "reproduce")
+        ),
         *(pytest.param("train", number, marks=pytest.mark.slow) for number in NUMBERS),
     ],
     ids=str,
@@ -137,6 +155,7 @@ def test_a_command_that_was_ended_by_a_signal_goes_on(
     assert commands.results(tmp_path / "out") == whole.results
 
 
+@pytest.mark.slow
 def test_the_terminal_interrupts_a_study_with_its_workers(tmp_path: Path) -> None:
     """The signal reaches all processes of the terminal; one of them says the sentence."""
     words = [

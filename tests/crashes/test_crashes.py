@@ -47,7 +47,7 @@ def test_every_change_of_the_disk_is_a_call(command: str) -> None:
     assert len(whole.calls) > 100
 
 
-@pytest.mark.parametrize("kind", ["torn", "power"])
+@pytest.mark.parametrize("kind", [pytest.param("torn", marks=pytest.mark.slow), "power"])
 def test_train_survives_kills(kind: str, tmp_path: Path) -> None:
     """The small version: each kind of kill at a few of the calls."""
     assert ordeal.undisturbed("train").unseen == []

@@ -89,7 +89,7 @@ def test_every_block_has_every_task_and_the_control(finished: Path) -> None:
         assert line["inference_speed"] > 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["masked-lm", pytest.param("downstream", marks=pytest.mark.slow)])
 def test_a_point_that_was_killed_is_measured_again_to_the_same_numbers(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

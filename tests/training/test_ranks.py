@@ -78,6 +78,7 @@ def test_two_processes_train_like_one_and_the_first_alone_writes(
     assert len(read_results(tmp_path / "two" / "results.csv")) == 7
 
 
+@pytest.mark.slow
 def test_an_update_that_two_cannot_share_is_one_sentence(
     cache: Path, code: Path, tmp_path: Path
 ) -> None:
