@@ -29,6 +29,7 @@ from .curvature import (
     Problem as Problem,
     curvature_map as curvature_map,
     exact_attention_curvature as exact_attention_curvature,
+    exact_last_block as exact_last_block,
     group_norms as group_norms,
     parameter_groups as parameter_groups,
 )

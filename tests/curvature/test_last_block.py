@@ -42,7 +42,7 @@ def batch(labels: bool = False) -> dict[str, Tensor]:
 
 
 def of_preset(name: str, depth: int = 2, task: str = "causal-lm", **fields: object) -> Case:
-    model = hb.build(name, depth=depth, task=task, **SIZES, **fields)
+    model = hb.build(name, depth=depth, task=task, **{**SIZES, **fields})
     return Case(model=stir(model), batches=[batch(task == "masked-lm")], loss=task)
 
 

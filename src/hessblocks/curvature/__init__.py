@@ -2,7 +2,12 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.columns import ColumnSquares, column_squares, group_norms, norm_rows
-from hessblocks.curvature.exact import Norms, exact_attention_curvature, exact_norms
+from hessblocks.curvature.exact import (
+    Norms,
+    exact_attention_curvature,
+    exact_last_block,
+    exact_norms,
+)
 from hessblocks.curvature.groups import (
     ParameterGroup,
     ParameterView,
@@ -45,6 +50,7 @@ __all__ = [
     "curvature_map",
     "custom_groups",
     "exact_attention_curvature",
+    "exact_last_block",
     "group_norms",
     "parameter_groups",
     "select_groups",

@@ -6,6 +6,8 @@ from hessblocks.theory.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
+from hessblocks.theory.pieces import Piece
+from hessblocks.theory.piecewise import PiecewiseHessian
 from hessblocks.theory.token_curvature import TokenCurvature
 from hessblocks.theory.verification import CASES, Check, verify_closed_forms
 

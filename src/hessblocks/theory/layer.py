@@ -70,6 +70,13 @@ class AttentionLayer:
             pieces.append(Piece(group=group, heads=(), shape=(1, shape[1])))
         return pieces
 
+    def joined_projection(self) -> Piece:
+        """All pieces of the projection in one, in the same order."""
+        pieces = self.pieces("projection")
+        rows = sum(piece.shape[0] for piece in pieces)
+        heads = tuple(range(self.query.shape[0]))
+        return Piece(group="projection", heads=heads, shape=(rows, pieces[0].shape[1]))
+
     def attention(self, head: int) -> Float[Tensor, "B L L"]:
         """A of one head."""
         keys = self.x if self.key is None else self.x @ self._shared(self.key, head)

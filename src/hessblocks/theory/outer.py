@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -61,6 +62,7 @@ class OuterPart:
         self._curvature = curvature
         self._factor = curvature.factor if curvature.low_rank(heads[0].w_value.shape[1]) else None
         self._jacobians: BoundedCache[TokenJacobian] = BoundedCache(heads[0].memory_limit)
+        self._halves: BoundedCache[Tensor] = BoundedCache(heads[0].memory_limit)
         self._ones = heads[0].x.new_ones(heads[0].gradient.shape[0], 1)
 
     def terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
@@ -73,13 +75,18 @@ class OuterPart:
                 row_swapped=left.swapped,
                 column_swapped=right.swapped,
             )
-            for left in self._of_piece(row)
-            for right in self._of_piece(column)
+            for left in self.of_piece(row)
+            for right in self.of_piece(column)
         ]
 
-    def _of_piece(self, piece: Piece) -> list[TokenJacobian]:
+    def of_piece(self, piece: Piece) -> list[TokenJacobian]:
+        """The Jacobians of a piece, one for each head that uses it."""
         if not piece.heads:
             return [self._projection(self._ones)]
+        if piece.group == "projection":
+            values = [self._heads[head].values for head in piece.heads]
+            biased = piece.shape[0] > sum(value.shape[1] for value in values)
+            return [self._projection(torch.cat([*values, *([self._ones] * biased)], dim=1))]
         return [self._jacobian(piece.group, head) for head in piece.heads]
 
     def _matrices(self, left: TokenJacobian, right: TokenJacobian) -> TokenMatrices:
@@ -88,17 +95,23 @@ class OuterPart:
             assert right.matrix is not None
             inner = right.matrix
         else:
-            inner = self._curvature.between(left.output_map, right.output_map)
+            inner = self._between(left.output_map, right.output_map)
             inner = inner if right.matrix is None else inner @ right.matrix
         return TokenMatrices(left=left.matrix, right=inner, symmetric=left is right).compact()
+
+    def _between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
+        """U Λ U'ᵀ; half of it is kept, since one row of blocks has it in common."""
+        whole = self._curvature.matrix
+        if left is None or whole is None:
+            return self._curvature.between(left, right)
+        half = self._halves.get(id(left), lambda: (whole @ left.mT).mT)
+        return half if right is None else half @ right.mT
 
     def _jacobian(self, group: str, index: int) -> TokenJacobian:
         return self._jacobians.get((group, index), lambda: self._make(group, index))
 
     def _make(self, group: str, index: int) -> TokenJacobian:
         head = self._heads[index]
-        if group == "projection":
-            return self._projection(head.values)
         factor = head.scale * head.beta
         matrix: Tensor | None
         if group in ("query", "query_key"):

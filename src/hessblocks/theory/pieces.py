@@ -14,9 +14,10 @@ class Piece:
     """The part of a parameter group that belongs to one head, or to heads that share it."""
 
     group: str
-    """One of `GROUPS`."""
+    """One of `GROUPS`, or a group behind the attention."""
     heads: tuple[int, ...]
-    """The heads that use it; none for the bias of the projection."""
+    """The heads that use it: none for the bias of the projection and behind the attention, several for
+    heads that share it or that are joined."""
     shape: tuple[int, int]
     """(in, out) of the weight; (1, 1) for a gain."""
 

@@ -1,4 +1,4 @@
 """The closed form of the theory applied to a real model's last attention."""
 
 from hessblocks.curvature.exact.exact_norms import Norms, exact_norms
-from hessblocks.curvature.exact.last_block import exact_attention_curvature
+from hessblocks.curvature.exact.last_block import exact_attention_curvature, exact_last_block

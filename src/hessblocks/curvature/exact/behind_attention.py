@@ -1,10 +1,11 @@
 """Derivatives of what follows the last attention, which acts on each token by itself.
 
 Letters: N tokens with a label, D width, C classes, F rows of a factor of Λ_o, a the attention sub-block's output at one token,
-f(a) that token's logits, ℓ its share of the loss.
+h(a) that token's final hidden state, f = W h + b its logits, ℓ its share of the loss.
 
 Gauss-Newton split with the logits as network output:
     g = Jᵀ r, Λ_o = Jᵀ H_ℓ J, Λ_f = Σ_c r_c ∇²f_c, with J = ∂f/∂a, r = ∂ℓ/∂f, H_ℓ = ∂²ℓ/∂f².
+The logits are linear in h, so that Λ_f = Σ_d (Wᵀ r)_d ∇²h_d: no second derivative passes the vocabulary.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.func import grad, jacfwd, jacrev, vjp, vmap
+from torch.func import grad, jacrev, vjp, vmap
 
 from hessblocks.curvature.exact.piecewise_linear import piecewise_linear
-from hessblocks.linalg import MEMORY_LIMIT
+from hessblocks.curvature.exact.unembedding import Unembedding
+from hessblocks.linalg import MEMORY_LIMIT, chunks
+from hessblocks.theory import TokenCurvature
 
-TokenNetwork = Callable[..., Float[Tensor, "... C"]]
-"""From one token's attention output (D,) and its side inputs to its logits (C,)."""
+HiddenNetwork = Callable[..., Float[Tensor, "... D"]]
+"""From one token's attention output (D,) and its side inputs to its final hidden state (D,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +34,16 @@ class TokenDerivatives:
 
     gradient: Float[Tensor, "N D"]
     """g, the gradient of the loss."""
-    factor: Float[Tensor, "N F D"]
-    """R with RᵀR = Λ_o, F the smaller of C and D rows."""
-    functional: Float[Tensor, "N D D"] | None
+    outer: TokenCurvature
+    """Λ_o: a factor of C rows where there are fewer classes than coordinates, else whole."""
+    functional: TokenCurvature | None
     """Λ_f, the curvature of the network behind the attention along the loss gradient; None where it
     is zero everywhere, as behind ReLU without norms."""
 
 
 def token_derivatives(
-    network: TokenNetwork,
+    network: HiddenNetwork,
+    unembedding: Unembedding,
     attended: Float[Tensor, "N D"],
     sides: tuple[Float[Tensor, "N ..."], ...],
     labels: Int[Tensor, " N"],
@@ -47,82 +51,124 @@ def token_derivatives(
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
-    """Derivatives of Σ_n weights_n · cross-entropy(network(attended_n, sides_n), labels_n).
+    """Derivatives of Σ_n weights_n · cross-entropy(logits(network(attended_n, sides_n)), labels_n).
 
     Args:
         network: acts on one token.
+        unembedding: from its result to the logits.
         attended: outputs of the attention sub-block.
         sides: what else the network reads at that token (the skip, the normalised input).
         labels: the right class of each token.
         weights: share of each token in the loss; 1/N for a mean.
-        memory_limit: four times the bytes of the Jacobians that are made together; the rest is for the
-            hidden layers behind them.
+        memory_limit: bytes of what is made together, about; what is returned is not counted.
 
     Returns:
-        g, a factor of Λ_o, and Λ_f of each token.
+        g, Λ_o and Λ_f of each token.
 
     Cost: min(C, D) passes of the network a token for J, and about D gradient passes for Λ_f unless it
-        is zero; tokens are taken together as long as their Jacobians stay within the limit.
+        is zero; N C D² multiplications for the curvature seen from h where there are more classes than
+        coordinates. Memory: N D² numbers for each of Λ_o and Λ_f.
     """
-
-    def one(
-        a: Tensor, label: Tensor, weight: Tensor, *side: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        def logits_of(point: Tensor) -> Tensor:
-            return network(point, *side)
-
-        logits, jacobian = _value_and_jacobian(logits_of, a, basis)
-        p = logits.softmax(-1)
-        r = weight * (p - (torch.arange(len(p), device=p.device) == label).to(p.dtype))
-        centred = jacobian - p @ jacobian
-        root = (weight * p).sqrt()[:, None] * centred
-        if root.shape[0] > root.shape[1]:  # fewer rows with the same RᵀR
-            root = torch.linalg.qr(root, mode="r").R
-        return r, r @ jacobian, root
-
-    classes = network(attended[0], *(side[0] for side in sides)).shape[-1]
-    width = attended.shape[-1]
-    basis = attended.new_empty(0, 0)
-    if classes < width:
-        basis = torch.eye(classes, dtype=attended.dtype, device=attended.device)
-    chunk = max(1, memory_limit // (4 * max(classes, width) * width * attended.element_size()))
     with torch.no_grad():
-        r, gradient, factor = vmap(one, chunk_size=chunk)(attended, labels, weights, *sides)
-        functional = _functional(network, attended, sides, r, chunk)
-    return TokenDerivatives(gradient=gradient, factor=factor, functional=functional)
+        hidden = vmap(network)(attended, *sides)
+        pulled = unembedding.gradient(hidden, labels, weights, memory_limit)
+        gradient = vmap(_pulled_back(network))(pulled, attended, *sides)
+        if unembedding.classes < attended.shape[-1]:
+            outer = _few_classes(network, unembedding, attended, sides, weights, memory_limit)
+        else:
+            outer = _many_classes(
+                network, unembedding, hidden, attended, sides, weights, memory_limit
+            )
+        functional = _functional(network, attended, sides, pulled, memory_limit)
+    return TokenDerivatives(gradient=gradient, outer=outer, functional=functional)
 
 
-def _value_and_jacobian(
-    function: Callable[[Tensor], Tensor], a: Tensor, basis: Tensor
-) -> tuple[Tensor, Tensor]:
-    """f(a) and ∂f/∂a, (C, D), by rows where there are fewer of them than columns.
+def _pulled_back(network: HiddenNetwork) -> Callable[..., Tensor]:
+    def of_token(u: Tensor, a: Tensor, *side: Tensor) -> Tensor:
+        pull: Any = vjp(lambda point: network(point, *side), a)[1]
+        found: Tensor = pull(u)[0]
+        return found
 
-    `basis`, (C, C), is empty where rows are not taken; it is one for all tokens, so that layers before the first nonlinearity, seen from the logits, are
-    passed once and not once a token.
+    return of_token
+
+
+def _few_classes(
+    network: HiddenNetwork,
+    unembedding: Unembedding,
+    attended: Tensor,
+    sides: tuple[Tensor, ...],
+    weights: Tensor,
+    memory_limit: int,
+) -> TokenCurvature:
+    """A factor of Λ_o from the Jacobian of the logits, row by row.
+
+    The unit rows are the same for all tokens, so that layers before the first nonlinearity, seen from the
+    logits, are passed once and not once a token.
 
     Returns:
-        The logits (C,) and the Jacobian.
+        √(ω p) (J − pᵀ J) of each token.
     """
-    if not len(basis):
-        return function(a), jacfwd(function)(a)
-    found: Any = vjp(function, a)
-    return found[0], vmap(found[1])(basis)[0]
+    basis = torch.eye(unembedding.classes, dtype=attended.dtype, device=attended.device)
+
+    def factor(a: Tensor, weight: Tensor, *side: Tensor) -> Tensor:
+        found: Any = vjp(lambda x: unembedding.logits(network(x, *side)), a)
+        jacobian: Tensor = vmap(found[1])(basis)[0]
+        p: Tensor = found[0].softmax(-1)
+        root: Tensor = (weight * p).sqrt()
+        return root[:, None] * (jacobian - p @ jacobian)
+
+    step = _together(attended, memory_limit)
+    return TokenCurvature(factor=vmap(factor, chunk_size=step)(attended, weights, *sides))
+
+
+def _many_classes(
+    network: HiddenNetwork,
+    unembedding: Unembedding,
+    hidden: Tensor,
+    attended: Tensor,
+    sides: tuple[Tensor, ...],
+    weights: Tensor,
+    memory_limit: int,
+) -> TokenCurvature:
+    """Λ_o = J_hᵀ Λ_h J_h from the curvature seen from the hidden state, in its place."""
+    rows = max(1, memory_limit // (2 * unembedding.classes * hidden.element_size()))
+    width = hidden.shape[-1]
+    matrix = hidden.new_empty(len(hidden), width, width)
+    for some in chunks(len(hidden), rows):
+        matrix[some] = unembedding.curvature(hidden[some], weights[some])
+    for some in chunks(len(hidden), _together(attended, memory_limit)):
+        jacobian = vmap(jacrev(network))(attended[some], *(side[some] for side in sides))
+        matrix[some] = jacobian.mT @ matrix[some] @ jacobian
+    return TokenCurvature(matrix=matrix, positive_semidefinite=True)
 
 
 def _functional(
-    network: TokenNetwork, attended: Tensor, sides: tuple[Tensor, ...], r: Tensor, chunk: int
-) -> Tensor | None:
+    network: HiddenNetwork,
+    attended: Tensor,
+    sides: tuple[Tensor, ...],
+    pulled: Tensor,
+    memory_limit: int,
+) -> TokenCurvature | None:
     """Λ_f of every token, or None where its operations or a product with a generic direction say it is zero."""
-    gradient = grad(lambda a, r, *side: (r * network(a, *side)).sum())
-    whole = jacrev(gradient)  # forward mode is wrong for torch's layer norm
+    gradient = grad(lambda a, u, *side: (u * network(a, *side)).sum())
 
-    def times(direction: Tensor, a: Tensor, r: Tensor, *side: Tensor) -> Any:
-        return vjp(lambda point: gradient(point, r, *side), a)[1](direction)[0]
+    def times(direction: Tensor, a: Tensor, u: Tensor, *side: Tensor) -> Any:
+        return vjp(lambda point: gradient(point, u, *side), a)[1](direction)[0]
 
     if piecewise_linear(lambda a: network(a, *(side[0] for side in sides)), attended[0]):
         return None
+    step = _together(attended, memory_limit)
     generic = torch.arange(1, attended.shape[-1] + 1).to(attended).sqrt().sin().expand_as(attended)
-    if not vmap(times, chunk_size=chunk)(generic, attended, r, *sides).any():
+    if not vmap(times, chunk_size=step)(generic, attended, pulled, *sides).any():
         return None
-    found: Tensor = vmap(whole, chunk_size=chunk)(attended, r, *sides)
-    return found
+    matrix = attended.new_empty(*attended.shape, attended.shape[-1])
+    for some in chunks(len(attended), step):  # forward mode is wrong for torch's layer norm
+        matrix[some] = vmap(jacrev(gradient))(
+            attended[some], pulled[some], *(side[some] for side in sides)
+        )
+    return TokenCurvature(matrix=matrix)
+
+
+def _together(attended: Tensor, memory_limit: int) -> int:
+    """Tokens whose Jacobians are made together; hidden layers, four times as wide, hold most of it."""
+    return max(1, memory_limit // (16 * attended.shape[-1] ** 2 * attended.element_size()))

@@ -27,7 +27,7 @@ from hessblocks.curvature.exact.last_block import behind_cross_entropy, hessian_
 from hessblocks.curvature.products import causal_targets, unpack
 from hessblocks.errors import check_name
 from hessblocks.linalg import Estimate
-from hessblocks.theory import AttentionLayer
+from hessblocks.theory import AttentionLayer, TokenCurvature
 
 Norms = dict[tuple[str, Part], Estimate]
 """(group, part) → Frobenius norm of the group's own block."""
@@ -84,13 +84,17 @@ def _squares(found: LastAttention, labels: Tensor, valid: Tensor) -> TokenDeriva
     """
     attended = found.attended[valid]
     sides = tuple(side[valid] for side in found.sides)
-    logits = found.network(attended, *sides)
-    linear_map: Tensor = jacrev(found.network)(attended[0], *(side[0] for side in sides))
+
+    def network(a: Tensor, *side: Tensor) -> Tensor:
+        return found.unembedding.logits(found.network(a, *side))
+
+    logits = network(attended, *sides)
+    linear_map: Tensor = jacrev(network)(attended[0], *(side[0] for side in sides))
     residual = logits - F.one_hot(labels[valid], logits.shape[-1])
     share = 2 / residual.numel()
     return TokenDerivatives(
         gradient=share * residual @ linear_map,
-        factor=(share**0.5 * linear_map).expand(len(attended), -1, -1),
+        outer=TokenCurvature(factor=(share**0.5 * linear_map).expand(len(attended), -1, -1)),
         functional=None,
     )
 

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hessblocks.curvature.exact.behind_attention import TokenNetwork
+from hessblocks.curvature.exact.behind_attention import HiddenNetwork
+from hessblocks.curvature.exact.unembedding import Unembedding
 from hessblocks.curvature.products import Batch, evaluation_mode
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.theory import AttentionLayer
@@ -33,8 +34,10 @@ class LastAttention:
     """Output of the sub-block."""
     sides: tuple[Float[Tensor, "B L D"], ...]
     """What the network behind reads besides."""
-    network: TokenNetwork
-    """From one token's output and sides to its logits."""
+    network: HiddenNetwork
+    """From one token's output and sides to its final hidden state."""
+    unembedding: Unembedding
+    """From there to the logits."""
     projection_bias: Float[Tensor, " D"] | None = None
     """Bias of the output, where it has one."""
 
@@ -65,9 +68,9 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
     """
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     check_name("model: closed-form attention curvature of", kind, _TAKERS)
-    if not hasattr(model, "lm_head"):
+    if not isinstance(getattr(model, "lm_head", None), nn.Linear):
         raise ArgumentError(
-            f"model: expected a language model with a head, got {type(model).__name__}; "
+            f"model: expected a language model with a linear head, got {type(model).__name__}; "
             "use AutoModelForCausalLM, AutoModelForMaskedLM or hessblocks.build"
         )
     with torch.no_grad(), evaluation_mode(model):
@@ -81,9 +84,8 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     x, inputs, attended = _inputs_and_output(model, batch, block, attention)
 
     def network(a: Tensor, skip: Tensor, normalised: Tensor) -> Tensor:
-        hidden = block.after_attention(a, skip, normalised)
-        logits: Tensor = model.lm_head(model.model.final_norm(hidden))
-        return logits
+        hidden: Tensor = model.model.final_norm(block.after_attention(a, skip, normalised))
+        return hidden
 
     slots = {name: module for name in _WEIGHTS if (module := getattr(attention, name)) is not None}
     trained = [name for name, module in slots.items() if _is_trained(module)]
@@ -116,6 +118,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         attended=attended,
         sides=(x, inputs),
         network=network,
+        unembedding=Unembedding.of(model.lm_head),
         projection_bias=bias,
     )
 
@@ -137,9 +140,8 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
 
     def network(a: Tensor, skip: Tensor) -> Tensor:
         middle = skip + a
-        hidden = middle + block.mlp(block.ln_2(middle))
-        logits: Tensor = model.lm_head(model.transformer.ln_f(hidden))
-        return logits
+        hidden: Tensor = model.transformer.ln_f(middle + block.mlp(block.ln_2(middle)))
+        return hidden
 
     reading, writing = attention.c_attn, attention.c_proj
     fused = torch.cat([reading.weight, reading.bias[None]])
@@ -162,6 +164,7 @@ def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
         attended=attended,
         sides=(x,),
         network=network,
+        unembedding=Unembedding.of(model.lm_head),
         projection_bias=writing.bias.detach(),
     )
 
@@ -252,10 +255,10 @@ def _layer(
 
     def per_head(name: str, count: int) -> Tensor:
         weight = weights[name].to(inputs).reshape(x.shape[-1], count, -1)
-        return weight.transpose(0, 1).contiguous()
+        return weight.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     value = per_head("value", groups)
-    projection = weights["projection"][: heads * value.shape[2]].to(inputs)
+    projection = weights["projection"][: heads * value.shape[2]].to(inputs).clone()
     return AttentionLayer(
         x=x,
         query=per_head("query", heads),

@@ -19,7 +19,10 @@ from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.exact.behind_attention import TokenDerivatives, token_derivatives
+from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.last_attention import LastAttention, last_attention
+from hessblocks.curvature.exact.tail import TokenTail
+from hessblocks.curvature.exact.unembedding import SeenLoss
 from hessblocks.curvature.products import (
     Batch,
     causal_targets,
@@ -68,11 +71,90 @@ def exact_attention_curvature(
 
     Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network behind the
         attention (D the width, C the vocabulary) and, unless it is piecewise linear, D gradient passes;
-        then what the block itself costs (see `AttentionHessian`). Memory: N D (min(C, D) + D) numbers
-        a few times over; take fewer or shorter sequences where that is too much.
+        N C D² multiplications for the vocabulary where C is at least D; then what the block itself costs
+        (see `AttentionHessian`). Memory: N D (min(C, D) + D) numbers twice over; take fewer or shorter
+        sequences where that is too much.
 
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
     """
+    found, targets, valid = _taken(model, batch, loss, memory_limit)
+    with evaluation_mode(model), _frozen(model):
+        behind = behind_cross_entropy(found, targets, valid, memory_limit)
+    return hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
+
+
+def exact_last_block(
+    model: nn.Module,
+    batch: Any,
+    loss: str = "causal-lm",
+    *,
+    memory_limit: int = MEMORY_LIMIT,
+) -> LastBlockHessian:
+    """H, H_o and H_f of every parameter from the last attention on, exactly.
+
+    The groups of `exact_attention_curvature`, and behind them each linear layer (by its module's name, its
+    bias with it), each gain or bias of a norm and each gain of a branch (by their own names), and
+    `unembedding`; every block between any two of them. What stands before the last attention, its input
+    norm too, has no block here.
+
+    Args:
+        model: as for `exact_attention_curvature`.
+        batch: a dict with `input_ids` (sequences, tokens), and optionally `labels` and
+            `attention_mask`; or the ids alone.
+        loss: causal-lm (labels default to the inputs without padding) or masked-lm.
+        memory_limit: bytes that the intermediate results of one operation may take; the derivatives
+            that are held for all tokens may take eight times as much each.
+
+    Returns:
+        The blocks: `.groups`, `.block("query", "unembedding", part="outer")`, `.norms()`, `.whole()`,
+        `.dense()`; `.tied` says whether the unembedding is the embedding's weight too.
+
+    Raises:
+        ArgumentError: as `exact_attention_curvature`; a parameter whose use is not known; a block that
+            needs more memory than allowed, when it is asked for, with its count.
+
+    Cost: for a block of two layers with S and T outputs, N tokens: min(S, T) passes back a token for H_f,
+        D for H_o, and N S T numbers; then what sums of N Kronecker products cost.
+
+    Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form; the layers behind the
+        attention by the chain rule (`docs/theory.md`).
+    """
+    found, targets, valid = _taken(model, batch, loss, memory_limit)
+    positions = valid.any(0).nonzero()[:, 0]
+    labelled = valid[:, positions].flatten()
+    tail = TokenTail(
+        model,
+        found,
+        found.attended[:, positions].flatten(0, 1),
+        tuple(side[:, positions].flatten(0, 1) for side in found.sides),
+        memory_limit,
+    )
+    seen = SeenLoss(
+        found.unembedding,
+        tail.hidden,
+        targets[:, positions].flatten().masked_fill(~labelled, 0),
+        labelled.to(tail.hidden) / int(valid.sum()),
+        memory_limit,
+    )
+    with evaluation_mode(model), _frozen(model):
+        behind = behind_cross_entropy(found, targets, valid, memory_limit)
+    head: Any = model.lm_head
+    weight = head.weight
+    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    return LastBlockHessian(
+        hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid),
+        tail,
+        seen,
+        unembedding=weight.requires_grad,
+        tied=embedding.weight is weight,
+        memory_limit=memory_limit,
+    )
+
+
+def _taken(
+    model: nn.Module, batch: Any, loss: str, memory_limit: int
+) -> tuple[LastAttention, Tensor, Tensor]:
+    """The last attention of a model on a batch, the targets, and where they count."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
     _check_precision(model)
@@ -88,30 +170,41 @@ def exact_attention_curvature(
             "batch: the model attends to other tokens than the closed form supposes (packed sequences, a "
             "mask of its own?); use hessblocks.Hessian for this batch"
         )
-    with evaluation_mode(model), _frozen(model):
-        behind = behind_cross_entropy(found, targets, valid, memory_limit)
-    return hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
+    return found, targets, valid
 
 
 def hessian_of(
     layer: AttentionLayer, behind: TokenDerivatives, valid: Bool[Tensor, "B L"]
 ) -> AttentionHessian:
     """The Hessian of a layer from the derivatives at its labelled tokens; the others add nothing."""
-
-    def everywhere(values: Tensor) -> Tensor:
-        out = values.new_zeros(valid.numel(), *values.shape[1:])
-        out[valid.flatten()] = values
-        return out
-
+    positions = valid.any(0).nonzero()[:, 0]
+    labelled = valid[:, positions]
     functional = None
     if behind.functional is not None:
-        functional = TokenCurvature(matrix=everywhere(behind.functional))
+        functional = _spread(behind.functional, labelled)
     return AttentionHessian(
         layer,
-        gradient=everywhere(behind.gradient).view(*valid.shape, -1),
-        curvature=TokenCurvature(factor=everywhere(behind.factor)),
+        gradient=_filled(behind.gradient, valid).view(*valid.shape, -1),
+        curvature=_spread(behind.outer, labelled),
         functional_curvature=functional,
+        positions=positions,
     )
+
+
+def _spread(curvature: TokenCurvature, labelled: Tensor) -> TokenCurvature:
+    filled = _filled(curvature.numbers, labelled)
+    if curvature.factor is None:
+        return replace(curvature, matrix=filled)
+    return replace(curvature, factor=filled)
+
+
+def _filled(values: Tensor, labelled: Tensor) -> Tensor:
+    """Values of the labelled tokens with zeros between for the others; themselves where there are none."""
+    if labelled.all():
+        return values
+    out = values.new_zeros(labelled.numel(), *values.shape[1:])
+    out[labelled.flatten()] = values
+    return out
 
 
 def _check_precision(model: nn.Module) -> None:
@@ -176,6 +269,7 @@ def behind_cross_entropy(
     labelled = int(valid.sum())
     return token_derivatives(
         found.network,
+        found.unembedding,
         found.attended[valid],
         tuple(side[valid] for side in found.sides),
         targets[valid],

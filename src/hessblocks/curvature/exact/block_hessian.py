@@ -1,0 +1,211 @@
+"""Every block of the last layer's Hessian: attention, what stands behind it, and the unembedding.
+
+A piece i of the parameters moves its site s by E_iᵀ (Δ_iᵀ v_i) at each token, with a vector v_i (the
+layer's input) and a map E_i from the site's numbers (the identity but for the attention's weights). With
+M, F, X as in `tail` and Λ_h the curvature seen from the hidden state:
+    H_o(i, j) = Σ_n v_i v_jᵀ ⊗ E_iᵀ M_sᵀ Λ_h M_t E_j
+    H_f(i, j) = Σ_n v_i v_jᵀ ⊗ E_iᵀ F_st E_j, and for a linear layer j whose input x_t moves with i
+                besides Σ_n v_i g_tᵀ ⊗ E_iᵀ X_tsᵀ, g_t = M_tᵀ u, and the same the other way round.
+For the unembedding, with logits W h and residual r:
+    H_o(W, j) = Σ_n h v_jᵀ ⊗ (∂²ℓ/∂f²) W M_t E_j, H_f(W, j) = Σ_n r v_jᵀ ⊗ M_t E_j.
+
+Letters: N tokens, P entries of a vector, S and T sizes of two sites, R columns of a map, D width,
+C classes, F rows of a factor, Q parameters of a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.conventions import Part
+from hessblocks.curvature.exact.tail import ATTENTION, TokenTail
+from hessblocks.curvature.exact.unembedding import SeenLoss
+from hessblocks.errors import ArgumentError
+from hessblocks.linalg import ExactOperator, KroneckerTerm, TokenMatrices
+from hessblocks.theory import AttentionHessian, Piece, PiecewiseHessian
+
+UNEMBEDDING = "unembedding"
+"""Name of the group of the output layer."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Move:
+    """How a piece moves what stands at its site."""
+
+    site: str
+    vector: Float[Tensor, "N P"]
+    map: Float[Tensor, "#N S R"] | None = None
+    """None for the identity."""
+    swapped: bool = False
+    """Whether the piece is flattened with the map's index first."""
+
+    def seen(self, matrices: Float[Tensor, "#N rows S"]) -> Float[Tensor, "#N rows R"]:
+        """Matrices that act on the site, acting on the piece."""
+        return matrices if self.map is None else matrices @ self.map
+
+
+class LastBlockHessian(PiecewiseHessian):
+    """H, H_o and H_f of every parameter from the last attention on, as operators that are never assembled.
+
+    Groups: those of `AttentionHessian` (query, key, value, projection, gains), each linear layer behind
+    by its module's name with its bias, each other parameter by its own name, and `unembedding`. A weight
+    is flattened (inputs, outputs) row by row, a bias as its last row.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionHessian,
+        tail: TokenTail,
+        loss: SeenLoss,
+        *,
+        unembedding: bool,
+        tied: bool,
+        memory_limit: int,
+    ) -> None:
+        """Combine the attention with what stands behind it. No block is computed yet.
+
+        Args:
+            attention: the blocks of the attention alone.
+            tail: the parameters behind it.
+            loss: what the loss sees of the final hidden state.
+            unembedding: whether the output layer is trained.
+            tied: whether its weight is the embedding's too.
+            memory_limit: bytes of intermediate results.
+        """
+        super().__init__(tail.hidden, memory_limit)
+        self.attention = attention
+        """The blocks of the attention's own groups."""
+        self.tied = tied
+        """Whether `unembedding` is a weight that embeds tokens too: its block is of its use as
+        unembedding, the embedding held fixed."""
+        self._tail = tail
+        self._loss = loss
+        own = (UNEMBEDDING,) * unembedding
+        self.groups = (*attention.groups, *tail.parts, *own)
+
+    def pieces(self, group: str, head: int | None = None) -> list[Piece]:
+        """The pieces of a group; those of one head, for the attention's."""
+        if group in self.attention.groups:
+            return self.attention.pieces(group, head)
+        if head is not None:
+            raise ArgumentError(f"head: {group} has no heads; leave head out")
+        shape = self._loss.shape if group == UNEMBEDDING else self._tail.parts[group].shape
+        return [Piece(group=group, heads=(), shape=shape)]
+
+    def block(
+        self, row: str, column: str, part: Part = "full", head: int | tuple[int, int] | None = None
+    ) -> ExactOperator:
+        """The Hessian block of two groups; see `PiecewiseHessian.block`."""
+        if {row, column} <= set(self.attention.groups):
+            return self.attention.block(row, column, part, head)
+        return super().block(row, column, part, head)
+
+    def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
+        """The terms of H_o or H_f between two pieces."""
+        if self._attends(row) and self._attends(column):
+            return self.attention.terms(row, column, part)
+        if column.group == UNEMBEDDING:
+            return [term.adjoint() for term in self.terms(column, row, part)]
+        moves = self._moves(column)
+        if row.group == UNEMBEDDING:
+            return [self._with_unembedding(move, part) for move in moves]
+        if part == "outer":
+            return [self._outer(a, b, row == column) for a in self._moves(row) for b in moves]
+        found = []
+        for a in self._moves(row):
+            for b in moves:
+                found += [*self._curved(a, b), *self._fed(a, b, column)]
+                if row != column:
+                    found += [term.adjoint() for term in self._fed(b, a, row)]
+        return found
+
+    def _made(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
+        if row.group == column.group == UNEMBEDDING and part != "functional":
+            return self._loss.block()
+        if row.group == column.group == UNEMBEDDING:
+            return self._sum([], row, column, part)
+        return super()._made(row, column, part)
+
+    def _attends(self, piece: Piece) -> bool:
+        return piece.group in self.attention.groups
+
+    def _moves(self, piece: Piece) -> list[_Move]:
+        if not self._attends(piece):
+            return [_Move(site=piece.group, vector=self._tail.inputs(piece.group))]
+        found = []
+        for jacobian in self.attention.jacobians(piece):
+            to_site = jacobian.matrix
+            if jacobian.output_map is not None:
+                across = jacobian.output_map.mT
+                to_site = across[None] if to_site is None else across @ to_site
+            found.append(
+                _Move(site=ATTENTION, vector=jacobian.vector, map=to_site, swapped=jacobian.swapped)
+            )
+        return found
+
+    def _outer(self, row: _Move, column: _Move, same: bool) -> KroneckerTerm:
+        left, right = self._loss.halves(self._tail.first(row.site), self._tail.first(column.site))
+        matrices = TokenMatrices(left=row.seen(left), right=column.seen(right), symmetric=same)
+        return _term(row, column, matrices.compact())
+
+    def _curved(self, row: _Move, column: _Move) -> list[KroneckerTerm]:
+        """Of F_st; none where it is zero."""
+        second = self._tail.second(row.site, column.site, self._loss.gradient)
+        if not second.any():
+            return []
+        matrices = row.seen(column.seen(second).mT).mT
+        return [_term(row, column, TokenMatrices(right=matrices))]
+
+    def _fed(self, row: _Move, column: _Move, piece: Piece) -> list[KroneckerTerm]:
+        """Of X_ts, where the column's piece is a linear layer whose input the row's site moves."""
+        if self._attends(piece) or not self._tail.parts[piece.group].linear:
+            return []
+        if row.site == column.site:
+            return []
+        between = self._tail.between(column.site, row.site)
+        if not between.any():
+            return []
+        pulled = (self._loss.gradient[:, None] @ self._tail.first(column.site))[:, 0]
+        return [
+            KroneckerTerm(
+                row=row.vector,
+                column=pulled,
+                matrices=TokenMatrices(right=row.seen(between).mT),
+                row_swapped=row.swapped,
+                column_swapped=True,
+            )
+        ]
+
+    def _with_unembedding(self, column: _Move, part: Part) -> KroneckerTerm:
+        moved = column.seen(self._tail.first(column.site))
+        if part == "outer":
+            return KroneckerTerm(
+                row=self._loss.inputs,
+                column=column.vector,
+                matrices=TokenMatrices(left=self._loss.through, right=moved).compact(),
+                column_swapped=column.swapped,
+            )
+        return KroneckerTerm(
+            row=self._loss.residual,
+            column=column.vector,
+            matrices=TokenMatrices(right=self._loss.padded(moved)),
+            row_swapped=True,
+            column_swapped=column.swapped,
+        )
+
+    def semidefinite(self, part: Part) -> bool:
+        """H_o is a sum of squares."""
+        return part == "outer"
+
+
+def _term(row: _Move, column: _Move, matrices: TokenMatrices) -> KroneckerTerm:
+    return KroneckerTerm(
+        row=row.vector,
+        column=column.vector,
+        matrices=matrices,
+        row_swapped=row.swapped,
+        column_swapped=column.swapped,
+    )

@@ -1,0 +1,312 @@
+"""The parameters behind the last attention, and the derivatives of one token's network in them.
+
+Everything is differentiated in what is added at a *site* of the token's network: the output of the
+attention, the output z = Wᵀ x of a linear layer, or a parameter itself (gains and biases of norms,
+gains of branches). With δ_s added at site s, h the final hidden state and u = ∂ℓ/∂h:
+    M_s = ∂h/∂δ_s, F_st = ∂²(u·h)/∂δ_s∂δ_t, X_ts = ∂x_t/∂δ_s (x_t the input of the layer at t).
+A change ΔW of a linear layer adds ΔWᵀ x at its output; what it adds depends on δ_s through x, which is
+why X_ts stands in H_f.
+
+Letters: N tokens, D width, P inputs of a linear layer, S and T sizes of two sites, C classes, F rows of a
+factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vmap
+from transformers.pytorch_utils import Conv1D
+
+from hessblocks.curvature.exact.last_attention import LastAttention
+from hessblocks.curvature.products import evaluation_mode
+from hessblocks.errors import ArgumentError
+from hessblocks.linalg import chunks
+
+ATTENTION = "attention"
+"""Name of the site at the output of the attention."""
+HELD = 8
+"""What one derivative of all tokens may take, in units of the memory limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailPart:
+    """A linear layer behind the attention with its bias, or a single parameter."""
+
+    name: str
+    """Of the module or of the parameter, in the model; its site has the same name."""
+    shape: tuple[int, int]
+    """(inputs, outputs), a bias as one input more; (1, entries) of a parameter."""
+    linear: bool = False
+    """Whether it is a linear layer."""
+    biased: bool = False
+    """Whether the layer has a bias."""
+    gain: float = 1.0
+    """What the trained matrix is multiplied by."""
+
+
+class TokenTail:
+    """One token's network from the output of the last attention to the final hidden state."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        found: LastAttention,
+        attended: Float[Tensor, "N D"],
+        sides: tuple[Float[Tensor, "N ..."], ...],
+        memory_limit: int,
+    ) -> None:
+        """Find the parameters; nothing is differentiated yet.
+
+        Args:
+            model: holds the parameters.
+            found: its last attention and the network behind.
+            attended: outputs of the attention at the tokens that matter.
+            sides: what else the network reads there.
+            memory_limit: bytes that one derivative may take an eighth of.
+
+        Raises:
+            ArgumentError: a trained parameter that enters in a way that is not covered.
+        """
+        self._tail = _Tail(model, found.network)
+        self._model = model
+        self._points = (attended, *sides)
+        self._limit = memory_limit
+        self._versions = _versions(model)
+        self._kept: dict[tuple[str, ...], Tensor] = {}
+        self.parts = {part.name: part for part in self._found()}
+        self._linear = {
+            name: model.get_submodule(name) for name, part in self.parts.items() if part.linear
+        }
+        self.width = attended.shape[-1]
+        hidden, self._inputs = self._at_once()
+        self.hidden: Float[Tensor, "N D"] = hidden
+        """Final hidden state h of each token."""
+
+    def size(self, site: str) -> int:
+        """How many numbers may be added at a site."""
+        return self.width if site == ATTENTION else self.parts[site].shape[1]
+
+    def inputs(self, name: str) -> Float[Tensor, "N P"]:
+        """What a linear layer reads, times its gain, with a last column of ones for a bias; ones for a parameter."""
+        part = self.parts[name]
+        ones = self.hidden.new_ones(len(self.hidden), 1)
+        if not part.linear:
+            return ones
+        inputs = part.gain * self._inputs[name]
+        return torch.cat([inputs, ones], dim=-1) if part.biased else inputs
+
+    def first(self, site: str) -> Float[Tensor, "N D S"]:
+        """M_s, the derivative of the hidden state."""
+
+        def of_token(*point: Tensor) -> Tensor:
+            found: Tensor = jacrev(lambda added: self._run({site: added}, *point)[0])(
+                self._none(site)
+            )
+            return found
+
+        return self._made(("first", site), of_token, self.width, self.size(site))
+
+    def second(self, row: str, column: str, along: Float[Tensor, "N D"]) -> Float[Tensor, "N S T"]:
+        """F_st along u; the same u at every call."""
+        if (self.size(row), row) > (self.size(column), column):
+            return self.second(column, row, along).mT
+
+        def of_token(u: Tensor, *point: Tensor) -> Tensor:
+            def slope(there: Tensor, here: Tensor) -> Tensor:
+                def value(added: Tensor) -> Tensor:
+                    both = {row: added} if row == column else {row: added, column: there}
+                    return (u * self._run(both, *point)[0]).sum()
+
+                found: Tensor = grad(value)(here)
+                return found
+
+            if row == column:
+                found: Tensor = jacrev(lambda added: slope(added, added))(self._none(row))
+            else:
+                found = jacrev(lambda there: slope(there, self._none(row)))(self._none(column))
+            return found
+
+        return self._made(
+            ("second", row, column), of_token, self.size(row), self.size(column), along
+        )
+
+    def between(self, layer: str, site: str) -> Float[Tensor, "N P S"]:
+        """X_ts of the inputs as `inputs` gives them: zeros for the ones, and where s does not come before t."""
+        part = self.parts[layer]
+
+        def of_token(*point: Tensor) -> Tensor:
+            def read(added: Tensor) -> Tensor:
+                return part.gain * self._run({site: added}, *point)[1][layer]
+
+            found: Tensor = jacrev(read)(self._none(site))
+            return nn.functional.pad(found, (0, 0, 0, int(part.biased)))
+
+        return self._made(("between", layer, site), of_token, part.shape[0], self.size(site))
+
+    def _none(self, site: str) -> Tensor:
+        return self.hidden.new_zeros(self.size(site))
+
+    def _made(
+        self,
+        key: tuple[str, ...],
+        of_token: Callable[..., Tensor],
+        rows: int,
+        columns: int,
+        *more: Tensor,
+    ) -> Tensor:
+        """A derivative of every token, some of them at a time; kept."""
+        if key not in self._kept:
+            tokens, size = len(self.hidden), self.hidden.element_size()
+            needed, limit = tokens * rows * columns * size, HELD * self._limit
+            if needed > limit:
+                raise ArgumentError(
+                    f"model: the blocks of {' and '.join(key[1:])} need {tokens} × {rows} × {columns} numbers "
+                    f"({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are allowed); raise memory_limit, take fewer "
+                    "tokens or use hessblocks.Hessian"
+                )
+            step = max(
+                1, self._limit // (16 * size * max(rows, self.width) * max(columns, self.width))
+            )
+            points = (*more, *self._points)
+            self._check_weights()
+            with torch.no_grad(), evaluation_mode(self._model):
+                self._kept[key] = torch.cat(
+                    [
+                        vmap(of_token)(*(point[some] for point in points))
+                        for some in chunks(tokens, step)
+                    ]
+                )
+        return self._kept[key]
+
+    def _check_weights(self) -> None:
+        if self._versions != _versions(self._model):
+            raise ArgumentError(
+                "model: its weights have changed since the closed form was taken; take it again"
+            )
+
+    def _at_once(self) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.no_grad(), evaluation_mode(self._model):
+            found: tuple[Tensor, dict[str, Tensor]] = vmap(lambda *point: self._run({}, *point))(
+                *self._points
+            )
+        return found
+
+    def _run(
+        self, added: Mapping[str, Tensor], a: Tensor, *sides: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Hidden state and inputs of the linear layers of one token, with something added at some sites."""
+        moved = {
+            f"model.{name}": parameter + added[name].view_as(parameter)
+            for name in added
+            if name in self.parts and not self.parts[name].linear
+            for parameter in [self._model.get_parameter(name).detach()]
+        }
+        if ATTENTION in added:
+            a = a + added[ATTENTION]
+        with _watched(self._linear, added) as seen:
+            hidden: Tensor = functional_call(self._tail, moved, (a, *sides), tie_weights=False)
+        return hidden, seen
+
+    def _found(self) -> Iterator[TailPart]:
+        """Trained parameters that the network behind reads, by module."""
+        known = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        with torch.enable_grad(), evaluation_mode(self._model):
+            hidden = self._tail(*(point[0] for point in self._points))
+            slopes = torch.autograd.grad(
+                hidden.sum(), list(known.values()), allow_unused=True, materialize_grads=False
+            )
+        met = {name for name, slope in zip(known, slopes, strict=True) if slope is not None}
+        layers: dict[str, Any] = {}
+        for name in met:
+            stem = name.rpartition(".")[0]
+            module = self._model.get_submodule(stem)
+            if isinstance(module, nn.Linear | Conv1D) or _reparametrised(module):
+                layers[stem] = module
+        for name in known:
+            stem, _, own = name.rpartition(".")
+            if name not in met or (stem in layers and own == "bias"):
+                continue
+            if stem in layers:
+                yield _layer(stem, layers[stem], own)
+            elif known[name].ndim > 1:
+                raise ArgumentError(
+                    f"model: the closed form does not know how {name!r} enters the network behind the last "
+                    "attention; use hessblocks.Hessian for this model"
+                )
+            else:
+                yield TailPart(name=name, shape=(1, known[name].numel()))
+
+
+def _layer(name: str, module: Any, own: str) -> TailPart:
+    """A linear layer; of a reparametrised one the matrix that is trained."""
+    bias = getattr(module, "bias", None)
+    biased = bias is not None and bias.requires_grad
+    gain = 1.0
+    if _reparametrised(module):
+        if own != "update" or isinstance(module.update_gain, nn.Parameter):
+            raise ArgumentError(
+                f"model: the closed form does not cover the trained gains of {name!r}; use hessblocks.Hessian "
+                "for this model"
+            )
+        gain = float(module.update_gain)
+    weight = module.get_parameter(own)
+    inputs, outputs = weight.shape if isinstance(module, Conv1D) else weight.shape[::-1]
+    return TailPart(
+        name=name, shape=(inputs + int(biased), outputs), linear=True, biased=biased, gain=gain
+    )
+
+
+def _reparametrised(module: nn.Module) -> bool:
+    """Whether it is a sum of a fixed and a trained matrix, each with a gain, as hessblocks has them."""
+    return hasattr(module, "effective_weight")
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Changes when a parameter is replaced or written to."""
+    return [(id(p), p._version) for p in model.parameters()]
+
+
+class _Tail(nn.Module):
+    """The network behind as a module that holds the model, so that parameters can be replaced."""
+
+    def __init__(self, model: nn.Module, network: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._network = network
+
+    def forward(self, a: Tensor, *sides: Tensor) -> Tensor:
+        return self._network(a, *sides)
+
+
+@contextmanager
+def _watched(
+    modules: Mapping[str, nn.Module], added: Mapping[str, Tensor]
+) -> Iterator[dict[str, Tensor]]:
+    """Notes what modules read, and adds to what they give."""
+    seen: dict[str, Tensor] = {}
+
+    def watch(name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            if name in seen:
+                raise ArgumentError(
+                    f"model: {name!r} is used twice behind the last attention; the closed form expects one "
+                    "use; use hessblocks.Hessian for this model"
+                )
+            seen[name] = inputs[0]
+            return output + added[name] if name in added else output
+
+        return hook
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in modules.items()]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,228 @@
+"""The curvature of the cross-entropy seen from the hidden state, where the vocabulary is large.
+
+The logits are linear in the final hidden state h, f = W h + b. With p their softmax and weight ω of the
+token in the loss, the gradient is Wᵀ r with r = ω (p − onehot), and
+    Λ_h = ω (Wᵀ diag(p) W − m mᵀ), m = Wᵀ p.
+So no derivative passes through the vocabulary. Two steps keep the digits that the difference would lose:
+the mean row is taken off W (no softmax sees it), and the likeliest class c is kept apart; with q = 1 − p_c
+summed from the others and v = Σ_{i ≠ c} p_i w_i,
+    Λ_h / ω = Σ_{i ≠ c} p_i w_i w_iᵀ + p_c q w_c w_cᵀ − v vᵀ − p_c (v w_cᵀ + w_c vᵀ).
+
+Letters: N tokens, D width of the hidden state, C classes, P inputs of the unembedding (one more than D
+with a bias), S and T columns, F rows of a factor, M rows whose products are summed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hessblocks.curvature.exact.softmax_block import SoftmaxBlock
+from hessblocks.linalg import chunks
+
+FEW = 16
+"""Tokens up to which each token's sum is one product of matrices."""
+_ROWS, _COLUMNS = 1024, 4
+"""Rows and left columns whose products are made together, so that they stay in the cache."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Unembedding:
+    """The linear map from the final hidden state to the logits."""
+
+    weight: Float[Tensor, "C D"]
+    """W."""
+    bias: Float[Tensor, " C"] | None = None
+    """b."""
+
+    @classmethod
+    def of(cls, head: nn.Linear) -> Unembedding:
+        """That of a model's output layer."""
+        bias = None if head.bias is None else head.bias.detach()
+        return cls(weight=head.weight.detach(), bias=bias)
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return self.weight.shape[0]
+
+    def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... C"]:
+        """W h + b."""
+        return nn.functional.linear(hidden, self.weight, self.bias)
+
+    def gradient(
+        self,
+        hidden: Float[Tensor, "N D"],
+        labels: Int[Tensor, " N"],
+        weights: Float[Tensor, " N"],
+        memory_limit: int,
+    ) -> Float[Tensor, "N D"]:
+        """Wᵀ r of each token; the logits of some tokens at a time."""
+        step = max(1, memory_limit // (4 * self.classes * hidden.element_size()))
+        parts = [
+            self.residual(hidden[some], labels[some], weights[some]) @ self.weight
+            for some in chunks(len(hidden), step)
+        ]
+        return torch.cat(parts)
+
+    def residual(
+        self,
+        hidden: Float[Tensor, "N D"],
+        labels: Int[Tensor, " N"],
+        weights: Float[Tensor, " N"],
+    ) -> Float[Tensor, "N C"]:
+        """Residuals r; that of the label is minus the sum of the others."""
+        label = labels[:, None]
+        residual = self.logits(hidden).softmax(-1).scatter_(-1, label, 0.0)
+        residual.scatter_(-1, label, -residual.sum(-1, keepdim=True))
+        return residual.mul_(weights[:, None])
+
+    def curvature(
+        self, hidden: Float[Tensor, "N D"], weights: Float[Tensor, " N"]
+    ) -> Float[Tensor, "N D D"]:
+        """Λ_h of each token.
+
+        Returns:
+            Symmetric positive semi-definite matrices.
+
+        Cost: N C D² multiplications.
+        """
+        p = self.logits(hidden).softmax(-1)
+        likeliest = p.argmax(-1, keepdim=True)
+        most = p.gather(-1, likeliest)
+        others = p.scatter_(-1, likeliest, 0.0)
+        rest = others.sum(-1, keepdim=True)
+        row, sums = self._centred[likeliest[:, 0]], others @ self._centred
+        out = summed_squares(others, self._centred)
+        out += _outer(most * rest * row, row) - _outer(sums, sums)
+        mixed = _outer(most * sums, row)
+        out -= mixed + mixed.mT
+        return out.mul_(weights[:, None, None])
+
+    @cached_property
+    def _centred(self) -> Float[Tensor, "C D"]:
+        return self.weight - self.weight.mean(0)
+
+
+class SeenLoss:
+    """What the mean cross-entropy sees of the final hidden states, and of the unembedding itself."""
+
+    def __init__(
+        self,
+        unembedding: Unembedding,
+        hidden: Float[Tensor, "N D"],
+        labels: Int[Tensor, " N"],
+        weights: Float[Tensor, " N"],
+        memory_limit: int,
+    ) -> None:
+        """Hold the tokens; what is derived is computed once, when asked for.
+
+        Args:
+            unembedding: from hidden states to logits.
+            hidden: h of each token.
+            labels: the right class of each token; any where the weight is 0.
+            weights: ω, the share of each token in the loss.
+            memory_limit: bytes of intermediate results.
+        """
+        self._unembedding = unembedding
+        self._hidden = hidden
+        self._labels = labels
+        self._weights = weights
+        self._limit = memory_limit
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(inputs, classes) of the unembedding, a bias as one input more."""
+        return self.inputs.shape[1], self._unembedding.classes
+
+    @cached_property
+    def inputs(self) -> Float[Tensor, "N P"]:
+        """The hidden states h, with a last column of ones for a bias."""
+        biased = self._unembedding.bias is not None
+        ones = self._hidden.new_ones(len(self._hidden), int(biased))
+        return torch.cat([self._hidden, ones], dim=-1)
+
+    @cached_property
+    def gradient(self) -> Float[Tensor, "N D"]:
+        """∂ℓ/∂h."""
+        return self._unembedding.gradient(self._hidden, self._labels, self._weights, self._limit)
+
+    @cached_property
+    def residual(self) -> Float[Tensor, "N C"]:
+        """∂ℓ/∂f."""
+        return self._unembedding.residual(self._hidden, self._labels, self._weights)
+
+    @cached_property
+    def through(self) -> Float[Tensor, "N D C"]:
+        """((∂²ℓ/∂f²) W)ᵀ."""
+        p, weight = self._probabilities, self._unembedding.weight
+        scaled: Tensor = p[:, None] * (weight.T - (p @ weight)[:, :, None])
+        return self._weights[:, None, None] * scaled
+
+    def halves(
+        self, row: Float[Tensor, "N D S"], column: Float[Tensor, "N D T"]
+    ) -> tuple[Float[Tensor, "N F S"], Float[Tensor, "N F T"]]:
+        """Two factors of rowᵀ Λ_h column, through C rows or D, whichever are fewer."""
+        if self._unembedding.classes < self._hidden.shape[1]:
+            return self._factor @ row, self._factor @ column
+        return row, self._matrix @ column
+
+    def padded(self, rows: Float[Tensor, "N D S"]) -> Float[Tensor, "N P S"]:
+        """With a last row of zeros for a bias."""
+        return nn.functional.pad(rows, (0, 0, 0, self.inputs.shape[1] - rows.shape[1]))
+
+    def block(self) -> SoftmaxBlock:
+        """The unembedding's own block of H_o."""
+        return SoftmaxBlock(self.inputs, self._probabilities, self._weights, self._limit)
+
+    @cached_property
+    def _probabilities(self) -> Float[Tensor, "N C"]:
+        return self._unembedding.logits(self._hidden).softmax(-1)
+
+    @cached_property
+    def _matrix(self) -> Float[Tensor, "N D D"]:
+        return self._unembedding.curvature(self._hidden, self._weights)
+
+    @cached_property
+    def _factor(self) -> Float[Tensor, "N C D"]:
+        p, weight = self._probabilities, self._unembedding.weight
+        root = (self._weights[:, None] * p).sqrt()
+        return root[:, :, None] * (weight - (p @ weight)[:, None])
+
+
+def summed_squares(
+    weights: Float[Tensor, "N M"], rows: Float[Tensor, "M D"]
+) -> Float[Tensor, "N D D"]:
+    """Σ_m weights_nm rows_m rows_mᵀ for every n: the products of two columns are made once for all n.
+
+    Args:
+        weights: any sign.
+        rows: shared by all n.
+
+    Returns:
+        Symmetric matrices.
+
+    Cost: N M D²/2 multiplications, as products of matrices; N M D² for few n.
+    """
+    if len(weights) <= FEW:
+        return torch.stack([(weight[:, None] * rows).T @ rows for weight in weights])
+    width = rows.shape[1]
+    out = weights.new_empty(len(weights), width, width)
+    for left in chunks(width, _COLUMNS):
+        count = (left.stop - left.start) * (width - left.start)
+        total = weights.new_zeros(len(weights), count)
+        for some in chunks(len(rows), _ROWS):
+            products = rows[some, left, None] * rows[some, None, left.start :]
+            total.addmm_(weights[:, some], products.flatten(1))
+        strip = total.view(len(weights), -1, width - left.start)
+        out[:, left, left.start :] = strip
+        out[:, left.start :, left] = strip.mT
+    return out
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    return left[:, :, None] * right[:, None, :]

@@ -1,0 +1,179 @@
+"""A Hessian cut into pieces of parameters, block by block, as operators that are never assembled.
+
+Letters: P all parameters.
+"""
+
+from __future__ import annotations
+
+import abc
+from itertools import combinations_with_replacement, product
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.conventions import PARTS, Part
+from hessblocks.errors import ArgumentError, check_name
+from hessblocks.linalg import BlockGrid, BoundedCache, ExactOperator, KroneckerSum, KroneckerTerm
+from hessblocks.theory.pieces import Piece
+
+
+class PiecewiseHessian(abc.ABC):
+    """Blocks of H = H_o + H_f between groups of parameters, each group one or several pieces.
+
+    A subclass gives the Kronecker terms of two pieces.
+    """
+
+    groups: tuple[str, ...]
+    """Names of the groups, in the order of the whole matrix."""
+
+    def __init__(self, like: Float[Tensor, "..."], memory_limit: int) -> None:
+        """Start without any block.
+
+        Args:
+            like: a tensor with the dtype and device of the blocks.
+            memory_limit: bytes that blocks may be kept in, and that one operation may take.
+        """
+        self._like = torch.empty(0, dtype=like.dtype, device=like.device)
+        self._limit = memory_limit
+        self._norms: dict[tuple[Piece, Piece, Part], float] = {}
+        self._blocks: BoundedCache[Any] = BoundedCache(memory_limit)
+
+    @abc.abstractmethod
+    def pieces(self, group: str, head: int | None) -> list[Piece]:
+        """The pieces of a group in the order in which it is flattened; those of one head, if asked for."""
+
+    @abc.abstractmethod
+    def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
+        """The terms of H_o (outer) or H_f (functional) between two pieces."""
+
+    @abc.abstractmethod
+    def semidefinite(self, part: Part) -> bool:
+        """Whether no eigenvalue of that part of the whole is negative."""
+
+    def block(
+        self, row: str, column: str, part: Part = "full", head: int | tuple[int, int] | None = None
+    ) -> ExactOperator:
+        """The Hessian block of two groups, ∂²ℓ/∂(row)∂(column).
+
+        Args:
+            row: a name in `groups`.
+            column: a name in `groups`.
+            part: outer (H_o), functional (H_f) or full (their sum).
+            head: one head in both groups, a pair (row head, column head), or None for all heads.
+
+        Returns:
+            An operator of shape (parameters of row, parameters of column).
+
+        Raises:
+            ArgumentError: an unknown group, part or head.
+        """
+        check_name("part", part, PARTS)
+        check_name("group", row, self.groups)
+        check_name("group", column, self.groups)
+        heads = _pair(head)
+        rows, columns = self.pieces(row, heads[0]), self.pieces(column, heads[1])
+        if len(rows) == len(columns) == 1:
+            return self._piece_block(rows[0], columns[0], part)
+        return self._grid(rows, columns, part)
+
+    def whole(self, part: Part = "full") -> ExactOperator:
+        """The Hessian of all groups together, in the order of `groups`."""
+        check_name("part", part, PARTS)
+        pieces = [piece for group in self.groups for piece in self.pieces(group, None)]
+        return self._grid(pieces, pieces, part)
+
+    def dense(self, part: Part = "full") -> Float[Tensor, "P P"]:
+        """The whole matrix, assembled; groups in the order of `groups`.
+
+        Returns:
+            The matrix, in the dtype of the input.
+
+        Raises:
+            ArgumentError: an unknown part.
+        """
+        return self.whole(part).dense()
+
+    def norms(self, head: int | None = None) -> dict[tuple[str, str, Part], float]:
+        """Exact Frobenius norms of every block and part.
+
+        Args:
+            head: one head, or None for all heads together.
+
+        Returns:
+            {(row, column, part): norm}; blocks below the diagonal repeat those above.
+        """
+        out: dict[tuple[str, str, Part], float] = {}
+        pairs = combinations_with_replacement(self.groups, 2)
+        for (row, column), part in product(pairs, PARTS):
+            norm = self.block(row, column, part, head).frobenius_norm()
+            out[row, column, part] = out[column, row, part] = norm
+        return out
+
+    def _grid(self, rows: list[Piece], columns: list[Piece], part: Part) -> BlockGrid:
+        symmetric = rows == columns
+        return BlockGrid(
+            lambda i, j: self._piece_block(rows[i], columns[j], part),
+            row_lengths=[piece.length for piece in rows],
+            column_lengths=[piece.length for piece in columns],
+            like=self._like,
+            norm=lambda i, j: self._piece_norm(rows[i], columns[j], part),
+            symmetric=symmetric,
+            positive_semidefinite=symmetric and self.semidefinite(part),
+        )
+
+    def _piece_block(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
+        found: ExactOperator = self._blocks.get(
+            (row, column, part), lambda: self._made(row, column, part)
+        )
+        return found
+
+    def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:
+        """The norm of a block, remembered longer than the block itself."""
+        if part == "full" and self._is_zero(row, column, "functional"):
+            part = "outer"
+        key = (row, column, part)
+        if key not in self._norms:
+            self._norms[key] = self._piece_block(row, column, part).frobenius_norm()
+        return self._norms[key]
+
+    def _is_zero(self, row: Piece, column: Piece, part: Part) -> bool:
+        block = self._piece_block(row, column, part)
+        return isinstance(block, KroneckerSum) and not block.terms
+
+    def _made(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
+        """One part, or H_o + H_f; H_o itself where H_f is zero."""
+        if part == "full":
+            outer = self._piece_block(row, column, "outer")
+            functional = self._piece_block(row, column, "functional")
+            if self._is_zero(row, column, "functional"):
+                return outer
+            assert isinstance(outer, KroneckerSum)
+            assert isinstance(functional, KroneckerSum)
+            terms = [*outer.terms, *functional.terms]
+        else:
+            terms = self.terms(row, column, part)
+        return self._sum(terms, row, column, part)
+
+    def _sum(
+        self, terms: list[KroneckerTerm], row: Piece, column: Piece, part: Part
+    ) -> KroneckerSum:
+        return KroneckerSum(
+            terms,
+            row_shape=row.shape,
+            column_shape=column.shape,
+            like=self._like,
+            symmetric=row == column,
+            positive_semidefinite=row == column and self.semidefinite(part),
+            memory_limit=self._limit,
+        )
+
+
+def _pair(head: int | tuple[int, int] | None) -> tuple[int | None, int | None]:
+    """The heads of the rows and of the columns."""
+    heads = head if isinstance(head, tuple) else (head, head)
+    whole = all(h is None or (isinstance(h, int) and not isinstance(h, bool)) for h in heads)
+    if len(heads) != 2 or not whole:
+        raise ArgumentError(f"head: expected a number, a pair of numbers or None, got {head!r}")
+    return heads
