@@ -22,10 +22,17 @@ DOCS = Path(__file__).parent
 PICTURES = "results"
 HEAD = """# Results
 
-Every figure and table of both papers that `hessblocks reproduce --list` names, and our own questions,
-as far as they have been measured, beside what was published or expected. Made by
-`python docs/make_results.py RUNS` from the folder that `hessblocks reproduce all --out RUNS` wrote. In
-[`results`](results) stand a study's checks and tables (`STUDY.json`) and the points of its figure
+Figures and tables of both papers, and our own questions, measured, beside what was published or expected;
+`hessblocks reproduce --list` names all studies. The page is filled study by study: below each study stands the
+command that measured it, and what has not been measured is listed as missing. `python docs/make_results.py RUNS`
+makes the page from the folder that these commands wrote with `--out RUNS`.
+
+Studies that train are of revision 2 here, unless their file says another (`revision` in `STUDY.json`). In
+revision 2 the `sas` presets had fixed value gains. Two studies counted losses up to 0.03 nats above pre-LN as equal
+(today 0.05, to both sides). Times were those of the clock. No bigram table showed whether pre-LN had learnt enough
+to be compared with. Today's commands measure other points and may give other verdicts ([log](log.md)).
+
+In [`results`](results) stand a study's checks and tables (`STUDY.json`) and the points of its figure
 (`STUDY-figure.json`). Intervals are 95 %, ± is one standard error. "undecided" means that the seeds of
 this scale do not decide the question either way. A slope holds where its estimate lies within the
 tolerance; its interval, and "no power law" where a straight line does not fit, say how far to trust it.

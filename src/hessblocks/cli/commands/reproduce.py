@@ -28,7 +28,7 @@ class Effort:
     """How much is measured, and where."""
 
     scale: str = "laptop"
-    """smoke (seconds), laptop (minutes) or paper (published settings)."""
+    """smoke (seconds), laptop (seconds to some hours; baseline is the longest) or paper (published settings)."""
     seeds: Annotated[int | None, AtLeast(1)] = None
     """Repetitions; the scale's own by default."""
     workers: Annotated[int | None, AtLeast(1)] = None

@@ -31,7 +31,9 @@ def signal(
         str, typer.Option(help="Names of blocks with commas, such as skipless-plain,skipless.")
     ] = "",
     settings: SignalInspection,
-    out: options.Out = Path("runs/signal"),
+    out: Annotated[
+        Path, typer.Option(help="Run folder; that of an earlier `signal` is written anew.")
+    ] = Path("runs/signal"),
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
