@@ -66,6 +66,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "no norm": lambda: of_preset("pre-ln", norm=NoNorm(), final_norm=NoNorm()),
     "branch gain": lambda: of_preset("pre-ln", attention_branch=Branch(gain=0.3, trainable=True)),
     "shaped, dense": lambda: of_preset("pre-ln", attention=Attention(shaping=Shaping(alpha=0.5))),
+    "rotary": lambda: of_preset("pre-ln", position=RotaryPosition()),
+    "rotary, shared heads": lambda: of_preset(
+        "pre-ln", position=RotaryPosition(), key_value_heads=1, width=8, depth=1
+    ),
+    "rotary, shaped": lambda: of_preset("sas", position=RotaryPosition()),
     "untied": lambda: of_preset("pre-ln", tie_word_embeddings=False),
     "gpt2": lambda: Case(model=gpt2_case().model, batches=[batch()]),
 }
@@ -209,10 +214,6 @@ def test_the_forward_pass_ends_at_the_last_attention(name: str) -> None:
                 tokens(1),
             ),
             ["norm"],
-        ),
-        (
-            lambda: (hb.build("pre-ln", depth=1, **SIZES, position=RotaryPosition()), tokens(1)),
-            ["rotary"],
         ),
         (
             lambda: (

@@ -8,6 +8,7 @@ from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
 from hessblocks.theory.pieces import Piece
 from hessblocks.theory.piecewise import PiecewiseHessian
+from hessblocks.theory.rotation import Rotation
 from hessblocks.theory.token_curvature import TokenCurvature
 from hessblocks.theory.verification import CASES, Check, verify_closed_forms
 

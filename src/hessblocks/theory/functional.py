@@ -26,6 +26,7 @@ width, V value width, E and U any widths.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations_with_replacement
 from typing import Literal
 
 import torch
@@ -66,10 +67,11 @@ def _query_query(head: HeadTokens) -> Terms:
     factor = head.scale**2 * head.beta
     carried = (head.carried_keys, factor * head.carried_keys)
     if _few_keys(head):
-        left, right = head.third_factors(*carried)
+        left, right = (head.toward_query(side) for side in head.third_factors(*carried))
         third = TokenMatrices(left=left, right=right, symmetric=True)
     else:
-        third = TokenMatrices(right=head.third_moment(*carried), symmetric=True)
+        half = head.toward_query(head.third_moment(*carried))
+        third = TokenMatrices(right=head.toward_query(half.mT), symmetric=True)
     return [_term(head.x_query, head.x_query, third)]
 
 
@@ -77,6 +79,8 @@ def _key_key(head: HeadTokens) -> Terms:
     if not head.softmax:
         return []
     factor = head.scale**2 * head.beta
+    if head.rotation is not None:
+        return _turned_key_key(head, factor)
     if not _wide(head):
         third = head.third_moment(head.carried_x, factor * head.carried_x)
         matrices = TokenMatrices(right=third, symmetric=True)
@@ -91,6 +95,19 @@ def _key_key(head: HeadTokens) -> Terms:
     return [_by_key(head, by_key), queries]
 
 
+def _turned_key_key(head: HeadTokens, factor: float) -> Terms:
+    """A term for each pair of features."""
+    terms = []
+    for a, b in combinations_with_replacement(head.key_features, 2):
+        third = TokenMatrices(
+            right=head.third_moment(a.carried, factor * b.carried), symmetric=a is b
+        )
+        terms.append(_term(a.vectors, b.vectors, third, swapped="both"))
+        if a is not b:
+            terms.append(terms[-1].adjoint())
+    return terms
+
+
 def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
     """Σ_n x (sβ e)ᵀ, the gradient of the loss in W_Q W_Kᵀ, (D, D)."""
     return head.x_query.T @ (head.scale * head.beta * _score_response(head))
@@ -98,11 +115,19 @@ def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
 
 def _query_key(head: HeadTokens) -> Terms:
     width, head_width = head.w_query.shape
-    gradient = product_gradient(head)
-    terms = [_term(_identity(width, head), gradient, _identity(head_width, head)[None])]
-    if head.softmax:
-        third = head.third_moment(head.carried_keys, head.scale**2 * head.beta * head.carried_x)
-        terms.append(_term(head.x_query, head.queries, third, swapped="column"))
+    factor = head.scale * head.beta
+    terms = []
+    if head.rotation is None:
+        gradient = product_gradient(head)
+        terms.append(_term(_identity(width, head), gradient, _identity(head_width, head)[None]))
+    for one in head.key_features:
+        if head.rotation is not None:
+            along = factor * _score_response(head, one.carried)
+            terms.append(_term(head.x_query, along, one.of_query))
+        if head.softmax:
+            third = head.third_moment(head.carried_keys, head.scale * factor * one.carried)
+            third = head.toward_query(third.mT).mT
+            terms.append(_term(head.x_query, one.vectors, third, swapped="column"))
     return terms
 
 
@@ -111,11 +136,20 @@ def _value_query(head: HeadTokens) -> Terms:
         second = TokenMatrices(right=head.second_moment, symmetric=True)
     else:
         carried = head.scale * head.beta * head.carried_keys
-        second = TokenMatrices(right=head.covariance(head.carried_x, carried))
+        second = TokenMatrices(right=head.toward_query(head.covariance(head.carried_x, carried)))
     return [_term(head.value_gradient, head.x_query, second, swapped="row")]
 
 
 def _value_key(head: HeadTokens) -> Terms:
+    if head.rotation is not None:
+        seconds = (
+            head.covariance(head.carried_x, head.scale * head.beta * one.carried)
+            for one in head.key_features
+        )
+        return [
+            _term(head.value_gradient, one.vectors, second, swapped="both")
+            for one, second in zip(head.key_features, seconds, strict=True)
+        ]
     if not _wide(head):
         second = TokenMatrices(right=head.second_moment, symmetric=True)
         return [_term(head.value_gradient, head.queries, second, swapped="both")]
@@ -138,21 +172,29 @@ def _value_projection(head: HeadTokens) -> Terms:
 
 def _query_projection(head: HeadTokens) -> Terms:
     response = head.respond(None, head.scale * head.beta * head.carried_keys)
-    return [_term(head.x_query, head.gradient, response.mT, swapped="column")]
+    return [_term(head.x_query, head.gradient, head.toward_query(response).mT, swapped="column")]
 
 
 def _key_projection(head: HeadTokens) -> Terms:
-    response = head.respond(None, head.scale * head.beta * head.carried_x)
-    return [_term(head.queries, head.gradient, response.mT, swapped="both")]
+    factor = head.scale * head.beta
+    return [
+        _term(
+            one.vectors, head.gradient, head.respond(None, factor * one.carried).mT, swapped="both"
+        )
+        for one in head.key_features
+    ]
 
 
 def _beta_query(head: HeadTokens) -> Terms:
     along_keys = (head.score_gradient @ head.carried_keys).flatten(0, 1)
-    return [_gain_row(head.x_query, head.scale * along_keys)]
+    return [_gain_row(head.x_query, head.scale * head.toward_query(along_keys))]
 
 
 def _beta_key(head: HeadTokens) -> Terms:
-    return [_gain_row(head.queries, head.scale * _score_response(head), swapped="column")]
+    return [
+        _gain_row(one.vectors, head.scale * _score_response(head, one.carried), swapped="column")
+        for one in head.key_features
+    ]
 
 
 def _gain_value(gain: str) -> Callable[[HeadTokens], Terms]:
@@ -193,9 +235,9 @@ def _identity(size: int, head: HeadTokens) -> Tensor:
     return torch.eye(size, dtype=head.x.dtype, device=head.x.device)
 
 
-def _score_response(head: HeadTokens) -> Tensor:
-    """E = Σ_j ρ_j x_j = M_2 u, (N, D)."""
-    return (head.score_gradient @ head.carried_x).flatten(0, 1)
+def _score_response(head: HeadTokens, carried: Tensor | None = None) -> Tensor:
+    """E = Σ_j ρ_j x_j = M_2 u, (N, D); of something else that the keys carry, if given."""
+    return (head.score_gradient @ (head.carried_x if carried is None else carried)).flatten(0, 1)
 
 
 def _sum_by_key(head: HeadTokens, weights: Tensor, left: Tensor, right: Tensor) -> Tensor:

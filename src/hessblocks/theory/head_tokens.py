@@ -15,10 +15,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hessblocks.linalg import chunks
+from hessblocks.theory.rotation import Rotation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeyFeature:
+    """One summand of the scores as a function of W_K: Σ_f (what key j carries) · W_K · (a vector of the query).
+
+    Without rotary positions there is one, x_j and q_i; with them two for each frequency.
+    """
+
+    carried: Float[Tensor, "B L D"]
+    """What key j carries, up to the mean where scores are a softmax."""
+    vectors: Float[Tensor, "N K"]
+    """The query's vector."""
+    of_query: Float[Tensor, "#N K K"]
+    """From the query's row vector to it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +70,8 @@ class HeadTokens:
     """Gain of A."""
     gamma: float = 0.0
     """Gain of the uniform attention that is subtracted."""
+    rotation: Rotation | None = None
+    """Rotary positions of all tokens."""
     memory_limit: int
     """Bytes that intermediate results may take."""
 
@@ -102,12 +121,43 @@ class HeadTokens:
         Softmax sees differences of keys only, so the mean of the sequence is taken off: it would
         cancel, and cost digits.
         """
-        return self.x - self.x.mean(1, keepdim=True) if self.softmax else self.x
+        return self._carried(self.x)
 
     @cached_property
     def carried_keys(self) -> Float[Tensor, "B L K"]:
-        """W_Kᵀ x as the keys carry it, (B, L, K)."""
-        return self.carried_x if self.w_key is None else self.carried_x @ self.w_key
+        """W_Kᵀ x as the keys carry it, turned where positions are rotary, (B, L, K)."""
+        if self.w_key is None:
+            return self.carried_x
+        if self.rotation is None:
+            return self.carried_x @ self.w_key
+        return self._carried(self.rotation.turn(self.x @ self.w_key))
+
+    @cached_property
+    def key_features(self) -> list[KeyFeature]:
+        """What the keys' weights meet on the side of the keys and on that of the queries."""
+        if self.rotation is None:
+            same = torch.eye(self.queries.shape[1], dtype=self.x.dtype, device=self.x.device)
+            return [KeyFeature(carried=self.carried_x, vectors=self.queries, of_query=same[None])]
+        turns = self.rotation.at(self.query_positions).matrices()
+        turns = turns.expand(self.x.shape[0], -1, -1, -1).flatten(0, 1)
+        found = []
+        for cosines, sines, places in self.rotation.frequencies:
+            turned = turns * places
+            for weights, to_key in (
+                (cosines, turned),
+                (sines, turned @ self.rotation.quarter.T),
+            ):
+                if weights.any():
+                    carried = self._carried(weights[..., None] * self.x)
+                    vectors = (self.queries[:, None] @ to_key)[:, 0]
+                    found.append(KeyFeature(carried=carried, vectors=vectors, of_query=to_key))
+        return found
+
+    def toward_query(self, rows: Float[Tensor, "N *rows K"]) -> Float[Tensor, "N *rows K"]:
+        """From derivatives in the turned query to those in the query itself."""
+        if self.rotation is None:
+            return rows
+        return self.rotation.at(self.query_positions).turn_back(rows)
 
     @cached_property
     def carried_values(self) -> Float[Tensor, "B L V"]:
@@ -224,6 +274,9 @@ class HeadTokens:
     def average(self, carried: Float[Tensor, "B L E"]) -> Float[Tensor, "N E"]:
         """Attention-weighted mean of what the keys carry, (N, E)."""
         return (self.slope @ carried).flatten(0, 1)
+
+    def _carried(self, vectors: Tensor) -> Tensor:
+        return vectors - vectors.mean(1, keepdim=True) if self.softmax else vectors
 
     def _response(self, directions: Tensor | None, queries: slice) -> Tensor:
         """ρ for some queries, (B, q, C, L); directions (B, q, C, V) or None for unit directions."""

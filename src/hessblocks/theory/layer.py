@@ -16,6 +16,7 @@ from torch import Tensor
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.pieces import GAINS, Piece
+from hessblocks.theory.rotation import Rotation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +47,8 @@ class AttentionLayer:
     """alpha, beta and gamma of each head; empty for plain attention."""
     parameters: tuple[str, ...]
     """The groups to differentiate, names of `pieces.GROUPS`."""
+    rotation: Rotation | None = None
+    """Rotary positions, where queries and keys are turned."""
     projection_bias: bool = False
     """Whether the output has a bias that belongs to the projection."""
     memory_limit: int = MEMORY_LIMIT
@@ -79,8 +82,11 @@ class AttentionLayer:
 
     def attention(self, head: int) -> Float[Tensor, "B L L"]:
         """A of one head."""
+        queries = self.x @ self.query[head]
         keys = self.x if self.key is None else self.x @ self._shared(self.key, head)
-        scores = self.scale * (self.x @ self.query[head]) @ keys.mT
+        if self.rotation is not None:
+            queries, keys = self.rotation.turn(queries), self.rotation.turn(keys)
+        scores = self.scale * queries @ keys.mT
         if not self.softmax:
             return scores.masked_fill(~self.permitted, 0.0)
         return scores.masked_fill(~self.permitted, -torch.inf).softmax(-1)
@@ -112,6 +118,7 @@ class AttentionLayer:
                 w_value=self._shared(self.value, index),
                 w_projection=self.projection[index],
                 gradient=gradient[:, positions].flatten(0, 1),
+                rotation=self.rotation,
                 memory_limit=self.memory_limit,
                 **{name: float(gain[index]) for name, gain in self.gains.items()},
             )

@@ -5,7 +5,7 @@ so is every block. Per head, with s the scale, β the gain of A and covariances 
 
 | weight | vector | matrix, before the head's W_O |
 | query | x | G = s β W_Vᵀ M_2 W_K |
-| key | q = W_Qᵀ x | P = s β W_Vᵀ M_2 (vector and matrix in the other order) |
+| key | q = W_Qᵀ x | P = s β W_Vᵀ M_2 (vector and matrix in the other order); with rotary positions one for each feature |
 | value | f | identity |
 | projection | z = W_Vᵀ f | identity, after W_O |
 | alpha, beta, gamma | 1 | W_Vᵀ x, W_Vᵀ m, −W_Vᵀ c̄ |
@@ -87,6 +87,12 @@ class OuterPart:
             values = [self._heads[head].values for head in piece.heads]
             biased = piece.shape[0] > sum(value.shape[1] for value in values)
             return [self._projection(torch.cat([*values, *([self._ones] * biased)], dim=1))]
+        if piece.group == "key":
+            return [
+                self._jacobian("key", head, number)
+                for head in piece.heads
+                for number in range(len(self._heads[head].key_features))
+            ]
         return [self._jacobian(piece.group, head) for head in piece.heads]
 
     def _matrices(self, left: TokenJacobian, right: TokenJacobian) -> TokenMatrices:
@@ -107,19 +113,22 @@ class OuterPart:
         half = self._halves.get(id(left), lambda: (whole @ left.mT).mT)
         return half if right is None else half @ right.mT
 
-    def _jacobian(self, group: str, index: int) -> TokenJacobian:
-        return self._jacobians.get((group, index), lambda: self._make(group, index))
+    def _jacobian(self, group: str, index: int, feature: int = 0) -> TokenJacobian:
+        key = (group, index, feature)
+        return self._jacobians.get(key, lambda: self._make(group, index, feature))
 
-    def _make(self, group: str, index: int) -> TokenJacobian:
+    def _make(self, group: str, index: int, feature: int) -> TokenJacobian:
         head = self._heads[index]
         factor = head.scale * head.beta
         matrix: Tensor | None
         if group in ("query", "query_key"):
             vector = head.x_query
-            matrix = head.respond(self._directions(index), factor * head.carried_keys)
+            turned = head.respond(self._directions(index), factor * head.carried_keys)
+            matrix = head.toward_query(turned)
         elif group == "key":
-            vector = head.queries
-            matrix = head.respond(self._directions(index), factor * head.carried_x)
+            of_key = head.key_features[feature]
+            vector = of_key.vectors
+            matrix = head.respond(self._directions(index), factor * of_key.carried)
         elif group == "value":
             vector = head.features
             matrix = None if self._factor is None else self._factor @ head.w_projection.mT

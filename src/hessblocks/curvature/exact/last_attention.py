@@ -16,12 +16,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hessblocks.curvature.exact.behind_attention import HiddenNetwork
+from hessblocks.curvature.exact.families import FAMILIES, ROLES, feeding, matrix, token_network
 from hessblocks.curvature.exact.unembedding import Unembedding
 from hessblocks.curvature.products import Batch, evaluation_mode
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.theory import AttentionLayer
+from hessblocks.theory import AttentionLayer, Rotation
 
-_WEIGHTS = ("query", "key", "value", "projection")
+_TRIED = 4
+"""Tokens at which the network behind is compared with the model."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,11 +40,21 @@ class LastAttention:
     """From one token's output and sides to its final hidden state."""
     unembedding: Unembedding
     """From there to the logits."""
+    hidden: Float[Tensor, "B L D"]
+    """Output of the network behind, as the model gave it."""
     projection_bias: Float[Tensor, " D"] | None = None
     """Bias of the output, where it has one."""
+    before: frozenset[str] = frozenset()
+    """Parameters that the network behind reads and that stand before the attention too."""
 
     def describes_model(self, valid: Bool[Tensor, "B L"]) -> bool:
-        """Whether the layer, computed anew, gives the outputs that the model gave at the valid tokens."""
+        """Whether the layer, computed anew, gives the outputs that the model gave at the valid tokens.
+
+        The network behind is tried at a few of them.
+
+        Returns:
+            False where either differs by more than rounding.
+        """
         positions = valid.any(0).nonzero()[:, 0]
         output = self.layer.output(positions)
         if self.projection_bias is not None:
@@ -50,7 +62,19 @@ class LastAttention:
         counted = valid[:, positions]
         seen = self.attended[:, positions][counted]
         tolerance = 1e4 * torch.finfo(seen.dtype).eps * seen.abs().amax()
-        return bool((output[counted] - seen).abs().amax() <= tolerance)
+        if not (output[counted] - seen).abs().amax() <= tolerance:
+            return False
+        tried = valid.nonzero()[:_TRIED].unbind(1)
+        hidden = torch.stack(
+            [
+                self.network(*point)
+                for point in zip(
+                    self.attended[tried], *(side[tried] for side in self.sides), strict=True
+                )
+            ]
+        )
+        tolerance = 1e4 * torch.finfo(seen.dtype).eps * hidden.abs().amax()
+        return bool((hidden - self.hidden[tried]).abs().amax() <= tolerance)
 
 
 def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
@@ -68,7 +92,7 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
     """
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     check_name("model: closed-form attention curvature of", kind, _TAKERS)
-    if not isinstance(getattr(model, "lm_head", None), nn.Linear):
+    if not isinstance(_head(model), nn.Linear):
         raise ArgumentError(
             f"model: expected a language model with a linear head, got {type(model).__name__}; "
             "use AutoModelForCausalLM, AutoModelForMaskedLM or hessblocks.build"
@@ -77,17 +101,24 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
         return _TAKERS[kind](model, batch)
 
 
+def _head(model: Any) -> nn.Module | None:
+    found: nn.Module | None = model.get_output_embeddings()
+    return found
+
+
 def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     block = model.model.layers[-1]
     attention = block.attention
     _check_parts(model)
-    x, inputs, attended = _inputs_and_output(model, batch, block, attention)
+    seen = _forward(model, batch, block, attention, model.model.final_norm)
+    x, inputs = seen.x, seen.inputs
+    turned = next((one.rotation for one in seen.arguments if hasattr(one, "rotation")), None)
 
     def network(a: Tensor, skip: Tensor, normalised: Tensor) -> Tensor:
         hidden: Tensor = model.model.final_norm(block.after_attention(a, skip, normalised))
         return hidden
 
-    slots = {name: module for name in _WEIGHTS if (module := getattr(attention, name)) is not None}
+    slots = {name: module for name in ROLES if (module := getattr(attention, name)) is not None}
     trained = [name for name, module in slots.items() if _is_trained(module)]
     matrices = {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()}
     gain = float(getattr(attention.value, "update_gain", 1.0))
@@ -109,13 +140,17 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         permitted=_permitted(inputs, batch.attention_mask, causal=model.config.causal),
         scale=float(attention.scale),
         softmax=not attention.linear,
+        rotation=None
+        if turned is None
+        else Rotation.of_halves(turned[0][:, 0], turned[1][:, 0], attention.head_width),
         gains={name: gain.detach() for name, gain in gains.items()},
         parameters=tuple(trained),
         projection_bias=bias is not None,
     )
     return LastAttention(
         layer=layer,
-        attended=attended,
+        attended=seen.attended,
+        hidden=seen.hidden,
         sides=(x, inputs),
         network=network,
         unembedding=Unembedding.of(model.lm_head),
@@ -123,65 +158,72 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     )
 
 
-def _from_gpt2(model: Any, batch: Batch) -> LastAttention:
-    block = model.transformer.h[-1]
-    attention = block.attn
-    if attention.scale_attn_by_inverse_layer_idx or not attention.scale_attn_weights:
-        raise ArgumentError(
-            "model: the closed form expects GPT-2's usual score scale; set scale_attn_weights=True and "
-            "scale_attn_by_inverse_layer_idx=False in its configuration"
-        )
+def _from_family(model: Any, batch: Batch) -> LastAttention:
+    config = model.config
+    family = FAMILIES[config.model_type]
+    family.check(config)
     if "encoder_hidden_states" in batch.keywords:
         raise ArgumentError(
             "batch: the closed form does not cover cross-attention; leave encoder_hidden_states out or use "
             "hessblocks.Hessian"
         )
-    x, inputs, attended = _inputs_and_output(model, batch, block, attention)
-
-    def network(a: Tensor, skip: Tensor) -> Tensor:
-        middle = skip + a
-        hidden: Tensor = model.transformer.ln_f(middle + block.mlp(block.ln_2(middle)))
-        return hidden
-
-    reading, writing = attention.c_attn, attention.c_proj
-    fused = torch.cat([reading.weight, reading.bias[None]])
-    weights = (*fused.chunk(3, dim=1), writing.weight.detach())
-    layer = _layer(
-        inputs,
-        dict(zip(_WEIGHTS, weights, strict=True)),
-        heads=attention.num_heads,
-        groups=attention.num_heads,
-        permitted=_permitted(inputs, batch.attention_mask, causal=True),
-        scale=attention.head_dim**-0.5,
-        parameters=(
-            *(_WEIGHTS[:3] if reading.weight.requires_grad else ()),
-            *(_WEIGHTS[3:] if writing.weight.requires_grad else ()),
-        ),
-        projection_bias=True,
-    )
+    layer = model.get_submodule(family.layers)[-1]
+    attention = layer.get_submodule(family.attention)
+    seen = _forward(model, batch, layer, attention, model.get_submodule(family.final_norm))
+    heads = int(config.num_attention_heads)
+    weights = family.weights(attention, heads)
+    groups = int(getattr(config, "num_key_value_heads", None) or heads)
+    head_width = weights["query"].shape[1] // heads
+    rotation = None
+    if (turned := seen.keywords.get("position_embeddings")) is not None:
+        rotation = Rotation.of_halves(
+            turned[0].to(seen.inputs), turned[1].to(seen.inputs), head_width
+        )
+    bias = attention.get_submodule(family.write).bias
     return LastAttention(
-        layer=layer,
-        attended=attended,
-        sides=(x,),
-        network=network,
-        unembedding=Unembedding.of(model.lm_head),
-        projection_bias=writing.bias.detach(),
+        layer=_layer(
+            seen.inputs,
+            weights,
+            heads=heads,
+            groups=groups,
+            permitted=_permitted(
+                seen.inputs,
+                batch.attention_mask,
+                causal=True,
+                window=_window(attention, config),
+            ),
+            scale=float(getattr(attention, "scaling", head_width**-0.5)),
+            parameters=family.trained(attention),
+            projection_bias=bias is not None,
+            rotation=rotation,
+        ),
+        attended=seen.attended,
+        sides=(seen.x,),
+        network=token_network(family, model, seen.layer_keywords),
+        unembedding=Unembedding.of(model.get_output_embeddings()),
+        projection_bias=None if bias is None else bias.detach(),
+        hidden=seen.hidden,
+        before=feeding(family, model, seen.x[0, 0], seen.layer_keywords),
     )
 
 
 _TAKERS: dict[str, Callable[[Any, Batch], LastAttention]] = {
     "hessblocks": _from_hessblocks,
-    "gpt2": _from_gpt2,
+    **dict.fromkeys(FAMILIES, _from_family),
 }
+
+
+def _window(attention: Any, config: Any) -> int | None:
+    """How many tokens a query sees, itself among them; None for all before it."""
+    of = config if config.model_type == "mistral" else attention
+    return getattr(of, "sliding_window", None)
 
 
 def _check_parts(model: Any) -> None:
     attention = model.model.layers[-1].attention
     if not isinstance(attention.query_norm, nn.Identity):
         raise _uncovered("covers scores that are bilinear in the inputs, not a query-key norm")
-    if model.config.block["position"]["kind"] == "rotary-position":
-        raise _uncovered("covers scores without rotary positions")
-    for name in _WEIGHTS:
+    for name in ROLES:
         gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
         if gain != 1.0 and not (gain and name == "value" and not _is_trained(attention.projection)):
             raise _uncovered(
@@ -200,34 +242,63 @@ def _is_trained(module: nn.Module) -> bool:
 
 
 class _Captured(Exception):  # noqa: N818 - no error: it ends the forward pass
-    """The last attention has been seen; what follows need not be computed."""
+    """All has been seen; what follows need not be computed."""
 
 
-def _inputs_and_output(
-    model: nn.Module, batch: Batch, block: nn.Module, attention: nn.Module
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Input of the block, input and (first) output of its attention, in a forward pass that ends there."""
-    seen: dict[nn.Module, Tensor] = {}
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Seen:
+    """What passes by the last attention in a forward pass."""
 
-    def note(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
-        seen[module] = inputs[0] if inputs else keywords["hidden_states"]
+    x: Float[Tensor, "B L D"]
+    """Input of the layer."""
+    inputs: Float[Tensor, "B L D"]
+    """Input of its attention."""
+    attended: Float[Tensor, "B L D"]
+    """Output of its attention."""
+    hidden: Float[Tensor, "B L D"]
+    """Output of the final norm."""
+    layer_keywords: Mapping[str, Any]
+    """Keywords of the layer."""
+    arguments: tuple[Any, ...]
+    """Positional arguments of the attention."""
+    keywords: Mapping[str, Any]
+    """Keywords of the attention."""
+
+
+def _forward(
+    model: nn.Module, batch: Batch, layer: nn.Module, attention: nn.Module, final_norm: nn.Module
+) -> _Seen:
+    """A forward pass that ends at the final norm."""
+    seen: dict[str, Any] = {}
+
+    def enter_layer(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
+        seen["x"] = inputs[0] if inputs else keywords["hidden_states"]
+        seen["layer_keywords"] = {k: v for k, v in keywords.items() if k != "hidden_states"}
+
+    def enter_attention(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
+        seen["inputs"] = inputs[0] if inputs else keywords["hidden_states"]
+        seen["arguments"], seen["keywords"] = inputs, keywords
+
+    def leave_attention(module: nn.Module, inputs: Any, output: Any) -> None:
+        seen["attended"] = output[0] if isinstance(output, tuple) else output
 
     def stop(module: nn.Module, inputs: Any, output: Any) -> None:
-        raise _Captured(output[0] if isinstance(output, tuple) else output)
+        raise _Captured(output)
 
     hooks = [
-        block.register_forward_pre_hook(note, with_kwargs=True),
-        attention.register_forward_pre_hook(note, with_kwargs=True),
-        attention.register_forward_hook(stop),
+        layer.register_forward_pre_hook(enter_layer, with_kwargs=True),
+        attention.register_forward_pre_hook(enter_attention, with_kwargs=True),
+        attention.register_forward_hook(leave_attention),
+        final_norm.register_forward_hook(stop),
     ]
     try:
         model(*batch.arguments, **batch.keywords, use_cache=False)
     except _Captured as captured:
-        return seen[block], seen[attention], captured.args[0]
+        return _Seen(hidden=captured.args[0], **seen)
     finally:
         for hook in hooks:
             hook.remove()
-    raise AssertionError("the last attention did not run")
+    raise AssertionError("the final norm did not run")
 
 
 def _matrix(module: nn.Module, width: int) -> Tensor:
@@ -235,8 +306,7 @@ def _matrix(module: nn.Module, width: int) -> Tensor:
     if isinstance(module, nn.Identity):
         return torch.eye(width)
     if isinstance(module, nn.Linear):
-        bias = [] if module.bias is None else [module.bias[None]]
-        return torch.cat([module.weight.T, *bias])
+        return matrix(module)
     effective: Tensor = module.effective_weight()  # type: ignore[operator]
     return effective.T
 
@@ -270,12 +340,14 @@ def _layer(
 
 
 def _permitted(
-    inputs: Tensor, attention_mask: Tensor | None, *, causal: bool
+    inputs: Tensor, attention_mask: Tensor | None, *, causal: bool, window: int | None = None
 ) -> Bool[Tensor, "#B L L"]:
     """True where a query may attend; a padded query attends to itself, which enters no loss."""
     tokens = inputs.shape[1]
     own = torch.eye(tokens, dtype=torch.bool, device=inputs.device)
     permitted = torch.ones_like(own).tril()[None] if causal else torch.ones_like(own)[None]
+    if window:
+        permitted = permitted.triu(1 - window)
     if attention_mask is None:
         return permitted
     return (permitted & attention_mask.bool()[:, None, :]) | own

@@ -138,8 +138,7 @@ def exact_last_block(
     )
     with evaluation_mode(model), _frozen(model):
         behind = behind_cross_entropy(found, targets, valid, memory_limit)
-    head: Any = model.lm_head
-    weight = head.weight
+    weight = model.get_output_embeddings().weight  # type: ignore[operator]
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     return LastBlockHessian(
         hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid),
@@ -165,7 +164,9 @@ def _taken(
     vocabulary = int(getattr(getattr(model, "config", None), "vocab_size", 1 << 62))
     _check_targets(targets, valid, unpacked, vocabulary)
     found = last_attention(model, unpacked)
-    if not found.describes_model(valid):
+    with torch.no_grad(), evaluation_mode(model):
+        described = found.describes_model(valid)
+    if not described:
         raise ArgumentError(
             "batch: the model attends to other tokens than the closed form supposes (packed sequences, a "
             "mask of its own?); use hessblocks.Hessian for this batch"

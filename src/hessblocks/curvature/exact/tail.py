@@ -75,6 +75,7 @@ class TokenTail:
             ArgumentError: a trained parameter that enters in a way that is not covered.
         """
         self._tail = _Tail(model, found.network)
+        self._before = found.before
         self._model = model
         self._points = (attended, *sides)
         self._limit = memory_limit
@@ -231,7 +232,7 @@ class TokenTail:
                 layers[stem] = module
         for name in known:
             stem, _, own = name.rpartition(".")
-            if name not in met or (stem in layers and own == "bias"):
+            if name not in met or name in self._before or (stem in layers and own == "bias"):
                 continue
             if stem in layers:
                 yield _layer(stem, layers[stem], own)
@@ -299,7 +300,7 @@ def _watched(
                     f"model: {name!r} is used twice behind the last attention; the closed form expects one "
                     "use; use hessblocks.Hessian for this model"
                 )
-            seen[name] = inputs[0]
+            seen[name] = inputs[0].reshape(-1)  # of one token, whatever axes stand before
             return output + added[name] if name in added else output
 
         return hook

@@ -20,6 +20,7 @@ from hessblocks.theory.arguments.validation import (
     check_gains,
     check_input,
     check_mask,
+    check_rotary,
     check_tensor,
 )
 from hessblocks.theory.hessian import AttentionHessian
@@ -41,6 +42,7 @@ def attention_hessian(
     scores: Literal["softmax", "linear"] = "softmax",
     query_key: Literal["two-matrix", "one-matrix"] = "two-matrix",
     gains: Sequence[Float[Tensor, "..."] | float] | None = None,
+    rotary: tuple[Float[Tensor, "... L turned"], Float[Tensor, "... L turned"]] | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
     """The Hessian of a loss in the weights of one self-attention layer, in closed form.
@@ -76,6 +78,9 @@ def attention_hessian(
         query_key: "two-matrix", or "one-matrix".
         gains: (alpha, beta, gamma) of shaped attention, each one number or one a head; they become groups
             of their own. None is plain attention, (0, 1, 0) without gain groups.
+        rotary: (cosines, sines) of rotary positions, each (tokens, turned) or (batch, tokens, turned): the
+            first `turned` entries of each head's queries and keys are turned in pairs (i, i + turned/2), as
+            Llama and GPT-NeoX do.
         memory_limit: bytes that the intermediate results of one operation may take.
 
     Returns:
@@ -115,6 +120,7 @@ def attention_hessian(
         scale=1.0 if one_matrix else query.shape[2] ** -0.5,
         softmax=scores == "softmax",
         gains=gain_tensors,
+        rotation=check_rotary(rotary, query, x, one_matrix=one_matrix),
         parameters=(
             "query_key" if one_matrix else "query",
             *(name for name, weight in optional if weight is not None),

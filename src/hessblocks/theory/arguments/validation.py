@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError
 from hessblocks.theory.pieces import GAINS
+from hessblocks.theory.rotation import Rotation
 
 PRECISIONS = (torch.float32, torch.float64)
 
@@ -133,6 +134,45 @@ def check_gains(
         check_finite("gains", gain)
         out[name] = gain.reshape(-1).expand(heads)
     return out
+
+
+def check_rotary(
+    rotary: tuple[Float[Tensor, "..."], Float[Tensor, "..."]] | None,
+    query: Float[Tensor, "H D K"],
+    x: Float[Tensor, "B L D"],
+    *,
+    one_matrix: bool,
+) -> Rotation | None:
+    """Rotary positions as a rotation of whole queries and keys; None for None.
+
+    Returns:
+        The rotation, its first axis 1 where all sequences share it.
+
+    Raises:
+        ArgumentError: not a pair of tensors of one shape, or of a shape that does not fit; one matrix,
+            between whose two sides nothing can be turned.
+    """
+    if rotary is None:
+        return None
+    if one_matrix:
+        raise ArgumentError("rotary: expected None with one matrix, which has no queries to turn")
+    if not isinstance(rotary, tuple | list) or len(rotary) != 2:
+        raise ArgumentError(f"rotary: expected (cosines, sines), got {_kind(rotary)}")
+    cosines, sines = (
+        check_tensor(f"rotary: {name}", table, x)
+        for name, table in zip(("cosines", "sines"), rotary, strict=True)
+    )
+    width, turned = query.shape[2], cosines.shape[-1] if cosines.ndim else 0
+    fits = 0 < turned <= width and turned % 2 == 0
+    shapes = [(x.shape[1], turned), (1, x.shape[1], turned), (*x.shape[:2], turned)]
+    if not fits or cosines.shape != sines.shape or tuple(cosines.shape) not in shapes:
+        raise ArgumentError(
+            "rotary: expected cosines and sines (tokens, turned) or (batch, tokens, turned) with tokens "
+            f"{x.shape[1]} and an even number up to {width} turned, got {tuple(cosines.shape)} and "
+            f"{tuple(sines.shape)}"
+        )
+    cosines, sines = (table.reshape(-1, *table.shape[-2:]) for table in (cosines, sines))
+    return Rotation.of_halves(cosines, sines, width)
 
 
 def _gain(name: str, given: Tensor | float, like: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ class Case:
     """How scores become attention."""
     query_key: Literal["two-matrix", "one-matrix"] = "two-matrix"
     """Whether queries and keys have a matrix each."""
+    turned: int = 0
+    """Entries of a query that rotary positions turn."""
     gains: bool = False
     """Whether attention is shaped."""
     loss: Literal["squared", "matrix", "factor"] = "squared"
@@ -47,6 +49,7 @@ class Case:
     """A degenerate input or weight."""
 
 
+_ROTARY = Case(name="rotary", head=4, turned=4, tokens=5, mask="causal")
 _SHAPED = Case(name="shaped", gains=True, mask="causal")
 CASES = (
     Case(name="plain"),
@@ -75,6 +78,13 @@ CASES = (
     replace(_SHAPED, name="simplified block", heads=2, width=4, value=None, loss="factor"),
     replace(_SHAPED, name="simplified block, squared loss", heads=2, width=4, value=None),
     Case(name="identity values, projection", heads=2, width=4, value=None, out=3, loss="matrix"),
+    _ROTARY,
+    replace(_ROTARY, name="rotary, half of the head", head=6, turned=2, loss="matrix"),
+    replace(_ROTARY, name="rotary, low rank", loss="factor", width=4, value=4),
+    replace(_ROTARY, name="rotary, shared heads", heads=4, key_value_heads=2, out=3, mask="random"),
+    replace(_ROTARY, name="rotary, linear scores", scores="linear", out=3, loss="matrix"),
+    replace(_ROTARY, name="rotary, shaped", gains=True, heads=2, width=4, value=None),
+    replace(_ROTARY, name="rotary, few tokens", tokens=2, width=3, head=8, turned=8),
     Case(name="one token", tokens=1, loss="matrix"),
     Case(name="few tokens, wide heads", tokens=2, width=3, head=8, mask="causal"),
     Case(name="few tokens, one wide matrix", tokens=2, width=8, query_key="one-matrix"),
@@ -119,12 +129,20 @@ def arguments(
         "mask": _mask(case, generator, device),
         "scores": case.scores,
         "query_key": case.query_key,
+        "rotary": _rotary(case, draw) if case.turned else None,
         "gains": tuple(1 + draw(case.heads) / 4 for _ in range(3)) if case.gains else None,
     }
     out = case.heads * value if case.out is None else case.out
     made |= _loss(case, out, draw)
     _make_special(case.special, made)
     return made
+
+
+def _rotary(case: Case, draw: Any) -> tuple[Tensor, Tensor]:
+    """Angles of each sequence and token, one a pair; the second frequency turns at the first one's pace."""
+    angles = draw(case.batch, case.tokens, case.turned // 2)
+    both = torch.cat([angles, angles], dim=-1)
+    return both.cos(), both.sin()
 
 
 def _mask(case: Case, generator: torch.Generator, device: str) -> Any:

@@ -66,7 +66,10 @@ def attention_output(
     out = []
     for h in range(heads):
         keys = x if one_matrix else x @ _of_head(parameters["key"], h, heads)
-        scores = x @ query[h] @ keys.mT / (1.0 if one_matrix else head_width**0.5)
+        queries = x @ query[h]
+        if arguments.get("rotary") is not None:
+            queries, keys = (_turned(each, *arguments["rotary"]) for each in (queries, keys))
+        scores = queries @ keys.mT / (1.0 if one_matrix else head_width**0.5)
         if arguments.get("scores", "softmax") == "softmax":
             attention = scores.masked_fill(~permitted, -torch.inf).softmax(-1)
         else:
@@ -83,6 +86,14 @@ def attention_output(
     if "projection" not in parameters:
         return torch.cat(out, dim=-1)
     return torch.stack([z @ parameters["projection"][h] for h, z in enumerate(out)]).sum(0)
+
+
+def _turned(vectors: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """The first entries turned in pairs (i, i + half), as complex numbers."""
+    half = cosines.shape[-1] // 2
+    first, second, rest = vectors.split([half, half, vectors.shape[-1] - 2 * half], dim=-1)
+    numbers = torch.complex(first, second) * torch.complex(cosines, sines)[..., :half]
+    return torch.cat([numbers.real, numbers.imag, rest], dim=-1)
 
 
 def _of_head(weight: Tensor, head: int, heads: int) -> Tensor:

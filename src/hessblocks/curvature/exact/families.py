@@ -1,0 +1,183 @@
+"""How Hugging Face models of each kind are laid out around their last attention.
+
+Letters: D width, H heads, G key-value heads, K head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from hessblocks.errors import ArgumentError
+
+Weights = Mapping[str, Float[Tensor, "rows columns"]]
+"""query, key, value and projection as (inputs, outputs), a bias as the last row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Where the parts of a kind of model are, by attribute paths."""
+
+    layers: str
+    """List of the layers, in the model."""
+    final_norm: str
+    """Norm behind the last layer, in the model."""
+    attention: str = "self_attn"
+    """In a layer; returns its output first."""
+    read: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """Modules of query, key and value in the attention; one where they are fused."""
+    write: str = "o_proj"
+    """Module of the projection."""
+    interleaved: bool = False
+    """Whether a fused weight holds query, key and value head by head rather than one behind the other."""
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the configuration, and the only value that the closed form covers."""
+
+    def weights(self, attention: Any, heads: int) -> Weights:
+        """The four weights, cut apart where they are fused."""
+        read = [matrix(attention.get_submodule(name)) for name in self.read]
+        if self.interleaved:
+            apart = read[0].unflatten(1, (heads, 3, -1))
+            read = [apart[:, :, role].flatten(1) for role in range(3)]
+        elif len(read) == 1:
+            read = list(read[0].chunk(3, dim=1))
+        written = matrix(attention.get_submodule(self.write))
+        return dict(zip(ROLES, (*read, written), strict=True))
+
+    def trained(self, attention: Any) -> tuple[str, ...]:
+        """The roles whose weights are trained."""
+        modules = [*self.read] * (3 // len(self.read)) + [self.write]
+        return tuple(
+            role
+            for role, name in zip(ROLES, modules, strict=True)
+            if any(p.requires_grad for p in attention.get_submodule(name).parameters())
+        )
+
+    def check(self, config: Any) -> None:
+        """Refuse a configuration that the closed form does not describe.
+
+        Raises:
+            ArgumentError: the field and the value it should have.
+        """
+        for name, expected in self.expected.items():
+            if (found := getattr(config, name, expected)) != expected:
+                raise ArgumentError(
+                    f"model: the closed form expects {name}={expected!r} in the configuration of "
+                    f"{config.model_type}, got {found!r}; use hessblocks.Hessian for this model"
+                )
+
+
+ROLES = ("query", "key", "value", "projection")
+
+_LLAMA = Family(layers="model.layers", final_norm="model.norm")
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family(
+        layers="transformer.h",
+        final_norm="transformer.ln_f",
+        attention="attn",
+        read=("c_attn",),
+        write="c_proj",
+        expected={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+    ),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "gemma"), _LLAMA),
+    "phi": Family(
+        layers="model.layers",
+        final_norm="model.final_layernorm",
+        write="dense",
+        expected={"qk_layernorm": False},
+    ),
+    "gpt_neox": Family(
+        layers="gpt_neox.layers",
+        final_norm="gpt_neox.final_layer_norm",
+        attention="attention",
+        read=("query_key_value",),
+        write="dense",
+        interleaved=True,
+    ),
+    "opt": Family(
+        layers="model.decoder.layers",
+        final_norm="model.decoder.final_layer_norm",
+        write="out_proj",
+        expected={"do_layer_norm_before": True},
+    ),
+}
+"""By the `model_type` of the configuration."""
+
+
+def matrix(module: Any) -> Float[Tensor, "rows columns"]:
+    """The weight of a linear layer as (inputs, outputs), a bias as its last row."""
+    weight = module.weight if isinstance(module, Conv1D) else module.weight.T
+    bias = [] if module.bias is None else [module.bias[None]]
+    return torch.cat([weight, *bias]).detach()
+
+
+def token_network(
+    family: Family, model: Any, keywords: Mapping[str, Any]
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The last layer's own code and the final norm, on one token whose attention is given.
+
+    Args:
+        family: the layout.
+        model: the model.
+        keywords: those of the layer in the forward pass; they concern the attention alone.
+
+    Returns:
+        From the attention's output and the layer's input, (D,) each, to the final hidden state (D,).
+    """
+    layer = model.get_submodule(family.layers)[-1]
+    attention = layer.get_submodule(family.attention)
+    norm: nn.Module = model.get_submodule(family.final_norm)
+
+    def network(a: Tensor, x: Tensor) -> Tensor:
+        with _replaced(attention, lambda *_, **__: (a[None, None], None)):
+            out = layer(x[None, None], **keywords)
+        hidden: Tensor = norm(out[0] if isinstance(out, tuple) else out)
+        return hidden[0, 0]
+
+    return network
+
+
+def feeding(
+    family: Family, model: Any, x: Float[Tensor, " D"], keywords: Mapping[str, Any]
+) -> frozenset[str]:
+    """Names of the parameters of the last layer that its attention's input depends on."""
+    layer = model.get_submodule(family.layers)[-1]
+    attention = layer.get_submodule(family.attention)
+    seen: list[Tensor] = []
+
+    def note(*inputs: Any, **words: Any) -> tuple[Tensor, None]:
+        seen.append(inputs[0] if inputs else words["hidden_states"])
+        return torch.zeros_like(seen[0]), None
+
+    known = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with torch.enable_grad(), _replaced(attention, note):
+        layer(x.detach()[None, None].requires_grad_(), **keywords)
+        slopes = torch.autograd.grad(seen[0].sum(), list(known.values()), allow_unused=True)
+    met = zip(known, slopes, strict=True)
+    return frozenset(name for name, slope in met if slope is not None)
+
+
+@contextmanager
+def _replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Another function in the place of the module's own, which is put back."""
+    had = "forward" in vars(module)
+    own = module.forward
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if had:
+            module.forward = own
+        else:
+            del module.forward

@@ -1,0 +1,94 @@
+"""Rotary positions: queries and keys turned pair by pair, by an angle that depends on the token.
+
+The score of tokens i and j is s (R_i q_i)·(R_j k_j) (Su et al., 2021). Seen from the key's weights the
+rotation stands between x_j and q_i; one frequency after the other it is a product again:
+    ∂(score)/∂k_j = s Σ_f (cos_jf m_f ⊙ y_i + sin_jf (m_f ⊙ y_i) Qᵀ), y_i = R_i q_i,
+with m_f the places of frequency f and Q the quarter turn. So the inputs times cos_jf and sin_jf stand in
+for the inputs, and each of these *features* has a vector of its own in place of the query.
+
+Letters: B sequences, L tokens, K query-key width, I tokens that something is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rotation:
+    """R_j v = cos_j ⊙ v + sin_j ⊙ (v Q) for row vectors v of token j."""
+
+    cosines: Float[Tensor, "#B L K"]
+    """1 where nothing turns."""
+    sines: Float[Tensor, "#B L K"]
+    """0 where nothing turns."""
+    quarter: Float[Tensor, "K K"]
+    """Q, from a row vector to the same turned by a right angle in each pair."""
+
+    @classmethod
+    def of_halves(
+        cls, cosines: Float[Tensor, "#B L turned"], sines: Float[Tensor, "#B L turned"], width: int
+    ) -> Rotation:
+        """Pairs (i, i + half) of the first `turned` entries, as GPT-NeoX and Llama have them.
+
+        Args:
+            cosines: of the angles, the same for both of a pair.
+            sines: the same.
+            width: K, at least as many as are turned.
+
+        Returns:
+            The rotation of vectors of that width.
+        """
+        turned = cosines.shape[-1]
+        quarter = cosines.new_zeros(width, width)
+        half = torch.arange(turned // 2)
+        quarter[half, half + turned // 2] = 1.0
+        quarter[half + turned // 2, half] = -1.0
+        rest = (0, width - turned)
+        return cls(
+            cosines=torch.nn.functional.pad(cosines, rest, value=1.0),
+            sines=torch.nn.functional.pad(sines, rest),
+            quarter=quarter,
+        )
+
+    def at(self, positions: Tensor) -> Rotation:
+        """The same for some of the tokens."""
+        return Rotation(
+            cosines=self.cosines[:, positions],
+            sines=self.sines[:, positions],
+            quarter=self.quarter,
+        )
+
+    def turn(self, vectors: Float[Tensor, "B L K"]) -> Float[Tensor, "B L K"]:
+        """R_j v_j."""
+        return vectors * self.cosines + (vectors @ self.quarter) * self.sines
+
+    def turn_back(self, vectors: Float[Tensor, "I *rows K"]) -> Float[Tensor, "I *rows K"]:
+        """R_jᵀ v_j, any number of vectors a token (sequence by sequence)."""
+        shape = (-1, *(1,) * (vectors.ndim - 2), vectors.shape[-1])
+        sequences = vectors.shape[0] // self.cosines.shape[1]
+        cosines, sines = (
+            table.expand(sequences, -1, -1).reshape(shape) for table in (self.cosines, self.sines)
+        )
+        return vectors * cosines + (vectors * sines) @ self.quarter.T
+
+    def matrices(self) -> Float[Tensor, "#B L K K"]:
+        """R_j as matrices that row vectors are multiplied with."""
+        return self.cosines.diag_embed() + self.quarter * self.sines[..., None, :]
+
+    @cached_property
+    def frequencies(self) -> list[tuple[Float[Tensor, "#B L"], Float[Tensor, "#B L"], Tensor]]:
+        """Of each frequency cosines, sines and the places (K,) that turn by it."""
+        tables = torch.cat([self.cosines, self.sines], dim=0).flatten(0, 1)
+        _, kinds = torch.unique(tables, dim=1, return_inverse=True)
+        found = []
+        for kind in range(int(kinds.max()) + 1):
+            places = kinds == kind
+            first = int(places.nonzero()[0, 0])
+            found.append((self.cosines[..., first], self.sines[..., first], places))
+        return found

@@ -1,0 +1,132 @@
+"""The closed form on Hugging Face models of every kind that it knows, against dense autodiff."""
+
+from functools import cache
+from itertools import combinations_with_replacement
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+import hessblocks as hb
+from hessblocks.conventions import PARTS
+from hessblocks.curvature.exact.families import FAMILIES
+from tests.curvature.architectures import _GROUPED, _SIZES, CAUSAL
+from tests.curvature.cases import Case, padded_batches, stir
+from tests.curvature.oracle import Dense, dense
+from tests.curvature.test_last_layer import behind
+
+NAMES = {
+    "gpt2": "gpt2",
+    "gpt-neox": "gpt_neox",
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "gemma": "gemma",
+    "opt": "opt",
+    "phi": "phi",
+}
+"""Our names of tiny models, and their kinds."""
+MADE = {
+    **CAUSAL,
+    "phi": lambda: hf.PhiConfig(**{**_SIZES, "num_attention_heads": 2}),
+    "mistral": lambda: hf.MistralConfig(**_GROUPED, sliding_window=2),
+}
+SEPARATE = ("q_proj", "k_proj", "v_proj")
+
+
+class ExactNorm(nn.Module):
+    """RMSNorm in the precision of its input; transformers' computes in single precision inside."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self.eps = getattr(norm, "variance_epsilon", None) or norm.eps
+        self.shift = 1.0 if "Gemma" in type(norm).__name__ else 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        root = (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return x * root * (self.weight + self.shift)
+
+
+def lifted(model: nn.Module) -> nn.Module:
+    """The model without casts to single precision."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__.endswith("RMSNorm"):
+                setattr(module, name, ExactNorm(child))
+    return model
+
+
+def made(name: str) -> Any:
+    torch.manual_seed(0)
+    return stir(hf.AutoModelForCausalLM.from_config(MADE[name](), attn_implementation="sdpa"))
+
+
+@cache
+def solved(name: str) -> tuple[Case, Dense]:
+    case = Case(model=lifted(made(name)), batches=padded_batches()[:1])
+    return case, dense(case)
+
+
+def rows_of(case: Case, truth: Dense, group: str) -> Tensor:
+    """Places of a group of the attention: by head, (inputs, outputs), bias last."""
+    model = case.model
+    family = FAMILIES[model.config.model_type]
+    layers = model.get_submodule(family.layers)
+    stem = f"{family.layers}.{len(layers) - 1}.{family.attention}"
+    heads = model.config.num_attention_heads
+    if group == "projection":
+        return behind(case, truth, f"{stem}.{family.write}")
+    if len(family.read) == 3:
+        name = family.read[("query", "key", "value").index(group)]
+        module = model.get_submodule(f"{stem}.{name}")
+        index = behind(case, truth, f"{stem}.{name}").view(-1, module.out_features)
+        if group != "query":
+            heads = getattr(model.config, "num_key_value_heads", None) or heads
+    else:
+        (name,) = family.read
+        module = model.get_submodule(f"{stem}.{name}")
+        index = behind(case, truth, f"{stem}.{name}").view(-1, module.bias.numel())
+        role = ("query", "key", "value").index(group)
+        apart = index.unflatten(1, (heads, 3, -1) if family.interleaved else (3, heads, -1))
+        index = apart.select(2 if family.interleaved else 1, role).flatten(1)
+    return index.unflatten(1, (heads, -1)).transpose(0, 1).reshape(-1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_block_of_the_last_layer_equals_dense_autodiff(name: str, part: str) -> None:
+    case, truth = solved(name)
+    found = hb.exact_last_block(case.model, case.batches[0])
+    rows = {
+        group: (rows_of if group in found.attention.groups else behind)(case, truth, group)
+        for group in found.groups
+        if not (group == "unembedding" and found.tied)
+    }
+    assert {"query", "key", "value", "projection"} < set(rows)
+    matrix = getattr(truth, part)
+    every = torch.cat(list(rows.values()))
+    whole = truth.full[every][:, every].norm()
+    for row, column in combinations_with_replacement(rows, 2):
+        expected = matrix[rows[row]][:, rows[column]]
+        scale = expected.norm() if expected.norm() > 1e-3 * whole else 1e-3 * whole
+        block = found.block(row, column, part)
+        assert (block.dense() - expected).norm() <= 1e-12 * scale, (row, column)
+        assert block.frobenius_norm() == pytest.approx(
+            expected.norm().item(), rel=1e-9, abs=1e-12 * float(whole)
+        )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "qwen2"])
+def test_models_that_cast_inside_agree_as_far_as_they_go(name: str) -> None:
+    """In double precision as they come: their norms round to single precision inside, also in autodiff."""
+    case = Case(model=made(name), batches=padded_batches()[:1])
+    truth = dense(case)
+    found = hb.exact_last_block(case.model, case.batches[0])
+    for group in ("query", "key", "value", "projection"):
+        rows = rows_of(case, truth, group)
+        expected = truth.full[rows][:, rows]
+        ours = found.block(group, group).dense()
+        assert (ours - expected).norm() <= 1e-6 * expected.norm(), group
