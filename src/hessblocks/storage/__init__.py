@@ -20,6 +20,7 @@ from hessblocks.storage.examination import DAMAGED, check_folder, gathered, mend
 from hessblocks.storage.files import (
     atomic_folder,
     atomic_path,
+    file_of,
     read_study_file,
     refuse_links,
     remove_partials,

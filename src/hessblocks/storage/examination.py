@@ -11,7 +11,7 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.config import read_settings
-from hessblocks.storage.files import read_object, set_aside
+from hessblocks.storage.files import file_of, read_object, set_aside
 from hessblocks.storage.identity import SAID, Finding, State, identity_in, state_of
 from hessblocks.storage.lines import last_seal, line_states
 from hessblocks.storage.rows import STEPS, is_trained, read_results, steps_done
@@ -139,22 +139,23 @@ def gathered(folder: Path, owners: Collection[str]) -> Iterator[Finding]:
 
 def _curvature(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     of = identity_in(folder)
-    for name in config["groups"]:
-        yield _group(folder / "groups" / f"{name}.json", of)
+    files = {folder / "groups" / file_of(name): name for name in config["groups"]}
+    for path, name in files.items():
+        yield _group(path, name, of)
     for path in sorted(folder.glob("groups/*.json")):
-        if path.stem not in config["groups"]:
+        if path not in files:
             yield Finding(path=path, state="foreign", words="is no group of this run")
     for name in ("results.csv", "map.csv", "spectra.csv"):
         if name == "results.csv" or (folder / name).exists():
             yield _table(folder / name, (of,))
 
 
-def _group(path: Path, of: str) -> Finding:
+def _group(path: Path, name: str, of: str) -> Finding:
     try:
         record = read_object(path)
     except RunError:
         return _unreadable(path)
-    if record.get("group") != path.stem:
+    if record.get("group") != name:
         return Finding(path=path, state="foreign", words=f"is of the group {record.get('group')}")
     return _finding(path, [state_of(record, (of,))])
 
