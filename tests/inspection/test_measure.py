@@ -178,6 +178,24 @@ def test_the_signal_of_an_object_is_that_of_propagate_and_its_mode_stays(
         assert own == pytest.approx([row["value"] for row in expected])
 
 
+def test_signal_notes_what_it_is_of(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    def digests(out: Path, *asked: Any) -> dict[str, dict[str, str]]:
+        hb.measure_signal(*asked, out=out, jacobian_steps=0)
+        found: dict[str, dict[str, str]] = json.loads((out / "config.json").read_text())["digests"]
+        return found
+
+    one = digests(tmp_path / "a", model, batch)["HessblocksForCausalLM"]
+    with torch.no_grad():
+        model.get_input_embeddings().weight.add_(1)
+    other = digests(tmp_path / "b", model, {"input_ids": batch["input_ids"].flip(0)})
+    assert {len(value) for value in one.values()} == {64}
+    assert one.keys() == {"fingerprint", "configuration", "tokens"}
+    differ = {key for key in one if one[key] != other["HessblocksForCausalLM"][key]}
+    assert differ == {"fingerprint", "tokens"}
+
+
 def test_two_objects_of_one_kind_have_two_names(
     model: torch.nn.Module, batch: dict[str, torch.Tensor]
 ) -> None:

@@ -58,6 +58,10 @@ class Subject:
         """SHA-256 of what the weights do not show: heads, positions, activations, temperature, hooks."""
         return digest_of(self.model)
 
+    def said(self) -> dict[str, str]:
+        """Both digests, as a config.json has them."""
+        return {"fingerprint": self.fingerprint(), "configuration": self.configuration()}
+
     def fingerprint(self) -> str:
         """SHA-256 of all weights: with equal configurations, equal fingerprints mean equal curvature."""
         digest = hashlib.sha256()

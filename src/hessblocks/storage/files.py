@@ -157,7 +157,12 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """`value` as `write_json` writes it."""
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
 def damaged(path: Path, line: int | None, reason: str) -> RunError:
