@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor, nn
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -97,7 +96,8 @@ def _said(value: Any, inside: tuple[int, ...]) -> str:
     if isinstance(value, str | bytes | numbers.Number | torch.dtype | None):
         return repr(value)
     if isinstance(value, Tensor):
-        return f"{value.dtype}{tuple(value.shape)}{_contents(value)}"
+        contents = "" if value.is_meta else hashlib.sha256(bytes_of(value)).hexdigest()
+        return f"{value.dtype}{tuple(value.shape)}{contents}"
     if id(value) in inside:
         return "..."
     inside = (*inside, id(value))
@@ -132,11 +132,9 @@ def _without_labels(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not (ours and name == "preset")}
 
 
-def _contents(value: Shaped[Tensor, "..."]) -> str:
-    if value.is_meta:
-        return ""
-    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy()).hexdigest()
+def bytes_of(value: Any) -> Any:
+    """The bytes of a tensor's entries, as a buffer on the CPU."""
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _named(value: Any) -> str:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import find_adapter_config_file
 
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
-from hessblocks.inspection.computation import digest_of
+from hessblocks.inspection.computation import bytes_of, digest_of
 from hessblocks.quiet import quiet
 from hessblocks.shown import printable
 from hessblocks.storage import SEAL_FILE, DamageWarning, identity_in, refuse_links, sealed_folder
@@ -67,7 +67,7 @@ class Subject:
         digest = hashlib.sha256()
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(bytes_of(value))
         return digest.hexdigest()
 
 
