@@ -27,6 +27,7 @@ ABSENT = "is absent"
 DAMAGED = "is damaged"
 """What is said of a file that cannot be read."""
 LACKS = "lacks rows"
+"""What is said of a table or of lines that others show to have been longer."""
 _SEAL = re.compile("[0-9a-f]{16}-[0-9a-f]{16}")
 LINES = ("metrics.jsonl", "observations.jsonl")
 WORDS: dict[str, str] = {**SAID, "unsealed": "has no seal, as older versions wrote it"}
@@ -134,13 +135,9 @@ def _comparison(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
         for finding in _run(path, found):
             name = finding.path.name
             lost = name == "results.csv" and _lost(folder / name, finding.path, back=True)
-            yield (
-                replace(finding, state="missing", words=LACKS)
-                if lost and finding.usable
-                else finding
-            )
+            yield _short(finding, lost and finding.usable)
     for path in sorted(folder.glob("runs/*")):
-        if path not in runs:
+        if path not in runs and not path.name.startswith("."):
             yield Finding(path=path, state="foreign", words="is no run of this comparison")
 
 
@@ -184,7 +181,7 @@ def gathered(folder: Path, runs: Sequence[Path]) -> Iterator[Finding]:
         if name != "observations.jsonl" or any((one / name).exists() for one in (folder, *trained)):
             found = look(path, owners)
             lost = found.usable and any(_lost(path, run / name) for run in trained)
-            yield replace(found, state="missing", words=LACKS) if lost else found
+            yield _short(found, lost)
 
 
 def _is_trained(run: Path) -> bool:
@@ -225,7 +222,7 @@ def _curvature(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
         if name == "results.csv" or least or path.exists():
             found = _table(path, (of,))
             short = found.state == "whole" and len(table_states(path)) < least
-            yield replace(found, state="missing", words=LACKS) if short else found
+            yield _short(found, short)
 
 
 def _group(path: Path, name: str, of: str) -> tuple[Finding, dict[str, Any]]:
@@ -242,7 +239,7 @@ def _group(path: Path, name: str, of: str) -> tuple[Finding, dict[str, Any]]:
 def _signal(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     found = _table(folder / "results.csv", (identity_in(folder),))
     short = found.state == "whole" and len(table_states(found.path)) < config.get("rows", 1)
-    yield replace(found, state="missing", words=LACKS) if short else found
+    yield _short(found, short)
 
 
 def _about(folder: Path) -> Iterator[Finding]:
@@ -283,6 +280,10 @@ def _finding(path: Path, states: Sequence[State], part: str = "") -> Finding:
             first = f"its {part} {states.index(state) + 1} " if part else ""
             return Finding(path=path, state=state, words=first + words)  # type: ignore[arg-type]
     return Finding(path=path, state="whole")
+
+
+def _short(found: Finding, lost: bool) -> Finding:
+    return replace(found, state="missing", words=LACKS) if lost else found
 
 
 def _unreadable(path: Path) -> Finding:
