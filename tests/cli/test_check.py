@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,6 +159,37 @@ def test_files_of_curvature_that_are_not_what_was_written_are_measured_again(
     assert said(shell, out) == (0, {})
 
 
+def cut(name: str) -> Callable[[Path], None]:
+    def take_the_last_row(out: Path) -> None:
+        text = (out / name).read_text()
+        (out / name).write_text("".join(text.splitlines(keepends=True)[:-1]))
+
+    return take_the_last_row
+
+
+@pytest.mark.parametrize("name", ["results.csv", "map.csv", "spectra.csv"])
+@pytest.mark.parametrize("spoil", [cut, lambda name: lambda out: (out / name).unlink()])
+def test_tables_of_curvature_that_lack_rows_are_said_and_written_anew(
+    shell: Shell, measured: Path, tmp_path: Path, spoil: Callable[..., Any], name: str
+) -> None:
+    out = Path(shutil.copytree(measured, tmp_path / "out"))
+    spoil(name)(out)
+    assert said(shell, out) == (1, {name: "missing"})
+    if spoil is cut:
+        assert f"{name} lacks rows; it is shown" in shell("report", out).errors
+        assert preset(shell, out, *FEW).status == 0
+        assert (out / name).read_bytes() == (measured / name).read_bytes()
+
+
+def test_a_group_that_lost_its_seal_is_edited(shell: Shell, measured: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(measured, tmp_path / "out"))
+    for name, lost in ((KEY, ["seal"]), ("layers.1.attention.projection", ["seal", "loss"])):
+        path = out / "groups" / f"{name}.json"
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({key: record[key] for key in record if key not in lost}))
+        assert said(shell, out)[1][f"groups/{name}.json"] == "edited"
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("measured")
@@ -212,6 +244,10 @@ def test_an_edited_table_of_signal_is_kept_aside(shell: Shell, tmp_path: Path) -
     outcome = shell(*words)
     assert "was edited; it is kept in" in outcome.errors
     assert (out / "results.csv").read_bytes() == whole
+    for kept in (1, -1):
+        lines = whole.splitlines(keepends=True)
+        (out / "results.csv").write_bytes(b"".join(lines[:kept]))
+        assert said(shell, out) == (1, {"results.csv": "missing"})
 
 
 def test_studies_are_checked_by_their_points(
@@ -233,7 +269,36 @@ def test_studies_are_checked_by_their_points(
     assert said(shell, out)[1]["mlp/points.jsonl"] == "missing"
     store.unlink()
     results.unlink()
-    assert said(shell, out)[1] == {"mlp/points.jsonl": "missing", "mlp/results.csv": "missing"}
+    assert said(shell, out)[1] == {
+        "mlp/points.jsonl": "missing",
+        "mlp/results.csv": "missing",
+        "mlp/summary.json": "edited",
+        "mlp/figure.json": "edited",
+    }
+
+
+def test_what_is_made_of_points_and_what_was_asked_for_are_checked(
+    tmp_path: Path, shell: Shell
+) -> None:
+    out = tmp_path / "out"
+    reproduce = ["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(out)]
+    assert main(reproduce) == 0
+    for name, state in (("summary.json", "edited"), ("figure.json", "edited")):
+        path = out / "mlp" / name
+        whole = path.read_bytes()
+        path.write_text("{}")
+        assert said(shell, out) == (1, {f"mlp/{name}": state})
+        path.write_bytes(whole.replace(b"0.", b"0.5", 1))
+        assert said(shell, out / "mlp") == (1, {name: state})
+        path.write_bytes(whole)
+    config = json.loads((out / "config.json").read_text())
+    config["studies"]["mlp"]["scale"] = "laptop"
+    (out / "config.json").write_text(json.dumps(config))
+    assert said(shell, out) == (1, {"mlp/config.json": "foreign"})
+    shutil.rmtree(out / "mlp")
+    assert said(shell, out) == (1, {"mlp": "missing"})
+    (out / "config.json").write_text('{"command": "reproduce", "studies": {}}')
+    assert said(shell, out) == (1, {})
 
 
 def test_a_run_of_curvature_goes_on_with_the_same_tokens_only(
@@ -251,6 +316,7 @@ def test_a_run_of_curvature_goes_on_with_the_same_tokens_only(
     for path in (*out.glob("groups/*.json"), out / "config.json"):  # as older versions wrote them
         record = json.loads(path.read_text())
         record.pop("seal", None)
+        record.pop("loss", None)
         record.get("data", {}).pop("fingerprint", None)
         path.write_text(json.dumps(record))
     for name in ("results.csv", "map.csv", "spectra.csv"):

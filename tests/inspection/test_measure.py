@@ -13,7 +13,9 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.samples import encoded_batch
 from hessblocks.inspection.subject import Subject
 from hessblocks.settings.inspected import CurvatureInspection
+from hessblocks.storage.examination import check_folder
 from hessblocks.storage.files import write_text
+from hessblocks.storage.identity import identity_of, sealed
 from hessblocks.storage.seals import DamageWarning
 from tests.data.helpers import write_code
 
@@ -90,16 +92,63 @@ def test_a_model_with_the_same_weights_that_computes_something_else_is_told_apar
         hb.measure_curvature("preset:pre-ln", "random", out=out, **asked | change)
 
 
-def test_a_folder_that_has_no_digest_of_the_configuration_goes_on(tmp_path: Path) -> None:
+def test_a_folder_that_has_no_digest_of_the_configuration_goes_on_and_gets_one(
+    tmp_path: Path,
+) -> None:
     asked = {**SIZES, **TOKENS, **FEW, "device": "cpu"}
     first = hb.measure_curvature("preset:pre-ln", "random", out=tmp_path / "out", **asked)
     path = tmp_path / "out" / "config.json"
     older = json.loads(path.read_text())
     del older["model"]["configuration"]
     path.write_text(json.dumps(older))
-    with pytest.warns(DamageWarning):  # the seals are of another config.json
+    for group in (tmp_path / "out" / "groups").iterdir():
+        group.write_text(json.dumps(sealed(identity_of(older), json.loads(group.read_text()))))
+    with pytest.warns(
+        DamageWarning, match="is of another run; it is kept in .* and measured again"
+    ):
         again = hb.measure_curvature("preset:pre-ln", "random", out=tmp_path / "out", **asked)
     assert again.norms == first.norms
+    assert len(json.loads(path.read_text())["model"]["configuration"]) == 64
+    with pytest.raises(ArgumentError, match=r"other settings \(model\.configuration"):
+        hb.measure_curvature(
+            "preset:pre-ln", "random", out=tmp_path / "out", **asked | CHANGES["temperature"]
+        )
+
+
+def test_a_record_of_a_model_with_another_loss_is_measured_again(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    first = hb.measure_curvature(model, batch, out=tmp_path, **FEW)
+    path = tmp_path / "groups" / "layers.1.attention.key.json"
+    record = json.loads(path.read_text())
+    assert record["loss"] == pytest.approx(first.loss)
+    of, record["loss"] = record["seal"].partition("-")[0], record["loss"] * 1.01
+    path.write_text(json.dumps(sealed(of, record)))
+    with pytest.warns(DamageWarning, match=r"key.json is of a model or data with the loss 3\."):
+        again = hb.measure_curvature(model, batch, out=tmp_path, **FEW)
+    assert again.norms == first.norms
+    assert (tmp_path / "aside" / path.name).exists()
+    assert json.loads(path.read_text())["loss"] == pytest.approx(first.loss)
+
+
+def test_a_run_of_groups_with_any_names_goes_on(
+    model: torch.nn.Module,
+    batch: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def renamed(*given: Any, **asked: Any) -> dict[str, Any]:
+        names = ["a b/c", "größe", "../x%20", "l" * 300]
+        groups = list(hb.parameter_groups(*given, **asked).values())
+        return dict(zip(names, groups, strict=False))
+
+    monkeypatch.setattr("hessblocks.inspection.measure.parameter_groups", renamed)
+    asked = {**FEW, "groups": "*"}
+    first = hb.measure_curvature(model, batch, out=tmp_path, **asked)
+    assert len(list((tmp_path / "groups").iterdir())) == len(first.norms) == 4
+    assert {one.state for one in check_folder(tmp_path)} == {"whole"}
+    monkeypatch.setattr("hessblocks.inspection.curvature_run.column_squares", None)
+    assert hb.measure_curvature(model, batch, out=tmp_path, **asked) == first
 
 
 def test_finish_is_called_with_the_folder(
@@ -127,6 +176,24 @@ def test_the_signal_of_an_object_is_that_of_propagate_and_its_mode_stays(
     for name in names:
         own = [row["value"] for row in rows if row["model"] == name]
         assert own == pytest.approx([row["value"] for row in expected])
+
+
+def test_signal_notes_what_it_is_of(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    def digests(out: Path, *asked: Any) -> dict[str, dict[str, str]]:
+        hb.measure_signal(*asked, out=out, jacobian_steps=0)
+        found: dict[str, dict[str, str]] = json.loads((out / "config.json").read_text())["digests"]
+        return found
+
+    one = digests(tmp_path / "a", model, batch)["HessblocksForCausalLM"]
+    with torch.no_grad():
+        model.get_input_embeddings().weight.add_(1)
+    other = digests(tmp_path / "b", model, {"input_ids": batch["input_ids"].flip(0)})
+    assert {len(value) for value in one.values()} == {64}
+    assert one.keys() == {"fingerprint", "configuration", "tokens"}
+    differ = {key for key in one if one[key] != other["HessblocksForCausalLM"][key]}
+    assert differ == {"fingerprint", "tokens"}
 
 
 def test_two_objects_of_one_kind_have_two_names(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_reading_ends_before_a_line_that_is_not_whole(path: Path) -> None:
 def test_rows_keep_their_seal_when_they_are_written_again(tmp_path: Path) -> None:
     row = ResultRow(preset="sas", seed=0, quantity="loss", value=12.0, method="measured")
     path = tmp_path / "results.csv"
-    write_results(path, seal_rows([row, row], OURS))
+    write_results(path, seal_rows([row, replace(row, stage="final")], OURS))
     before = path.read_bytes()
     write_results(path, read_results(path))
     assert path.read_bytes() == before
@@ -85,6 +86,24 @@ def test_rows_keep_their_seal_when_they_are_written_again(tmp_path: Path) -> Non
     assert table_states(path, (THEIRS,)) == ["foreign", "foreign"]
     path.write_text(path.read_text().replace("12.0", "13.0", 1))
     assert table_states(path, (OURS,)) == ["edited", "whole"]
+
+
+def test_a_row_that_is_there_twice_or_lost_its_seal_was_edited(tmp_path: Path) -> None:
+    def row(quantity: str, seed: int = 0) -> ResultRow:
+        return ResultRow(preset="sas", seed=seed, quantity=quantity, value=1.0, method="measured")
+
+    path = tmp_path / "results.csv"
+    rows = seal_rows([row("parameters"), row("loss"), row("training_time")], OURS)
+    write_results(path, [*rows, rows[1]])
+    assert table_states(path, (OURS,)) == ["whole", "whole", "whole", "edited"]
+    write_results(path, [rows[0], replace(rows[1], seal=""), rows[2]])
+    assert table_states(path, (OURS,)) == ["whole", "edited", "whole"]
+    older = [row("parameters"), row("flops")]
+    write_results(path, [*older, *rows[1:], row("loss", seed=1)])
+    found = ["unsealed", "unsealed", "whole", "whole", "unsealed"]
+    assert (
+        table_states(path, (OURS,)) == found
+    )  # gone on with, and a run of an older version beside
 
 
 def test_a_table_without_seals_is_read(tmp_path: Path) -> None:
@@ -114,6 +133,12 @@ def test_a_sealed_folder_is_whole_and_remembers(folder: Path) -> None:
     assert remembered_in(folder / "x") == {}
 
 
+def edit_seal(folder: Path, **changed: object) -> None:
+    found = json.loads((folder / "seal.json").read_text()) | changed
+    kept = {name: value for name, value in found.items() if value is not None}
+    (folder / "seal.json").write_text(json.dumps(kept))
+
+
 @pytest.mark.parametrize(
     ("spoil", "state", "words"),
     [
@@ -121,6 +146,19 @@ def test_a_sealed_folder_is_whole_and_remembers(folder: Path) -> None:
         (lambda folder: (folder / "weights").unlink(), "missing", "lacks its weights"),
         (lambda folder: (folder / "more").touch(), "foreign", "holds more, which is not of it"),
         (lambda folder: (folder / "seal.json").write_text("[]"), "edited", "has a damaged seal"),
+        (
+            lambda folder: edit_seal(folder, progress={"step": 5}),
+            "edited",
+            "has a seal.json that was",
+        ),
+        (lambda folder: edit_seal(folder, of=None), "edited", "lacks its owner in seal.json"),
+        (lambda folder: edit_seal(folder, of=None, seal=None), "edited", "lacks its owner in"),
+        (lambda folder: edit_seal(folder, seal=None), "unsealed", "has a seal.json without a seal"),
+        (
+            lambda folder: edit_seal(folder, of=None, seal=None, name=None),
+            "unsealed",
+            "does not say",
+        ),
         (lambda folder: (folder / "seal.json").unlink(), "missing", "has no seal.json"),
         (lambda folder: seal(folder, THEIRS, "checkpoint-4", {}), "foreign", "is of another run"),
         (lambda folder: seal(folder, OURS, "checkpoint-2", {}), "foreign", "was checkpoint-2 when"),

@@ -18,6 +18,7 @@ from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.progress import Progress
 from hessblocks.storage import held, load_results
 from hessblocks.storage.files import refuse_links
+from hessblocks.storage.identity import sealed
 from hessblocks.storage.seals import SEAL_FILE as SEAL
 from hessblocks.storage.seals import sealed_folder
 from hessblocks.training.comparison import compare
@@ -68,7 +69,7 @@ def sealed_anew(checkpoint: Path) -> None:
         for path in checkpoint.iterdir()
         if path.name != SEAL
     }
-    (checkpoint / SEAL).write_text(json.dumps(seal))
+    (checkpoint / SEAL).write_text(json.dumps(sealed(seal["of"], seal)))
     assert sealed_folder(checkpoint).state == "whole"
 
 
@@ -114,7 +115,7 @@ def test_a_seal_that_names_files_elsewhere_is_none(stopped: Path, tmp_path: Path
     seal = json.loads((checkpoint / SEAL).read_text())
     os.mkfifo(tmp_path / "pipe")  # to read it would never end
     seal["files"]["../pipe"] = "0" * 64
-    (checkpoint / SEAL).write_text(json.dumps(seal))
+    (checkpoint / SEAL).write_text(json.dumps(sealed(seal["of"], seal)))
     assert sealed_folder(checkpoint).state != "whole"
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hessblocks.data.corpus import Corpus
-from hessblocks.errors import RunError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
-from hessblocks.storage import check_folder
+from hessblocks.storage import check_folder, load_results
 from hessblocks.training import CheckpointWarning, DamageWarning
 from hessblocks.training.comparison import compare
 from tests.training.helpers import COMPARISON, complete, files, numbers, unsealed
@@ -202,10 +202,99 @@ def test_metrics_of_a_finished_run_that_are_not_its_own_are_refused(
     assert path.read_bytes() == before
 
 
-def test_metrics_that_lack_their_end_are_missing_it(finished: Path) -> None:
+def test_metrics_that_lack_their_end_are_missing_it(corpus: Corpus, finished: Path) -> None:
     path = finished / "runs" / ONE / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert states(finished) == {f"runs/{ONE}/metrics.jsonl": "missing"}
+    with pytest.raises(RunError, match=rf"it lacks lines at its end, though .*; remove .*{ONE}"):
+        complete(corpus, finished)
+
+
+def drop(path: Path, number: int) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    del lines[number]
+    path.write_text("".join(lines))
+
+
+@pytest.mark.parametrize("name", ["results.csv", "metrics.jsonl"])
+def test_gathered_files_that_lack_rows_are_said_and_gathered_anew(
+    corpus: Corpus, finished: Path, undisturbed: Path, name: str
+) -> None:
+    drop(finished / name, -1)
+    assert states(finished) == {name: "missing"}
+    complete(corpus, finished)
+    assert (finished / name).read_bytes() == (undisturbed / name).read_bytes()
+    (finished / name).unlink()
+    assert states(finished) == {name: "missing"}
+
+
+def test_a_group_that_a_run_lost_is_seen_by_the_table_of_its_comparison(finished: Path) -> None:
+    path = finished / "runs" / ONE / "results.csv"
+    path.write_text(re.sub(r"pre-ln,0,.*,embedding,.*\n", "", path.read_text()))
+    assert states(finished) == {f"runs/{ONE}/results.csv": "missing"}
+
+
+def test_a_row_that_is_there_twice_is_measured_once(
+    corpus: Corpus, finished: Path, undisturbed: Path
+) -> None:
+    path = finished / "runs" / ONE / "results.csv"
+    path.write_text(path.read_text() + path.read_text().splitlines(keepends=True)[-1])
+    assert states(finished) == {f"runs/{ONE}/results.csv": "edited"}
+    goes_on(
+        corpus, finished, undisturbed, DamageWarning, r"its row \d+ was edited; .* nothing again"
+    )
+
+
+def test_runs_of_another_comparison_are_foreign(finished: Path) -> None:
+    for path in (finished / "runs").glob("*/config.json"):
+        edit(path, '"learning_rate": 0.001', '"learning_rate": 0.002')
+    found = {one.path.name: one for one in check_folder(finished) if one.path.parent.name == ONE}
+    words = "has other settings than the comparison (training.learning_rate is 0.002, was 0.001)"
+    assert (found["config.json"].state, found["config.json"].words) == ("foreign", words)
+
+
+def test_an_edited_request_does_not_fit_its_runs(corpus: Corpus, finished: Path) -> None:
+    edit(finished / "config.json", '"probes": 4', '"probes": 5')
+    assert states(finished) == {f"runs/{name}/config.json": "foreign" for name in (ONE, OTHER)}
+    with pytest.raises(ArgumentError, match=r"curvature\.probes is 4, was 5"):
+        complete(corpus, finished)
+
+
+def test_a_run_that_was_not_asked_for_is_foreign_and_not_gathered(
+    finished: Path, undisturbed: Path
+) -> None:
+    more = finished / "runs" / "sas-seed3"
+    shutil.copytree(finished / "runs" / ONE, more)
+    for path in (more / "config.json", more / "metrics.jsonl", more / "results.csv"):
+        path.write_text(path.read_text().replace("pre-ln", "sas"))
+    assert states(finished) == {"runs/sas-seed3": "foreign"}
+    assert load_results(finished).measurements == load_results(undisturbed).measurements
+    assert load_results(finished).presets == ("pre-ln", "sas-p")
+
+
+def test_a_checkpoint_of_an_older_version_beside_sealed_lines_does_not_count(
+    corpus: Corpus, begun: Path, undisturbed: Path
+) -> None:
+    for path in (begun / "runs" / ONE / "checkpoints").glob("*/seal.json"):
+        found = json.loads(path.read_text())
+        path.write_text(
+            json.dumps({"files": found["files"], "progress": {"step": 8, "seconds": 1}})
+        )
+    match = r"metrics.jsonl is damaged; training pre-ln, seed 0 from the start"
+    goes_on(corpus, begun, undisturbed, CheckpointWarning, match)
+
+
+def test_seconds_that_were_edited_in_a_seal_do_not_reach_the_results(
+    corpus: Corpus, finished: Path, undisturbed: Path
+) -> None:
+    seal = finished / "runs" / ONE / "model" / "seal.json"
+    seconds = json.loads(seal.read_text())["progress"]["seconds"]
+    edit(seal, f'"seconds": {seconds}', '"seconds": 9e9')
+    assert states(finished) == {f"runs/{ONE}/model": "edited"}
+    path = finished / "runs" / ONE / "results.csv"
+    path.write_text(re.sub(r"pre-ln,0,.*training_time,.*\n", "", path.read_text()))
+    goes_on(corpus, finished, undisturbed, DamageWarning, "measuring trained again")
+    assert "9000000000" not in path.read_text()
 
 
 @pytest.mark.parametrize(

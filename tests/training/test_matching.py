@@ -17,8 +17,10 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import ComparisonSettings
 from hessblocks.storage.environment import EnvironmentWarning
+from hessblocks.storage.examination import check_folder
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
+from hessblocks.storage.seals import DamageWarning
 from hessblocks.training import matching
 from hessblocks.training.comparison import compare
 from hessblocks.training.preparation import build_model
@@ -203,3 +205,46 @@ def test_a_folder_of_an_earlier_version_goes_on(
         warnings.simplefilter("error", EnvironmentWarning)
         compare(COMPARISON, corpus, out, Progress())
     assert numbers(out) == numbers(undisturbed)
+
+
+def spoil_cost(out: Path, *, resealed: bool = False) -> None:
+    budget = json.loads((out / "budget.json").read_text())
+    budget["cost"]["sas-p"] /= 2
+    if resealed:
+        del budget["seal"]
+    (out / "budget.json").write_text(json.dumps(budget))
+
+
+@pytest.mark.parametrize("resealed", [False, True])
+def test_an_edited_budget_of_operations_is_said_and_computed_anew(
+    corpus: Corpus, tmp_path: Path, resealed: bool
+) -> None:
+    out, settings = tmp_path / "out", replace(COMPARISON, match="flops", curvature=None)
+    complete(corpus, out, settings)
+    whole = (out / "budget.json").read_bytes()
+    assert not [one for one in check_folder(out) if one.state != "whole"]
+    spoil_cost(out, resealed=resealed)
+    state = "unsealed" if resealed else "edited"
+    assert [(one.path.name, one.state) for one in check_folder(out) if one.state != "whole"] == [
+        ("budget.json", state)
+    ]
+    with pytest.warns(DamageWarning, match=r"budget.json .*aside and computed anew"):
+        compare(settings, corpus, out, Progress())
+    assert (out / "budget.json").read_bytes() == whole
+    assert (out / "aside" / "budget.json").exists()
+
+
+def test_an_edited_budget_of_time_is_refused(
+    corpus: Corpus, tmp_path: Path, pace: list[str]
+) -> None:
+    out, settings = tmp_path / "out", replace(MATCHED, curvature=None)
+    complete(corpus, out, settings)
+    whole = (out / "budget.json").read_bytes()
+    spoil_cost(out)
+    spoilt = (out / "budget.json").read_bytes()
+    with pytest.raises(RunError, match=r"budget.json was edited, and the pace of then cannot"):
+        complete(corpus, out, settings)
+    assert (out / "budget.json").read_bytes() == spoilt
+    (out / "budget.json").write_bytes(whole)
+    complete(corpus, out, replace(settings, seeds=(0, 1)))
+    assert {one.state for one in check_folder(out)} == {"whole"}

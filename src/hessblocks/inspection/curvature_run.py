@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from hessblocks.conventions import Part
 from hessblocks.curvature import (
@@ -25,13 +25,24 @@ from hessblocks.inspection.curvature_tables import write_tables
 from hessblocks.linalg import Estimate, spectral_density
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
-from hessblocks.storage import DAMAGED, check_folder, identity_in, mended, sealed, write_json
+from hessblocks.storage import (
+    DAMAGED,
+    Finding,
+    check_folder,
+    file_of,
+    identity_in,
+    mended,
+    sealed,
+    write_json,
+)
 from hessblocks.theory import AttentionHessian
 
 OPERATORS = {"outer": OuterProduct, "functional": Functional, "full": Hessian}
 ATTENTION = ("query", "key", "value", "projection")
 EXACT_WORK = 10**12
 """Multiplications behind the last attention above which its closed form is left to the probes."""
+SAME_LOSS = 1e-3
+"""Relative difference of losses up to which a record is of the same model and data."""
 SPECTRUM = {"steps": 40, "probes": 10, "points": 256}
 """Lanczos steps, probes and points of a spectrum."""
 
@@ -65,14 +76,25 @@ class CurvatureRun:
         loss = self.problem.value()
         with progress.stage("curvature", self.name, len(self.groups)):
             for count, name in enumerate(self.groups, start=1):
-                path = self.folder / "groups" / f"{quote(name, safe='')}.json"
-                if path.is_file():
-                    records[name] = _read(path)
+                path = self.folder / "groups" / file_of(name)
+                if path.is_file() and (record := self._recorded(path, loss)):
+                    records[name] = record
                 else:
-                    records[name] = self._measure(name)
+                    records[name] = {**self._measure(name), "loss": loss}
                     write_json(path, sealed(of, records[name]))
                 write_tables(self.folder, of, self.groups, records, loss=loss, **run)
                 progress.step(count, None)
+
+    def _recorded(self, path: Path, loss: float) -> dict[str, Any] | None:
+        """What is recorded of a group; None, and set aside, where the model had another loss then."""
+        record = _read(path)
+        before = record.get("loss", loss)
+        if isinstance(before, float) and math.isclose(before, loss, rel_tol=SAME_LOSS):
+            return record
+        words = f"is of a model or data with the loss {before}, not {loss}"
+        found = Finding(path=path, state="foreign", words=words)
+        mended(self.folder, [found], "measured again")
+        return None
 
     def _measure(self, name: str) -> dict[str, Any]:
         """All that is asked of one group, as JSON values."""

@@ -96,8 +96,7 @@ def measure_curvature(
         "model": {
             "name": subject.name,
             "parameters": sum(group.size for group in known.values()),
-            "fingerprint": subject.fingerprint(),
-            "configuration": subject.configuration(),
+            **subject.said(),
         },
         "data": _described(settings, tokens),
         "groups": list(selected),
@@ -176,6 +175,11 @@ def measure_signal(
         config = {
             "command": "signal",
             "models": dict(zip(names, map(_said, sources), strict=True)),
+            "digests": {
+                name: {**subject.said(), "tokens": _fingerprint(tokens)}
+                for name, (subject, tokens) in zip(names, found, strict=True)
+            },
+            "rows": len(rows),
             "sizes": {name: getattr(settings, name) for name in OF_PRESETS},
             "data": _described(settings, batch),
             "jacobian_steps": settings.jacobian_steps,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import find_adapter_config_file
 
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
+from hessblocks.inspection.computation import bytes_of, digest_of
 from hessblocks.quiet import quiet
 from hessblocks.shown import printable
 from hessblocks.storage import SEAL_FILE, DamageWarning, identity_in, refuse_links, sealed_folder
@@ -25,8 +25,6 @@ from hessblocks.storage import SEAL_FILE, DamageWarning, identity_in, refuse_lin
 Encode = Callable[[str], list[int]]
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """No network, and no code that a folder brings along."""
-_NAMES = ("_name_or_path", "architectures", "preset", "transformers_version")
-"""What a configuration says besides what the model computes."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -57,24 +55,19 @@ class Subject:
         return None
 
     def configuration(self) -> str:
-        """SHA-256 of what the weights do not show: heads, positions, activations, temperature.
+        """SHA-256 of what the weights do not show: heads, positions, activations, temperature, hooks."""
+        return digest_of(self.model)
 
-        Returns:
-            That of the model's configuration without names and versions; of its printed modules where it
-            has none.
-        """
-        config = getattr(self.model, "config", None)
-        to_dict = getattr(config, "to_dict", None)
-        values = to_dict() if to_dict else {"modules": repr(self.model)}
-        said = {name: value for name, value in values.items() if name not in _NAMES}
-        return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+    def said(self) -> dict[str, str]:
+        """Both digests, as a config.json has them."""
+        return {"fingerprint": self.fingerprint(), "configuration": self.configuration()}
 
     def fingerprint(self) -> str:
         """SHA-256 of all weights: with equal configurations, equal fingerprints mean equal curvature."""
         digest = hashlib.sha256()
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(bytes_of(value))
         return digest.hexdigest()
 
 

@@ -16,11 +16,15 @@ from hessblocks.storage.environment import (
     keep_environment,
     warn_of_another_environment,
 )
-from hessblocks.storage.examination import DAMAGED, check_folder, gathered, mended
+from hessblocks.storage.examination import ABSENT, DAMAGED, LACKS, check_folder, gathered, mended
 from hessblocks.storage.files import (
     atomic_folder,
     atomic_path,
+    file_of,
+    json_text,
+    read_object,
     read_study_file,
+    read_text,
     refuse_links,
     remove_partials,
     set_aside,
@@ -29,8 +33,17 @@ from hessblocks.storage.files import (
     write_text,
 )
 from hessblocks.storage.folder_results import FolderResults, load_results
-from hessblocks.storage.identity import SAID, SEAL, Finding, identity_in, sealed, state_of
+from hessblocks.storage.identity import (
+    SAID,
+    SEAL,
+    Finding,
+    identity_in,
+    identity_of_all,
+    sealed,
+    state_of,
+)
 from hessblocks.storage.lines import (
+    SHORT,
     Metric,
     Observation,
     append_line,

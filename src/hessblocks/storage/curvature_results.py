@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,6 +222,32 @@ def load_curvature(folder: Path) -> CurvatureResults:
         cells=_cells(folder / "map.csv"),
         spectra=_spectra(folder / "spectra.csv"),
     )
+
+
+def least_rows(groups: Sequence[str], records: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """How many rows each table has at least, from what is recorded of the groups.
+
+    Args:
+        groups: all that were asked for.
+        records: of those that are measured.
+
+    Returns:
+        Name of the file → rows; 0 where the file need not be there.
+    """
+    whole = bool(groups) and len(records) == len(groups)
+    parts = max((len(one.get("norms", ())) for one in records.values()), default=0)
+    mapped = whole and all("column" in one for one in records.values())
+    curves = [curve for one in records.values() for curve in one.get("spectra", {}).values()]
+    norms = [one for record in records.values() for one in record.get("norms", {}).items()]
+    positive = {
+        part for part, norm in norms if norm["value"] > 0
+    }  # with an interval of their ratio
+    summary = 1 + parts + 2 * len(positive) if whole else 0
+    return {
+        "results.csv": len(norms) + summary + (parts if mapped else 0),
+        "map.csv": parts * len(groups) ** 2 if mapped else 0,
+        "spectra.csv": sum(len(curve["eigenvalue"]) for curve in curves),
+    }
 
 
 def _norm(row: ResultRow | MapRow, path: Path) -> Norm:

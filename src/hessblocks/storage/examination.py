@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.storage.config import read_settings
-from hessblocks.storage.files import read_object, set_aside
-from hessblocks.storage.identity import SAID, Finding, State, identity_in, state_of
-from hessblocks.storage.lines import last_seal, line_states
+from hessblocks.settings import with_defaults
+from hessblocks.storage.config import differences, read_settings
+from hessblocks.storage.curvature_results import least_rows
+from hessblocks.storage.files import file_of, read_object, set_aside
+from hessblocks.storage.identity import SAID, Finding, State, identity_in, identity_of_all, state_of
+from hessblocks.storage.lines import SHORT, last_seal, line_states
 from hessblocks.storage.rows import STEPS, is_trained, read_results, steps_done
 from hessblocks.storage.seals import DamageWarning, remembered_in, sealed_folder
 from hessblocks.storage.tables import table_states
@@ -21,6 +26,9 @@ from hessblocks.storage.tables import table_states
 ABSENT = "is absent"
 DAMAGED = "is damaged"
 """What is said of a file that cannot be read."""
+LACKS = "lacks rows"
+"""What is said of a table or of lines that others show to have been longer."""
+_SEAL = re.compile("[0-9a-f]{16}-[0-9a-f]{16}")
 LINES = ("metrics.jsonl", "observations.jsonl")
 WORDS: dict[str, str] = {**SAID, "unsealed": "has no seal, as older versions wrote it"}
 """What is said of the first line that is not whole, the worst state first."""
@@ -110,57 +118,128 @@ def _comparison(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
         folder / "runs" / f"{preset}-seed{seed}": (preset, seed)
         for preset, seed in itertools.product(asked.presets, asked.seeds)
     }
-    there = [path for path in runs if (path / "config.json").is_file()]
-    yield from gathered(folder, [identity_in(path) for path in there] if there == [*runs] else ())
+    yield from gathered(folder, [*runs])
+    steps: dict[str, Any] = {}
+    if config.get("match", "steps") != "steps":
+        budget, steps = _budget(folder / "budget.json", config)
+        yield budget
     for path, (preset, seed) in runs.items():
-        if path not in there:
+        if not (path / "config.json").is_file():
             yield Finding(path=path, state="missing", words=ABSENT)
             continue
         found = read_object(path / "config.json")
         one, *others = _about(path)
-        if (found.get("preset"), found.get("seed")) != (preset, seed):
-            words = f"is of {found.get('preset')}, seed {found.get('seed')}"
+        if words := _another(config, found, preset, seed, steps):
             one = Finding(path=one.path, state="foreign", words=words)
-        yield from (one, *others, *_run(path, found))
+        yield from (one, *others)
+        for finding in _run(path, found):
+            name = finding.path.name
+            lost = name == "results.csv" and _lost(folder / name, finding.path, back=True)
+            yield _short(finding, lost and finding.usable)
+    for path in sorted(folder.glob("runs/*")):
+        if path not in runs and not path.name.startswith("."):
+            yield Finding(path=path, state="foreign", words="is no run of this comparison")
 
 
-def gathered(folder: Path, owners: Collection[str]) -> Iterator[Finding]:
+def _another(
+    config: dict[str, Any], run: dict[str, Any], preset: str, seed: int, steps: dict[str, Any]
+) -> str:
+    """Why a run is not the one that a comparison asks for; empty where it is."""
+    if (run.get("preset"), run.get("seed")) != (preset, seed):
+        return f"is of {run.get('preset')}, seed {run.get('seed')}"
+    asked = {**with_defaults(config), "preset": preset, "seed": seed}
+    asked = {name: one for name, one in asked.items() if name not in ("presets", "seeds", "match")}
+    if preset in steps and isinstance(asked.get("training"), dict):
+        asked["training"] = {**asked["training"], "steps": steps[preset]}
+    found = differences(asked, with_defaults(run))
+    return f"has other settings than the comparison ({'; '.join(found)})" if found else ""
+
+
+def _budget(path: Path, config: dict[str, Any]) -> tuple[Finding, dict[str, Any]]:
+    """What budget.json is, and the steps of each preset that it says."""
+    try:
+        found = read_object(path)
+    except RunError:
+        return _unreadable(path), {}
+    steps = found.get("steps")
+    state = state_of(found, (identity_of_all(config),))
+    return _finding(path, [state]), steps if isinstance(steps, dict) else {}
+
+
+def gathered(folder: Path, runs: Sequence[Path]) -> Iterator[Finding]:
     """What the files of a comparison are that are gathered from its runs.
 
     Args:
         folder: of the comparison.
-        owners: identities of its runs; none while a run is not there.
+        runs: folders of all its runs, begun or not.
     """
-    yield _table(folder / "results.csv", owners)
-    for name in LINES:
-        if name == "metrics.jsonl" or (folder / name).exists():
-            yield _lines(folder / name, owners)
+    begun = all((run / "config.json").is_file() for run in runs)
+    owners = [identity_in(run) for run in runs] if begun else []
+    trained = [run for run in runs if _is_trained(run)]
+    for name, look in (("results.csv", _table), *((name, _lines) for name in LINES)):
+        path = folder / name
+        if name != "observations.jsonl" or any((one / name).exists() for one in (folder, *trained)):
+            found = look(path, owners)
+            lost = found.usable and any(_lost(path, run / name) for run in trained)
+            yield _short(found, lost)
+
+
+def _is_trained(run: Path) -> bool:
+    with contextlib.suppress(RunError):
+        return is_trained(read_results(run / "results.csv"))
+    return False
+
+
+def _lost(path: Path, run: Path, *, back: bool = False) -> bool:
+    """Whether a gathered file lacks rows or lines that the run's file has; `back`: the other way round."""
+    of = identity_in(run.parent)
+    own, theirs = ({one for one in _seals(file) if one.startswith(of)} for file in (run, path))
+    return bool(theirs - own if back else own - theirs)
+
+
+def _seals(path: Path) -> set[str]:
+    return set(_SEAL.findall(path.read_text("utf-8", "replace"))) if path.is_file() else set()
 
 
 def _curvature(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     of = identity_in(folder)
-    for name in config["groups"]:
-        yield _group(folder / "groups" / f"{name}.json", of)
+    files = {folder / "groups" / file_of(name): name for name in config["groups"]}
+    records: dict[str, dict[str, Any]] = {}
+    sealed = False
+    for path, name in files.items():
+        found, record = _group(path, name, of)
+        if found.state == "unsealed" and (sealed or "loss" in record):
+            found = replace(found, state="edited", words="lost its seal")
+        sealed = sealed or found.state == "whole"
+        if found.usable:
+            records[name] = record
+        yield found
     for path in sorted(folder.glob("groups/*.json")):
-        if path.stem not in config["groups"]:
+        if path not in files:
             yield Finding(path=path, state="foreign", words="is no group of this run")
-    for name in ("results.csv", "map.csv", "spectra.csv"):
-        if name == "results.csv" or (folder / name).exists():
-            yield _table(folder / name, (of,))
+    for name, least in least_rows(config["groups"], records).items():
+        path = folder / name
+        if name == "results.csv" or least or path.exists():
+            found = _table(path, (of,))
+            short = found.state == "whole" and len(table_states(path)) < least
+            yield _short(found, short)
 
 
-def _group(path: Path, of: str) -> Finding:
+def _group(path: Path, name: str, of: str) -> tuple[Finding, dict[str, Any]]:
     try:
         record = read_object(path)
     except RunError:
-        return _unreadable(path)
-    if record.get("group") != path.stem:
-        return Finding(path=path, state="foreign", words=f"is of the group {record.get('group')}")
-    return _finding(path, [state_of(record, (of,))])
+        return _unreadable(path), {}
+    if record.get("group") != name:
+        words = f"is of the group {record.get('group')}"
+        return Finding(path=path, state="foreign", words=words), {}
+    return _finding(path, [state_of(record, (of,))]), record
 
 
 def _signal(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
-    yield _table(folder / "results.csv", (identity_in(folder),))
+    found = _table(folder / "results.csv", (identity_in(folder),))
+    short = found.state == "whole" and len(table_states(found.path)) < config.get("rows", 1)
+    yield _short(found, short)
 
 
 def _about(folder: Path) -> Iterator[Finding]:
@@ -190,7 +269,7 @@ def _lines(path: Path, owners: Collection[str], ended: str | None = None) -> Fin
     except RunError:
         return _unreadable(path)
     if found.state == "whole" and ended is not None and last_seal(path) != ended:
-        return Finding(path=path, state="missing", words="lacks lines at its end")
+        return Finding(path=path, state="missing", words=SHORT)
     return found
 
 
@@ -201,6 +280,10 @@ def _finding(path: Path, states: Sequence[State], part: str = "") -> Finding:
             first = f"its {part} {states.index(state) + 1} " if part else ""
             return Finding(path=path, state=state, words=first + words)  # type: ignore[arg-type]
     return Finding(path=path, state="whole")
+
+
+def _short(found: Finding, lost: bool) -> Finding:
+    return replace(found, state="missing", words=LACKS) if lost else found
 
 
 def _unreadable(path: Path) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import json
 import os
 import secrets
@@ -12,8 +13,12 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hessblocks.errors import ArgumentError, RunError
+
+LONGEST_NAME = 200
+"""Letters of a file's name at most, so that its temporary neighbour fits on every disk."""
 
 
 @contextlib.contextmanager
@@ -72,6 +77,18 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def file_of(name: str) -> str:
+    """The name of the file that keeps what is known of a thing with any name, such as a parameter group.
+
+    Returns:
+        The name with %XX for what not every disk takes, and .json; a long one is cut and gets its digest.
+    """
+    text = quote(name, safe="")
+    if len(text) > LONGEST_NAME:
+        text = f"{text[: LONGEST_NAME - 17]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return f"{text}.json"
 
 
 def sync(path: Path) -> None:
@@ -140,7 +157,12 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """`value` as `write_json` writes it."""
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
 def damaged(path: Path, line: int | None, reason: str) -> RunError:

@@ -78,25 +78,33 @@ def load_results(folder: Path) -> FolderResults:
             "or started command."
         )
     settings, environment = read_settings(config), read_environment(folder)
-    metrics = {(m.preset, m.seed, m.split, m.step): m for m in _gather(folder, read_metrics)}
-    measurements = tuple(_gather(folder, lambda run: read_results(run / "results.csv")))
+    runs = [
+        folder / "runs" / f"{preset}-seed{seed}"
+        for seed in settings.seeds
+        for preset in settings.presets
+    ]
+    losses = _gather(folder, runs, read_metrics)
+    metrics = {(m.preset, m.seed, m.split, m.step): m for m in losses}
+    measurements = tuple(_gather(folder, runs, lambda run: read_results(run / "results.csv")))
     return FolderResults(
         folder=folder,
         settings=settings,
         environment=environment,
         metrics=tuple(metrics.values()),
         measurements=measurements,
-        observations=tuple(_gather(folder, read_observations)),
+        observations=tuple(_gather(folder, runs, read_observations)),
         missing=tuple(_missing(settings, environment, metrics.values(), measurements)),
     )
 
 
-def _gather(folder: Path, read: Callable[[Path], Iterable[Measured]]) -> Iterator[Measured]:
+def _gather(
+    folder: Path, runs: Iterable[Path], read: Callable[[Path], Iterable[Measured]]
+) -> Iterator[Measured]:
     """Rows of the folder, then those of runs that the folder's own file does not have yet."""
     own = list(read(folder))
     known = {(row.preset, row.seed) for row in own}
     yield from own
-    for run in sorted(folder.glob("runs/*")):
+    for run in sorted(runs):
         yield from (row for row in read(run) if (row.preset, row.seed) not in known)
 
 

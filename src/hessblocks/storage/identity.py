@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hessblocks.settings import with_defaults
 from hessblocks.storage.files import read_object
 
 FORMAT = 1
@@ -59,6 +60,14 @@ def digest(value: Any) -> str:
 def identity_of(config: Mapping[str, Any]) -> str:
     """What all files of a run belong to: preset, seed, data, sizes and every other setting."""
     return digest([FORMAT, config])
+
+
+def identity_of_all(config: Mapping[str, Any]) -> str:
+    """What the budget of a comparison belongs to: its settings but the presets and seeds, which may become more."""
+    growing = ("presets", "seeds")
+    return identity_of(
+        {name: one for name, one in with_defaults(dict(config)).items() if name not in growing}
+    )
 
 
 def identity_in(folder: Path) -> str:

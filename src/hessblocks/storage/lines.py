@@ -75,6 +75,10 @@ class Observation:
     """Loss on the batch that curvature is measured on; None with other quantities."""
 
 
+SHORT = "lacks lines at its end"
+"""What is said of a file that was longer once."""
+
+
 class DamagedLineError(RunError):
     """A line that is not a JSON object."""
 
@@ -116,7 +120,7 @@ def last_seal(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - LONGEST))
         *_, last = [b"{}", *file.read().splitlines()]
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, AttributeError):  # no JSON, or no object
         return str(json.loads(last).get(SEAL, ""))
     return ""
 
@@ -185,21 +189,23 @@ def fault_in_lines(path: Path, of: str, *, torn: bool) -> str:
     return ""
 
 
-def read_finished_lines(path: Path, of: str) -> list[Line]:
+def read_finished_lines(path: Path, of: str, ended: str | None = None) -> list[Line]:
     """All lines of a run that is trained.
 
     Args:
         path: the file.
         of: identity of the run.
+        ended: seal of its last line when training was over; empty or None where that was not noted.
 
     Returns:
         Names and values of each line.
 
     Raises:
-        RunError: the file is absent, or a line of it is damaged, edited or of another run.
+        RunError: the file is absent, lacks lines, or a line of it is damaged, edited or of another run.
     """
     lines = read_lines(path, of)
-    if what := fault_in_lines(path, of, torn=True) or ("" if lines else "absent or empty"):
+    short = f"it {SHORT}" if ended and last_seal(path) != ended else ""
+    if what := fault_in_lines(path, of, torn=True) or ("" if lines else "absent or empty") or short:
         raise RunError(
             f"{path}: {what}, though the run is trained; remove {path.parent} and run again to "
             "train it once more."

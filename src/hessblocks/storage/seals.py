@@ -9,7 +9,7 @@ from typing import Any
 
 from hessblocks.errors import RunError
 from hessblocks.storage.files import read_object, sync, write_json
-from hessblocks.storage.identity import Finding
+from hessblocks.storage.identity import SEAL, Finding, sealed, state_of
 
 SEAL_FILE = "seal.json"
 
@@ -41,7 +41,8 @@ def seal(folder: Path, of: str, name: str, progress: dict[str, Any]) -> None:
         if path.name != SEAL_FILE:
             sync(path)
             files[path.name] = sha256(path)
-    write_json(folder / SEAL_FILE, {"of": of, "name": name, "files": files, "progress": progress})
+    said = {"of": of, "name": name, "files": files, "progress": progress}
+    write_json(folder / SEAL_FILE, sealed(of, said))
     sync(folder.parent)
 
 
@@ -89,10 +90,16 @@ def sealed_folder(folder: Path, of: str | None = None, name: str | None = None) 
         return fault(state="edited", words=f"has a damaged {SEAL_FILE}")
     if planted := sorted(there - set(files)):
         return fault(state="foreign", words=f"holds {planted[0]}, which is not of it")
+    if "of" not in found and {"name", SEAL} & set(found):
+        return fault(state="edited", words=f"lacks its owner in {SEAL_FILE}")
     if "of" not in found:
         return fault(state="unsealed", words="does not say which run it is of")
     if of not in (None, found["of"]):
         return fault(state="foreign", words="is of another run")
     if name not in (None, found.get("name")):
         return fault(state="foreign", words=f"was {found.get('name')} when it was written")
+    if (state := state_of(found, (found["of"],))) == "unsealed":
+        return fault(state=state, words=f"has a {SEAL_FILE} without a seal of its own")
+    if state != "whole":
+        return fault(state="edited", words=f"has a {SEAL_FILE} that was edited")
     return fault(state="whole")

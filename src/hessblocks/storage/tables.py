@@ -100,6 +100,8 @@ def read_table(kind: type[Record], path: Path) -> list[Record]:
 def table_states(path: Path, owners: Collection[str] = ()) -> list[State]:
     """What each row of a table is: whole, foreign, edited or unsealed.
 
+    A row that is there twice is edited, and so is one without a seal among those of its step that have it.
+
     Args:
         path: the file, with a header; there are no rows where it is absent.
         owners: identities of the runs that rows may be of; none means any.
@@ -110,7 +112,23 @@ def table_states(path: Path, owners: Collection[str] = ()) -> list[State]:
     Raises:
         RunError: the file cannot be read, or a row has another length.
     """
-    return [state_of(row, owners) for _, row in _rows(path, ())] if path.exists() else []
+    rows = [row for _, row in _rows(path, ())] if path.exists() else []
+    kin = {_kin(row) for row in rows if row.get(SEAL)}
+    seals: set[str] = set()
+    found: list[State] = []
+    for row in rows:
+        seal = row.get(SEAL, "")
+        spoilt = seal in seals if seal else _kin(row) in kin
+        found.append("edited" if spoilt else state_of(row, owners))
+        seals.update([seal] if seal else [])
+    return found
+
+
+def _kin(row: Mapping[str, str]) -> tuple[str | None, ...]:
+    """What rows have in common that one version wrote at one time: model, seed, and step of a run."""
+    early = row.get("quantity") in ("parameters", "flops")
+    names = ("preset", "model", "seed", "stage" if row.get("group") else "")
+    return (*map(row.get, names), str(early))
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:

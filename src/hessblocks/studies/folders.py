@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.storage import Finding, held, write_json
+from hessblocks.storage import ABSENT, Finding, held, read_text, write_json
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine import (
     POINTS,
@@ -18,12 +18,14 @@ from hessblocks.studies.engine import (
     Store,
     Study,
     opened,
+    outputs_of,
     read,
-    table_of,
     write_outputs,
 )
 
 CONFIG = "config.json"
+OUTPUTS = ("results.csv", "summary.json", "figure.json")
+"""What is made from the points."""
 
 
 def remember(out: Path, studies: Iterable[str], scale: str, seeds: int | None) -> None:
@@ -124,19 +126,34 @@ def check_studies(folder: Path) -> tuple[Finding, ...]:
 
     Returns:
         One finding a file: points.jsonl is edited where a line of it is not what was written, foreign where
-        one is of another study, missing where points of its scale are not measured; results.csv is edited
-        where it is not what the points give.
+        one is of another study, missing where points of its scale are not measured; results.csv,
+        summary.json and figure.json are edited where they are not what the points give. A study that was
+        asked for and is not there is missing.
 
     Raises:
         RunError: a config.json is damaged, or a newer version wrote the points.
     """
-    own = [folder] if _is_one_study(folder) else filter(_is_one_study, _inside(folder))
-    return tuple(finding for path in own for finding in _findings(path))
+    if _is_one_study(folder):
+        return tuple(_findings(folder))
+    asked = _config(folder).get("studies", {})
+    own = {path.name: path for path in _inside(folder) if _is_one_study(path)}
+    lost = [
+        Finding(path=folder / name, state="missing", words=ABSENT)
+        for name in asked
+        if name not in own
+    ]
+    found = [finding for path in own.values() for finding in _findings(path, asked.get(path.name))]
+    return (*lost, *found)
 
 
-def _findings(folder: Path) -> Iterator[Finding]:
+def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterator[Finding]:
+    """What the files of a study are; `request` is what the folder around it says that was asked for."""
+    config = _config(folder)
+    if request and any(config.get(name) != request[name] for name in request):
+        words = f"is not that of scale {request.get('scale')}, seeds {request.get('seeds')}, as asked for"
+        yield Finding(path=folder / CONFIG, state="foreign", words=words)
     store = read(folder)
-    points, results = folder / POINTS, folder / "results.csv"
+    points = folder / POINTS
     name, asked = _config(folder)["study"], _asked(folder)
     foreign = [key for key in store if json.loads(key)["study"] != name]
     missing = store.of(asked[1]).missing if asked else []
@@ -149,13 +166,29 @@ def _findings(folder: Path) -> Iterator[Finding]:
         yield Finding(path=points, state="missing", words=f"lacks {len(missing)} point(s)")
     else:
         yield Finding(path=points, state="whole")
-    if not results.exists():
-        yield Finding(path=results, state="missing", words="is absent")
-    elif asked and results.read_text(encoding="utf-8") != table_of(*asked, store):
-        words = "is not what its points give; `hessblocks report` writes it anew"
-        yield Finding(path=results, state="edited", words=words)
-    else:
-        yield Finding(path=results, state="whole")
+    texts = outputs_of(*asked, store)[0] if asked else dict.fromkeys(OUTPUTS)
+    for path in (folder / name for name in OUTPUTS):
+        if not path.exists():
+            yield Finding(path=path, state="missing", words=ABSENT)
+        elif (text := texts[path.name]) and not _alike(path, text):
+            words = "is not what its points give; `hessblocks report` writes it anew"
+            yield Finding(path=path, state="edited", words=words)
+        else:
+            yield Finding(path=path, state="whole")
+
+
+def _alike(path: Path, text: str) -> bool:
+    """Whether a file holds the text; of fits, which differ between machines, six digits count."""
+    try:
+        found = read_text(path)
+        if path.suffix != ".json":
+            return found == text
+        one, other = (
+            json.loads(each, parse_float=lambda n: f"{float(n):.6g}") for each in (found, text)
+        )
+    except (RunError, ValueError):
+        return False
+    return bool(one == other)
 
 
 def _is_one_study(folder: Path) -> bool:

@@ -57,10 +57,8 @@ def compare(
         config = config_of(settings, command, corpus)
         with claimed(out, config, growing=("presets", "seeds")) as folder:
             runs = settings.runs(steps_of(settings, corpus, folder, progress))
-            there = [folder.run(run.preset, run.seed) for run in runs]
-            begun = all(own.config.exists() for own in there)
-            owners = [own.identity for own in there] if begun else ()
-            mended(out, gathered(out, owners), "gathered anew from the runs")
+            there = [folder.run(run.preset, run.seed).path for run in runs]
+            mended(out, gathered(out, there), "gathered anew from the runs")
             for run in runs:
                 own = folder.run(run.preset, run.seed)
                 own.prepare(config_of(run, command, corpus))

@@ -17,7 +17,7 @@ from hessblocks.settings import RunSettings, SharedSettings
 from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.heartbeat import beating
-from hessblocks.training.preparation import build_model, check
+from hessblocks.training.preparation import build_model, check, in_float32
 from hessblocks.training.trainer import (
     Divergence,
     Observer,
@@ -60,6 +60,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
         give(None)  # not after an error: this process then ends, and with it the others
 
 
+@in_float32()
 def carry_out(
     settings: RunSettings,
     folder: RunFolder,

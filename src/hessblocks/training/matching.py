@@ -13,7 +13,16 @@ from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings
-from hessblocks.storage import write_json
+from hessblocks.storage import (
+    SAID,
+    Finding,
+    identity_of_all,
+    mended,
+    read_object,
+    sealed,
+    state_of,
+    write_json,
+)
 from hessblocks.training.execution import give
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.trainer import step_seconds, update_flops
@@ -43,7 +52,10 @@ def steps_of(
 
     Raises:
         ArgumentError: the folder's budget is that of another preset.
-        RunError: budget.json is damaged.
+        RunError: budget.json is damaged, or was edited where time is matched.
+
+    Warns:
+        DamageWarning: budget.json was edited, and is computed anew.
 
     Cost:
         Where time is matched, a few steps of each preset that was not measured before, and of the first
@@ -51,8 +63,18 @@ def steps_of(
     """
     if settings.match == "steps":
         return dict.fromkeys(settings.presets, settings.training.steps)
-    known = _recorded(folder.budget)
-    cost, reference = dict(known.get("cost", {})), settings.presets[0]
+    known, of = _recorded(folder.budget), identity_of_all(read_object(folder.config))
+    state = state_of(known, (of,)) if known else "whole"
+    exact, reference = settings.match != "time", settings.presets[0]
+    if state in SAID and exact:
+        _compute_anew(folder, SAID[state])
+        known = {}
+    elif state in SAID:
+        raise RunError(
+            f"{folder.budget} {SAID[state]}, and the pace of then cannot be measured again; put back what "
+            f"was written, or remove the folder {folder.path} and run again."
+        )
+    cost = {} if exact else dict(known.get("cost", {}))
     if known and known["reference"] != reference:
         raise ArgumentError(
             f"--presets: the budget of {folder.path} is that of {known['reference']}; name it first, "
@@ -61,7 +83,9 @@ def steps_of(
     new = [
         run for run in settings.runs() if run.preset not in cost and run.seed == settings.seeds[0]
     ]
-    if known and new:  # beside the reference: the machine may be slower or faster than it was
+    if (
+        known and new and not exact
+    ):  # beside the reference: the machine may be slower or faster than it was
         again = [run for run in settings.runs() if run.preset == reference][:1]
         now = _costs(settings.match, again + new, corpus, progress)
         cost |= {run.preset: now[run.preset] * cost[reference] / now[reference] for run in new}
@@ -75,9 +99,18 @@ def steps_of(
         "reference": reference,
     }
     budget |= {"total": total, "cost": cost, "steps": steps}
+    if exact and any(cost.get(name) != own for name, own in known.get("cost", {}).items()):
+        _compute_anew(folder, "has other costs than these presets")
+    if exact or state == "whole":  # a pace of unknown origin is not made to look like a known one
+        budget = sealed(of, budget)
     if budget != known:
         write_json(folder.budget, budget)
     return steps
+
+
+def _compute_anew(folder: RunFolder, words: str) -> None:
+    found = Finding(path=folder.budget, state="edited", words=words)
+    mended(folder.path, [found], "computed anew")
 
 
 def _costs(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -81,10 +82,22 @@ def run_of_size(size: RunSize, preset: str, seed: int, **training: Any) -> RunSe
     )
 
 
+@contextmanager
+def in_float32() -> Iterator[None]:
+    """Inside, torch makes tensors of float32, whatever its default is."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@in_float32()
 def build_model(
     sizes: ModelSettings, preset: str, vocab_size: int, seed: int = 0
 ) -> PreTrainedModel:
-    """The freshly initialised causal language model of a preset; sets torch's random state.
+    """The freshly initialised causal language model of a preset in float32; sets torch's random state.
 
     Args:
         sizes: of the model.

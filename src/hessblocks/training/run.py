@@ -108,9 +108,12 @@ class Run:
             self.rows = [row for row in self.rows if step_of(row) != step]
         if trained:
             spare_foreign(self.folder)
+            fault = self._model_fault
+            ended = {} if fault else remembered_in(self.folder.model).get("lines", {})
             for name in line_files(self.settings, self.corpus.vocab_size):
-                read_finished_lines(getattr(self.folder, name), self.folder.identity)
-            if not diverged and (fault := self._model_fault):
+                path = getattr(self.folder, name)
+                read_finished_lines(path, self.folder.identity, ended.get(path.name))
+            if fault and not diverged:
                 self._warn(fault)
 
     def _spoilt_rows(self) -> str:

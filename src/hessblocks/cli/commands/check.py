@@ -38,11 +38,16 @@ def check(
     }
     faulty = len(findings) - count["whole"]
     if screen.json:
-        print(json.dumps({"command": "check", "whole": not faulty, "files": said}))
+        whole = bool(findings) and not faulty
+        print(json.dumps({"command": "check", "whole": whole, "files": said}))
     else:
         for name, one in said.items():
             words = "" if one["state"] == "whole" else f" {one['words']}"
             print(printable(f"{one['state']:9}{name}{words}"))
+    if not findings:
+        raise RunError(
+            f"check: {folder} holds no files that could be whole; nothing was measured there."
+        )
     if faulty:
         kinds = ", ".join(
             f"{number} {state}" for state, number in count.items() if state != "whole"

@@ -59,13 +59,21 @@ def holds_studies(folder: Path) -> bool:
 def _run_page(folder: Path) -> tuple[Path, list[str]]:
     """The page of a run, which lacks nothing."""
     from hessblocks.report import write_curvature_report, write_report
-    from hessblocks.storage import SAID, DamageWarning, check_folder, held, is_curvature_run
+    from hessblocks.storage import (
+        LACKS,
+        SAID,
+        SHORT,
+        DamageWarning,
+        check_folder,
+        held,
+        is_curvature_run,
+    )
 
     with held(folder):
         write = write_curvature_report if is_curvature_run(folder) else write_report
         page = write(folder)
         for finding in check_folder(folder):
-            if finding.state in SAID:
+            if finding.state in SAID or finding.words in (LACKS, SHORT):
                 message = f"{finding.sentence}; it is shown as it is now"
                 warnings.warn(message, DamageWarning, stacklevel=2)
     return page, []

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hessblocks.storage import Scalar, table_text, write_json, write_text
+from hessblocks.storage import Scalar, json_text, table_text, write_text
 from hessblocks.studies.engine.point import Point, plain
 from hessblocks.studies.engine.store import Store
 from hessblocks.studies.engine.study import Check, Study
-
-
-def table_of(study: Study[Any], points: Sequence[Point], store: Store) -> str:
-    """The text of results.csv: the rows of the finished ones of `points`."""
-    return table_text(study.columns, store.of(points).rows)
 
 
 def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> tuple[Check, ...]:
@@ -30,6 +25,16 @@ def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> t
     Raises:
         RunError: a file cannot be written.
     """
+    texts, checks = outputs_of(study, points, store)
+    for name, text in texts.items():
+        write_text(store.folder / name, text)
+    return checks
+
+
+def outputs_of(
+    study: Study[Any], points: Sequence[Point], store: Store
+) -> tuple[dict[str, str], tuple[Check, ...]]:
+    """The text of each file, by its name, and the published facts next to ours."""
     stored = store.of(points)
     rows = stored.rows
     summary = study.summarise(rows)
@@ -49,7 +54,9 @@ def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> t
         "retried": stored.retried,
         "settings": {name: list(values) for name, values in settings.items()},
     }
-    write_text(store.folder / "results.csv", table_text(study.columns, rows))
-    write_json(store.folder / "figure.json", summary.figure.to_dict())
-    write_json(store.folder / "summary.json", {**about, **summary.to_dict()})
-    return tuple(summary.checks)
+    texts = {
+        "results.csv": table_text(study.columns, rows),
+        "figure.json": json_text(summary.figure.to_dict()),
+        "summary.json": json_text({**about, **summary.to_dict()}),
+    }
+    return texts, tuple(summary.checks)

@@ -101,7 +101,7 @@ class Store:
         record = Record(
             key=outcome.point.key,
             rows=outcome.rows,
-            seconds=outcome.seconds,
+            seconds=round(outcome.seconds, 3),  # as it is read back
             attempts=outcome.attempts,
         )
         _append(self.folder / POINTS, record.line())

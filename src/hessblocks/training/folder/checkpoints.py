@@ -148,6 +148,7 @@ def _lacking(folder: RunFolder, checkpoint: Path) -> Path | None:
             }
         elif path == folder.metrics:  # of an older version
             whole = any(line["step"] == _step_of(checkpoint) for line in lines)
+            whole = whole and not any(SEAL in line for line in lines)  # which that version had not
         else:
             whole = len(lines) >= remembered.get("observations", 0)
         if not whole:

@@ -112,11 +112,12 @@ class RunFolder:
         new = json.loads(json.dumps(config))
         try:
             old = with_defaults(json.loads(self.config.read_text(encoding="utf-8")))
-            if "data" in old and "data" in new:  # of curvature it once had no fingerprint
-                old["data"] = {**new["data"], **old["data"]}
-            if "configuration" in new.get("model", ()):  # of curvature it was once not noted
-                old["model"] = {"configuration": new["model"]["configuration"], **old["model"]}
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
+            more |= {  # of curvature these were once not noted
+                name: {**new[name], **old[name]}
+                for name, key in (("data", "fingerprint"), ("model", "configuration"))
+                if key in new.get(name, ()) and key not in old.get(name, ())
+            }
             found = differences(old | more, new)
         except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
             raise RunError(f"{self.config}: damaged; remove {self.path} and run again.") from error

@@ -100,5 +100,6 @@ def quiet_arguments(folder: Path | str, device: str, **given: Any) -> TrainingAr
         report_to="none",
         **given,
     )
+    made.mixed_precision = "bf16" if made.bf16 else "no"  # not what the environment asks for
     made._n_gpu = min(made.n_gpu, 1)  # several would multiply the batch
     return made
