@@ -12,8 +12,9 @@ from torch import Tensor, nn
 import hessblocks as hb
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.families import FAMILIES
-from tests.curvature.architectures import _GROUPED, _SIZES, CAUSAL
-from tests.curvature.cases import Case, padded_batches, stir
+from hessblocks.errors import ArgumentError
+from tests.curvature.architectures import _GROUPED, _SIZES, CAUSAL, model_of
+from tests.curvature.cases import Case, padded_batches, stir, tokens
 from tests.curvature.oracle import Dense, dense
 from tests.curvature.test_last_layer import behind
 
@@ -130,3 +131,55 @@ def test_models_that_cast_inside_agree_as_far_as_they_go(name: str) -> None:
         expected = truth.full[rows][:, rows]
         ours = found.block(group, group).dense()
         assert (ours - expected).norm() <= 1e-6 * expected.norm(), group
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "phi3", "bloom"])
+def test_a_kind_that_is_not_known_is_refused_by_name(name: str) -> None:
+    model = model_of(name)
+    with pytest.raises(ArgumentError) as caught:
+        hb.exact_last_block(model, {"input_ids": tokens(1)})
+    assert f"{model.config.model_type!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("phi", "qk_layernorm", True),
+        ("opt", "do_layer_norm_before", False),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+    ],
+)
+def test_a_configuration_that_is_not_covered_is_refused_by_its_field(
+    name: str, field: str, value: object
+) -> None:
+    config = MADE[name]()
+    setattr(config, field, value)
+    model = stir(hf.AutoModelForCausalLM.from_config(config))
+    with pytest.raises(ArgumentError, match=f"expects {field}=.*; use hessblocks.Hessian"):
+        hb.exact_last_block(model, {"input_ids": tokens(1)})
+
+
+def test_a_description_that_is_wrong_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and queries swapped would be another attention."""
+    family = FAMILIES["llama"]
+    wrong = type(family)(**{**vars(family), "read": ("q_proj", "v_proj", "k_proj")})
+    monkeypatch.setitem(FAMILIES, "llama", wrong)
+    with pytest.raises(ArgumentError, match="than the closed form supposes"):
+        hb.exact_last_block(made("llama"), {"input_ids": tokens(1)})
+
+
+def test_another_network_behind_is_noticed() -> None:
+    """One that reads its neighbours, so that it does not act on each token by itself."""
+    model = made("llama")
+    layer = model.model.layers[-1]
+    own = layer.mlp.forward
+    layer.mlp.forward = lambda x: own(x + x.mean(1, keepdim=True))
+    with pytest.raises(ArgumentError, match="than the closed form supposes"):
+        hb.exact_last_block(model, {"input_ids": tokens(2)})
+
+
+def test_a_norm_that_feeds_attention_and_network_has_no_block() -> None:
+    case, _ = solved("phi")
+    found = hb.exact_last_block(case.model, case.batches[0])
+    assert not [group for group in found.groups if "input_layernorm" in group]
+    assert "forward" not in vars(case.model.model.layers[-1].self_attn)

@@ -141,11 +141,11 @@ class HeadTokens:
         turns = self.rotation.at(self.query_positions).matrices()
         turns = turns.expand(self.x.shape[0], -1, -1, -1).flatten(0, 1)
         found = []
-        for cosines, sines, places in self.rotation.frequencies:
-            turned = turns * places
+        for one in self.rotation.frequencies:
+            turned = turns * one.places
             for weights, to_key in (
-                (cosines, turned),
-                (sines, turned @ self.rotation.quarter.T),
+                (one.cosines, turned),
+                (one.sines, turned @ self.rotation.quarter.T),
             ):
                 if weights.any():
                     carried = self._carried(weights[..., None] * self.x)

@@ -15,8 +15,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Frequency:
+    """The entries that turn by one angle at every token."""
+
+    cosines: Float[Tensor, "#B L"]
+    """Of the angle."""
+    sines: Float[Tensor, "#B L"]
+    """Of the angle."""
+    places: Bool[Tensor, " K"]
+    """True at those entries."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +68,7 @@ class Rotation:
             quarter=quarter,
         )
 
-    def at(self, positions: Tensor) -> Rotation:
+    def at(self, positions: Int[Tensor, " I"]) -> Rotation:
         """The same for some of the tokens."""
         return Rotation(
             cosines=self.cosines[:, positions],
@@ -82,13 +94,17 @@ class Rotation:
         return self.cosines.diag_embed() + self.quarter * self.sines[..., None, :]
 
     @cached_property
-    def frequencies(self) -> list[tuple[Float[Tensor, "#B L"], Float[Tensor, "#B L"], Tensor]]:
-        """Of each frequency cosines, sines and the places (K,) that turn by it."""
+    def frequencies(self) -> list[Frequency]:
+        """The different angles, that of entries which do not turn among them."""
         tables = torch.cat([self.cosines, self.sines], dim=0).flatten(0, 1)
         _, kinds = torch.unique(tables, dim=1, return_inverse=True)
         found = []
         for kind in range(int(kinds.max()) + 1):
             places = kinds == kind
             first = int(places.nonzero()[0, 0])
-            found.append((self.cosines[..., first], self.sines[..., first], places))
+            found.append(
+                Frequency(
+                    cosines=self.cosines[..., first], sines=self.sines[..., first], places=places
+                )
+            )
         return found

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from hessblocks.curvature.exact.behind_attention import HiddenNetwork
 from hessblocks.errors import ArgumentError
 
 Weights = Mapping[str, Float[Tensor, "rows columns"]]
@@ -122,9 +123,7 @@ def matrix(module: Any) -> Float[Tensor, "rows columns"]:
     return torch.cat([weight, *bias]).detach()
 
 
-def token_network(
-    family: Family, model: Any, keywords: Mapping[str, Any]
-) -> Callable[[Tensor, Tensor], Tensor]:
+def token_network(family: Family, model: Any, keywords: Mapping[str, Any]) -> HiddenNetwork:
     """The last layer's own code and the final norm, on one token whose attention is given.
 
     Args:

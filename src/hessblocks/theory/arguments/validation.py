@@ -1,6 +1,6 @@
 """Checks of the input, mask and gains of `attention_hessian`; every message names the argument.
 
-Letters: B sequences, L tokens, D width, H heads.
+Letters: B sequences, L tokens, D width, H heads, K query-key width.
 """
 
 from __future__ import annotations
