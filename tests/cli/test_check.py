@@ -2,13 +2,16 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hessblocks.cli import main
+from hessblocks.studies.catalogue import find
 from tests.cli.helpers import Shell, sentence
 from tests.cli.test_curvature import SMALL as SAMPLE
 from tests.cli.test_curvature import preset
@@ -275,6 +278,26 @@ def test_studies_are_checked_by_their_points(
         "mlp/summary.json": "edited",
         "mlp/figure.json": "edited",
     }
+
+
+def test_points_of_an_earlier_revision_are_told_and_keep_their_tables(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    reproduce = ["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(out)]
+    assert main(reproduce) == 0
+    tables = [out / "mlp" / name for name in ("results.csv", "summary.json", "figure.json")]
+    whole = [table.read_bytes() for table in tables]
+    raised = replace(find("mlp"), revision=find("mlp").revision + 1)
+    monkeypatch.setattr("hessblocks.studies.folders.find", lambda name: raised)
+    status, found = said(shell, out)
+    assert (status, found) == (1, {"mlp/points.jsonl": "foreign"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        outcome = shell("report", str(out))
+    assert outcome.status == 0
+    assert "is of revision 1 of mlp, this version measures revision 2" in outcome.errors
+    assert [table.read_bytes() for table in tables] == whole
 
 
 def test_what_is_made_of_points_and_what_was_asked_for_are_checked(

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from hessblocks.progress import Progress
 from hessblocks.settings.observation import CurvatureSettings
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ComparisonSettings, ModelSettings
+from hessblocks.storage.identity import sealed
 from hessblocks.storage.rows import read_results
+from hessblocks.storage.seals import SEAL_FILE as SEAL
+from hessblocks.storage.seals import sealed_folder
 from hessblocks.training.comparison import compare
 
 TIMINGS = {"tokens_per_second", "peak_memory", "training_time"}
@@ -116,3 +120,15 @@ def _changes_the_disk(event: str, arguments: tuple[Any, ...]) -> bool:
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) if isinstance(flags, int) else 0
         return bool(writes) or any(letter in str(mode) for letter in "wax+")
     return event in {"os.rename", "os.remove", "os.rmdir", "os.mkdir"}
+
+
+def sealed_anew(checkpoint: Path) -> None:
+    """The seal says that all is as it was written, as its maker can have it."""
+    seal = json.loads((checkpoint / SEAL).read_text())
+    seal["files"] = {
+        path.name: sha256(path.read_bytes()).hexdigest()
+        for path in checkpoint.iterdir()
+        if path.name != SEAL
+    }
+    (checkpoint / SEAL).write_text(json.dumps(sealed(seal["of"], seal)))
+    assert sealed_folder(checkpoint).state == "whole"

@@ -7,7 +7,6 @@ import shutil
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from hessblocks.storage.seals import SEAL_FILE as SEAL
 from hessblocks.storage.seals import sealed_folder
 from hessblocks.training.comparison import compare
 from hessblocks.training.run import DamageWarning
-from tests.training.helpers import COMPARISON, files, numbers
+from tests.training.helpers import COMPARISON, files, numbers, sealed_anew
 from tests.training.test_resume import interrupted
 
 PICKLES = ("scaler.pt", "rng_state.pth", "optimizer.pt", "scheduler.pt", "pytorch_model.bin")
@@ -59,18 +58,6 @@ def plant(checkpoint: Path, name: str, marker: Path) -> None:
     (checkpoint / name).write_bytes(pickle.dumps(Bomb(marker)))
     if name == "pytorch_model.bin":
         (checkpoint / "model.safetensors").unlink()
-
-
-def sealed_anew(checkpoint: Path) -> None:
-    """The seal says that all is as it was written, as its maker can have it."""
-    seal = json.loads((checkpoint / SEAL).read_text())
-    seal["files"] = {
-        path.name: sha256(path.read_bytes()).hexdigest()
-        for path in checkpoint.iterdir()
-        if path.name != SEAL
-    }
-    (checkpoint / SEAL).write_text(json.dumps(sealed(seal["of"], seal)))
-    assert sealed_folder(checkpoint).state == "whole"
 
 
 @pytest.mark.parametrize("name", PICKLES)

@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from hessblocks.data.corpus import Corpus
+from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
@@ -24,6 +26,7 @@ from tests.training.helpers import (
     in_process_of_its_own,
     killed_at_write,
     numbers,
+    sealed_anew,
 )
 
 
@@ -85,6 +88,24 @@ def test_losses_and_training_time_go_on_from_the_checkpoint(
     assert lines[: len(kept)] == kept
     assert seconds == sorted(seconds)
     assert total == [seconds[-1]]
+
+
+def test_a_checkpoint_of_other_parameters_is_one_sentence(
+    corpus: Corpus, interrupted_once: Path, tmp_path: Path
+) -> None:
+    """As that of a preset which has trained more numbers since."""
+    out = tmp_path / "out"
+    shutil.copytree(interrupted_once, out)
+    (checkpoint,) = (out / "runs" / "pre-ln-seed0" / "checkpoints").glob("checkpoint-8")
+    path = checkpoint / "optimizer.pt"
+    state = torch.load(path, weights_only=True)
+    state["param_groups"][0]["params"].pop()
+    torch.save(state, path)
+    sealed_anew(checkpoint)
+    with pytest.raises(
+        RunError, match=r"checkpoint-8: its optimiser is that of a model with other"
+    ):
+        complete(corpus, out)
 
 
 def test_what_is_finished_is_never_computed_again(

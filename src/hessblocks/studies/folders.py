@@ -100,8 +100,24 @@ def refreshed(folder: Path) -> Iterator[None]:
 
 
 def _refresh(folder: Path, store: Store) -> None:
-    if asked := _asked(folder):
-        write_outputs(*asked, store)
+    if not (asked := _asked(folder)):
+        return
+    if older := _of_older_revisions(store, *asked):
+        warnings.warn(f"{folder / POINTS} {older}; its tables stay as they are", stacklevel=4)
+        return
+    write_outputs(*asked, store)
+
+
+def _of_older_revisions(store: Store, study: Study[Any], points: list[Point]) -> str:
+    """What to say of a store whose points all are of another revision of the study; empty for others."""
+    if not len(store) or len(store.of(points).missing) < len(points):
+        return ""
+    keys = [json.loads(key) for key in store]
+    found = {key.get("revision") for key in keys if key["study"] == study.name}
+    if not found or study.revision in found:
+        return ""
+    held = ", ".join(map(str, sorted(found, key=str)))
+    return f"is of revision {held} of {study.name}, this version measures revision {study.revision}"
 
 
 def _asked(folder: Path) -> tuple[Study[Any], list[Point]] | None:
@@ -155,6 +171,9 @@ def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterato
     store = read(folder)
     points = folder / POINTS
     name, asked = _config(folder)["study"], _asked(folder)
+    if asked and (older := _of_older_revisions(store, *asked)):
+        yield Finding(path=points, state="foreign", words=older)
+        return
     foreign = [key for key in store if json.loads(key)["study"] != name]
     missing = store.of(asked[1]).missing if asked else []
     if store.damaged:

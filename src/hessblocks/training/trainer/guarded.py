@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
+from hessblocks.errors import RunError
 from hessblocks.training import ranks
 from hessblocks.training.folder import writing
 from hessblocks.training.trainer.divergence import Batch, Divergence, locate
@@ -68,6 +69,15 @@ class GuardedTrainer(Trainer):
         folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
         with writing(folder):
             super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        except ValueError as error:
+            raise RunError(
+                f"{checkpoint}: its optimiser is that of a model with other parameters (a preset of an earlier "
+                "version?); choose another --out"
+            ) from error
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Nothing: float16 alone has a scaler, and no training here is in float16."""
