@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests import shape_checks
+from tests.pictures import empty_pictures
 
 shape_checks.install()
 torch.set_num_threads(1)
@@ -28,6 +29,12 @@ def _one_commit() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_commit", functools.cache(module._commit))
         yield
+
+
+@pytest.fixture
+def blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are written without content."""
+    empty_pictures(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,10 @@ PRESET = ["--depth", "2", "--width", "8", "--heads", "2", "--vocab-size", "260"]
 SMALL = ["--sequences", "2", "--tokens", "6", "--probes", "4"]
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full"]
 
-pytestmark = pytest.mark.filterwarnings("default::hessblocks.curvature.AttentionBackendWarning")
+pytestmark = [
+    pytest.mark.usefixtures("blank"),
+    pytest.mark.filterwarnings("default::hessblocks.curvature.AttentionBackendWarning"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.usefixtures("blank")
 def test_collapse_64_layers_deep_with_plain_attention_and_none_with_shaped(
     shell: Shell, tmp_path: Path
 ) -> None:
@@ -70,6 +71,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("blank")
 def test_folders_and_presets_stand_side_by_side(shell: Shell, tmp_path: Path) -> None:
     config = GPT2Config(
         n_embd=16, n_head=2, n_layer=2, vocab_size=64, n_positions=16, bos_token_id=0, eos_token_id=0
@@ -109,6 +111,7 @@ def test_plain_names_are_the_block_without_shaping() -> None:
     assert shaped == hb.preset("sas", width=16, heads=2)
 
 
+@pytest.mark.usefixtures("blank")
 def test_a_second_run_replaces_the_first_but_nothing_else(shell: Shell, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert shell("signal", "preset:sas", *SMALL, "--out", out).status == 0

@@ -23,16 +23,13 @@ from typing import Any
 
 import jaxtyping
 import pytest
-from matplotlib.figure import Figure as Picture
 
 from hessblocks.cli.app import main
-from hessblocks.report.comparison import page
-from hessblocks.report.curvature import figures
-from hessblocks.report.studies import section
 from hessblocks.studies.engine import workers
 from tests.cli.helpers import use_the_terminal
 from tests.crashes.disk import Disk, Fault, watched
 from tests.data.helpers import write_code
+from tests.pictures import empty_pictures
 from tests.studies.kills import CLOCKED, SECONDS
 from tests.training.helpers import TIMINGS
 
@@ -188,8 +185,7 @@ def _live(
 def prepare(patch: pytest.MonkeyPatch) -> None:
     """Pictures without content, workers that need no imports, and no commit, which may change meanwhile."""
     patch.setattr(import_module("hessblocks.storage.environment"), "_commit", lambda: None)
-    for module in (page, figures, section):
-        patch.setattr(module, "draw", lambda figure: Picture(figsize=(1, 1)))
+    empty_pictures(patch)
     patch.setattr(workers, "_SPAWN", multiprocessing.get_context("fork"))
     patch.setattr(workers, "_serve", functools.partial(_as_if_spawned, workers._serve))
 

@@ -26,7 +26,10 @@ from pathlib import Path
 Path({marker!r}).touch()
 from transformers import GPT2Config as Evil, GPT2LMHeadModel as EvilModel, GPT2Tokenizer as EvilTokenizer
 """
-pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+pytestmark = [
+    pytest.mark.usefixtures("blank"),
+    pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning"),
+]
 COMMANDS = {
     "curvature": ["--probes", "4", "--sequences", "1", "--tokens", "4", "--data", "random"],
     "signal": ["--sequences", "1", "--tokens", "4", "--data", "random"],

@@ -19,7 +19,10 @@ from hessblocks.storage.identity import identity_of, sealed
 from hessblocks.storage.seals import DamageWarning
 from tests.data.helpers import write_code
 
-pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+pytestmark = [
+    pytest.mark.usefixtures("blank"),
+    pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning"),
+]
 SIZES = {"depth": 2, "width": 8, "heads": 2, "vocab_size": 30}
 TOKENS = {"sequences": 2, "tokens": 6}
 FEW = {"groups": "layers.1.attention.*", "parts": "full", "probes": 4}

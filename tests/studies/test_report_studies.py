@@ -11,6 +11,8 @@ from hessblocks.storage.locks import held
 from hessblocks.studies.engine.store import POINTS
 from hessblocks.studies.runner import run_studies
 
+pytestmark = pytest.mark.usefixtures("blank")
+
 STUDIES = ("mlp", "histograms", "fig3b")
 
 

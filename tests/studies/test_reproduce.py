@@ -19,6 +19,8 @@ from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.executors import InProcess
 from hessblocks.studies.engine.store import DAMAGED, POINTS
 
+pytestmark = pytest.mark.usefixtures("blank")
+
 
 def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--list"]) == 0
