@@ -26,6 +26,9 @@ from hessblocks.theory.pieces import GROUPS, Piece
 from hessblocks.theory.piecewise import PiecewiseHessian
 from hessblocks.theory.token_curvature import TokenCurvature
 
+KEY_WORK = 1e10
+"""Numbers in the matrices of a key block of rotary positions, for one pair of heads."""
+
 
 class AttentionHessian(PiecewiseHessian):
     """Every block of H = H_o + H_f of one attention layer, as operators that are never assembled.
@@ -154,10 +157,24 @@ class AttentionHessian(PiecewiseHessian):
 
     def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
         """The terms of H_o or H_f between two pieces."""
+        if row.group == column.group == "key":
+            self._check_features()
         terms = [] if part == "outer" else self._functional_terms(row, column)
         if jacobians := self._outer if part == "outer" else self._functional_outer:
             terms += jacobians.terms(row, column)
         return terms
+
+    def _check_features(self) -> None:
+        """Refuse key blocks of rotary positions that are out of reach."""
+        head = self.heads[0]
+        tokens, (width, head_width) = len(head.queries), head.w_query.shape
+        features = len(head.key_features) if head.rotation is not None else 1
+        if features > 1 and (work := features**2 * tokens * width**2) > KEY_WORK:
+            raise ArgumentError(
+                f"key: rotary positions at head width {head_width} make its block a sum of {features}² × {tokens} "
+                f"products with matrices {width} × {width} ({work:.0e} numbers, {KEY_WORK:.0e} are taken); "
+                "use fewer tokens or hessblocks.Hessian"
+            )
 
     def jacobians(self, piece: Piece) -> list[TokenJacobian]:
         """∂F/∂(piece) of every token that matters, one for each head that uses it."""

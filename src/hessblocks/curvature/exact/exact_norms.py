@@ -118,6 +118,10 @@ def compressed(layer: AttentionLayer) -> AttentionLayer:
     assert layer.query.shape[0] == 1
     inputs = _basis(layer.x.flatten(0, 1))
     query, key = inputs.T @ layer.query, inputs.T @ layer.key
+    if layer.rotation is not None:  # it turns queries and keys where they are
+        return replace(
+            layer, x=layer.x @ inputs, query=query, key=key, value=inputs.T @ layer.value
+        )
     scores = _basis(torch.cat([query[0], key[0]]))
     return replace(
         layer,

@@ -21,6 +21,8 @@ from hessblocks.linalg.kronecker.gram import aligned, inner_product, inner_produ
 from hessblocks.linalg.kronecker.terms import KroneckerTerm
 from hessblocks.linalg.operators import LinearOperator, chunks
 
+SEVERAL = 8
+"""Terms from which on it is asked which of them share entries."""
 MEMORY_LIMIT = 1 << 29
 """Bytes that the intermediate results of one operation may take, unless told otherwise."""
 
@@ -171,14 +173,29 @@ class KroneckerSum(ExactOperator):
     @cached_property
     def _square(self) -> float:
         """The squared norm."""
-        pairs = combinations_with_replacement(self.terms, 2)
-        by_gram = sum(inner_product_cost(a, b) for a, b in pairs)
-        by_assembling = sum(term.tokens * math.prod(term.sizes) for term in self.terms)
+        by_gram = sum(inner_product_cost(a, b) for a, b in self._meeting)
+        by_assembling = sum(term.work for term in self.terms)
         return self._gram_square() if by_gram <= by_assembling else self._assembled_square()
+
+    @cached_property
+    def _meeting(self) -> list[tuple[KroneckerTerm, KroneckerTerm]]:
+        """Pairs of terms that share an entry of the matrix, as far as their vectors tell."""
+        pairs = list(combinations_with_replacement(self.terms, 2))
+        if len(self.terms) < SEVERAL:
+            return pairs
+        places = {id(term): term.places() for term in self.terms}
+
+        def meet(first: KroneckerTerm, second: KroneckerTerm) -> bool:
+            if not aligned(first, second):
+                return True
+            sides = zip(places[id(first)], places[id(second)], strict=True)
+            return all(bool((a & b).any()) for a, b in sides)
+
+        return [(a, b) for a, b in pairs if meet(a, b)]
 
     def _gram_square(self) -> float:
         total = 0.0
-        for a, b in combinations_with_replacement(self.terms, 2):
+        for a, b in self._meeting:
             weight = 1.0 if a is b else 2.0
             total += weight * inner_product(a, b, memory_limit=self.memory_limit)
         return total

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessblocks.linalg.kronecker.matrices import TokenMatrices, upper_triangle
@@ -60,6 +60,17 @@ class KroneckerTerm:
     def nbytes(self) -> int:
         """Bytes of the numbers held."""
         return self.row.nbytes + self.column.nbytes + self.matrices.nbytes
+
+    @property
+    def work(self) -> int:
+        """Multiplications that it takes to assemble the term, but for symmetries."""
+        _, R, _, W = self.sizes
+        rows, columns = self.places()
+        return self.tokens * int(rows.sum()) * int(columns.sum()) * R * W
+
+    def places(self) -> tuple[Bool[Tensor, " P"], Bool[Tensor, " T"]]:
+        """Where the row and the column vectors are not zero for every token."""
+        return (self.row != 0).any(0), (self.column != 0).any(0)
 
     def adjoint(self) -> KroneckerTerm:
         """The transposed term."""
@@ -117,12 +128,23 @@ class KroneckerTerm:
         Returns:
             The entries; reshaped to two axes they are the matrix.
 
-        Cost: N P T R W multiplications; half as many for each symmetric factor.
+        Cost: N P T R W multiplications; half as many for each symmetric factor. Entries at which all
+            vectors are zero cost nothing.
         """
         P, R, T, W = self.sizes
         row_order = (2, 0) if self.row_swapped else (0, 2)
         column_order = (3, 1) if self.column_swapped else (1, 3)
-        return self._canonical().view(P, T, R, W).permute(*row_order, *column_order)
+        rows, columns = self.places()
+        if 2 * int(rows.sum()) <= P or 2 * int(columns.sum()) <= T:
+            row = self.row[:, rows]
+            column = row if self.column is self.row else self.column[:, columns]
+            met = replace(self, row=row, column=column)
+            whole = self.row.new_zeros(P, T, R, W)
+            there = torch.meshgrid(rows.nonzero()[:, 0], columns.nonzero()[:, 0], indexing="ij")
+            whole[there] = met._canonical().view(row.shape[1], column.shape[1], R, W)
+        else:
+            whole = self._canonical().view(P, T, R, W)
+        return whole.permute(*row_order, *column_order)
 
     def _canonical(self) -> Tensor:
         """The sum over tokens of (row columnᵀ, flat) (matrix, flat)ᵀ, (P·T, R·W)."""
