@@ -220,10 +220,28 @@ def test_heads_are_those_of_the_attention() -> None:
         found.block("keys", "query")
 
 
+class Twice(nn.Module):
+    """One layer, used two times."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.input = nn.Linear(6, 4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(self.layer(self.input(x)))
+        return out
+
+
 def test_a_layer_that_is_used_twice_is_refused() -> None:
     case = of_preset("pre-ln", **UNTIED)
     layer = case.model.model.layers[-1]
     layer.mlp.output = nn.Sequential(layer.mlp.output, twice := nn.Linear(4, 4).double(), twice)
+    with pytest.raises(
+        ArgumentError, match=r"output.1.weight' and .*output.2.weight' are one weight"
+    ):
+        hb.exact_last_block(case.model, case.batches[0])
+    layer.mlp.output = Twice(twice)
     with pytest.raises(ArgumentError, match=r"is used twice behind the last attention"):
         hb.exact_last_block(case.model, case.batches[0])
 

@@ -47,7 +47,7 @@ ROOMS: dict[str, set[str]] = {
     "curvature.closed": set(),
     "curvature.groups": set(),
     "curvature.products": {"closed", "groups"},
-    "curvature.exact": {"products"},
+    "curvature.exact": {"groups", "products"},
     "training.folder": set(),
     "training.trainer": {"folder"},
     "training.masked": {"folder", "trainer"},

@@ -110,7 +110,7 @@ FAMILIES: dict[str, Family] = {
         layers="model.decoder.layers",
         final_norm="model.decoder.final_layer_norm",
         write="out_proj",
-        expected={"do_layer_norm_before": True},
+        expected={"do_layer_norm_before": True, "_remove_final_layer_norm": False},
     ),
 }
 """By the `model_type` of the configuration."""
@@ -160,6 +160,8 @@ def feeding(
         return torch.zeros_like(seen[0]), None
 
     known = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not known:
+        return frozenset()
     with torch.enable_grad(), _replaced(attention, note):
         layer(x.detach()[None, None].requires_grad_(), **keywords)
         slopes = torch.autograd.grad(seen[0].sum(), list(known.values()), allow_unused=True)

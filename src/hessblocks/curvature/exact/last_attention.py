@@ -7,18 +7,21 @@ Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.func import vmap
 
 from hessblocks.curvature.exact.behind_attention import HiddenNetwork
+from hessblocks.curvature.exact.covered import ELSEWHERE, check_linear, undisturbed
 from hessblocks.curvature.exact.families import FAMILIES, ROLES, feeding, matrix, token_network
 from hessblocks.curvature.exact.unembedding import Unembedding
-from hessblocks.curvature.products import Batch, evaluation_mode
+from hessblocks.curvature.products import Batch
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.theory import AttentionLayer, Rotation
 
@@ -42,39 +45,67 @@ class LastAttention:
     """From there to the logits."""
     hidden: Float[Tensor, "B L D"]
     """Output of the network behind, as the model gave it."""
+    final_norm: nn.Module
+    """Where it was taken."""
     projection_bias: Float[Tensor, " D"] | None = None
     """Bias of the output, where it has one."""
+    left_out: tuple[str, ...] = ()
+    """Trained parameters of the attention that have no group: gains of reparametrised weights."""
     before: frozenset[str] = frozenset()
     """Parameters that the network behind reads and that stand before the attention too."""
 
-    def describes_model(self, valid: Bool[Tensor, "B L"]) -> bool:
-        """Whether the layer, computed anew, gives the outputs that the model gave at the valid tokens.
+    def check(self, model: nn.Module, batch: Batch, valid: Bool[Tensor, "B L"]) -> None:
+        """Hold attention, network and unembedding, computed anew, against what the model gave.
 
-        The network behind is tried at a few of them.
+        Args:
+            model: that they were taken out of.
+            batch: that it was run on.
+            valid: where outputs count.
 
-        Returns:
-            False where either differs by more than rounding.
+        Raises:
+            ArgumentError: one of them differs by more than rounding.
         """
         positions = valid.any(0).nonzero()[:, 0]
         output = self.layer.output(positions)
         if self.projection_bias is not None:
             output = output + self.projection_bias
         counted = valid[:, positions]
-        seen = self.attended[:, positions][counted]
-        tolerance = 1e4 * torch.finfo(seen.dtype).eps * seen.abs().amax()
-        if not (output[counted] - seen).abs().amax() <= tolerance:
-            return False
-        tried = valid.nonzero()[:_TRIED].unbind(1)
-        hidden = torch.stack(
-            [
-                self.network(*point)
-                for point in zip(
-                    self.attended[tried], *(side[tried] for side in self.sides), strict=True
-                )
-            ]
-        )
-        tolerance = 1e4 * torch.finfo(seen.dtype).eps * hidden.abs().amax()
-        return bool((hidden - self.hidden[tried]).abs().amax() <= tolerance)
+        if not _close(output[counted], self.attended[:, positions][counted]):
+            raise ArgumentError(
+                "batch: the model attends otherwise than the closed form supposes (packed sequences, a mask of its "
+                "own, a softmax in single precision that attn_implementation='sdpa' would not have?); use "
+                "hessblocks.Hessian for this batch"
+            )
+        hidden = vmap(self.network)(self.attended[valid], *(side[valid] for side in self.sides))
+        if not _close(hidden, self.hidden[valid]):
+            raise ArgumentError(
+                "model: behind its last attention it does something else than the closed form supposes, or not token "
+                f"by token; {ELSEWHERE}"
+            )
+        some = batch.inputs[:1, :_TRIED]
+        with noted(self.final_norm) as seen:
+            logits: Tensor = cast(Any, model)(some, use_cache=False).logits
+        if not _close(self.unembedding.logits(seen[0]), logits):
+            raise ArgumentError(
+                "model: its logits are not the output layer's of the final hidden state (scaled, capped, changed by "
+                f"a hook?); {ELSEWHERE}"
+            )
+
+
+def _close(found: Tensor, seen: Tensor) -> bool:
+    tolerance = 1e4 * torch.finfo(seen.dtype).eps * seen.abs().amax()
+    return found.shape == seen.shape and bool((found - seen).abs().amax() <= tolerance)
+
+
+@contextmanager
+def noted(module: nn.Module) -> Iterator[list[Float[Tensor, "..."]]]:
+    """The outputs of a module while it is used."""
+    seen: list[Tensor] = []
+    handle = module.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
@@ -92,18 +123,16 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
     """
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     check_name("model: closed-form attention curvature of", kind, _TAKERS)
-    if not isinstance(_head(model), nn.Linear):
+    known: Any = model
+    head = known.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is None:
         raise ArgumentError(
-            f"model: expected a language model with a linear head, got {type(model).__name__}; "
+            f"model: expected a language model with a head, got {type(model).__name__}; "
             "use AutoModelForCausalLM, AutoModelForMaskedLM or hessblocks.build"
         )
-    with torch.no_grad(), evaluation_mode(model):
+    check_linear("the output layer", head)
+    with undisturbed(model), torch.no_grad():
         return _TAKERS[kind](model, batch)
-
-
-def _head(model: Any) -> nn.Module | None:
-    found: nn.Module | None = model.get_output_embeddings()
-    return found
 
 
 def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
@@ -118,6 +147,9 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         hidden: Tensor = model.model.final_norm(block.after_attention(a, skip, normalised))
         return hidden
 
+    for name in ROLES:
+        if isinstance(module := getattr(attention, name), nn.Linear):
+            check_linear(name, module)
     slots = {name: module for name in ROLES if (module := getattr(attention, name)) is not None}
     trained = [name for name, module in slots.items() if _is_trained(module)]
     matrices = {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()}
@@ -151,9 +183,15 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         layer=layer,
         attended=seen.attended,
         hidden=seen.hidden,
+        final_norm=model.model.final_norm,
         sides=(x, inputs),
         network=network,
         unembedding=Unembedding.of(model.lm_head),
+        left_out=tuple(
+            name
+            for name, parameter in attention.named_parameters()
+            if name.endswith(("initial_gain", "update_gain")) and parameter.requires_grad
+        ),
         projection_bias=bias,
     )
 
@@ -169,8 +207,11 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
         )
     layer = model.get_submodule(family.layers)[-1]
     attention = layer.get_submodule(family.attention)
-    seen = _forward(model, batch, layer, attention, model.get_submodule(family.final_norm))
+    norm = model.get_submodule(family.final_norm)
+    seen = _forward(model, batch, layer, attention, norm)
     heads = int(config.num_attention_heads)
+    for name in (*family.read, family.write):
+        check_linear(name, attention.get_submodule(name))
     weights = family.weights(attention, heads)
     groups = int(getattr(config, "num_key_value_heads", None) or heads)
     head_width = weights["query"].shape[1] // heads
@@ -203,6 +244,7 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
         unembedding=Unembedding.of(model.get_output_embeddings()),
         projection_bias=None if bias is None else bias.detach(),
         hidden=seen.hidden,
+        final_norm=norm,
         before=feeding(family, model, seen.x[0, 0], seen.layer_keywords),
     )
 
@@ -221,7 +263,8 @@ def _window(attention: Any, config: Any) -> int | None:
 
 def _check_parts(model: Any) -> None:
     attention = model.model.layers[-1].attention
-    if not isinstance(attention.query_norm, nn.Identity):
+    norms = (attention.query_norm, attention.key_norm)
+    if not all(isinstance(norm, nn.Identity) for norm in norms):
         raise _uncovered("covers scores that are bilinear in the inputs, not a query-key norm")
     for name in ROLES:
         gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
@@ -292,7 +335,7 @@ def _forward(
         final_norm.register_forward_hook(stop),
     ]
     try:
-        model(*batch.arguments, **batch.keywords, use_cache=False)
+        model(*batch.arguments, **{**batch.keywords, "use_cache": False})
     except _Captured as captured:
         return _Seen(hidden=captured.args[0], **seen)
     finally:

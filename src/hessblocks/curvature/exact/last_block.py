@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.exact.behind_attention import TokenDerivatives, token_derivatives
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
+from hessblocks.curvature.exact.covered import check_model, undisturbed
 from hessblocks.curvature.exact.last_attention import LastAttention, last_attention
 from hessblocks.curvature.exact.tail import TokenTail
 from hessblocks.curvature.exact.unembedding import SeenLoss
+from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products import (
     Batch,
     causal_targets,
-    evaluation_mode,
     given_labels,
     unpack,
 )
@@ -63,7 +64,8 @@ def exact_attention_curvature(
     Returns:
         The blocks: `.block("query", "key", part="outer", head=0)`, `.norms()`, `.moments`. A weight
         is flattened head by head, each head's (inputs, outputs) matrix row by row, a bias as its
-        last row. Identity values and projections have no block.
+        last row. Identity values and projections have no block, nor have trained gains of
+        reparametrised weights.
 
     Raises:
         ArgumentError: a model or parts that the closed form does not cover, half precision, no valid
@@ -77,8 +79,9 @@ def exact_attention_curvature(
 
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
     """
+    model = plain_model(model)
     found, targets, valid = _taken(model, batch, loss, memory_limit)
-    with evaluation_mode(model), _frozen(model):
+    with undisturbed(model), _frozen(model):
         behind = behind_cross_entropy(found, targets, valid, memory_limit)
     return hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
 
@@ -119,7 +122,13 @@ def exact_last_block(
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form; the layers behind the
         attention by the chain rule (`docs/theory.md`).
     """
+    model = plain_model(model)
     found, targets, valid = _taken(model, batch, loss, memory_limit)
+    if found.left_out:
+        raise ArgumentError(
+            f"model: the trained {found.left_out[0]!r} of its last attention has no closed form; use "
+            "hessblocks.exact_attention_curvature, which leaves it out, or hessblocks.Hessian"
+        )
     positions = valid.any(0).nonzero()[:, 0]
     labelled = valid[:, positions].flatten()
     tail = TokenTail(
@@ -136,7 +145,7 @@ def exact_last_block(
         labelled.to(tail.hidden) / int(valid.sum()),
         memory_limit,
     )
-    with evaluation_mode(model), _frozen(model):
+    with undisturbed(model), _frozen(model):
         behind = behind_cross_entropy(found, targets, valid, memory_limit)
     weight = model.get_output_embeddings().weight  # type: ignore[operator]
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
@@ -156,21 +165,16 @@ def _taken(
     """The last attention of a model on a batch, the targets, and where they count."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
-    _check_precision(model)
+    check_model(model)
     unpacked = unpack(batch, next(model.parameters()).device)
     _check_inputs(unpacked)
-    targets = _TARGETS[loss](unpacked)
+    targets = _TARGETS[loss](unpacked).long()
     valid = targets != IGNORED
     vocabulary = int(getattr(getattr(model, "config", None), "vocab_size", 1 << 62))
     _check_targets(targets, valid, unpacked, vocabulary)
     found = last_attention(model, unpacked)
-    with torch.no_grad(), evaluation_mode(model):
-        described = found.describes_model(valid)
-    if not described:
-        raise ArgumentError(
-            "batch: the model attends to other tokens than the closed form supposes (packed sequences, a "
-            "mask of its own?); use hessblocks.Hessian for this batch"
-        )
+    with undisturbed(model), torch.no_grad():
+        found.check(model, unpacked, valid)
     return found, targets, valid
 
 
@@ -208,14 +212,6 @@ def _filled(values: Tensor, labelled: Tensor) -> Tensor:
     return out
 
 
-def _check_precision(model: nn.Module) -> None:
-    half = {p.dtype for p in model.parameters()} - {torch.float32, torch.float64}
-    if half:
-        raise ArgumentError(
-            f"model: the closed form expects single or double precision, got {half.pop()}; use model.float()"
-        )
-
-
 def _check_inputs(batch: Batch) -> None:
     ids = batch.inputs
     if ids.ndim != 2 or ids.is_floating_point():
@@ -223,6 +219,8 @@ def _check_inputs(batch: Batch) -> None:
             "batch: input_ids: expected whole numbers (sequences, tokens), "
             f"got {ids.dtype} {tuple(ids.shape)}"
         )
+    if batch.labels is not None and (batch.labels.is_floating_point() or batch.labels.is_complex()):
+        raise ArgumentError(f"batch: labels: expected whole numbers, got {batch.labels.dtype}")
     for name, tensor in (("labels", batch.labels), ("attention_mask", batch.attention_mask)):
         if tensor is not None and tensor.shape != ids.shape:
             raise ArgumentError(

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from transformers.pytorch_utils import Conv1D
 
+from hessblocks.curvature.exact.covered import check_linear, undisturbed
 from hessblocks.curvature.exact.last_attention import LastAttention
-from hessblocks.curvature.products import evaluation_mode
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import chunks
 
@@ -177,7 +177,7 @@ class TokenTail:
             )
             points = (*more, *self._points)
             self._check_weights()
-            with torch.no_grad(), evaluation_mode(self._model):
+            with undisturbed(self._model), torch.no_grad():
                 self._kept[key] = torch.cat(
                     [
                         vmap(of_token)(*(point[some] for point in points))
@@ -193,7 +193,7 @@ class TokenTail:
             )
 
     def _at_once(self) -> tuple[Tensor, dict[str, Tensor]]:
-        with torch.no_grad(), evaluation_mode(self._model):
+        with undisturbed(self._model), torch.no_grad():
             found: tuple[Tensor, dict[str, Tensor]] = vmap(lambda *point: self._run({}, *point))(
                 *self._points
             )
@@ -218,16 +218,22 @@ class TokenTail:
     def _found(self) -> Iterator[TailPart]:
         """Trained parameters that the network behind reads, by module."""
         known = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        with torch.enable_grad(), evaluation_mode(self._model):
+        with undisturbed(self._model), torch.enable_grad():
             hidden = self._tail(*(point[0] for point in self._points))
+            if not hidden.requires_grad:
+                return
             slopes = torch.autograd.grad(
                 hidden.sum(), list(known.values()), allow_unused=True, materialize_grads=False
             )
         met = {name for name, slope in zip(known, slopes, strict=True) if slope is not None}
         layers: dict[str, Any] = {}
         for name in met:
-            stem = name.rpartition(".")[0]
+            stem, _, own = name.rpartition(".")
             module = self._model.get_submodule(stem)
+            if own == "bias":  # alone it is a parameter as any other
+                continue
+            if isinstance(module, nn.Linear | Conv1D):
+                check_linear(stem, module)
             if isinstance(module, nn.Linear | Conv1D) or _reparametrised(module):
                 layers[stem] = module
         for name in known:
@@ -269,9 +275,10 @@ def _reparametrised(module: nn.Module) -> bool:
     return hasattr(module, "effective_weight")
 
 
-def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Changes when a parameter is replaced or written to."""
-    return [(id(p), p._version) for p in model.parameters()]
+def _versions(model: nn.Module) -> list[tuple[int, float]]:
+    """Changes when a parameter is replaced or gets other values."""
+    with torch.no_grad():
+        return [(id(p), float(p.abs().sum(dtype=torch.float64))) for p in model.parameters()]
 
 
 class _Tail(nn.Module):

@@ -41,9 +41,9 @@ class Unembedding:
 
     @classmethod
     def of(cls, head: nn.Linear) -> Unembedding:
-        """That of a model's output layer."""
-        bias = None if head.bias is None else head.bias.detach()
-        return cls(weight=head.weight.detach(), bias=bias)
+        """That of a model's output layer, as it is now."""
+        bias = None if head.bias is None else head.bias.detach().clone()
+        return cls(weight=head.weight.detach().clone(), bias=bias)
 
     @property
     def classes(self) -> int:

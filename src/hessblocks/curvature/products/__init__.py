@@ -1,7 +1,11 @@
 """Products of H, H_o and H_f with vectors, one pass over the data at a time."""
 
 from hessblocks.curvature.products.asked import check_groups
-from hessblocks.curvature.products.backend import AttentionBackendWarning, evaluation_mode
+from hessblocks.curvature.products.backend import (
+    AttentionBackendWarning,
+    evaluation_mode,
+    uncompiled,
+)
 from hessblocks.curvature.products.batches import Batch, unpack
 from hessblocks.curvature.products.losses import LossFunction, causal_targets, given_labels
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,8 +25,13 @@ from hessblocks.curvature.closed import (
     watching,
 )
 
-_REGISTERS = ("_parameters", "_buffers", "_modules")
-"""Attributes of a module that hold its parts by name."""
+_REGISTERS = (
+    *("_parameters", "_buffers", "_modules"),
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_backward_hooks", "_backward_pre_hooks"),
+)
+"""Attributes of a module that hold its parts by name, and its hooks: transformers adds some of its own."""
 
 
 class AttentionBackendWarning(UserWarning):
@@ -80,14 +85,17 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
 @contextmanager
 def backward_pass(model: nn.Module) -> Iterator[None]:
     """Where a graph is built, and where parts of `model` are computed again while it is differentiated."""
-    compiled = "torch._dynamo" in sys.modules  # its import takes seconds
-    with (
-        evaluation_mode(model),
-        sdpa_kernel(SDPBackend.MATH),
-        torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
-    ):
+    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH), uncompiled():
         spell_weight_norms(model)
         yield
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Where compiled modules run as they were written."""
+    if "torch._dynamo" not in sys.modules:  # its import takes seconds
+        return nullcontext()
+    eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager
 
 
 def put_in(model: nn.Module, tensors: Mapping[str, Float[Tensor, "..."]]) -> None:

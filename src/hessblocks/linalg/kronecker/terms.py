@@ -140,6 +140,8 @@ class KroneckerTerm:
             column = row if self.column is self.row else self.column[:, columns]
             met = replace(self, row=row, column=column)
             whole = self.row.new_zeros(P, T, R, W)
+            if not rows.any() or not columns.any():
+                return whole.permute(*row_order, *column_order)
             there = torch.meshgrid(rows.nonzero()[:, 0], columns.nonzero()[:, 0], indexing="ij")
             whole[there] = met._canonical().view(row.shape[1], column.shape[1], R, W)
         else:

@@ -1,0 +1,104 @@
+"""Whether a model is one whose weights do what the closed form supposes: refused by name, if not.
+
+The output of a layer shows what it computes, not what is trained: an adapter that starts at zero, a pruned or
+reparametrised matrix, a parameter with two uses would pass every comparison of outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from hessblocks.curvature.products import evaluation_mode, uncompiled
+from hessblocks.errors import ArgumentError
+
+ELSEWHERE = "use hessblocks.Hessian for this model"
+"""What to do about it."""
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what no closed form is taken of.
+
+    Raises:
+        ArgumentError: half or mixed precision, autocast, weights without values, trained weights with two
+            uses (other than embedding and unembedding).
+    """
+    parameters = list(model.parameters())
+    if not parameters:
+        raise ArgumentError("model: it has no parameters")
+    precisions = {p.dtype for p in parameters}
+    half = precisions - {torch.float32, torch.float64}
+    if half:
+        raise ArgumentError(
+            f"model: the closed form expects single or double precision, got {half.pop()}; use model.float()"
+        )
+    if len(precisions) > 1:
+        raise ArgumentError(
+            "model: the closed form expects one precision, got single and double; use model.double()"
+        )
+    if any(p.is_meta for p in parameters):
+        raise ArgumentError(
+            "model: its weights have no values here (meta device, offloaded); load them"
+        )
+    if any(p.is_inference() for p in parameters):
+        raise ArgumentError("model: it was made in inference mode; make or load it outside")
+    if torch.is_autocast_enabled(parameters[0].device.type):
+        raise ArgumentError(
+            "model: under torch.autocast the closed form would round to half precision; call it outside"
+        )
+    _check_ties(model)
+
+
+def _check_ties(model: Any) -> None:
+    ends = {
+        id(getattr(getattr(model, name)(), "weight", None))
+        for name in ("get_input_embeddings", "get_output_embeddings")
+        if hasattr(model, name)
+    }
+    uses: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
+            uses.setdefault(id(parameter), []).append(name)
+    for identity, names in uses.items():
+        if len(names) > 1 and (identity not in ends or len(names) > 2):
+            raise ArgumentError(
+                f"model: {names[0]!r} and {names[1]!r} are one weight; the closed form expects one use of each; "
+                f"{ELSEWHERE}"
+            )
+
+
+def check_linear(name: str, module: nn.Module | None) -> None:
+    """Refuse a layer that is not just `x W + b` with its own W, trained as a whole or not at all.
+
+    Args:
+        name: of the layer, for the message.
+        module: torch's linear layer or GPT-2's, or a subclass with the same forward pass.
+
+    Raises:
+        ArgumentError: an adapter, a pruned or reparametrised weight, another layer, a weight that is trained
+            without its bias or the other way round.
+    """
+    forward: Any = getattr(type(module), "forward", None)
+    plain = forward in (nn.Linear.forward, Conv1D.forward) and "forward" not in vars(module)
+    if module is None or not plain or "weight" not in module._parameters:
+        raise ArgumentError(
+            f"model: the closed form expects {name} to be a plain linear layer, got "
+            f"{type(module).__name__} (adapters, pruned and reparametrised weights are none); {ELSEWHERE}"
+        )
+    asked = {p.requires_grad for p in module.parameters(recurse=False)}
+    if len(asked) > 1:
+        raise ArgumentError(
+            f"model: the closed form expects weight and bias of {name} to be trained both or neither; {ELSEWHERE}"
+        )
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, nothing compiled, graphs allowed; the model is afterwards what it was."""
+    with torch.inference_mode(False), evaluation_mode(model), uncompiled():
+        yield
