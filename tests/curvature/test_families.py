@@ -183,3 +183,16 @@ def test_a_norm_that_feeds_attention_and_network_has_no_block() -> None:
     found = hb.exact_last_block(case.model, case.batches[0])
     assert not [group for group in found.groups if "input_layernorm" in group]
     assert "forward" not in vars(case.model.model.layers[-1].self_attn)
+
+
+def test_a_key_block_that_is_out_of_reach_is_refused_with_its_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, _ = solved("llama")
+    monkeypatch.setattr("hessblocks.theory.hessian.KEY_WORK", 10.0)
+    found = hb.exact_attention_curvature(case.model, case.batches[0])
+    assert found.block("query", "query").frobenius_norm() > 0
+    with pytest.raises(
+        ArgumentError, match=r"key: rotary positions make its block a sum of 2² × \d+"
+    ):
+        found.block("key", "key").frobenius_norm()

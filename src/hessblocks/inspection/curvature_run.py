@@ -41,6 +41,8 @@ OPERATORS = {"outer": OuterProduct, "functional": Functional, "full": Hessian}
 ATTENTION = ("query", "key", "value", "projection")
 EXACT_WORK = 10**12
 """Multiplications behind the last attention above which its closed form is left to the probes."""
+EXACT_KEY = 10**7
+"""Numbers in a key block of rotary positions above which it is left to the probes."""
 SAME_LOSS = 1e-3
 """Relative difference of losses up to which a record is of the same model and data."""
 SPECTRUM = {"steps": 40, "probes": 10, "points": 256}
@@ -135,6 +137,8 @@ class CurvatureRun:
         known = self._exact.groups  # query and key may be one matrix there
         name = "query_key" if group.role == "query" and "query" not in known else group.role
         if name not in known or self._exact.block(name, name).shape[0] != group.size:
+            return None
+        if name == "key" and self._exact.key_work > EXACT_KEY:
             return None
         return {
             part: Estimate(

@@ -164,16 +164,22 @@ class AttentionHessian(PiecewiseHessian):
             terms += jacobians.terms(row, column)
         return terms
 
+    @cached_property
+    def key_work(self) -> int:
+        """Numbers in the matrices of a key block of one pair of heads, F² N D²; 0 without rotary positions."""
+        head = self.heads[0]
+        if head.rotation is None:
+            return 0
+        return len(head.key_features) ** 2 * len(head.queries) * head.w_query.shape[0] ** 2
+
     def _check_features(self) -> None:
         """Refuse key blocks of rotary positions that are out of reach."""
-        head = self.heads[0]
-        tokens, (width, head_width) = len(head.queries), head.w_query.shape
-        features = len(head.key_features) if head.rotation is not None else 1
-        if features > 1 and (work := features**2 * tokens * width**2) > KEY_WORK:
+        if self.key_work > KEY_WORK:
+            head = self.heads[0]
             raise ArgumentError(
-                f"key: rotary positions at head width {head_width} make its block a sum of {features}² × {tokens} "
-                f"products with matrices {width} × {width} ({work:.0e} numbers, {KEY_WORK:.0e} are taken); "
-                "use fewer tokens or hessblocks.Hessian"
+                f"key: rotary positions make its block a sum of {len(head.key_features)}² × {len(head.queries)} "
+                f"products with matrices {head.w_query.shape[0]} × {head.w_query.shape[0]} ({self.key_work:.0e} "
+                f"numbers, {KEY_WORK:.0e} are taken); use fewer tokens or hessblocks.Hessian"
             )
 
     def jacobians(self, piece: Piece) -> list[TokenJacobian]:

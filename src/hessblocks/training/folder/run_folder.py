@@ -116,7 +116,7 @@ class RunFolder:
             more |= {  # of curvature these were once not noted
                 name: {**new[name], **old[name]}
                 for name, key in (("data", "fingerprint"), ("model", "configuration"))
-                if key in new.get(name, ()) and key not in old.get(name, ())
+                if key in new.get(name, ()) and name in old and key not in old[name]
             }
             found = differences(old | more, new)
         except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
