@@ -1,8 +1,8 @@
 """Every block of the last layer's Hessian: attention, what stands behind it, and the unembedding.
 
-A piece i of the parameters moves its site s by E_iᵀ (Δ_iᵀ v_i) at each token, with a vector v_i (the
-layer's input) and a map E_i from the site's numbers (the identity but for the attention's weights). With
-M, F, X as in `tail` and Λ_h the curvature seen from the hidden state:
+A change Δ_i of piece i moves its site s by E_i Δ_iᵀ v_i at each token, with a vector v_i (the layer's
+input) and a map E_i to the site (the identity but for the attention's weights). With M, F, X as in
+`tail` and Λ_h the curvature seen from the hidden state:
     H_o(i, j) = Σ_n v_i v_jᵀ ⊗ E_iᵀ M_sᵀ Λ_h M_t E_j
     H_f(i, j) = Σ_n v_i v_jᵀ ⊗ E_iᵀ F_st E_j, and for a linear layer j whose input x_t moves with i
                 besides Σ_n v_i g_tᵀ ⊗ E_iᵀ X_tsᵀ, g_t = M_tᵀ u, and the same the other way round.
