@@ -77,7 +77,7 @@ def carry_out(
 
 def _lines(rows: tuple[ComparisonRow, ...], results: FolderResults) -> Iterator[Table | str]:
     yield comparison_table(rows, results)
-    yield "loss: validation, nats per token"
+    yield "loss: validation, nats per token; tokens/s: on a CPU of processor time, all threads together"
     if any(row.before for row in rows):
         yield (
             "heterogeneity: largest over smallest Frobenius norm among the Hessian's diagonal blocks, "
