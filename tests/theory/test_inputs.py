@@ -165,3 +165,33 @@ def test_unknown_groups_parts_and_heads() -> None:
     for wrong in ((0,), (0, 0, 0), "0", True):
         with pytest.raises(ArgumentError, match=r"head: expected a number, a pair"):
             hessian.block("query", "key", head=wrong)  # type: ignore[arg-type]
+
+
+ANGLES = torch.zeros(4, 2, dtype=torch.float64)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("rotary", "words"),
+    [
+        ((ANGLES.cos(), ANGLES.sin()[:3]), "even number up to 2 turned"),
+        ((ANGLES.cos()[:, :1], ANGLES.sin()[:, :1]), "even number up to 2 turned"),
+        ((ANGLES.cos().repeat(1, 2), ANGLES.sin().repeat(1, 2)), "even number up to 2 turned"),
+        ((ANGLES.cos() * NAN, ANGLES.sin()), "rotary: cosines: expected finite"),
+        ((ANGLES.cos().float(), ANGLES.sin()), "rotary: cosines: expected torch.float64"),
+        ({"cosines": ANGLES}, "expected (cosines, sines)"),
+    ],
+)
+def test_rotary_positions_that_do_not_fit(rotary: Any, words: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        attention_hessian(**good() | {"rotary": rotary})
+    assert words in str(caught.value)
+
+
+def test_rotary_positions_and_one_matrix() -> None:
+    rotary = (ANGLES.cos(), ANGLES.sin())
+    one = good(query_key="one-matrix") | {"rotary": rotary}
+    with pytest.raises(ArgumentError, match="expected None with one matrix"):
+        attention_hessian(**one)
+    with pytest.raises(ArgumentError, match=r"rotary positions .* blocks of query and key"):
+        attention_hessian(**good() | {"rotary": rotary}).in_product()

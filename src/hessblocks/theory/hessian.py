@@ -92,7 +92,15 @@ class AttentionHessian(PiecewiseHessian):
 
         Returns:
             A Hessian with the group query_key in the place of query and key.
+
+        Raises:
+            ArgumentError: rotary positions stand between the two.
         """
+        if self.layer.rotation is not None:
+            raise ArgumentError(
+                "query_key: with rotary positions the scores are not bilinear in the inputs through one matrix; "
+                "ask for the blocks of query and key"
+            )
         assert self.layer.key is not None
         assert len(self.layer.query) == 1
         others = [group for group in self.groups if group not in ("query", "key")]
