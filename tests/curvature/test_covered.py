@@ -120,22 +120,22 @@ def test_what_outputs_do_not_show_is_refused(
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("attention", "words"),
-    [
-        (
-            Attention(query=Dense(init="zeros"), query_norm=NoNorm(), query_key_norm=RMSNorm()),
-            "query-key norm",
-        ),
-        (Attention(value=Reparametrised(trainable_gains=True)), "the trained 'value."),
-    ],
-)
-def test_parts_of_hessblocks_that_do_not_show_at_the_start(
-    attention: Attention, words: str
-) -> None:
+def test_trained_gains_that_do_not_show_at_the_start_are_refused() -> None:
+    attention = Attention(value=Reparametrised(trainable_gains=True))
     model = hb.build("pre-ln", depth=2, **SIZES, attention=attention).double()
-    with pytest.raises(ArgumentError, match=words):
+    with pytest.raises(ArgumentError, match=r"the trained 'value\."):
         hb.exact_last_block(model, IDS)
+
+
+def test_a_key_norm_behind_queries_of_zero_counts() -> None:
+    """It changes no output there, and the curvature of the queries nevertheless."""
+    attention = Attention(query=Dense(init="zeros"), query_norm=NoNorm(), query_key_norm=RMSNorm())
+    model = hb.build("pre-ln", depth=1, **SIZES, attention=attention).double()
+    truth = dense(Case(model=model, batches=[IDS]))
+    found = hb.exact_attention_curvature(model, IDS)
+    rows = truth.starts["model.layers.0.attention.query.weight"] + torch.arange(SIZES["width"] ** 2)
+    expected = float(truth.full[rows][:, rows].norm())
+    assert found.block("query", "query").frobenius_norm() == pytest.approx(expected, rel=1e-10)
 
 
 def test_autocast_is_refused() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 import hessblocks as hb
 from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch, Shaping
-from hessblocks.blocks.norms import LayerNorm, NoNorm
+from hessblocks.blocks.norms import DyT, LayerNorm, NoNorm
 from hessblocks.blocks.positions import RotaryPosition
 from hessblocks.blocks.weights import Dense as DenseWeight
 from hessblocks.blocks.weights import Reparametrised
@@ -71,6 +71,14 @@ CASES: dict[str, Callable[[], Case]] = {
         "pre-ln", position=RotaryPosition(), key_value_heads=1, width=8, depth=1
     ),
     "rotary, shaped": lambda: of_preset("sas", position=RotaryPosition()),
+    "op": lambda: of_preset("op"),
+    "modern": lambda: of_preset("modern", width=8, key_value_heads=1),
+    "queries alone normed": lambda: of_preset(
+        "pre-ln", attention=Attention(query_norm=LayerNorm(), query_key_norm=NoNorm())
+    ),
+    "tanh for norms of queries and keys": lambda: of_preset(
+        "pre-ln", attention=Attention(query_key_norm=DyT(), shaping=Shaping(alpha=0.5))
+    ),
     "untied": lambda: of_preset("pre-ln", tie_word_embeddings=False),
     "gpt2": lambda: Case(model=gpt2_case().model, batches=[batch()]),
 }
@@ -94,6 +102,8 @@ def places(case: Case, truth: Dense, group: str) -> Tensor:
     attention = model.model.layers[layer].attention
     if group in ("alpha", "beta", "gamma"):
         return truth.starts[f"{stem}gains.{group}"] + torch.arange(attention.heads)
+    if group in ("query_norm", "key_norm"):
+        return norm_places(truth, f"{stem}{group}", getattr(attention, group))
     module = attention.query if group == "query_key" else getattr(attention, group)
     label = group.replace("query_key", "query")
     name = f"{stem}{label}.{'update' if hasattr(module, 'update') else 'weight'}"
@@ -106,6 +116,16 @@ def places(case: Case, truth: Dense, group: str) -> Tensor:
         return index.reshape(-1)
     heads = attention.key_value_heads if group in ("key", "value") else attention.heads
     return index.unflatten(1, (heads, -1)).transpose(0, 1).reshape(-1)
+
+
+def norm_places(truth: Dense, name: str, norm: torch.nn.Module) -> Tensor:
+    """Rows of all parameters of a norm, in its own order."""
+    return torch.cat(
+        [
+            truth.starts[f"{name}.{own}"] + torch.arange(p.numel())
+            for own, p in norm.named_parameters()
+        ]
+    )
 
 
 def _gpt2_places(model: torch.nn.Module, truth: Dense, group: str) -> Tensor:
@@ -207,13 +227,17 @@ def test_the_forward_pass_ends_at_the_last_attention(name: str) -> None:
     [
         (lambda: (torch.nn.Linear(2, 2), tokens(1)), ["Linear", "gpt2"]),
         (lambda: (hb.build("sas", depth=1, **SIZES).bfloat16(), tokens(1)), ["bfloat16"]),
-        (lambda: (hb.build("op", depth=1, **SIZES), tokens(1)), ["query-key norm"]),
         (
             lambda: (
-                hb.build("modern", depth=1, **{**SIZES, "width": 8, "mlp_width": 8}),
+                hb.build(
+                    "pre-ln",
+                    depth=1,
+                    **SIZES,
+                    attention=Attention(query_key="one-matrix", query_key_norm=DyT()),
+                ),
                 tokens(1),
             ),
-            ["norm"],
+            ["norms of queries and keys where these have a matrix each"],
         ),
         (
             lambda: (

@@ -29,7 +29,16 @@ CASES = {
     "untied": lambda: of_preset("pre-ln", **UNTIED),
     **{
         name: lambda name=name: of_preset(name, **UNTIED)
-        for name in ("post-ln", "parallel", "skipless", "sas", "sas-p", "sas-p-no-norm")
+        for name in (
+            "post-ln",
+            "parallel",
+            "skipless",
+            "sas",
+            "sas-p",
+            "sas-p-no-norm",
+            "op",
+            "modern",
+        )
     },
     "bidirectional": lambda: of_preset("pre-ln", task="masked-lm", **UNTIED),
     "gated": lambda: of_preset("pre-ln", mlp=MLP(gated=True, activation="silu"), **UNTIED),

@@ -150,6 +150,27 @@ def test_a_shared_matrix_leaves_no_sum_over_tokens() -> None:
     )
 
 
+@pytest.mark.parametrize("rank", [None, 1, 2])
+@pytest.mark.parametrize("shared_left", [False, True])
+def test_vectors_that_are_numbers_leave_no_sum_over_tokens(
+    rank: int | None, shared_left: bool
+) -> None:
+    left = None if rank is None else torch.randn(1 if shared_left else 7, rank, 3).double()
+    term = KroneckerTerm(
+        row=torch.randn(7, 1).double(),
+        column=torch.randn(7, 1).double(),
+        matrices=TokenMatrices(right=torch.randn(7, rank or 3, 4).double(), left=left),
+        row_swapped=True,
+    )
+    found = operator(term)
+    assert found.terms[0].tokens == 1
+    torch.testing.assert_close(found.dense(), definition(term))
+    wide = replace(
+        term, matrices=TokenMatrices(left=torch.ones(7, 1, 40), right=torch.ones(7, 1, 40))
+    )
+    assert wide.collapsed() is wide  # thin products hold fewer numbers
+
+
 def test_no_terms_are_the_zero_operator() -> None:
     zero = KroneckerSum([], row_shape=(2, 3), column_shape=(1, 4), like=torch.zeros(0))
     assert zero.frobenius_norm() == 0

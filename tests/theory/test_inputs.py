@@ -7,6 +7,7 @@ import torch
 
 from hessblocks.errors import ArgumentError
 from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.head_norm import HeadNorm
 from hessblocks.theory.verification.cases import Case, arguments
 
 NAN = float("nan")
@@ -195,3 +196,38 @@ def test_rotary_positions_and_one_matrix() -> None:
         attention_hessian(**one)
     with pytest.raises(ArgumentError, match=r"rotary positions .* blocks of query and key"):
         attention_hessian(**good() | {"rotary": rotary}).in_product()
+
+
+@pytest.mark.parametrize(
+    ("norm", "words"),
+    [
+        ("rms", "query_norm: expected a HeadNorm, such as HeadNorm.rms"),
+        (HeadNorm.rms(torch.ones(3).double()), "query_norm: does not work on a head's 2 entries"),
+        (HeadNorm.rms(torch.ones(2)), "query_norm: parameters: expected torch.float64"),
+        (
+            HeadNorm(function=lambda v, _: v[:1], parameters=torch.ones(1).double()),
+            r"query_norm: expected \(2,\) from each head's vector, got \(1,\)",
+        ),
+    ],
+)
+def test_norms_that_do_not_fit(norm: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        attention_hessian(**good() | {"query_norm": norm})
+
+
+def test_norms_and_one_matrix() -> None:
+    norm = HeadNorm.rms(torch.ones(2).double())
+    with pytest.raises(ArgumentError, match="key_norm: expected None with one matrix"):
+        attention_hessian(**good(query_key="one-matrix") | {"key_norm": norm})
+    with pytest.raises(
+        ArgumentError, match=r"norms of queries and keys .* blocks of query and key"
+    ):
+        attention_hessian(**good() | {"key_norm": norm}).in_product()
+
+
+def test_the_norm_over_root_mean_squares_is_torchs() -> None:
+    gain, vectors = torch.randn(3).double(), torch.randn(2, 5, 3).double()
+    expected = torch.nn.functional.rms_norm(vectors, (3,), gain, eps=1e-3)
+    torch.testing.assert_close(HeadNorm.rms(gain, eps=1e-3).output(vectors), expected)
+    with pytest.raises(ArgumentError, match="eps: expected a number above 0, got 0"):
+        HeadNorm.rms(gain, eps=0)

@@ -41,8 +41,8 @@ OPERATORS = {"outer": OuterProduct, "functional": Functional, "full": Hessian}
 ATTENTION = ("query", "key", "value", "projection")
 EXACT_WORK = 10**12
 """Multiplications behind the last attention above which its closed form is left to the probes."""
-EXACT_KEY = 10**7
-"""Numbers in a key block of rotary positions above which it is left to the probes."""
+EXACT_KEY = 10**11
+"""Multiplications for a head's keys behind norms or rotary positions above which they are left to the probes."""
 SAME_LOSS = 1e-3
 """Relative difference of losses up to which a record is of the same model and data."""
 SPECTRUM = {"steps": 40, "probes": 10, "points": 256}

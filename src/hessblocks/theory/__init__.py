@@ -3,6 +3,7 @@
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.growth import GROWTH, Growth, measured_power
+from hessblocks.theory.head_norm import HeadNorm
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
@@ -17,6 +18,7 @@ __all__ = [
     "AttentionHessian",
     "AttentionLayer",
     "AttentionMoments",
+    "HeadNorm",
     "Part",
     "TokenCurvature",
     "attention_hessian",

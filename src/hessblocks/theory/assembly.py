@@ -43,11 +43,7 @@ class Blocks(Protocol):
 
 def pays_off(layer: AttentionLayer) -> bool:
     """Whether the way through the product takes fewer multiplications: one head, and D ≤ 2 K."""
-    if (
-        layer.key is None
-        or layer.rotation is not None
-        or not {"query", "key"} <= set(layer.parameters)
-    ):
+    if layer.key is None or layer.joined or not {"query", "key"} <= set(layer.parameters):
         return False
     heads, width, head_width = layer.query.shape
     return heads == 1 and width <= 2 * head_width

@@ -26,7 +26,6 @@ width, V value width, E and U any widths.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations_with_replacement
 from typing import Literal
 
 import torch
@@ -34,6 +33,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg import KroneckerTerm, TokenMatrices
+from hessblocks.theory.between_scores import terms_between
 from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.outer import gain_feature
 from hessblocks.theory.pieces import GAINS
@@ -54,6 +54,8 @@ def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
         Terms whose sum is the block.
     """
     row, column = ("query" if name == "query_key" else name for name in (row, column))
+    if head.joined and (found := terms_between(head, row, column)) is not None:
+        return found
     if (row, column) in _BLOCKS:
         return _BLOCKS[row, column](head)
     if (column, row) in _BLOCKS:
@@ -67,11 +69,10 @@ def _query_query(head: HeadTokens) -> Terms:
     factor = head.scale**2 * head.beta
     carried = (head.carried_keys, factor * head.carried_keys)
     if _few_keys(head):
-        left, right = (head.toward_query(side) for side in head.third_factors(*carried))
+        left, right = head.third_factors(*carried)
         third = TokenMatrices(left=left, right=right, symmetric=True)
     else:
-        half = head.toward_query(head.third_moment(*carried))
-        third = TokenMatrices(right=head.toward_query(half.mT), symmetric=True)
+        third = TokenMatrices(right=head.third_moment(*carried), symmetric=True)
     return [_term(head.x_query, head.x_query, third)]
 
 
@@ -79,8 +80,6 @@ def _key_key(head: HeadTokens) -> Terms:
     if not head.softmax:
         return []
     factor = head.scale**2 * head.beta
-    if head.rotation is not None:
-        return _turned_key_key(head, factor)
     if not _wide(head):
         third = head.third_moment(head.carried_x, factor * head.carried_x)
         matrices = TokenMatrices(right=third, symmetric=True)
@@ -95,19 +94,6 @@ def _key_key(head: HeadTokens) -> Terms:
     return [_by_key(head, by_key), queries]
 
 
-def _turned_key_key(head: HeadTokens, factor: float) -> Terms:
-    """A term for each pair of features."""
-    terms = []
-    for a, b in combinations_with_replacement(head.key_features, 2):
-        third = TokenMatrices(
-            right=head.third_moment(a.carried, factor * b.carried), symmetric=a is b
-        )
-        terms.append(_term(a.vectors, b.vectors, third, swapped="both"))
-        if a is not b:
-            terms.append(terms[-1].adjoint())
-    return terms
-
-
 def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
     """Σ_n x (sβ e)ᵀ, the gradient of the loss in W_Q W_Kᵀ, (D, D)."""
     return head.x_query.T @ (head.scale * head.beta * _score_response(head))
@@ -116,19 +102,13 @@ def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
 def _query_key(head: HeadTokens) -> Terms:
     width, head_width = head.w_query.shape
     factor = head.scale * head.beta
-    terms = []
-    if head.rotation is None:
-        gradient = product_gradient(head)
-        terms.append(_term(_identity(width, head), gradient, _identity(head_width, head)[None]))
-    for one in head.key_features:
-        if head.rotation is not None:
-            along = factor * _score_response(head, one.carried)
-            terms.append(_term(head.x_query, along, one.of_query))
-        if head.softmax:
-            third = head.third_moment(head.carried_keys, head.scale * factor * one.carried)
-            third = head.toward_query(third.mT).mT
-            terms.append(_term(head.x_query, one.vectors, third, swapped="column"))
-    return terms
+    gradient = _term(
+        _identity(width, head), product_gradient(head), _identity(head_width, head)[None]
+    )
+    if not head.softmax:
+        return [gradient]
+    third = head.third_moment(head.carried_keys, head.scale * factor * head.carried_x)
+    return [gradient, _term(head.x_query, head.queries, third, swapped="column")]
 
 
 def _value_query(head: HeadTokens) -> Terms:
@@ -136,20 +116,11 @@ def _value_query(head: HeadTokens) -> Terms:
         second = TokenMatrices(right=head.second_moment, symmetric=True)
     else:
         carried = head.scale * head.beta * head.carried_keys
-        second = TokenMatrices(right=head.toward_query(head.covariance(head.carried_x, carried)))
+        second = TokenMatrices(right=head.covariance(head.carried_x, carried))
     return [_term(head.value_gradient, head.x_query, second, swapped="row")]
 
 
 def _value_key(head: HeadTokens) -> Terms:
-    if head.rotation is not None:
-        seconds = (
-            head.covariance(head.carried_x, head.scale * head.beta * one.carried)
-            for one in head.key_features
-        )
-        return [
-            _term(head.value_gradient, one.vectors, second, swapped="both")
-            for one, second in zip(head.key_features, seconds, strict=True)
-        ]
     if not _wide(head):
         second = TokenMatrices(right=head.second_moment, symmetric=True)
         return [_term(head.value_gradient, head.queries, second, swapped="both")]
@@ -172,29 +143,20 @@ def _value_projection(head: HeadTokens) -> Terms:
 
 def _query_projection(head: HeadTokens) -> Terms:
     response = head.respond(None, head.scale * head.beta * head.carried_keys)
-    return [_term(head.x_query, head.gradient, head.toward_query(response).mT, swapped="column")]
+    return [_term(head.x_query, head.gradient, response.mT, swapped="column")]
 
 
 def _key_projection(head: HeadTokens) -> Terms:
-    factor = head.scale * head.beta
-    return [
-        _term(
-            one.vectors, head.gradient, head.respond(None, factor * one.carried).mT, swapped="both"
-        )
-        for one in head.key_features
-    ]
+    response = head.respond(None, head.scale * head.beta * head.carried_x)
+    return [_term(head.queries, head.gradient, response.mT, swapped="both")]
 
 
 def _beta_query(head: HeadTokens) -> Terms:
-    along_keys = (head.score_gradient @ head.carried_keys).flatten(0, 1)
-    return [_gain_row(head.x_query, head.scale * head.toward_query(along_keys))]
+    return [_gain_row(head.x_query, head.scale * head.respond_along(head.carried_keys))]
 
 
 def _beta_key(head: HeadTokens) -> Terms:
-    return [
-        _gain_row(one.vectors, head.scale * _score_response(head, one.carried), swapped="column")
-        for one in head.key_features
-    ]
+    return [_gain_row(head.queries, head.scale * _score_response(head), swapped="column")]
 
 
 def _gain_value(gain: str) -> Callable[[HeadTokens], Terms]:
@@ -235,9 +197,9 @@ def _identity(size: int, head: HeadTokens) -> Tensor:
     return torch.eye(size, dtype=head.x.dtype, device=head.x.device)
 
 
-def _score_response(head: HeadTokens, carried: Tensor | None = None) -> Tensor:
-    """E = Σ_j ρ_j x_j = M_2 u, (N, D); of something else that the keys carry, if given."""
-    return (head.score_gradient @ (head.carried_x if carried is None else carried)).flatten(0, 1)
+def _score_response(head: HeadTokens) -> Tensor:
+    """E = Σ_j ρ_j x_j = M_2 u, (N, D)."""
+    return head.respond_along(head.carried_x)
 
 
 def _sum_by_key(head: HeadTokens, weights: Tensor, left: Tensor, right: Tensor) -> Tensor:

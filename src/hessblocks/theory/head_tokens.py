@@ -2,7 +2,7 @@
 
 Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a sequence,
 N = B·Q; D width of the input, K query-key width, V value width, O width of the output, C directions,
-E and U widths of whatever the keys carry.
+E and U widths of whatever the keys carry; S entries of a query or key and of its norm's parameters.
 
 A derivative of attention with respect to its scores is a weighting of the keys. Along a direction r in
 value space it is ρ_j = p_j (r·y_j − Σ_j p_j r·y_j), with p the attention row (softmax), or ρ_j = r·y_j
@@ -20,22 +20,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hessblocks.linalg import chunks
+from hessblocks.theory.head_norm import HeadNorm
 from hessblocks.theory.rotation import Rotation
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class KeyFeature:
-    """One summand of the scores as a function of W_K: Σ_f (what key j carries) · W_K · (a vector of the query).
-
-    Without rotary positions there is one, x_j and q_i; with them two for each frequency.
-    """
-
-    carried: Float[Tensor, "B L D"]
-    """What key j carries, up to the mean where scores are a softmax."""
-    vectors: Float[Tensor, "N K"]
-    """The query's vector."""
-    of_query: Float[Tensor, "#N K K"]
-    """From the query's row vector to it."""
+Carried = Float[Tensor, "B L _"] | Callable[[slice], Float[Tensor, "B _ L _"]]
+"""What the keys carry, (B, L, E): the same for every query, or from some q queries to theirs, (B, q, L, E)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,6 +61,10 @@ class HeadTokens:
     """Gain of the uniform attention that is subtracted."""
     rotation: Rotation | None = None
     """Rotary positions of all tokens."""
+    query_norm: HeadNorm | None = None
+    """Between W_Q and the rotation."""
+    key_norm: HeadNorm | None = None
+    """Between W_K and the rotation."""
     memory_limit: int
     """Bytes that intermediate results may take."""
 
@@ -124,40 +117,129 @@ class HeadTokens:
         return self._carried(self.x)
 
     @cached_property
-    def carried_keys(self) -> Float[Tensor, "B L K"]:
-        """W_Kᵀ x as the keys carry it, turned where positions are rotary, (B, L, K)."""
-        if self.w_key is None:
-            return self.carried_x
-        if self.rotation is None:
-            return self.carried_x @ self.w_key
-        return self._carried(self.rotation.turn(self.x @ self.w_key))
+    def keys(self) -> Float[Tensor, "N K"]:
+        """W_Kᵀ x of every token, (B·L, K)."""
+        assert self.w_key is not None
+        return (self.x @ self.w_key).flatten(0, 1)
 
     @cached_property
-    def key_features(self) -> list[KeyFeature]:
-        """What the keys' weights meet on the side of the keys and on that of the queries."""
-        if self.rotation is None:
-            same = torch.eye(self.queries.shape[1], dtype=self.x.dtype, device=self.x.device)
-            return [KeyFeature(carried=self.carried_x, vectors=self.queries, of_query=same[None])]
-        turns = self.rotation.at(self.query_positions).matrices()
-        turns = turns.expand(self.x.shape[0], -1, -1, -1).flatten(0, 1)
-        found = []
-        for one in self.rotation.frequencies:
-            turned = turns * one.places
-            for weights, to_key in (
-                (one.cosines, turned),
-                (one.sines, turned @ self.rotation.quarter.T),
-            ):
-                if weights.any():
-                    carried = self._carried(weights[..., None] * self.x)
-                    vectors = (self.queries[:, None] @ to_key)[:, 0]
-                    found.append(KeyFeature(carried=carried, vectors=vectors, of_query=to_key))
-        return found
+    def carried_keys(self) -> Float[Tensor, "B L K"]:
+        """W_Kᵀ x as the keys carry it, normed and turned where that is done, (B, L, K)."""
+        if self.w_key is None:
+            return self.carried_x
+        if not self.joined:
+            return self.carried_x @ self.w_key
+        keys = self.keys if self.key_norm is None else self.key_norm.output(self.keys)
+        keys = keys.view(*self.x.shape[:2], -1)
+        return self._carried(keys if self.rotation is None else self.rotation.turn(keys))
 
-    def toward_query(self, rows: Float[Tensor, "N *rows K"]) -> Float[Tensor, "N *rows K"]:
-        """From derivatives in the turned query to those in the query itself."""
-        if self.rotation is None:
+    @property
+    def joined(self) -> bool:
+        """Whether norms or rotary positions stand between the weights and the scores."""
+        between = (self.rotation, self.query_norm, self.key_norm)
+        return any(each is not None for each in between)
+
+    @cached_property
+    def final_queries(self) -> Float[Tensor, "B Q K"]:
+        """Queries as they meet the keys, normed and turned, (B, Q, K)."""
+        queries = self.queries if self.query_norm is None else self.query_norm.output(self.queries)
+        queries = queries.view(self.x.shape[0], -1, queries.shape[-1])
+        return queries if self._turned is None else self._turned.turn(queries)
+
+    def toward_query(
+        self, rows: Float[Tensor, "N *rows K"], group: str = "query"
+    ) -> Float[Tensor, "N *rows S"]:
+        """From derivatives in the final query to those in what W_Q gives, or in the norm's parameters."""
+        if self._turned is not None:
+            rows = self._turned.turn_back(rows)
+        if self._query_slope is None:
             return rows
-        return self.rotation.at(self.query_positions).turn_back(rows)
+        slope = self._query_slope[..., self.place(group)]
+        return (rows[:, None] @ slope)[:, 0] if rows.ndim == 2 else rows @ slope
+
+    def place(self, group: str) -> slice:
+        """Where a group stands in the derivatives of a norm: what it reads, then its parameters."""
+        width = self.w_query.shape[1]
+        return slice(width, None) if group.endswith("_norm") else slice(width)
+
+    @cached_property
+    def _turned(self) -> Rotation | None:
+        return None if self.rotation is None else self.rotation.at(self.query_positions)
+
+    @cached_property
+    def _query_slope(self) -> Tensor | None:
+        if self.query_norm is None:
+            return None
+        slope: Tensor = self.query_norm.slope(self.queries)
+        return slope
+
+    @cached_property
+    def _key_slope(self) -> Tensor | None:
+        """Of every token, (B, L, K, S)."""
+        if self.key_norm is None:
+            return None
+        slope: Tensor = self.key_norm.slope(self.keys).unflatten(0, self.x.shape[:2])
+        return slope
+
+    def key_slopes(self, group: str) -> Callable[[slice], Float[Tensor, "B _ L E"]]:
+        """Derivative of the products query · key in W_K, entry by entry, or in the key norm's parameters.
+
+        Args:
+            group: key or key_norm.
+
+        Returns:
+            From some of the queries to what each of their keys carries.
+        """
+
+        def of_queries(some: slice) -> Tensor:
+            along = self.final_queries[:, some, None]
+            if self.rotation is not None:
+                cosines, sines = self.rotation.cosines[:, None], self.rotation.sines[:, None]
+                along = along * cosines + (along * sines) @ self.rotation.quarter.T
+            if self._key_slope is not None:
+                slope = self._key_slope[..., self.place(group)]
+                along = along.expand(-1, -1, self.x.shape[1], -1).transpose(1, 2)
+                along = (along @ slope).transpose(1, 2)
+            if group == "key":
+                along = (self.x[:, None, :, :, None] * along[..., None, :]).flatten(3)
+            return along - along.mean(2, keepdim=True) if self.softmax else along
+
+        return of_queries
+
+    def key_slope_by_query(self, group: str) -> Float[Tensor, "N K E"]:
+        """Σ_j ρ_j times the derivative of each key's slope (W_K, or the norm's parameters) in the final query."""
+        sequences, tokens, _ = self.x.shape
+        width = self.w_query.shape[1]
+        slope = torch.eye(width, dtype=self.x.dtype, device=self.x.device)
+        if self._key_slope is not None:
+            slope = self._key_slope[..., self.place(group)]
+        if self.rotation is not None:
+            slope = self.rotation.matrices().mT @ slope
+        slope = slope.expand(sequences, tokens, -1, -1)
+        if group == "key":
+            slope = (self.x[:, :, None, :, None] * slope[:, :, :, None]).flatten(3)
+        found: Tensor = self.respond_along(self._carried(slope.flatten(2)))
+        return found.view(len(found), width, -1)
+
+    @cached_property
+    def bent_query(self) -> Float[Tensor, "N S S"] | None:
+        """Curvature of the scores in queries and the query norm's parameters, along the loss; None for zero."""
+        if self.query_norm is None:
+            return None
+        along = self.scale * self.beta * self.respond_along(self.carried_keys)
+        if self._turned is not None:
+            along = self._turned.turn_back(along)
+        return self.query_norm.curvature(self.queries, along)
+
+    @cached_property
+    def bent_key(self) -> Float[Tensor, "N S S"] | None:
+        """The same of every key (B·L of them) and the key norm's parameters; None for zero."""
+        if self.key_norm is None:
+            return None
+        along = self.scale * self.beta * (self.score_gradient.mT @ self.final_queries).flatten(0, 1)
+        if self.rotation is not None:
+            along = self.rotation.turn_back(along)
+        return self.key_norm.curvature(self.keys, along)
 
     @cached_property
     def carried_values(self) -> Float[Tensor, "B L V"]:
@@ -183,13 +265,13 @@ class HeadTokens:
         return self.covariance(self.carried_x, self.scale * self.beta * self.carried_x)
 
     def respond(
-        self, directions: Float[Tensor, "N C V"] | None, carried: Float[Tensor, "B L E"]
+        self, directions: Float[Tensor, "N C V"] | None, carried: Carried
     ) -> Float[Tensor, "N C E"]:
         """Σ_j ρ_j (what key j carries), for each direction.
 
         Args:
             directions: (N, C, V), or None for the V unit directions.
-            carried: (B, L, E).
+            carried: (B, L, E), or by query.
 
         Returns:
             (N, C, E); with the unit directions and the inputs this is W_Vᵀ M_2.
@@ -205,9 +287,13 @@ class HeadTokens:
 
         return self._gathered(count, response, carried)
 
-    def covariance(
-        self, left: Float[Tensor, "B L E"], right: Float[Tensor, "B L U"]
-    ) -> Float[Tensor, "N E U"]:
+    def respond_along(self, carried: Carried) -> Float[Tensor, "N E"]:
+        """Σ_j ρ_j (what key j carries) along the loss gradient."""
+        if isinstance(carried, Tensor):
+            return (self.score_gradient @ carried).flatten(0, 1)
+        return self._gathered(1, lambda some: self.score_gradient[:, some, None], carried)[:, 0]
+
+    def covariance(self, left: Float[Tensor, "B L E"], right: Carried) -> Float[Tensor, "N E U"]:
         """Second moment of what the keys carry, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ, (N, E, U).
 
         For linear scores Σ_j left_j right_jᵀ over the permitted keys.
@@ -224,9 +310,7 @@ class HeadTokens:
 
         return self._gathered(left.shape[2], weighted, right)
 
-    def third_moment(
-        self, left: Float[Tensor, "B L E"], right: Float[Tensor, "B L U"]
-    ) -> Float[Tensor, "N E U"]:
+    def third_moment(self, left: Carried, right: Carried) -> Float[Tensor, "N E U"]:
         """Third central moment along u = W_V W_O g, (N, E, U); softmax only (zero for linear scores).
 
         Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i) right_jᵀ
@@ -235,14 +319,27 @@ class HeadTokens:
             One matrix a token.
         """
         assert self.softmax
+        first = _of_queries(left, slice(1))
+        return self._gathered(first.shape[3], lambda some: self._third(left, some), right)
 
-        def weighted(queries: slice) -> Tensor:
-            slope, weights = self.slope[:, queries], self.score_gradient[:, queries]
-            centred = left.mT[:, None] - (slope @ left)[..., None]  # (B, q, E, L)
-            along = (weights @ left)[..., None]
-            return weights[:, :, None, :] * centred - slope[:, :, None, :] * along
+    def third_total(self, left: Carried, right: Carried) -> Float[Tensor, "E U"]:
+        """`third_moment` summed over the tokens, (E, U), without one matrix a token."""
+        assert self.softmax
+        widths = [_of_queries(each, slice(1)).shape[3] for each in (left, right)]
+        total = self.x.new_zeros(*widths)
+        for some in self._query_chunks(sum(widths)):
+            weighted = self._third(left, some)
+            carried = _of_queries(right, some).expand(-1, weighted.shape[1], -1, -1)
+            total += weighted.transpose(2, 3).flatten(0, 2).T @ carried.flatten(0, 2)
+        return total
 
-        return self._gathered(left.shape[2], weighted, right)
+    def _third(self, carried: Carried, queries: slice) -> Tensor:
+        """ρ_j (carried_j − mean) − p_j Σ_i ρ_i carried_i, (B, q, E, L)."""
+        left = _of_queries(carried, queries)
+        slope, weights = self.slope[:, queries], self.score_gradient[:, queries]
+        centred = left.mT - _weighted(slope, left)[..., None]
+        along = _weighted(weights, left)[..., None]
+        return weights[:, :, None, :] * centred - slope[:, :, None, :] * along
 
     def third_factors(
         self, left: Float[Tensor, "B L E"], right: Float[Tensor, "B L U"]
@@ -256,10 +353,14 @@ class HeadTokens:
         return weighted.flatten(0, 1), carried.flatten(0, 1)
 
     def _gathered(
-        self, count: int, weighting: Callable[[slice], Tensor], carried: Tensor
+        self, count: int, weighting: Callable[[slice], Tensor], carried: Carried
     ) -> Tensor:
         """Σ_j weighting_j carried_j, (N, count, E), the (B, q, count, L) weightings made chunk by chunk."""
         sequences, queries = self.attention.shape[:2]
+        if not isinstance(carried, Tensor):
+            width = carried(slice(1)).shape[3]
+            parts = [weighting(some) @ carried(some) for some in self._query_chunks(count + width)]
+            return torch.cat(parts, dim=1).flatten(0, 1)
         chunks_of_queries = self._query_chunks(count)
         if len(chunks_of_queries) == 1:
             return (weighting(slice(None)).flatten(1, 2) @ carried).view(
@@ -291,3 +392,15 @@ class HeadTokens:
         """Slices of queries whose (B, q, count, L) weightings stay within the memory limit."""
         one = self.x.shape[0] * count * self.x.shape[1] * self.x.element_size()
         return list(chunks(len(self.query_positions), max(1, self.memory_limit // (3 * one))))
+
+
+def _of_queries(carried: Carried, queries: slice) -> Tensor:
+    """What the keys carry for some of the queries, (B, q | 1, L, E)."""
+    return carried[:, None] if isinstance(carried, Tensor) else carried(queries)
+
+
+def _weighted(weights: Tensor, carried: Tensor) -> Tensor:
+    """Σ_j weights_j carried_j, (B, q, E), from (B, q, L) and (B, q | 1, L, E)."""
+    if carried.shape[1] == 1:
+        return weights @ carried[:, 0]
+    return (weights[:, :, None] @ carried)[:, :, 0]

@@ -26,8 +26,10 @@ from hessblocks.theory.pieces import GROUPS, Piece
 from hessblocks.theory.piecewise import PiecewiseHessian
 from hessblocks.theory.token_curvature import TokenCurvature
 
-KEY_WORK = 1e10
-"""Numbers in the matrices of a key block of rotary positions, for one pair of heads."""
+HELD = 8
+"""What the matrices of one key block may take, in units of the memory limit."""
+ALWAYS = 1 << 26
+"""Bytes that they may take whatever the limit."""
 
 
 class AttentionHessian(PiecewiseHessian):
@@ -96,9 +98,9 @@ class AttentionHessian(PiecewiseHessian):
         Raises:
             ArgumentError: rotary positions stand between the two.
         """
-        if self.layer.rotation is not None:
+        if self.layer.joined:
             raise ArgumentError(
-                "query_key: with rotary positions the scores are not bilinear in the inputs through one matrix; "
+                "query_key: with rotary positions or norms of queries and keys the scores are not bilinear in the inputs through one matrix; "
                 "ask for the blocks of query and key"
             )
         assert self.layer.key is not None
@@ -165,29 +167,44 @@ class AttentionHessian(PiecewiseHessian):
 
     def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
         """The terms of H_o or H_f between two pieces."""
-        if row.group == column.group == "key":
-            self._check_features()
+        self._check_reach(row, column)
         terms = [] if part == "outer" else self._functional_terms(row, column)
         if jacobians := self._outer if part == "outer" else self._functional_outer:
             terms += jacobians.terms(row, column)
         return terms
 
-    @cached_property
+    @property
     def key_work(self) -> int:
-        """Numbers in the matrices of a key block of one pair of heads, F² N D²; 0 without rotary positions."""
-        head = self.heads[0]
-        if head.rotation is None:
+        """Multiplications for the key block of one head where it is one long vector, N L (D K)²; else 0."""
+        if not self.layer.joined:
             return 0
-        return len(head.key_features) ** 2 * len(head.queries) * head.w_query.shape[0] ** 2
+        assert self.layer.key is not None
+        queries = len(self.heads[0].x_query)
+        return queries * self.layer.x.shape[1] * self.layer.key[0].numel() ** 2
 
-    def _check_features(self) -> None:
-        """Refuse key blocks of rotary positions that are out of reach."""
-        if self.key_work > KEY_WORK:
-            head = self.heads[0]
+    def _check_reach(self, row: Piece, column: Piece) -> None:
+        """Refuse blocks of keys behind norms or rotary positions that do not fit into memory."""
+        if not self.layer.joined or "key" not in (row.group, column.group):
+            return
+        head = self.heads[0]
+        tokens, (width, value_width) = len(head.x_query), head.w_value.shape
+        key = row if row.group == "key" else column
+        rows = key.length if row.group == column.group else 0
+        held = (
+            width
+            if "value" in (row.group, column.group)
+            else max(value_width, head.w_query.shape[1])
+        )
+        size = head.x.element_size()
+        needed, limit = (
+            (tokens * held + rows) * key.length * size,
+            max(ALWAYS, HELD * self.layer.memory_limit),
+        )
+        if needed > limit:
             raise ArgumentError(
-                f"key: rotary positions make its block a sum of {len(head.key_features)}² × {len(head.queries)} "
-                f"products with matrices {head.w_query.shape[0]} × {head.w_query.shape[0]} ({self.key_work:.0e} "
-                f"numbers, {KEY_WORK:.0e} are taken); use fewer tokens or hessblocks.Hessian"
+                f"key: rotary positions or norms of queries and keys make its blocks hold {tokens} × {held} × "
+                f"{key.length} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are allowed); raise "
+                "memory_limit, use fewer tokens or hessblocks.Hessian"
             )
 
     def jacobians(self, piece: Piece) -> list[TokenJacobian]:

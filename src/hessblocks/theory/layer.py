@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hessblocks.linalg import MEMORY_LIMIT
+from hessblocks.theory.head_norm import HeadNorm
 from hessblocks.theory.head_tokens import HeadTokens
-from hessblocks.theory.pieces import GAINS, Piece
+from hessblocks.theory.pieces import GAINS, NORMS, Piece
 from hessblocks.theory.rotation import Rotation
 
 
@@ -49,6 +50,10 @@ class AttentionLayer:
     """The groups to differentiate, names of `pieces.GROUPS`."""
     rotation: Rotation | None = None
     """Rotary positions, where queries and keys are turned."""
+    query_norm: HeadNorm | None = None
+    """Between W_Q and rotary positions."""
+    key_norm: HeadNorm | None = None
+    """Between W_K and rotary positions."""
     projection_bias: bool = False
     """Whether the output has a bias that belongs to the projection."""
     memory_limit: int = MEMORY_LIMIT
@@ -59,6 +64,10 @@ class AttentionLayer:
         heads = range(self.query.shape[0])
         if group in GAINS:
             return [Piece(group=group, heads=(h,), shape=(1, 1)) for h in heads]
+        if group in NORMS:
+            norm = self.query_norm if group == "query_norm" else self.key_norm
+            assert norm is not None
+            return [Piece(group=group, heads=tuple(heads), shape=(len(norm.parameters), 1))]
         if group in ("key", "value"):
             weight = self.key if group == "key" else self.value
             assert weight is not None
@@ -68,10 +77,18 @@ class AttentionLayer:
             weight = self.projection if group == "projection" else self.query
             members = [(h,) for h in heads]
         shape = (weight.shape[1], weight.shape[2])
+        if group == "key" and self.joined:
+            shape = (shape[0] * shape[1], 1)
         pieces = [Piece(group=group, heads=member, shape=shape) for member in members]
         if group == "projection" and self.projection_bias:
             pieces.append(Piece(group=group, heads=(), shape=(1, shape[1])))
         return pieces
+
+    @property
+    def joined(self) -> bool:
+        """Whether something stands between keys and scores, so that W_K is one long vector in the sums."""
+        between = (self.rotation, self.query_norm, self.key_norm)
+        return any(each is not None for each in between)
 
     def joined_projection(self) -> Piece:
         """All pieces of the projection in one, in the same order."""
@@ -84,6 +101,10 @@ class AttentionLayer:
         """A of one head."""
         queries = self.x @ self.query[head]
         keys = self.x if self.key is None else self.x @ self._shared(self.key, head)
+        if self.query_norm is not None:
+            queries = self.query_norm.output(queries)
+        if self.key_norm is not None:
+            keys = self.key_norm.output(keys)
         if self.rotation is not None:
             queries, keys = self.rotation.turn(queries), self.rotation.turn(keys)
         scores = self.scale * queries @ keys.mT
@@ -119,6 +140,8 @@ class AttentionLayer:
                 w_projection=self.projection[index],
                 gradient=gradient[:, positions].flatten(0, 1),
                 rotation=self.rotation,
+                query_norm=self.query_norm,
+                key_norm=self.key_norm,
                 memory_limit=self.memory_limit,
                 **{name: float(gain[index]) for name, gain in self.gains.items()},
             )

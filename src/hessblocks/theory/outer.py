@@ -5,10 +5,14 @@ so is every block. Per head, with s the scale, β the gain of A and covariances 
 
 | weight | vector | matrix, before the head's W_O |
 | query | x | G = s β W_Vᵀ M_2 W_K |
-| key | q = W_Qᵀ x | P = s β W_Vᵀ M_2 (vector and matrix in the other order); with rotary positions one for each feature |
+| key | q = W_Qᵀ x | P = s β W_Vᵀ M_2 (vector and matrix in the other order) |
 | value | f | identity |
 | projection | z = W_Vᵀ f | identity, after W_O |
 | alpha, beta, gamma | 1 | W_Vᵀ x, W_Vᵀ m, −W_Vᵀ c̄ |
+
+With norms or rotary positions between weights and scores W_Kᵀ and W_K take their place in G, and the
+keys' weights are one long vector with Jacobian Σ_j ρ_j (x_j ⊗ the slope of q·k_j in k_j); so are the
+parameters of both norms.
 
 Letters: N tokens, D width of the input, V value width, O width of the output, C rank of a factor of Λ
 (V where Λ is whole), P entries of a Jacobian's vector, R columns of its matrix.
@@ -25,7 +29,7 @@ from torch import Tensor
 
 from hessblocks.linalg import BoundedCache, KroneckerTerm, TokenMatrices
 from hessblocks.theory.head_tokens import HeadTokens
-from hessblocks.theory.pieces import Piece
+from hessblocks.theory.pieces import NORMS, Piece
 from hessblocks.theory.token_curvature import TokenCurvature
 
 
@@ -87,12 +91,6 @@ class OuterPart:
             values = [self._heads[head].values for head in piece.heads]
             biased = piece.shape[0] > sum(value.shape[1] for value in values)
             return [self._projection(torch.cat([*values, *([self._ones] * biased)], dim=1))]
-        if piece.group == "key":
-            return [
-                self._jacobian("key", head, number)
-                for head in piece.heads
-                for number in range(len(self._heads[head].key_features))
-            ]
         return [self._jacobian(piece.group, head) for head in piece.heads]
 
     def _matrices(self, left: TokenJacobian, right: TokenJacobian) -> TokenMatrices:
@@ -113,22 +111,23 @@ class OuterPart:
         half = self._halves.get(id(left), lambda: (whole @ left.mT).mT)
         return half if right is None else half @ right.mT
 
-    def _jacobian(self, group: str, index: int, feature: int = 0) -> TokenJacobian:
-        key = (group, index, feature)
-        return self._jacobians.get(key, lambda: self._make(group, index, feature))
+    def _jacobian(self, group: str, index: int) -> TokenJacobian:
+        return self._jacobians.get((group, index), lambda: self._make(group, index))
 
-    def _make(self, group: str, index: int, feature: int) -> TokenJacobian:
+    def _make(self, group: str, index: int) -> TokenJacobian:
         head = self._heads[index]
         factor = head.scale * head.beta
         matrix: Tensor | None
-        if group in ("query", "query_key"):
-            vector = head.x_query
+        if group in ("query", "query_key", "query_norm"):
+            vector = self._ones if group == "query_norm" else head.x_query
             turned = head.respond(self._directions(index), factor * head.carried_keys)
-            matrix = head.toward_query(turned)
+            matrix = head.toward_query(turned, group)
+        elif group in ("key", "key_norm") and head.joined:
+            vector = self._ones
+            matrix = factor * head.respond(self._directions(index), head.key_slopes(group))
         elif group == "key":
-            of_key = head.key_features[feature]
-            vector = of_key.vectors
-            matrix = head.respond(self._directions(index), factor * of_key.carried)
+            vector = head.queries
+            matrix = head.respond(self._directions(index), factor * head.carried_x)
         elif group == "value":
             vector = head.features
             matrix = None if self._factor is None else self._factor @ head.w_projection.mT
@@ -141,7 +140,7 @@ class OuterPart:
             vector=vector,
             matrix=matrix,
             output_map=head.w_projection,
-            swapped=group == "key",
+            swapped=group in ("key", *NORMS),
         )
 
     def _projection(self, vector: Tensor) -> TokenJacobian:

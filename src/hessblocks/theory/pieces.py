@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GAINS = ("alpha", "beta", "gamma")
-GROUPS = ("query", "query_key", "key", "value", "projection", *GAINS)
+NORMS = ("query_norm", "key_norm")
+GROUPS = ("query", "query_key", "key", "value", "projection", *NORMS, *GAINS)
 """Every group that a layer can have, in the order of the whole matrix."""
 
 

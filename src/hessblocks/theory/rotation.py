@@ -1,10 +1,6 @@
 """Rotary positions: queries and keys turned pair by pair, by an angle that depends on the token.
 
-The score of tokens i and j is s (R_i q_i)·(R_j k_j) (Su et al., 2021). Seen from the key's weights the
-rotation stands between x_j and q_i; one frequency after the other it is a product again:
-    ∂(score)/∂k_j = s Σ_f (cos_jf m_f ⊙ y_i + sin_jf (m_f ⊙ y_i) Qᵀ), y_i = R_i q_i,
-with m_f the places of frequency f and Q the quarter turn. So the inputs times cos_jf and sin_jf stand in
-for the inputs, and each of these *features* has a vector of its own in place of the query.
+The score of tokens i and j is s (R_i q_i)·(R_j k_j) (Su et al., 2021).
 
 Letters: B sequences, L tokens, K query-key width, I tokens that something is asked for.
 """
@@ -12,23 +8,10 @@ Letters: B sequences, L tokens, K query-key width, I tokens that something is as
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Frequency:
-    """The entries that turn by one angle at every token."""
-
-    cosines: Float[Tensor, "#B L"]
-    """Of the angle."""
-    sines: Float[Tensor, "#B L"]
-    """Of the angle."""
-    places: Bool[Tensor, " K"]
-    """True at those entries."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,19 +75,3 @@ class Rotation:
     def matrices(self) -> Float[Tensor, "#B L K K"]:
         """R_j as matrices that row vectors are multiplied with."""
         return self.cosines.diag_embed() + self.quarter * self.sines[..., None, :]
-
-    @cached_property
-    def frequencies(self) -> list[Frequency]:
-        """The different angles, that of entries which do not turn among them."""
-        tables = torch.cat([self.cosines, self.sines], dim=0).flatten(0, 1)
-        _, kinds = torch.unique(tables, dim=1, return_inverse=True)
-        found = []
-        for kind in range(int(kinds.max()) + 1):
-            places = kinds == kind
-            first = int(places.nonzero()[0, 0])
-            found.append(
-                Frequency(
-                    cosines=self.cosines[..., first], sines=self.sines[..., first], places=places
-                )
-            )
-        return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class Family:
     """Modules of query, key and value in the attention; one where they are fused."""
     write: str = "o_proj"
     """Module of the projection."""
+    norms: tuple[str, str] = ("q_norm", "k_norm")
+    """Norms of each head's queries and keys in the attention, where it has them."""
     interleaved: bool = False
     """Whether a fused weight holds query, key and value head by head rather than one behind the other."""
     expected: Mapping[str, Any] = field(default_factory=dict)
@@ -91,12 +93,15 @@ FAMILIES: dict[str, Family] = {
             "add_cross_attention": False,
         },
     ),
-    **dict.fromkeys(("llama", "mistral", "qwen2", "gemma"), _LLAMA),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), _LLAMA),
+    "gemma3_text": replace(
+        _LLAMA, expected={"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    ),
     "phi": Family(
         layers="model.layers",
         final_norm="model.final_layernorm",
         write="dense",
-        expected={"qk_layernorm": False},
+        norms=("q_layernorm", "k_layernorm"),
     ),
     "gpt_neox": Family(
         layers="gpt_neox.layers",

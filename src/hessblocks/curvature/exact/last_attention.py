@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 
 from hessblocks.curvature.exact.behind_attention import HiddenNetwork
 from hessblocks.curvature.exact.covered import ELSEWHERE, check_linear, undisturbed
@@ -23,7 +23,7 @@ from hessblocks.curvature.exact.families import FAMILIES, ROLES, feeding, matrix
 from hessblocks.curvature.exact.unembedding import Unembedding
 from hessblocks.curvature.products import Batch
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.theory import AttentionLayer, Rotation
+from hessblocks.theory import AttentionLayer, HeadNorm, Rotation
 
 _TRIED = 4
 """Tokens at which the network behind is compared with the model."""
@@ -138,7 +138,7 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
 def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     block = model.model.layers[-1]
     attention = block.attention
-    _check_parts(model)
+    _check_parts(attention)
     seen = _forward(model, batch, block, attention, model.model.final_norm)
     x, inputs = seen.x, seen.inputs
     turned = next((one.rotation for one in seen.arguments if hasattr(one, "rotation")), None)
@@ -163,6 +163,8 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         trained = ["query_key" if name == "query" else name for name in trained]
     bias = getattr(attention.projection, "bias", None)
     gains = {} if attention.gains is None else dict(attention.gains.named_parameters())
+    norms = _norms(attention.query_norm, attention.key_norm)
+    trained += [name for name, norm in norms.items() if len(norm.parameters)]
     trained += [name for name, gain in gains.items() if gain.requires_grad]
     layer = _layer(
         inputs,
@@ -178,6 +180,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         gains={name: gain.detach() for name, gain in gains.items()},
         parameters=tuple(trained),
         projection_bias=bias is not None,
+        **norms,
     )
     return LastAttention(
         layer=layer,
@@ -221,6 +224,8 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
             turned[0].to(seen.inputs), turned[1].to(seen.inputs), head_width
         )
     bias = attention.get_submodule(family.write).bias
+    norms = _norms(*(getattr(attention, name, None) for name in family.norms))
+    trained = [name for name, norm in norms.items() if len(norm.parameters)]
     return LastAttention(
         layer=_layer(
             seen.inputs,
@@ -234,7 +239,8 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
                 window=_window(attention, config),
             ),
             scale=float(getattr(attention, "scaling", head_width**-0.5)),
-            parameters=family.trained(attention),
+            parameters=(*family.trained(attention), *trained),
+            **norms,
             projection_bias=bias is not None,
             rotation=rotation,
         ),
@@ -261,11 +267,37 @@ def _window(attention: Any, config: Any) -> int | None:
     return getattr(of, "sliding_window", None)
 
 
-def _check_parts(model: Any) -> None:
-    attention = model.model.layers[-1].attention
+def _norms(query: nn.Module | None, key: nn.Module | None) -> dict[str, HeadNorm]:
+    """Norms of queries and keys by their names, where there are any."""
+    found = {"query_norm": query, "key_norm": key}
+    return {
+        name: _head_norm(module)
+        for name, module in found.items()
+        if not isinstance(module, nn.Identity | None)
+    }
+
+
+def _head_norm(module: nn.Module) -> HeadNorm:
+    trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+    def function(vector: Tensor, parameters: Tensor) -> Tensor:
+        pieces = parameters.split([p.numel() for p in trained.values()])
+        own = {
+            name: piece.view_as(p) for (name, p), piece in zip(trained.items(), pieces, strict=True)
+        }
+        normed: Tensor = functional_call(module, own, (vector,))
+        return normed
+
+    none = next(module.parameters()).detach().new_zeros(0)
+    return HeadNorm(
+        function=function, parameters=torch.cat([none, *map(torch.flatten, trained.values())])
+    )
+
+
+def _check_parts(attention: Any) -> None:
     norms = (attention.query_norm, attention.key_norm)
-    if not all(isinstance(norm, nn.Identity) for norm in norms):
-        raise _uncovered("covers scores that are bilinear in the inputs, not a query-key norm")
+    if attention.one_matrix and not all(isinstance(norm, nn.Identity) for norm in norms):
+        raise _uncovered("covers norms of queries and keys where these have a matrix each")
     for name in ROLES:
         gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
         if gain != 1.0 and not (gain and name == "value" and not _is_trained(attention.projection)):

@@ -134,6 +134,16 @@ class TokenMatrices:
         inner = self.right @ vectors.T
         return inner if self.left is None else self.left.mT @ inner
 
+    def summed(self, weights: Float[Tensor, " N"]) -> TokenMatrices:
+        """Σ_n weights_n D_n as the matrix of one token."""
+        if self.left is None:
+            total = (weights @ self.right.flatten(1)).view(1, self.rows, self.columns)
+        else:
+            right = weights[:, None, None] * self.right
+            left = self.left.expand(len(right), -1, -1)
+            total = (left.flatten(0, 1).T @ right.flatten(0, 1))[None]
+        return TokenMatrices(right=total, symmetric=self.symmetric)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the numbers held."""

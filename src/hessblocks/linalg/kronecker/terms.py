@@ -95,14 +95,24 @@ class KroneckerTerm:
         return replace(self, row=self.row[:, rows])
 
     def collapsed(self) -> KroneckerTerm:
-        """The same sum with fewer terms where the tokens share one matrix.
+        """The same sum with fewer terms where the tokens share one matrix, or where their vectors are numbers.
 
-        Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens.
+        Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens; or the matrices are
+        added up, unless thin products of them hold fewer numbers than the sum.
 
         Returns:
             The shorter term, or this one where it has no more tokens than row entries.
         """
-        P, _, _, _ = self.sizes
+        P, R, T, W = self.sizes
+        if P == T == 1 and self.tokens > 1 and not self.matrices.shared:
+            if (
+                self.matrices.left is not None
+                and self.tokens * self.matrices.rank * (R + W) < R * W
+            ):
+                return self
+            one = self.row.new_ones(1, 1)
+            summed = self.matrices.summed((self.row * self.column)[:, 0])
+            return replace(self, row=one, column=one, matrices=summed)
         if not self.matrices.shared or self.tokens <= P:
             return self
         identity = torch.eye(P, dtype=self.row.dtype, device=self.row.device)

@@ -20,9 +20,11 @@ from hessblocks.theory.arguments.validation import (
     check_gains,
     check_input,
     check_mask,
+    check_norm,
     check_rotary,
     check_tensor,
 )
+from hessblocks.theory.head_norm import HeadNorm
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 
@@ -43,6 +45,8 @@ def attention_hessian(
     query_key: Literal["two-matrix", "one-matrix"] = "two-matrix",
     gains: Sequence[Float[Tensor, "..."] | float] | None = None,
     rotary: tuple[Float[Tensor, "... L turned"], Float[Tensor, "... L turned"]] | None = None,
+    query_norm: HeadNorm | None = None,
+    key_norm: HeadNorm | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
     """The Hessian of a loss in the weights of one self-attention layer, in closed form.
@@ -81,11 +85,15 @@ def attention_hessian(
         rotary: (cosines, sines) of rotary positions, each (tokens, turned) or (batch, tokens, turned): the
             first `turned` entries of each head's queries and keys are turned in pairs (i, i + turned/2), as
             Llama and GPT-NeoX do.
+        query_norm: what each head's queries pass before they are turned, such as `HeadNorm.rms(gain)`; all
+            heads share it. Its parameters become a group of their own.
+        key_norm: the same for keys.
         memory_limit: bytes that the intermediate results of one operation may take.
 
     Returns:
         The Hessian: `.block(row, column, part)`, `.whole(part)`, `.dense(part)`, `.norms()`, `.moments`;
-        groups among query (query_key with one matrix), key, value, projection, alpha, beta, gamma.
+        groups among query (query_key with one matrix), key, value, projection, query_norm, key_norm, alpha,
+        beta, gamma.
 
     Raises:
         ArgumentError: shapes that do not fit, integer, half-precision or mixed dtypes, mixed devices,
@@ -110,6 +118,9 @@ def attention_hessian(
     gain_tensors = check_gains(gains, heads, x)
     _check_scores(x, query, key)
     optional = (("key", w_key), ("value", w_value), ("projection", w_projection))
+    norms = {"query_norm": query_norm, "key_norm": key_norm}
+    for name, norm in norms.items():
+        check_norm(name, norm, query, one_matrix=one_matrix)
     layer = AttentionLayer(
         x=x,
         query=query,
@@ -124,8 +135,11 @@ def attention_hessian(
         parameters=(
             "query_key" if one_matrix else "query",
             *(name for name, weight in optional if weight is not None),
+            *(name for name, norm in norms.items() if norm is not None and len(norm.parameters)),
             *gain_tensors,
         ),
+        query_norm=query_norm,
+        key_norm=key_norm,
         memory_limit=memory_limit,
     )
     gradient, token_curvature = checked_loss(layer, target, gradient, curvature, curvature_factor)

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError
+from hessblocks.theory.head_norm import HeadNorm
 from hessblocks.theory.pieces import GAINS
 from hessblocks.theory.rotation import Rotation
 
@@ -173,6 +174,35 @@ def check_rotary(
         )
     cosines, sines = (table.reshape(-1, *table.shape[-2:]) for table in (cosines, sines))
     return Rotation.of_halves(cosines, sines, width)
+
+
+def check_norm(
+    name: str, norm: HeadNorm | None, query: Float[Tensor, "H D K"], *, one_matrix: bool
+) -> None:
+    """Refuse what is no norm over the entries of each head's queries or keys; None is none.
+
+    Raises:
+        ArgumentError: not a HeadNorm, parameters of another dtype or device, a function that does not map
+            a vector to one as long; one matrix, which has no queries to norm.
+    """
+    if norm is None:
+        return
+    if one_matrix:
+        raise ArgumentError(f"{name}: expected None with one matrix, which has no queries and keys")
+    if not isinstance(norm, HeadNorm):
+        raise ArgumentError(
+            f"{name}: expected a HeadNorm, such as HeadNorm.rms(gain), got {_kind(norm)}"
+        )
+    parameters = check_tensor(f"{name}: parameters", norm.parameters, query)
+    width = query.shape[2]
+    try:
+        shape = tuple(norm.function(query.new_ones(width), parameters).shape)
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"{name}: does not work on a head's {width} entries with {tuple(parameters.shape)} parameters"
+        ) from error
+    if shape != (width,):
+        raise ArgumentError(f"{name}: expected ({width},) from each head's vector, got {shape}")
 
 
 def _gain(name: str, given: Tensor | float, like: Tensor) -> Tensor:

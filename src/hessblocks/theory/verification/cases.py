@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hessblocks.theory.head_norm import HeadNorm
+
 Special = Literal["none", "zero query", "zero value", "one-hot", "identical tokens", "no loss"]
 
 
@@ -41,6 +43,8 @@ class Case:
     """Whether queries and keys have a matrix each."""
     turned: int = 0
     """Entries of a query that rotary positions turn."""
+    norms: Literal["none", "query", "key", "both", "fixed"] = "none"
+    """What is normed in each head, over root mean squares; fixed norms have nothing to train."""
     gains: bool = False
     """Whether attention is shaped."""
     loss: Literal["squared", "matrix", "factor"] = "squared"
@@ -50,6 +54,7 @@ class Case:
 
 
 _ROTARY = Case(name="rotary", head=4, turned=4, tokens=5, mask="causal")
+_NORMED = Case(name="normed", norms="both", head=3, tokens=5, mask="causal")
 _SHAPED = Case(name="shaped", gains=True, mask="causal")
 CASES = (
     Case(name="plain"),
@@ -85,6 +90,14 @@ CASES = (
     replace(_ROTARY, name="rotary, linear scores", scores="linear", out=3, loss="matrix"),
     replace(_ROTARY, name="rotary, shaped", gains=True, heads=2, width=4, value=None),
     replace(_ROTARY, name="rotary, few tokens", tokens=2, width=3, head=8, turned=8),
+    _NORMED,
+    replace(_NORMED, name="normed queries", norms="query", loss="matrix"),
+    replace(_NORMED, name="normed keys, heads", norms="key", heads=2, out=3, loss="factor"),
+    replace(
+        _NORMED, name="normed, rotary, shared heads", turned=2, heads=4, key_value_heads=2, out=3
+    ),
+    replace(_NORMED, name="normed, shaped, linear scores", gains=True, scores="linear", value=None),
+    replace(_NORMED, name="fixed norms, shaped", norms="fixed", gains=True, loss="matrix"),
     Case(name="one token", tokens=1, loss="matrix"),
     Case(name="few tokens, wide heads", tokens=2, width=3, head=8, mask="causal"),
     Case(name="few tokens, one wide matrix", tokens=2, width=8, query_key="one-matrix"),
@@ -130,12 +143,30 @@ def arguments(
         "scores": case.scores,
         "query_key": case.query_key,
         "rotary": _rotary(case, draw) if case.turned else None,
+        **_norms(case, draw),
         "gains": tuple(1 + draw(case.heads) / 4 for _ in range(3)) if case.gains else None,
     }
     out = case.heads * value if case.out is None else case.out
     made |= _loss(case, out, draw)
     _make_special(case.special, made)
     return made
+
+
+def _norms(case: Case, draw: Any) -> dict[str, HeadNorm]:
+    """A gain that is no vector of ones; of fixed norms it is part of the function."""
+    found = {}
+    for name in ("query", "key"):
+        if case.norms in (name, "both", "fixed"):
+            norm = HeadNorm.rms(1 + draw(case.head) / 4)
+            if case.norms == "fixed":
+                norm = HeadNorm(function=_on_sphere, parameters=norm.parameters[:0])
+            found[f"{name}_norm"] = norm
+    return found
+
+
+def _on_sphere(vector: Tensor, none: Tensor) -> Tensor:
+    length: Tensor = vector.norm()
+    return 2 * vector / length
 
 
 def _rotary(case: Case, draw: Any) -> tuple[Tensor, Tensor]:

@@ -6,13 +6,16 @@ Letters: B sequences, L tokens, H heads, P parameters, O width of the output.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import vmap
 
-from hessblocks.theory.pieces import GROUPS
+from hessblocks.theory.head_norm import HeadNorm
+from hessblocks.theory.pieces import GROUPS, NORMS
 
 Parameters = dict[str, Float[Tensor, "..."]]
 
@@ -67,6 +70,14 @@ def attention_output(
     for h in range(heads):
         keys = x if one_matrix else x @ _of_head(parameters["key"], h, heads)
         queries = x @ query[h]
+        for name in ("query_norm", "key_norm"):
+            if (norm := arguments.get(name)) is not None:
+                each = vmap(vmap(norm.function, (0, None)), (0, None))
+                parameter = parameters.get(name, norm.parameters)
+                if name == "query_norm":
+                    queries = each(queries, parameter)
+                else:
+                    keys = each(keys, parameter)
         if arguments.get("rotary") is not None:
             queries, keys = (_turned(each, *arguments["rotary"]) for each in (queries, keys))
         scores = queries @ keys.mT / (1.0 if one_matrix else head_width**0.5)
@@ -134,6 +145,9 @@ def _parameters(arguments: Mapping[str, Any]) -> Parameters:
         "value": arguments["w_value"],
         "projection": arguments.get("w_projection"),
     }
+    for name in NORMS:
+        if (norm := arguments.get(name)) is not None and len(norm.parameters):
+            found[name] = norm.parameters
     gains = arguments.get("gains")
     if gains is not None:
         found |= dict(zip(("alpha", "beta", "gamma"), gains, strict=True))
@@ -151,5 +165,7 @@ def _unflatten(theta: Tensor, like: Parameters) -> Parameters:
 def _double(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_double(item) for item in value)
+    if isinstance(value, HeadNorm):
+        return replace(value, parameters=_double(value.parameters))
     floating = isinstance(value, Tensor) and value.is_floating_point()
     return value.double() if floating else value

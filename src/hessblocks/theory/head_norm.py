@@ -1,0 +1,75 @@
+"""A norm over the entries of each head's queries or keys, between weights and scores.
+
+Letters: N vectors, K entries of a vector, P parameters of the norm, S = K + P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import grad, jacrev, vmap
+
+from hessblocks.errors import ArgumentError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadNorm:
+    """Any differentiable function of one vector and of the norm's own parameters; all heads share it.
+
+    Source: Henry et al. (2020), query-key normalisation.
+    """
+
+    function: Callable[[Float[Tensor, " K"], Float[Tensor, " P"]], Float[Tensor, " K"]]
+    """Of a vector (K,) and the parameters (P,)."""
+    parameters: Float[Tensor, " P"]
+    """Trained parameters, flattened; none at all is allowed."""
+
+    @classmethod
+    def rms(cls, gain: Float[Tensor, " K"], eps: float = 1e-6) -> HeadNorm:
+        """Of v the vector gain · v / sqrt(mean(v²) + eps).
+
+        Args:
+            gain: the trained parameters.
+            eps: above 0.
+
+        Returns:
+            The norm.
+
+        Raises:
+            ArgumentError: an eps that is not above 0.
+        """
+        if not eps > 0:
+            raise ArgumentError(f"eps: expected a number above 0, got {eps}")
+        return cls(
+            function=lambda v, gain: gain * v * (v.square().mean() + eps).rsqrt(), parameters=gain
+        )
+
+    def output(self, vectors: Float[Tensor, "*N K"]) -> Float[Tensor, "*N K"]:
+        """The normed vectors, in the same places."""
+        flat = vectors.flatten(0, -2)
+        return vmap(self.function, in_dims=(0, None))(flat, self.parameters).view_as(vectors)
+
+    def slope(self, vectors: Float[Tensor, "N K"]) -> Float[Tensor, "N K S"]:
+        """Derivative of the output in the vector, and behind it in the parameters."""
+        found = vmap(jacrev(self.function, argnums=(0, 1)), in_dims=(0, None))
+        return torch.cat(found(vectors, self.parameters), dim=-1)
+
+    def curvature(
+        self, vectors: Float[Tensor, "N K"], along: Float[Tensor, "N K"]
+    ) -> Float[Tensor, "N S S"]:
+        """Second derivative of along · output in vector and parameters together."""
+
+        def bent(both: Tensor, direction: Tensor) -> Tensor:
+            def value(both: Tensor) -> Tensor:
+                vector, parameters = both.split([vectors.shape[-1], len(self.parameters)])
+                return (direction * self.function(vector, parameters)).sum()
+
+            found: Tensor = jacrev(grad(value))(both)
+            return found
+
+        parameters = self.parameters.expand(len(vectors), -1)
+        return vmap(bent)(torch.cat([vectors, parameters], dim=-1), along)
