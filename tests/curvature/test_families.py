@@ -1,5 +1,6 @@
 """The closed form on Hugging Face models of every kind that it knows, against dense autodiff."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import combinations_with_replacement
 from typing import Any
@@ -13,7 +14,7 @@ import hessblocks as hb
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.families import FAMILIES
 from hessblocks.errors import ArgumentError
-from tests.curvature.architectures import _GROUPED, _SIZES, CAUSAL, model_of
+from tests.curvature.architectures import _GROUPED, _SIZES, CAUSAL, MASKED, case_of, model_of
 from tests.curvature.cases import Case, padded_batches, stir, tokens
 from tests.curvature.oracle import Dense, dense
 from tests.curvature.test_last_block import norm_places
@@ -31,11 +32,19 @@ NAMES = {
     "opt": "opt",
     "phi": "phi",
     "phi with norms": "phi",
+    "bert": "bert",
+    "roberta": "roberta",
+    "modernbert": "modernbert",
+    "vit": "vit",
 }
 """Our names of tiny models, and their kinds."""
 MADE = {
     **CAUSAL,
     "phi": lambda: hf.PhiConfig(**{**_SIZES, "num_attention_heads": 2}),
+    **MASKED,
+    "modernbert": lambda: hf.ModernBertConfig(
+        **{**_SIZES, "num_hidden_layers": 2}, local_attention=4, cls_token_id=0, sep_token_id=0
+    ),
     "phi with norms": lambda: hf.PhiConfig(
         **{**_SIZES, "num_attention_heads": 2}, qk_layernorm=True
     ),
@@ -69,12 +78,28 @@ def lifted(model: nn.Module) -> nn.Module:
 
 def made(name: str) -> Any:
     torch.manual_seed(0)
+    if name == "vit":
+        return model_of(name)
+    if name in MASKED:
+        return stir(hf.AutoModelForMaskedLM.from_config(MADE[name](), attn_implementation="sdpa"))
     return stir(hf.AutoModelForCausalLM.from_config(MADE[name](), attn_implementation="sdpa"))
+
+
+@pytest.fixture(autouse=True)
+def exact_rotation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ModernBERT turns queries and keys in single precision; here in that of its weights."""
+    if "as_far_as" not in request.node.name:
+        turned = hf.models.llama.modeling_llama.apply_rotary_pos_emb
+        monkeypatch.setattr(
+            hf.models.modernbert.modeling_modernbert, "apply_rotary_pos_emb", turned
+        )
 
 
 @cache
 def solved(name: str) -> tuple[Case, Dense]:
     case = Case(model=lifted(made(name)), batches=padded_batches()[:1])
+    if name == "vit" or name in MASKED:
+        case = replace(case_of(name), model=case.model)
     return case, dense(case)
 
 
@@ -86,6 +111,8 @@ def rows_of(case: Case, truth: Dense, group: str) -> Tensor:
     stem = f"{family.layers}.{len(layers) - 1}.{family.attention}"
     heads = model.config.num_attention_heads
     if group == "projection":
+        if family.apart:
+            stem = stem.removesuffix(f".{family.attention}")
         return behind(case, truth, f"{stem}.{family.write}")
     if group in ("query_norm", "key_norm"):
         stem = f"{stem}.{family.norms[group == 'key_norm']}"
@@ -99,7 +126,7 @@ def rows_of(case: Case, truth: Dense, group: str) -> Tensor:
     else:
         (name,) = family.read
         module = model.get_submodule(f"{stem}.{name}")
-        index = behind(case, truth, f"{stem}.{name}").view(-1, module.bias.numel())
+        index = behind(case, truth, f"{stem}.{name}").view(-1, 3 * model.config.hidden_size)
         role = ("query", "key", "value").index(group)
         apart = index.unflatten(1, (heads, 3, -1) if family.interleaved else (3, heads, -1))
         index = apart.select(2 if family.interleaved else 1, role).flatten(1)
@@ -110,7 +137,7 @@ def rows_of(case: Case, truth: Dense, group: str) -> Tensor:
 @pytest.mark.parametrize("part", PARTS)
 def test_every_block_of_the_last_layer_equals_dense_autodiff(name: str, part: str) -> None:
     case, truth = solved(name)
-    found = hb.exact_last_block(case.model, case.batches[0])
+    found = hb.exact_last_block(case.model, case.batches[0], case.loss)
     rows = {
         group: (rows_of if group in found.attention.groups else behind)(case, truth, group)
         for group in found.groups
@@ -130,12 +157,54 @@ def test_every_block_of_the_last_layer_equals_dense_autodiff(name: str, part: st
         )
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_packed_sequences_equal_themselves_apart(name: str) -> None:
+    """Two sequences in one row, told apart by their positions, against one a row."""
+    model = lifted(made(name))
+    ids = tokens(2)
+    length = ids.shape[1]
+    labels = ids.clone()
+    labels[:, 0] = -100
+    places = torch.arange(length).repeat(2)[None]
+    packed = {"input_ids": ids.view(1, -1), "labels": labels.view(1, -1), "position_ids": places}
+    found = hb.exact_last_block(model, packed)
+    expected = hb.exact_last_block(model, {"input_ids": ids, "labels": labels})
+    for part in PARTS:
+        ours, theirs = found.dense(part), expected.dense(part)
+        assert (ours - theirs).norm() <= 1e-12 * theirs.norm()
+
+
+def test_packed_sequences_of_a_model_that_mixes_them_are_refused() -> None:
+    """OPT's positions come from its mask; rows of several sequences are one sequence to it."""
+    places = torch.arange(2).repeat(2)[None]
+    with pytest.raises(ArgumentError, match="attends otherwise"):
+        hb.exact_last_block(made("opt"), {"input_ids": tokens(1), "position_ids": places})
+
+
+@pytest.mark.parametrize("name", ["modernbert", "mistral"])
+def test_a_window_that_hides_tokens(name: str) -> None:
+    """Longer than the window, so that the first token is out of the last one's sight."""
+    case, _ = solved(name)
+    ids = tokens(2).repeat(1, 2)
+    batch = {"input_ids": ids}
+    if name in MASKED:
+        batch["labels"] = torch.where(torch.rand(ids.shape) < 0.5, ids, -100)
+    found = hb.exact_attention_curvature(case.model, batch, case.loss)
+    assert not found.layer.permitted[0, -1, 0]
+    truth = dense(replace(case, batches=[batch]))
+    for group in ("query", "key", "value"):
+        rows = rows_of(case, truth, group)
+        expected = truth.full[rows][:, rows]
+        ours = found.block(group, group).dense()
+        assert (ours - expected).norm() <= 1e-12 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "qwen2", "qwen3", "modernbert"])
 def test_models_that_cast_inside_agree_as_far_as_they_go(name: str) -> None:
     """In double precision as they come: their norms round to single precision inside, also in autodiff."""
-    case = Case(model=made(name), batches=padded_batches()[:1])
+    case = case_of(name) if name in MASKED else Case(model=made(name), batches=padded_batches()[:1])
     truth = dense(case)
-    found = hb.exact_last_block(case.model, case.batches[0])
+    found = hb.exact_last_block(case.model, case.batches[0], case.loss)
     for group in ("query", "key", "value", "projection"):
         rows = rows_of(case, truth, group)
         expected = truth.full[rows][:, rows]

@@ -17,6 +17,7 @@ from hessblocks.blocks.weights import Dense as DenseWeight
 from hessblocks.blocks.weights import Reparametrised
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
+from hessblocks.curvature.exact.families import output_layer
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import Case
 from tests.curvature.oracle import Dense, dense
@@ -84,8 +85,9 @@ def exact(name: str) -> LastBlockHessian:
 
 def behind(case: Case, truth: Dense, group: str) -> Tensor:
     """Rows of the dense Hessian in the order of the closed form: (inputs, outputs), bias last."""
-    name = "lm_head" if group == "unembedding" else group
     modules = dict(case.model.named_modules())
+    names = {id(module): name for name, module in modules.items()}
+    name = names[id(output_layer(case.model))] if group == "unembedding" else group
     if name not in modules:
         return truth.starts[name] + torch.arange(case.model.get_parameter(name).numel())
     module = modules[name]

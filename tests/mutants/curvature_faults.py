@@ -85,14 +85,14 @@ CURVATURE = (
         file="linalg/kronecker/gram.py",
         find="weight = 2.0 if",
         replace="weight = 1.0 if",
-        tests=("linalg/test_kronecker.py::test_vectors_that_are_numbers_leave_no_sum_over_tokens",),
+        tests=("linalg/test_kronecker.py",),
     ),
     Mutant(
         "the adjoint keeps the order of its rows",
         file="linalg/kronecker/terms.py",
         find="row_swapped=self.column_swapped",
         replace="row_swapped=self.row_swapped",
-        tests=("linalg/test_kronecker.py::test_vectors_that_are_numbers_leave_no_sum_over_tokens",),
+        tests=("linalg/test_kronecker.py",),
     ),
     Mutant(
         "the adjoint of a matrix is not transposed",

@@ -56,9 +56,10 @@ def check_model(model: nn.Module) -> None:
 
 def _check_ties(model: Any) -> None:
     ends = {
-        id(getattr(getattr(model, name)(), "weight", None))
+        id(getattr(getattr(model, name)(), own, None))
         for name in ("get_input_embeddings", "get_output_embeddings")
         if hasattr(model, name)
+        for own in ("weight", "bias")
     }
     uses: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

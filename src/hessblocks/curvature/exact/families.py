@@ -6,13 +6,13 @@ Letters: D width, H heads, G key-value heads, K head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from hessblocks.curvature.exact.behind_attention import HiddenNetwork
@@ -28,39 +28,51 @@ class Family:
 
     layers: str
     """List of the layers, in the model."""
-    final_norm: str
-    """Norm behind the last layer, in the model."""
+    behind: tuple[str, ...]
+    """Modules behind the last layer, in the model; the last may hold the output layer."""
     attention: str = "self_attn"
     """In a layer; returns its output first."""
+    causal: bool = True
+    """Whether a token sees those before it alone."""
     read: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """Modules of query, key and value in the attention; one where they are fused."""
     write: str = "o_proj"
-    """Module of the projection."""
+    """Module of the projection, in the attention."""
+    apart: bool = False
+    """Whether the projection stands behind the attention, in the layer."""
     norms: tuple[str, str] = ("q_norm", "k_norm")
     """Norms of each head's queries and keys in the attention, where it has them."""
     interleaved: bool = False
     """Whether a fused weight holds query, key and value head by head rather than one behind the other."""
+    single: bool = False
+    """Whether the attention turns queries and keys in single precision, whatever the weights have."""
     expected: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the configuration, and the only value that the closed form covers."""
 
-    def weights(self, attention: Any, heads: int) -> Weights:
+    def written(self, layer: Any) -> Any:
+        """The module of the projection."""
+        holder = layer if self.apart else layer.get_submodule(self.attention)
+        return holder.get_submodule(self.write)
+
+    def weights(self, layer: Any, heads: int) -> Weights:
         """The four weights, cut apart where they are fused."""
+        attention = layer.get_submodule(self.attention)
         read = [matrix(attention.get_submodule(name)) for name in self.read]
         if self.interleaved:
             apart = read[0].unflatten(1, (heads, 3, -1))
             read = [apart[:, :, role].flatten(1) for role in range(3)]
         elif len(read) == 1:
             read = list(read[0].chunk(3, dim=1))
-        written = matrix(attention.get_submodule(self.write))
-        return dict(zip(ROLES, (*read, written), strict=True))
+        return dict(zip(ROLES, (*read, matrix(self.written(layer))), strict=True))
 
-    def trained(self, attention: Any) -> tuple[str, ...]:
+    def trained(self, layer: Any) -> tuple[str, ...]:
         """The roles whose weights are trained."""
-        modules = [*self.read] * (3 // len(self.read)) + [self.write]
+        attention = layer.get_submodule(self.attention)
+        read = [attention.get_submodule(name) for name in self.read] * (3 // len(self.read))
         return tuple(
             role
-            for role, name in zip(ROLES, modules, strict=True)
-            if any(p.requires_grad for p in attention.get_submodule(name).parameters())
+            for role, module in zip(ROLES, (*read, self.written(layer)), strict=True)
+            if any(p.requires_grad for p in module.parameters())
         )
 
     def check(self, config: Any) -> None:
@@ -79,11 +91,21 @@ class Family:
 
 ROLES = ("query", "key", "value", "projection")
 
-_LLAMA = Family(layers="model.layers", final_norm="model.norm")
+_LLAMA = Family(layers="model.layers", behind=("model.norm",))
+_BERT = Family(
+    layers="bert.encoder.layer",
+    behind=("cls.predictions",),
+    attention="attention.self",
+    read=("query", "key", "value"),
+    write="attention.output.dense",
+    apart=True,
+    causal=False,
+    expected={"is_decoder": False, "add_cross_attention": False},
+)
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(
         layers="transformer.h",
-        final_norm="transformer.ln_f",
+        behind=("transformer.ln_f",),
         attention="attn",
         read=("c_attn",),
         write="c_proj",
@@ -99,13 +121,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "phi": Family(
         layers="model.layers",
-        final_norm="model.final_layernorm",
+        behind=("model.final_layernorm",),
         write="dense",
         norms=("q_layernorm", "k_layernorm"),
     ),
     "gpt_neox": Family(
         layers="gpt_neox.layers",
-        final_norm="gpt_neox.final_layer_norm",
+        behind=("gpt_neox.final_layer_norm",),
         attention="attention",
         read=("query_key_value",),
         write="dense",
@@ -113,12 +135,45 @@ FAMILIES: dict[str, Family] = {
     ),
     "opt": Family(
         layers="model.decoder.layers",
-        final_norm="model.decoder.final_layer_norm",
+        behind=("model.decoder.final_layer_norm",),
         write="out_proj",
         expected={"do_layer_norm_before": True, "_remove_final_layer_norm": False},
     ),
+    "bert": _BERT,
+    "roberta": replace(_BERT, layers="roberta.encoder.layer", behind=("lm_head",)),
+    "modernbert": Family(
+        layers="model.layers",
+        behind=("model.final_norm", "head"),
+        attention="attn",
+        read=("Wqkv",),
+        write="Wo",
+        causal=False,
+        single=True,
+    ),
+    "vit": Family(
+        layers="vit.layers", behind=("vit.layernorm",), attention="attention", causal=False
+    ),
 }
 """By the `model_type` of the configuration."""
+
+
+def output_layer(model: Any) -> Any:
+    """What gives the logits.
+
+    Returns:
+        The module.
+
+    Raises:
+        ArgumentError: a model without.
+    """
+    found = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    found = getattr(model, "classifier", None) if found is None else found
+    if found is None:
+        raise ArgumentError(
+            f"model: expected a language model with a head or an image classifier, got {type(model).__name__}; "
+            "use AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForImageClassification or hessblocks.build"
+        )
+    return found
 
 
 def matrix(module: Any) -> Float[Tensor, "rows columns"]:
@@ -141,12 +196,19 @@ def token_network(family: Family, model: Any, keywords: Mapping[str, Any]) -> Hi
     """
     layer = model.get_submodule(family.layers)[-1]
     attention = layer.get_submodule(family.attention)
-    norm: nn.Module = model.get_submodule(family.final_norm)
+    behind = [model.get_submodule(name) for name in family.behind]
 
     def network(a: Tensor, x: Tensor) -> Tensor:
-        with _replaced(attention, lambda *_, **__: (a[None, None], None)):
+        given = a[None, None]
+        with ExitStack() as stack:
+            stack.enter_context(_replaced(attention, lambda *_, **__: (given, None)))
+            if family.apart:
+                stack.enter_context(_replaced(family.written(layer), lambda _: given))
+            stack.enter_context(_replaced(output_layer(model), lambda hidden: hidden))
             out = layer(x[None, None], **keywords)
-        hidden: Tensor = norm(out[0] if isinstance(out, tuple) else out)
+            hidden: Tensor = out[0] if isinstance(out, tuple) else out
+            for module in behind:
+                hidden = module(hidden)
         return hidden[0, 0]
 
     return network

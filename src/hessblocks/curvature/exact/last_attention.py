@@ -7,8 +7,7 @@ Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,7 +18,15 @@ from torch.func import functional_call, vmap
 
 from hessblocks.curvature.exact.behind_attention import HiddenNetwork
 from hessblocks.curvature.exact.covered import ELSEWHERE, check_linear, undisturbed
-from hessblocks.curvature.exact.families import FAMILIES, ROLES, feeding, matrix, token_network
+from hessblocks.curvature.exact.families import (
+    FAMILIES,
+    ROLES,
+    feeding,
+    matrix,
+    output_layer,
+    token_network,
+)
+from hessblocks.curvature.exact.forward_pass import forward_pass, noted_inputs, without_cache
 from hessblocks.curvature.exact.unembedding import Unembedding
 from hessblocks.curvature.products import Batch
 from hessblocks.errors import ArgumentError, check_name
@@ -41,14 +48,18 @@ class LastAttention:
     """What the network behind reads besides."""
     network: HiddenNetwork
     """From one token's output and sides to its final hidden state."""
+    pooled: bool = False
+    """Whether the output layer reads the first token alone."""
     unembedding: Unembedding
     """From there to the logits."""
     hidden: Float[Tensor, "B L D"]
     """Output of the network behind, as the model gave it."""
-    final_norm: nn.Module
-    """Where it was taken."""
+    output_layer: nn.Module
+    """What reads it and gives the logits."""
     projection_bias: Float[Tensor, " D"] | None = None
     """Bias of the output, where it has one."""
+    rounding: float = 0.0
+    """Relative error of an operation inside the attention, where it is larger than that of the weights."""
     left_out: tuple[str, ...] = ()
     """Trained parameters of the attention that have no group: gains of reparametrised weights."""
     before: frozenset[str] = frozenset()
@@ -70,7 +81,7 @@ class LastAttention:
         if self.projection_bias is not None:
             output = output + self.projection_bias
         counted = valid[:, positions]
-        if not _close(output[counted], self.attended[:, positions][counted]):
+        if not _close(output[counted], self.attended[:, positions][counted], self.rounding):
             raise ArgumentError(
                 "batch: the model attends otherwise than the closed form supposes (packed sequences, a mask of its "
                 "own, a softmax in single precision that attn_implementation='sdpa' would not have?); use "
@@ -82,9 +93,9 @@ class LastAttention:
                 "model: behind its last attention it does something else than the closed form supposes, or not token "
                 f"by token; {ELSEWHERE}"
             )
-        some = batch.inputs[:1, :_TRIED]
-        with noted(self.final_norm) as seen:
-            logits: Tensor = cast(Any, model)(some, use_cache=False).logits
+        some = batch.inputs[:1, :_TRIED] if batch.inputs.ndim == 2 else batch.inputs[:1]
+        with noted_inputs(self.output_layer) as seen:
+            logits: Tensor = cast(Any, model)(some, **without_cache(batch)).logits
         if not _close(self.unembedding.logits(seen[0]), logits):
             raise ArgumentError(
                 "model: its logits are not the output layer's of the final hidden state (scaled, capped, changed by "
@@ -92,20 +103,11 @@ class LastAttention:
             )
 
 
-def _close(found: Tensor, seen: Tensor) -> bool:
-    tolerance = 1e4 * torch.finfo(seen.dtype).eps * seen.abs().amax()
+def _close(found: Tensor, seen: Tensor, rounding: float = 0.0) -> bool:
+    """Whether they differ by no more than 1e4 roundings of their own, or 100 of a given size."""
+    share = max(1e4 * torch.finfo(seen.dtype).eps, 100 * rounding)
+    tolerance = share * seen.abs().amax()
     return found.shape == seen.shape and bool((found - seen).abs().amax() <= tolerance)
-
-
-@contextmanager
-def noted(module: nn.Module) -> Iterator[list[Float[Tensor, "..."]]]:
-    """The outputs of a module while it is used."""
-    seen: list[Tensor] = []
-    handle = module.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
@@ -123,14 +125,7 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
     """
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     check_name("model: closed-form attention curvature of", kind, _TAKERS)
-    known: Any = model
-    head = known.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if head is None:
-        raise ArgumentError(
-            f"model: expected a language model with a head, got {type(model).__name__}; "
-            "use AutoModelForCausalLM, AutoModelForMaskedLM or hessblocks.build"
-        )
-    check_linear("the output layer", head)
+    check_linear("the output layer", output_layer(model))
     with undisturbed(model), torch.no_grad():
         return _TAKERS[kind](model, batch)
 
@@ -139,7 +134,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     block = model.model.layers[-1]
     attention = block.attention
     _check_parts(attention)
-    seen = _forward(model, batch, block, attention, model.model.final_norm)
+    seen = forward_pass(model, batch, block, attention, attention, model.lm_head)
     x, inputs = seen.x, seen.inputs
     turned = next((one.rotation for one in seen.arguments if hasattr(one, "rotation")), None)
 
@@ -186,7 +181,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         layer=layer,
         attended=seen.attended,
         hidden=seen.hidden,
-        final_norm=model.model.final_norm,
+        output_layer=model.lm_head,
         sides=(x, inputs),
         network=network,
         unembedding=Unembedding.of(model.lm_head),
@@ -210,12 +205,16 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
         )
     layer = model.get_submodule(family.layers)[-1]
     attention = layer.get_submodule(family.attention)
-    norm = model.get_submodule(family.final_norm)
-    seen = _forward(model, batch, layer, attention, norm)
+    written = family.written(layer)
+    last = output_layer(model)
+    seen = forward_pass(
+        model, batch, layer, attention, written if family.apart else attention, last
+    )
     heads = int(config.num_attention_heads)
-    for name in (*family.read, family.write):
+    for name in family.read:
         check_linear(name, attention.get_submodule(name))
-    weights = family.weights(attention, heads)
+    check_linear(family.write, written)
+    weights = family.weights(layer, heads)
     groups = int(getattr(config, "num_key_value_heads", None) or heads)
     head_width = weights["query"].shape[1] // heads
     rotation = None
@@ -223,7 +222,7 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
         rotation = Rotation.of_halves(
             turned[0].to(seen.inputs), turned[1].to(seen.inputs), head_width
         )
-    bias = attention.get_submodule(family.write).bias
+    bias = written.bias
     norms = _norms(*(getattr(attention, name, None) for name in family.norms))
     trained = [name for name, norm in norms.items() if len(norm.parameters)]
     return LastAttention(
@@ -235,11 +234,12 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
             permitted=_permitted(
                 seen.inputs,
                 batch.attention_mask,
-                causal=True,
+                causal=family.causal,
                 window=_window(attention, config),
+                places=batch.keywords.get("position_ids"),
             ),
             scale=float(getattr(attention, "scaling", head_width**-0.5)),
-            parameters=(*family.trained(attention), *trained),
+            parameters=(*family.trained(layer), *trained),
             **norms,
             projection_bias=bias is not None,
             rotation=rotation,
@@ -247,12 +247,21 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
         attended=seen.attended,
         sides=(seen.x,),
         network=token_network(family, model, seen.layer_keywords),
-        unembedding=Unembedding.of(model.get_output_embeddings()),
+        unembedding=Unembedding.of(last),
         projection_bias=None if bias is None else bias.detach(),
-        hidden=seen.hidden,
-        final_norm=norm,
+        hidden=seen.hidden if seen.hidden.ndim == 3 else _at_first(seen.hidden, seen.x),
+        output_layer=last,
+        rounding=torch.finfo(torch.float32).eps if family.single else 0.0,
+        pooled=seen.hidden.ndim == 2,
         before=feeding(family, model, seen.x[0, 0], seen.layer_keywords),
     )
+
+
+def _at_first(hidden: Float[Tensor, "B D"], like: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+    """The first token's hidden state in its place, zeros elsewhere."""
+    found = torch.zeros_like(like)
+    found[:, 0] = hidden
+    return found
 
 
 _TAKERS: dict[str, Callable[[Any, Batch], LastAttention]] = {
@@ -316,66 +325,6 @@ def _is_trained(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
-class _Captured(Exception):  # noqa: N818 - no error: it ends the forward pass
-    """All has been seen; what follows need not be computed."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Seen:
-    """What passes by the last attention in a forward pass."""
-
-    x: Float[Tensor, "B L D"]
-    """Input of the layer."""
-    inputs: Float[Tensor, "B L D"]
-    """Input of its attention."""
-    attended: Float[Tensor, "B L D"]
-    """Output of its attention."""
-    hidden: Float[Tensor, "B L D"]
-    """Output of the final norm."""
-    layer_keywords: Mapping[str, Any]
-    """Keywords of the layer."""
-    arguments: tuple[Any, ...]
-    """Positional arguments of the attention."""
-    keywords: Mapping[str, Any]
-    """Keywords of the attention."""
-
-
-def _forward(
-    model: nn.Module, batch: Batch, layer: nn.Module, attention: nn.Module, final_norm: nn.Module
-) -> _Seen:
-    """A forward pass that ends at the final norm."""
-    seen: dict[str, Any] = {}
-
-    def enter_layer(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
-        seen["x"] = inputs[0] if inputs else keywords["hidden_states"]
-        seen["layer_keywords"] = {k: v for k, v in keywords.items() if k != "hidden_states"}
-
-    def enter_attention(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
-        seen["inputs"] = inputs[0] if inputs else keywords["hidden_states"]
-        seen["arguments"], seen["keywords"] = inputs, keywords
-
-    def leave_attention(module: nn.Module, inputs: Any, output: Any) -> None:
-        seen["attended"] = output[0] if isinstance(output, tuple) else output
-
-    def stop(module: nn.Module, inputs: Any, output: Any) -> None:
-        raise _Captured(output)
-
-    hooks = [
-        layer.register_forward_pre_hook(enter_layer, with_kwargs=True),
-        attention.register_forward_pre_hook(enter_attention, with_kwargs=True),
-        attention.register_forward_hook(leave_attention),
-        final_norm.register_forward_hook(stop),
-    ]
-    try:
-        model(*batch.arguments, **{**batch.keywords, "use_cache": False})
-    except _Captured as captured:
-        return _Seen(hidden=captured.args[0], **seen)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    raise AssertionError("the final norm did not run")
-
-
 def _matrix(module: nn.Module, width: int) -> Tensor:
     """The weight of a slot as (inputs, outputs), a bias as its last row."""
     if isinstance(module, nn.Identity):
@@ -415,14 +364,32 @@ def _layer(
 
 
 def _permitted(
-    inputs: Tensor, attention_mask: Tensor | None, *, causal: bool, window: int | None = None
+    inputs: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    causal: bool,
+    window: int | None = None,
+    places: Tensor | None = None,
 ) -> Bool[Tensor, "#B L L"]:
-    """True where a query may attend; a padded query attends to itself, which enters no loss."""
+    """True where a query may attend; a padded query attends to itself, which enters no loss.
+
+    Positions that do not go up by one begin another sequence in the same row, which causal models of
+    transformers keep apart where no mask is given.
+
+    Returns:
+        One table for all rows, or one a row.
+    """
     tokens = inputs.shape[1]
     own = torch.eye(tokens, dtype=torch.bool, device=inputs.device)
-    permitted = torch.ones_like(own).tril()[None] if causal else torch.ones_like(own)[None]
+    permitted = torch.ones_like(own)[None]
+    if causal:
+        permitted = permitted.tril()
     if window:
         permitted = permitted.triu(1 - window)
-    if attention_mask is None:
-        return permitted
-    return (permitted & attention_mask.bool()[:, None, :]) | own
+        permitted = permitted if causal else permitted & permitted.mT
+    if attention_mask is not None:
+        return (permitted & attention_mask.bool()[:, None, :]) | own
+    if causal and places is not None:
+        sequence = nn.functional.pad(places.diff(dim=-1) != 1, (1, 0)).cumsum(-1)
+        permitted = permitted & (sequence[:, :, None] == sequence[:, None, :])
+    return permitted

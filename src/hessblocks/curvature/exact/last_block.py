@@ -21,6 +21,7 @@ from hessblocks.conventions import IGNORED
 from hessblocks.curvature.exact.behind_attention import TokenDerivatives, token_derivatives
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.covered import check_model, undisturbed
+from hessblocks.curvature.exact.families import output_layer
 from hessblocks.curvature.exact.last_attention import LastAttention, last_attention
 from hessblocks.curvature.exact.tail import TokenTail
 from hessblocks.curvature.exact.unembedding import SeenLoss
@@ -38,7 +39,9 @@ from hessblocks.theory import AttentionHessian, AttentionLayer, TokenCurvature
 _TARGETS: dict[str, Callable[[Batch], Tensor]] = {
     "causal-lm": causal_targets,
     "masked-lm": given_labels,
+    "classification": given_labels,
 }
+"""Loss → labels of a batch."""
 
 
 def exact_attention_curvature(
@@ -58,7 +61,7 @@ def exact_attention_curvature(
             Hugging Face GPT-2; causal or masked language model.
         batch: a dict with `input_ids` (sequences, tokens), and optionally `labels` and
             `attention_mask`; or the ids alone.
-        loss: causal-lm (labels default to the inputs without padding) or masked-lm.
+        loss: causal-lm (labels default to the inputs without padding), masked-lm, or classification for images.
         memory_limit: bytes that the intermediate results of one operation may take.
 
     Returns:
@@ -104,7 +107,7 @@ def exact_last_block(
         model: as for `exact_attention_curvature`.
         batch: a dict with `input_ids` (sequences, tokens), and optionally `labels` and
             `attention_mask`; or the ids alone.
-        loss: causal-lm (labels default to the inputs without padding) or masked-lm.
+        loss: causal-lm (labels default to the inputs without padding), masked-lm, or classification for images.
         memory_limit: bytes that the intermediate results of one operation may take; the derivatives
             that are held for all tokens may take eight times as much each.
 
@@ -147,14 +150,14 @@ def exact_last_block(
     )
     with undisturbed(model), _frozen(model):
         behind = behind_cross_entropy(found, targets, valid, memory_limit)
-    weight = model.get_output_embeddings().weight  # type: ignore[operator]
+    weight = output_layer(model).weight
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     return LastBlockHessian(
         hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid),
         tail,
         seen,
         unembedding=weight.requires_grad,
-        tied=embedding.weight is weight,
+        tied=getattr(embedding, "weight", None) is weight,
         memory_limit=memory_limit,
     )
 
@@ -167,12 +170,20 @@ def _taken(
     check_memory_limit(memory_limit)
     check_model(model)
     unpacked = unpack(batch, next(model.parameters()).device)
-    _check_inputs(unpacked)
+    _check_inputs(unpacked, loss)
     targets = _TARGETS[loss](unpacked).long()
-    valid = targets != IGNORED
-    vocabulary = int(getattr(getattr(model, "config", None), "vocab_size", 1 << 62))
-    _check_targets(targets, valid, unpacked, vocabulary)
     found = last_attention(model, unpacked)
+    _check_targets(targets, unpacked, found.unembedding.classes)
+    if found.pooled != (loss == "classification"):
+        raise ArgumentError(
+            f"loss: {loss} does not fit {type(model).__name__}; expected "
+            + ("classification" if found.pooled else "causal-lm or masked-lm")
+        )
+    if found.pooled:
+        targets = nn.functional.pad(
+            targets[:, None], (0, found.attended.shape[1] - 1), value=IGNORED
+        )
+    valid = targets != IGNORED
     with undisturbed(model), torch.no_grad():
         found.check(model, unpacked, valid)
     return found, targets, valid
@@ -212,9 +223,16 @@ def _filled(values: Tensor, labelled: Tensor) -> Tensor:
     return out
 
 
-def _check_inputs(batch: Batch) -> None:
+def _check_inputs(batch: Batch, loss: str) -> None:
     ids = batch.inputs
-    if ids.ndim != 2 or ids.is_floating_point():
+    if loss == "classification":
+        if batch.labels is None or batch.labels.shape != ids.shape[:1]:
+            raise ArgumentError(
+                f"batch: labels: expected one for each of the {len(ids)} images, got "
+                + ("none" if batch.labels is None else str(tuple(batch.labels.shape)))
+            )
+        ids = batch.labels
+    elif ids.ndim != 2 or ids.is_floating_point():
         raise ArgumentError(
             "batch: input_ids: expected whole numbers (sequences, tokens), "
             f"got {ids.dtype} {tuple(ids.shape)}"
@@ -229,7 +247,8 @@ def _check_inputs(batch: Batch) -> None:
             )
 
 
-def _check_targets(targets: Tensor, valid: Tensor, batch: Batch, vocabulary: int) -> None:
+def _check_targets(targets: Tensor, batch: Batch, classes: int) -> None:
+    valid = targets != IGNORED
     if not valid.any():
         raise ArgumentError("batch: every label is ignored; expected at least one valid")
     if batch.attention_mask is not None and (valid & (batch.attention_mask == 0)).any():
@@ -238,9 +257,9 @@ def _check_targets(targets: Tensor, valid: Tensor, batch: Batch, vocabulary: int
             "or leave labels out"
         )
     lowest, highest = int(targets[valid].min()), int(targets[valid].max())
-    if lowest < 0 or highest >= vocabulary:
+    if lowest < 0 or highest >= classes:
         raise ArgumentError(
-            f"batch: labels: expected 0 to {vocabulary - 1} (or {IGNORED} to ignore), "
+            f"batch: labels: expected 0 to {classes - 1} (or {IGNORED} to ignore), "
             f"got {lowest} to {highest}"
         )
 
