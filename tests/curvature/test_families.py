@@ -257,10 +257,12 @@ def test_another_network_behind_is_noticed() -> None:
         hb.exact_last_block(model, {"input_ids": tokens(2)})
 
 
-def test_a_norm_that_feeds_attention_and_network_has_no_block() -> None:
+def test_a_norm_that_feeds_attention_and_network_is_one_group() -> None:
+    """Phi's attention and MLP read one norm: it moves the loss by both ways."""
     case, _ = solved("phi")
     found = hb.exact_last_block(case.model, case.batches[0])
-    assert not [group for group in found.groups if "input_layernorm" in group]
+    norms = [group for group in found.groups if "input_layernorm" in group]
+    assert norms == [f"model.layers.0.input_layernorm.{own}" for own in ("weight", "bias")]
     assert "forward" not in vars(case.model.model.layers[-1].self_attn)
 
 

@@ -429,6 +429,27 @@ CURVATURE = (
         tests=("linalg/test_kronecker.py::test_vectors_that_are_numbers_leave_no_sum_over_tokens",),
     ),
     Mutant(
+        "a change of the input norm and of a weight do not meet",
+        file="curvature/exact/input_norm.py",
+        find="                found.append(self._gradient(name, group, number))",
+        replace="                pass",
+        tests=("curvature/test_last_layer.py::test_every_block_equals_dense_autodiff",),
+    ),
+    Mutant(
+        "the input norm moves the attention by its values alone",
+        file="curvature/exact/input_norm.py",
+        find='READ = ("query", "key", "value")',
+        replace='READ = ("value",)',
+        tests=("curvature/test_last_layer.py::test_every_block_equals_dense_autodiff",),
+    ),
+    Mutant(
+        "a norm that feeds attention and network moves the network alone",
+        file="curvature/exact/block_hessian.py",
+        find="        if self._normed(piece):\n            found.append(",
+        replace="        if self._normed(piece) and piece.group not in self._tail.parts:\n            found.append(",
+        tests=("curvature/test_last_layer.py::test_every_block_equals_dense_autodiff",),
+    ),
+    Mutant(
         "a layer whose input moves adds nothing to H_f",
         file="curvature/exact/block_hessian.py",
         find="if not between.any():",
@@ -441,15 +462,6 @@ CURVATURE = (
         find="inputs = part.gain * self._inputs[name]",
         replace="inputs = self._inputs[name]",
         tests=("curvature/test_last_layer.py::test_every_block_equals_dense_autodiff",),
-    ),
-    Mutant(
-        "a norm that feeds the attention too has a block",
-        file="curvature/exact/tail.py",
-        find="name in self._before",
-        replace="name in ()",
-        tests=(
-            "curvature/test_families.py::test_a_norm_that_feeds_attention_and_network_has_no_block",
-        ),
     ),
     Mutant(
         "weights that change after the closed form was taken pass",

@@ -2,8 +2,10 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
+from hessblocks.theory.functional import functional_terms
 from hessblocks.theory.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.head_norm import HeadNorm
+from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments

@@ -16,11 +16,13 @@ C classes, F rows of a factor, Q parameters of a group.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
+from hessblocks.curvature.exact.input_norm import InputNorm
 from hessblocks.curvature.exact.tail import ATTENTION, TokenTail
 from hessblocks.curvature.exact.unembedding import SeenLoss
 from hessblocks.errors import ArgumentError
@@ -50,7 +52,8 @@ class _Move:
 class LastBlockHessian(PiecewiseHessian):
     """H, H_o and H_f of every parameter from the last attention on, as operators that are never assembled.
 
-    Groups: those of `AttentionHessian` (query, key, value, projection, gains), each linear layer behind
+    Groups: those of `AttentionHessian` (query, key, value, projection, gains), gain and shift of the norm in
+    front of it, each linear layer behind
     by its module's name with its bias, each other parameter by its own name, and `unembedding`. A weight
     is flattened (inputs, outputs) row by row, a bias as its last row.
     """
@@ -61,6 +64,7 @@ class LastBlockHessian(PiecewiseHessian):
         tail: TokenTail,
         loss: SeenLoss,
         *,
+        norm: InputNorm | None,
         unembedding: bool,
         tied: bool,
         memory_limit: int,
@@ -71,6 +75,7 @@ class LastBlockHessian(PiecewiseHessian):
             attention: the blocks of the attention alone.
             tail: the parameters behind it.
             loss: what the loss sees of the final hidden state.
+            norm: the parameters of the norm in front of the attention, where there are any.
             unembedding: whether the output layer is trained.
             tied: whether its weight is the embedding's too.
             memory_limit: bytes of intermediate results.
@@ -83,8 +88,10 @@ class LastBlockHessian(PiecewiseHessian):
         unembedding, the embedding held fixed."""
         self._tail = tail
         self._loss = loss
+        self._norm = norm
+        before = [] if norm is None else [name for name in norm.places if name not in tail.parts]
         own = (UNEMBEDDING,) * unembedding
-        self.groups = (*attention.groups, *tail.parts, *own)
+        self.groups = (*attention.groups, *before, *tail.parts, *own)
 
     def pieces(self, group: str, head: int | None = None) -> list[Piece]:
         """The pieces of a group; those of one head, for the attention's."""
@@ -92,7 +99,12 @@ class LastBlockHessian(PiecewiseHessian):
             return self.attention.pieces(group, head)
         if head is not None:
             raise ArgumentError(f"head: {group} has no heads; leave head out")
-        shape = self._loss.shape if group == UNEMBEDDING else self._tail.parts[group].shape
+        if group == UNEMBEDDING:
+            shape = self._loss.shape
+        elif self._norm is not None and group in self._norm.places:
+            shape = (1, len(self._norm.places[group]))
+        else:
+            shape = self._tail.parts[group].shape
         return [Piece(group=group, heads=(), shape=shape)]
 
     def block(
@@ -112,10 +124,11 @@ class LastBlockHessian(PiecewiseHessian):
         moves = self._moves(column)
         if row.group == UNEMBEDDING:
             return [self._with_unembedding(move, part) for move in moves]
+        others = moves if row == column else self._moves(row)
         if part == "outer":
-            return [self._outer(a, b, row == column) for a in self._moves(row) for b in moves]
-        found = []
-        for a in self._moves(row):
+            return [self._outer(a, b) for a in others for b in moves]
+        found = self._within_attention(row, column)
+        for a in others:
             for b in moves:
                 found += [*self._curved(a, b), *self._fed(a, b, column)]
                 if row != column:
@@ -133,9 +146,13 @@ class LastBlockHessian(PiecewiseHessian):
         return piece.group in self.attention.groups
 
     def _moves(self, piece: Piece) -> list[_Move]:
-        if not self._attends(piece):
-            return [_Move(site=piece.group, vector=self._tail.inputs(piece.group))]
         found = []
+        if self._normed(piece):
+            found.append(_Move(site=ATTENTION, vector=self._ones, map=self._jacobians[piece.group]))
+        if piece.group in self._tail.parts:
+            found.append(_Move(site=piece.group, vector=self._tail.inputs(piece.group)))
+        if not self._attends(piece):
+            return found
         for jacobian in self.attention.jacobians(piece):
             to_site = jacobian.matrix
             if jacobian.output_map is not None:
@@ -146,9 +163,37 @@ class LastBlockHessian(PiecewiseHessian):
             )
         return found
 
-    def _outer(self, row: _Move, column: _Move, same: bool) -> KroneckerTerm:
+    def _normed(self, piece: Piece) -> bool:
+        return self._norm is not None and piece.group in self._norm.places
+
+    @cached_property
+    def _ones(self) -> Float[Tensor, "N 1"]:
+        hidden = self._tail.hidden
+        return hidden.new_ones(len(hidden), 1)
+
+    @cached_property
+    def _jacobians(self) -> dict[str, Float[Tensor, "N S R"]]:
+        """How the attention's output moves with each parameter of the norm in front of it."""
+        assert self._norm is not None
+        return {name: self._norm.jacobian(name) for name in self._norm.places}
+
+    def _within_attention(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
+        """What the second derivative of the attention's output adds where the norm in front of it is one side."""
+        if self._norm is None or not (self._normed(row) or self._normed(column)):
+            return []
+        if self._normed(row) and self._normed(column):
+            return self._norm.functional_own(row.group, column.group)
+        if self._attends(column):
+            return self._norm.functional(row.group, column)
+        if self._attends(row):
+            return [term.adjoint() for term in self._norm.functional(column.group, row)]
+        return []
+
+    def _outer(self, row: _Move, column: _Move) -> KroneckerTerm:
         left, right = self._loss.halves(self._tail.first(row.site), self._tail.first(column.site))
-        matrices = TokenMatrices(left=row.seen(left), right=column.seen(right), symmetric=same)
+        matrices = TokenMatrices(
+            left=row.seen(left), right=column.seen(right), symmetric=row is column
+        )
         return _term(row, column, matrices.compact())
 
     def _curved(self, row: _Move, column: _Move) -> list[KroneckerTerm]:
@@ -161,7 +206,8 @@ class LastBlockHessian(PiecewiseHessian):
 
     def _fed(self, row: _Move, column: _Move, piece: Piece) -> list[KroneckerTerm]:
         """Of X_ts, where the column's piece is a linear layer whose input the row's site moves."""
-        if self._attends(piece) or not self._tail.parts[piece.group].linear:
+        part = self._tail.parts.get(piece.group)
+        if part is None or not part.linear:
             return []
         if row.site == column.site:
             return []

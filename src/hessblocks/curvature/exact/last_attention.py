@@ -26,7 +26,8 @@ from hessblocks.curvature.exact.families import (
     output_layer,
     token_network,
 )
-from hessblocks.curvature.exact.forward_pass import forward_pass, noted_inputs, without_cache
+from hessblocks.curvature.exact.forward_pass import Seen, forward_pass, noted_inputs, without_cache
+from hessblocks.curvature.exact.input_norm import multipliers
 from hessblocks.curvature.exact.unembedding import Unembedding
 from hessblocks.curvature.products import Batch
 from hessblocks.errors import ArgumentError, check_name
@@ -62,8 +63,10 @@ class LastAttention:
     """Relative error of an operation inside the attention, where it is larger than that of the weights."""
     left_out: tuple[str, ...] = ()
     """Trained parameters of the attention that have no group: gains of reparametrised weights."""
-    before: frozenset[str] = frozenset()
-    """Parameters that the network behind reads and that stand before the attention too."""
+    before: frozenset[str]
+    """Parameters of the layer that stand before its attention."""
+    multipliers: Mapping[str, Float[Tensor, "B L D"]]
+    """What those of them multiply that enter entry by entry: gain and shift of a norm."""
 
     def check(self, model: nn.Module, batch: Batch, valid: Bool[Tensor, "B L"]) -> None:
         """Hold attention, network and unembedding, computed anew, against what the model gave.
@@ -135,12 +138,16 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     attention = block.attention
     _check_parts(attention)
     seen = forward_pass(model, batch, block, attention, attention, model.lm_head)
-    x, inputs = seen.x, seen.inputs
+    inputs = seen.inputs
     turned = next((one.rotation for one in seen.arguments if hasattr(one, "rotation")), None)
 
-    def network(a: Tensor, skip: Tensor, normalised: Tensor) -> Tensor:
-        hidden: Tensor = model.model.final_norm(block.after_attention(a, skip, normalised))
+    def network(a: Tensor, x: Tensor) -> Tensor:
+        normalised = x if block.post else block.attention_norm(x)
+        hidden: Tensor = model.model.final_norm(block.after_attention(a, x, normalised))
         return hidden
+
+    stem = f"model.layers.{len(model.model.layers) - 1}.attention_norm"
+    before = [] if block.post else [name for name, _ in block.attention_norm.named_parameters()]
 
     for name in ROLES:
         if isinstance(module := getattr(attention, name), nn.Linear):
@@ -182,8 +189,10 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         attended=seen.attended,
         hidden=seen.hidden,
         output_layer=model.lm_head,
-        sides=(x, inputs),
+        sides=(seen.x,),
         network=network,
+        before=frozenset(f"{stem}.{name}" for name in before),
+        multipliers=_multipliers(model, {stem} if before else set(), seen),
         unembedding=Unembedding.of(model.lm_head),
         left_out=tuple(
             name
@@ -224,6 +233,8 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
         )
     bias = written.bias
     norms = _norms(*(getattr(attention, name, None) for name in family.norms))
+    before = feeding(family, model, seen.x[0, 0], seen.layer_keywords)
+    stems = {name.rpartition(".")[0] for name in before}
     trained = [name for name, norm in norms.items() if len(norm.parameters)]
     return LastAttention(
         layer=_layer(
@@ -253,8 +264,18 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
         output_layer=last,
         rounding=torch.finfo(torch.float32).eps if family.single else 0.0,
         pooled=seen.hidden.ndim == 2,
-        before=feeding(family, model, seen.x[0, 0], seen.layer_keywords),
+        before=before,
+        multipliers=_multipliers(model, stems, seen),
     )
+
+
+def _multipliers(model: nn.Module, stems: set[str], seen: Seen) -> dict[str, Tensor]:
+    """Those of the one module between the layer's input and its attention."""
+    if len(stems) != 1:
+        return {}
+    (stem,) = stems
+    found = multipliers(model.get_submodule(stem), seen.x, seen.inputs)
+    return {f"{stem}.{name}": slope for name, slope in found.items()}
 
 
 def _at_first(hidden: Float[Tensor, "B D"], like: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:

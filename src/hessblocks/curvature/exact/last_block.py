@@ -22,6 +22,7 @@ from hessblocks.curvature.exact.behind_attention import TokenDerivatives, token_
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.covered import check_model, undisturbed
 from hessblocks.curvature.exact.families import output_layer
+from hessblocks.curvature.exact.input_norm import InputNorm, widened
 from hessblocks.curvature.exact.last_attention import LastAttention, last_attention
 from hessblocks.curvature.exact.tail import TokenTail
 from hessblocks.curvature.exact.unembedding import SeenLoss
@@ -100,8 +101,8 @@ def exact_last_block(
 
     The groups of `exact_attention_curvature`, and behind them each linear layer (by its module's name, its
     bias with it), each gain or bias of a norm and each gain of a branch (by their own names), and
-    `unembedding`; every block between any two of them. What stands before the last attention, its input
-    norm too, has no block here.
+    `unembedding`; gain and shift of the norm in front of the attention (by their own names); every block
+    between any two of them. What else stands before the last attention has no block here.
 
     Args:
         model: as for `exact_attention_curvature`.
@@ -152,10 +153,16 @@ def exact_last_block(
         behind = behind_cross_entropy(found, targets, valid, memory_limit)
     weight = output_layer(model).weight
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    attention = hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
+    norm = None
+    if found.multipliers:
+        wide, places = widened(attention.layer, found.multipliers)
+        norm = InputNorm(attention, hessian_of(wide, behind, valid), places)
     return LastBlockHessian(
-        hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid),
+        attention,
         tail,
         seen,
+        norm=norm,
         unembedding=weight.requires_grad,
         tied=getattr(embedding, "weight", None) is weight,
         memory_limit=memory_limit,

@@ -75,7 +75,7 @@ class TokenTail:
             ArgumentError: a trained parameter that enters in a way that is not covered.
         """
         self._tail = _Tail(model, found.network)
-        self._before = found.before
+        self._before = found.before - found.multipliers.keys()
         self._model = model
         self._points = (attended, *sides)
         self._limit = memory_limit

@@ -1,0 +1,260 @@
+"""The gain and the shift of the norm in front of the last attention.
+
+Such a parameter φ multiplies something entry by entry, n_j = … + c_j ⊙ φ (c the normalised vector for a
+gain, ones for a shift), and n feeds W_Q, W_K and W_V alike. With c beside n as further inputs of the layer,
+met by rows of zeros in the weights, a change dφ is the change diag(dφ) W of those rows: every block of φ
+is a block of these rows, contracted with W (and, where one side is W itself, the gradient of those rows).
+
+Letters: B sequences, L tokens, N tokens that enter the loss, D width, K width of a head,
+O width of the output, W columns of a token's matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hessblocks.linalg import KroneckerTerm, TokenMatrices
+from hessblocks.theory import AttentionHessian, AttentionLayer, HeadTokens, Piece, functional_terms
+
+READ = ("query", "key", "value")
+
+
+def multipliers(
+    norm: nn.Module, x: Float[Tensor, "B L D"], inputs: Float[Tensor, "B L D"]
+) -> dict[str, Float[Tensor, "B L D"]]:
+    """What the trained parameters of a norm multiply, entry by entry.
+
+    Args:
+        norm: any module that acts on each token by itself.
+        x: what it reads.
+        inputs: what the attention reads.
+
+    Returns:
+        By the parameter's own name; without those that enter in another way, and nothing at all where the
+        attention does not read the norm's output as it is.
+    """
+    found: dict[str, Tensor] = {}
+    if not torch.equal(norm(x), inputs):
+        return found
+    generic = torch.arange(1, x.shape[-1] + 1).to(x).sqrt().sin()
+    for name, parameter in norm.named_parameters():
+        if not parameter.requires_grad or parameter.shape != x.shape[-1:]:
+            continue
+
+        def at(values: Tensor, name: str = name) -> Tensor:
+            normed: Tensor = functional_call(norm, {name: values}, (x,))
+            return normed
+
+        start = at(torch.zeros_like(generic))
+        slope = at(torch.ones_like(generic)) - start
+        expected = start + slope * generic
+        if torch.allclose(
+            at(generic), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
+        ):
+            found[name] = slope
+    return found
+
+
+class InputNorm:
+    """The parameters of the norm, as rows of a wider layer's weights."""
+
+    def __init__(
+        self,
+        hessian: AttentionHessian,
+        wide: AttentionHessian,
+        places: Mapping[str, Int[Tensor, " D"]],
+    ) -> None:
+        """Combine the layer with the wider one.
+
+        Args:
+            hessian: of the attention as it is.
+            wide: of the layer that `widened` gives, with the same loss.
+            places: rows of each parameter's multipliers in the wider weights.
+        """
+        self._layer = hessian.layer
+        self._wide = wide
+        self.places = places
+        """Rows of the wider weights, by the name of the parameter."""
+
+    @cached_property
+    def _own(self) -> Int[Tensor, " rows"]:
+        """Rows of the wider weights that are the layer's own."""
+        width = self._layer.x.shape[-1]
+        return torch.arange(width, device=self._layer.x.device)
+
+    def _weight(self, group: str, head: int) -> Float[Tensor, "D K"]:
+        """W of one head on the entries of n; the identity for the keys of one matrix."""
+        rows = len(next(iter(self.places.values())))
+        weight = _of_head(group, head, self._layer)
+        return weight[:rows]
+
+    def jacobian(self, name: str) -> Float[Tensor, "N O D"]:
+        """∂(output of the attention)/∂φ of every token."""
+        total: Tensor | None = None
+        for group in READ:
+            for piece in self._wide.layer.pieces(group):
+                for head, jacobian in zip(piece.heads, self._wide.jacobians(piece), strict=True):
+                    weight, at = self._weight(group, head), self.places[name]
+                    vector, matrix = jacobian.vector, jacobian.matrix
+                    if matrix is None:  # values: the identity
+                        moved = vector[:, at][:, None] * weight.T
+                    elif not jacobian.swapped:
+                        moved = vector[:, at][:, None] * (matrix @ weight.T)
+                    elif self._layer.joined:
+                        moved = _contracted_rows(matrix.mT, weight, at).mT
+                    else:
+                        moved = matrix[:, :, at] * (vector @ weight.T)[:, None]
+                    if jacobian.output_map is not None:
+                        moved = jacobian.output_map.mT @ moved
+                    total = moved if total is None else total + moved
+        assert total is not None
+        return total
+
+    def functional(self, name: str, piece: Piece) -> list[KroneckerTerm]:
+        """Terms of Σ ⟨g, ∂²(output of the attention)/∂φ ∂W⟩ for a piece of the attention's parameters."""
+        group = "query" if piece.group == "query_key" else piece.group
+        found = []
+        for number in piece.heads:
+            head = self._wide.heads[number]
+            for read in READ:
+                for term in functional_terms(head, read, group):
+                    rows = self._contracted(term, read, number, name)
+                    found.append(self._restricted(rows, group, head) if group in READ else rows)
+            if group in READ:
+                found.append(self._gradient(name, group, number))
+        return found
+
+    def functional_own(self, row: str, column: str) -> list[KroneckerTerm]:
+        """The same for two parameters of the norm."""
+        found = []
+        for number, head in enumerate(self._wide.heads):
+            for left in READ:
+                for right in READ:
+                    for term in functional_terms(head, left, right):
+                        rows = self._contracted(term, left, number, row)
+                        columns = self._contracted(rows.adjoint(), right, number, column)
+                        found.append(columns.adjoint())
+        return found
+
+    def _contracted(self, term: KroneckerTerm, group: str, head: int, name: str) -> KroneckerTerm:
+        """The rows of a wider weight as rows of φ."""
+        weight, at = self._weight(group, head), self.places[name]
+        whole = term.matrices.whole()
+        if group == "key" and self._layer.joined:
+            matrices = _contracted_rows(whole, weight, at)
+        elif term.row_swapped:
+            matrices = whole[:, at] * (term.row @ weight.T)[:, :, None]
+        else:
+            matrices = term.row[:, at, None] * (weight @ whole)
+        ones = matrices.new_ones(len(matrices), 1)
+        if len(ones) != term.tokens:
+            ones = ones.expand(term.tokens, -1)
+        return replace(term, row=ones, matrices=TokenMatrices(right=matrices), row_swapped=False)
+
+    def _restricted(self, term: KroneckerTerm, group: str, head: HeadTokens) -> KroneckerTerm:
+        """The columns of a wider weight that are the weight's own."""
+        right = term.matrices.whole()
+        if group == "key" and self._layer.joined:
+            width = head.w_query.shape[1]
+            right = right.unflatten(2, (-1, width))[:, :, self._own].flatten(2)
+        elif term.column_swapped:
+            right = right[:, :, self._own]
+        else:
+            return replace(term, column=term.column[:, self._own])
+        return replace(term, matrices=TokenMatrices(right=right))
+
+    def _gradient(self, name: str, group: str, head: int) -> KroneckerTerm:
+        """Entry (φ_d, W_dr) of the gradient in the wider rows: a change of φ times one of W."""
+        gradient = self._gradients[group, head][self.places[name]]
+        rows = len(gradient)
+        unit = torch.eye(rows, dtype=gradient.dtype, device=gradient.device)
+        own = gradient.new_zeros(rows, len(self._own))
+        own[:, :rows] = unit
+        if group == "key" and self._layer.joined:
+            right = (own[:, :, None] * gradient[:, None]).flatten(1)
+            column, swapped = unit.new_ones(rows, 1), True
+        else:
+            right, column, swapped = gradient, own, False
+        return KroneckerTerm(
+            row=unit.new_ones(rows, 1),
+            column=column,
+            matrices=TokenMatrices(left=unit[:, None], right=right[:, None]),
+            column_swapped=swapped,
+        )
+
+    @cached_property
+    def _gradients(self) -> dict[tuple[str, int], Float[Tensor, "rows K"]]:
+        """∂ℓ/∂W of the wider weights, as each head contributes to it."""
+        found = {}
+        for group in READ:
+            for piece in self._wide.layer.pieces(group):
+                for head, jacobian in zip(piece.heads, self._wide.jacobians(piece), strict=True):
+                    along = self._wide.heads[head].gradient
+                    if jacobian.output_map is not None:
+                        along = along @ jacobian.output_map.T
+                    if jacobian.matrix is not None:
+                        along = (along[:, None] @ jacobian.matrix)[:, 0]
+                    shape = _of_head(group, head, self._wide.layer).shape
+                    vector = jacobian.vector
+                    summed = along.T @ vector if jacobian.swapped else vector.T @ along
+                    found[group, head] = summed.reshape(shape)
+        return found
+
+
+def _contracted_rows(
+    matrices: Float[Tensor, "N rows W"], weight: Float[Tensor, "D K"], at: Int[Tensor, " D"]
+) -> Float[Tensor, "N D W"]:
+    """Rows (d', r) of long vectors, those of φ picked and contracted with W."""
+    picked = matrices.unflatten(1, (-1, weight.shape[1]))[:, at]
+    found: Tensor = (weight[None, :, :, None] * picked).sum(2)
+    return found
+
+
+def _of_head(group: str, head: int, layer: AttentionLayer) -> Float[Tensor, "rows K"]:
+    """The weight that a head uses; the identity for the keys of one matrix."""
+    weight = {"query": layer.query, "key": layer.key, "value": layer.value}[group]
+    if weight is None:
+        return torch.eye(layer.x.shape[-1], dtype=layer.x.dtype, device=layer.x.device)
+    return weight[head * len(weight) // len(layer.query)]
+
+
+def widened(
+    layer: AttentionLayer, slopes: Mapping[str, Float[Tensor, "B L D"]]
+) -> tuple[AttentionLayer, dict[str, Int[Tensor, " D"]]]:
+    """The same layer with multipliers beside its inputs.
+
+    Args:
+        layer: biases are met by a last column of ones, which stays among its own.
+        slopes: multipliers of each parameter.
+
+    Returns:
+        The layer, and where the rows of each parameter stand.
+    """
+    width, rows = layer.x.shape[-1], next(iter(slopes.values())).shape[-1]
+    starts = {name: width + number * rows for number, name in enumerate(slopes)}
+    added = rows * len(slopes)
+
+    def padded(weight: Tensor) -> Tensor:
+        return nn.functional.pad(weight, (0, 0, 0, added))
+
+    key = layer.key
+    if key is None:
+        key = torch.eye(width, dtype=layer.x.dtype, device=layer.x.device)
+        key = key.expand(len(layer.value), -1, -1)
+    wide = replace(
+        layer,
+        x=torch.cat([layer.x, *slopes.values()], dim=-1),
+        query=padded(layer.query),
+        key=padded(key),
+        value=padded(layer.value),
+        parameters=(*READ, "projection"),
+    )
+    at = torch.arange(rows, device=layer.x.device)
+    return wide, {name: start + at for name, start in starts.items()}
