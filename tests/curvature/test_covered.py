@@ -13,10 +13,11 @@ from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.norms import NoNorm, RMSNorm
 from hessblocks.blocks.weights import Dense, Reparametrised
 from hessblocks.errors import ArgumentError
-from tests.curvature.cases import stir, tokens
+from tests.curvature.cases import Case, stir, tokens
 from tests.curvature.oracle import dense
-from tests.curvature.test_families import Case, behind, lifted, made
+from tests.curvature.test_families import lifted, made
 from tests.curvature.test_last_block import SIZES
+from tests.curvature.test_last_layer import behind
 
 IDS = {"input_ids": tokens(2)}
 

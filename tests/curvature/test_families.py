@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from itertools import combinations_with_replacement
 from typing import Any
 
 import pytest
@@ -12,77 +11,31 @@ from torch import Tensor, nn
 
 import hessblocks as hb
 from hessblocks.conventions import PARTS
+from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.families import FAMILIES
+from hessblocks.curvature.verification.places import places
+from hessblocks.curvature.verification.sweep import verify_last_blocks
+from hessblocks.curvature.verification.tiny_models import (
+    FAMILY_MODELS,
+    batch_of,
+    stirred,
+    without_casts,
+)
 from hessblocks.errors import ArgumentError
-from tests.curvature.architectures import _GROUPED, _SIZES, CAUSAL, MASKED, case_of, model_of
-from tests.curvature.cases import Case, padded_batches, stir, tokens
+from tests.curvature.architectures import MASKED, model_of
+from tests.curvature.cases import Case, padded_batches, tokens
 from tests.curvature.oracle import Dense, dense
-from tests.curvature.test_last_block import norm_places
-from tests.curvature.test_last_layer import behind
-
-NAMES = {
-    "gpt2": "gpt2",
-    "gpt-neox": "gpt_neox",
-    "llama": "llama",
-    "mistral": "mistral",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gemma3": "gemma3_text",
-    "gemma": "gemma",
-    "opt": "opt",
-    "phi": "phi",
-    "phi with norms": "phi",
-    "bert": "bert",
-    "roberta": "roberta",
-    "modernbert": "modernbert",
-    "vit": "vit",
-}
-"""Our names of tiny models, and their kinds."""
-MADE = {
-    **CAUSAL,
-    "phi": lambda: hf.PhiConfig(**{**_SIZES, "num_attention_heads": 2}),
-    **MASKED,
-    "modernbert": lambda: hf.ModernBertConfig(
-        **{**_SIZES, "num_hidden_layers": 2}, local_attention=4, cls_token_id=0, sep_token_id=0
-    ),
-    "phi with norms": lambda: hf.PhiConfig(
-        **{**_SIZES, "num_attention_heads": 2}, qk_layernorm=True
-    ),
-    "mistral": lambda: hf.MistralConfig(**_GROUPED, sliding_window=2),
-}
-SEPARATE = ("q_proj", "k_proj", "v_proj")
-
-
-class ExactNorm(nn.Module):
-    """RMSNorm in the precision of its input; transformers' computes in single precision inside."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight = norm.weight
-        self.eps = getattr(norm, "variance_epsilon", None) or norm.eps
-        self.shift = 1.0 if "Gemma" in type(norm).__name__ else 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        root = (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        return x * root * (self.weight + self.shift)
 
 
 def lifted(model: nn.Module) -> nn.Module:
-    """The model without casts to single precision."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child).__name__.endswith("RMSNorm"):
-                setattr(module, name, ExactNorm(child))
-    return model
+    """The model without casts to single precision in its norms."""
+    with without_casts(model):
+        return model
 
 
 def made(name: str) -> Any:
     torch.manual_seed(0)
-    if name == "vit":
-        return model_of(name)
-    if name in MASKED:
-        return stir(hf.AutoModelForMaskedLM.from_config(MADE[name](), attn_implementation="sdpa"))
-    return stir(hf.AutoModelForCausalLM.from_config(MADE[name](), attn_implementation="sdpa"))
+    return stirred(FAMILY_MODELS[name]())
 
 
 @pytest.fixture(autouse=True)
@@ -97,64 +50,45 @@ def exact_rotation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @cache
 def solved(name: str) -> tuple[Case, Dense]:
-    case = Case(model=lifted(made(name)), batches=padded_batches()[:1])
-    if name == "vit" or name in MASKED:
-        case = replace(case_of(name), model=case.model)
+    model = lifted(made(name))
+    batch, loss = batch_of(model)
+    case = Case(model=model, batches=[batch], loss=loss)
+    if loss == "causal-lm":  # the oracle judges every token that is no padding
+        case = replace(case, batches=padded_batches()[:1])
     return case, dense(case)
 
 
 def rows_of(case: Case, truth: Dense, group: str) -> Tensor:
-    """Places of a group of the attention: by head, (inputs, outputs), bias last."""
-    model = case.model
-    family = FAMILIES[model.config.model_type]
-    layers = model.get_submodule(family.layers)
-    stem = f"{family.layers}.{len(layers) - 1}.{family.attention}"
-    heads = model.config.num_attention_heads
-    if group == "projection":
-        if family.apart:
-            stem = stem.removesuffix(f".{family.attention}")
-        return behind(case, truth, f"{stem}.{family.write}")
-    if group in ("query_norm", "key_norm"):
-        stem = f"{stem}.{family.norms[group == 'key_norm']}"
-        return norm_places(truth, stem, model.get_submodule(stem))
-    if len(family.read) == 3:
-        name = family.read[("query", "key", "value").index(group)]
-        module = model.get_submodule(f"{stem}.{name}")
-        index = behind(case, truth, f"{stem}.{name}").view(-1, module.out_features)
-        if group != "query":
-            heads = getattr(model.config, "num_key_value_heads", None) or heads
-    else:
-        (name,) = family.read
-        module = model.get_submodule(f"{stem}.{name}")
-        index = behind(case, truth, f"{stem}.{name}").view(-1, 3 * model.config.hidden_size)
-        role = ("query", "key", "value").index(group)
-        apart = index.unflatten(1, (heads, 3, -1) if family.interleaved else (3, heads, -1))
-        index = apart.select(2 if family.interleaved else 1, role).flatten(1)
-    return index.unflatten(1, (heads, -1)).transpose(0, 1).reshape(-1)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("part", PARTS)
-def test_every_block_of_the_last_layer_equals_dense_autodiff(name: str, part: str) -> None:
-    case, truth = solved(name)
-    found = hb.exact_last_block(case.model, case.batches[0], case.loss)
-    rows = {
-        group: (rows_of if group in found.attention.groups else behind)(case, truth, group)
-        for group in found.groups
-        if not (group == "unembedding" and found.tied)
+    """Places of a group in the dense matrix."""
+    numbers = {
+        id(p): truth.starts[name] + torch.arange(p.numel()).view_as(p)
+        for name, p in case.model.named_parameters()
     }
-    assert {"query", "key", "value", "projection"} < set(rows)
-    matrix = getattr(truth, part)
-    every = torch.cat(list(rows.values()))
-    whole = truth.full[every][:, every].norm()
-    for row, column in combinations_with_replacement(rows, 2):
-        expected = matrix[rows[row]][:, rows[column]]
-        scale = expected.norm() if expected.norm() > 1e-3 * whole else 1e-3 * whole
-        block = found.block(row, column, part)
-        assert (block.dense() - expected).norm() <= 1e-12 * scale, (row, column)
-        assert block.frobenius_norm() == pytest.approx(
-            expected.norm().item(), rel=1e-9, abs=1e-12 * float(whole)
-        )
+    return places(case.model, group, numbers)
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_every_block_of_the_last_layer_equals_dense_autodiff(name: str) -> None:
+    checks = verify_last_blocks({name: FAMILY_MODELS[name]})
+    assert not [check for check in checks if not check.passed]
+    blocks = {check.block for check in checks}
+    assert {"query, query", "key, value", "projection, unembedding"} < blocks
+
+
+def test_every_family_is_verified() -> None:
+    assert {name.partition(",")[0] for name in FAMILY_MODELS} == set(FAMILIES)
+
+
+def test_a_fault_in_one_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = LastBlockHessian._with_unembedding
+    monkeypatch.setattr(
+        LastBlockHessian, "_with_unembedding", lambda self, move, part: own(self, move, "outer")
+    )
+    failed = {
+        c.block for c in verify_last_blocks({"llama": FAMILY_MODELS["llama"]}) if not c.passed
+    }
+    assert "query, unembedding" in failed
+    assert "query, query" not in failed
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
@@ -202,7 +136,10 @@ def test_a_window_that_hides_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma", "qwen2", "qwen3", "modernbert"])
 def test_models_that_cast_inside_agree_as_far_as_they_go(name: str) -> None:
     """In double precision as they come: their norms round to single precision inside, also in autodiff."""
-    case = case_of(name) if name in MASKED else Case(model=made(name), batches=padded_batches()[:1])
+    model = made(name)
+    batch, loss = batch_of(model)
+    batches = padded_batches()[:1] if loss == "causal-lm" else [batch]
+    case = Case(model=model, batches=batches, loss=loss)
     truth = dense(case)
     found = hb.exact_last_block(case.model, case.batches[0], case.loss)
     for group in ("query", "key", "value", "projection"):
@@ -223,7 +160,7 @@ def test_a_kind_that_is_not_known_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        ("gemma3", "final_logit_softcapping", 30.0),
+        ("gemma3_text", "final_logit_softcapping", 30.0),
         ("opt", "do_layer_norm_before", False),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
     ],
@@ -231,9 +168,8 @@ def test_a_kind_that_is_not_known_is_refused_by_name(name: str) -> None:
 def test_a_configuration_that_is_not_covered_is_refused_by_its_field(
     name: str, field: str, value: object
 ) -> None:
-    config = MADE[name]()
-    setattr(config, field, value)
-    model = stir(hf.AutoModelForCausalLM.from_config(config))
+    model = made(name)
+    setattr(model.config, field, value)
     with pytest.raises(ArgumentError, match=f"expects {field}=.*; use hessblocks.Hessian"):
         hb.exact_last_block(model, {"input_ids": tokens(1)})
 

@@ -48,6 +48,7 @@ ROOMS: dict[str, set[str]] = {
     "curvature.groups": set(),
     "curvature.products": {"closed", "groups"},
     "curvature.exact": {"groups", "products"},
+    "curvature.verification": {"exact"},
     "training.folder": set(),
     "training.trainer": {"folder"},
     "training.masked": {"folder", "trainer"},

@@ -31,6 +31,7 @@ from hessblocks.curvature.products import (
     Problem,
     RepeatabilityWarning,
 )
+from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
 from hessblocks.statistics import Heterogeneity
 
 __all__ = [

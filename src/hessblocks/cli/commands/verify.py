@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,10 +31,15 @@ def verify(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Compare closed-form curvature with autodiff on this machine, every block and part."""
+    """Compare closed-form curvature with autodiff on this machine, every block and part.
+
+    Layers by themselves in the chosen precision; whole last layers of tiny models, of every preset and of every
+    Hugging Face family that is known, in float64.
+    """
     import torch
 
     from hessblocks.cli.terminal import counter, show
+    from hessblocks.curvature import verify_last_blocks
     from hessblocks.storage import write_json
     from hessblocks.theory import CASES, verify_closed_forms
     from hessblocks.training import resolve_device
@@ -41,8 +47,10 @@ def verify(
     chosen = resolve_device(device)
     check_name("dtype", dtype, ("float64", "float32"))
     precision = getattr(torch, dtype)
-    with counter(len(CASES)) as step:
+    models = _models() if dtype == "float64" else {}
+    with counter(len(CASES) + len(models)) as step:
         checks = verify_closed_forms(dtype=precision, device=chosen, seed=seed, progress=step)
+        checks += verify_last_blocks(models, seed=seed, progress=step)
     described = _summary(checks, dtype, chosen)
     if out is not None:
         write_json(out / "verify.json", described)
@@ -58,6 +66,27 @@ def verify(
             f"verify: {len(failed)} of {len(checks)} errors exceed their bound, the largest "
             f"{worst.error:.1e} > {worst.bound:.0e} in {worst.case}, {worst.block}, {worst.part}."
         )
+
+
+def _models() -> dict[str, Callable[[], Any]]:
+    """Tiny models: of every preset, and of every family."""
+    from hessblocks.blocks import PRESETS
+    from hessblocks.curvature import FAMILY_MODELS
+    from hessblocks.models import build
+
+    size: dict[str, Any] = {
+        "depth": 2,
+        "width": 4,
+        "heads": 2,
+        "vocab_size": 7,
+        "context": 6,
+        "mlp_width": 6,
+    }
+    presets = {
+        f"hessblocks, {name}": partial(build, name, **size, tie_word_embeddings=False)
+        for name in PRESETS
+    }
+    return {**presets, **FAMILY_MODELS}
 
 
 def _summary(checks: Sequence[Check], dtype: str, device: str) -> dict[str, Any]:

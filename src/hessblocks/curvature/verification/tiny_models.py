@@ -1,0 +1,138 @@
+"""Tiny random models of every kind whose last layer has a closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers as hf
+from jaxtyping import Float
+from torch import Tensor, nn
+
+VOCABULARY = 7
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 6,
+    "max_position_embeddings": 8,
+    "image_size": 4,
+    "patch_size": 2,
+    "num_labels": 3,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "tie_word_embeddings": False,
+    "attn_implementation": "sdpa",
+}
+_GROUPED = {"num_key_value_heads": 2}
+_NARROW = {**_GROUPED, "head_dim": 2}
+_PHI = {"num_attention_heads": 2}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_inner": 6},
+    "gpt_neox": {},
+    "gpt_neox, one branch after the other": {"use_parallel_residual": False},
+    "llama": _GROUPED,
+    "mistral": {**_GROUPED, "sliding_window": 2},
+    "qwen2": _GROUPED,
+    "qwen3": _NARROW,
+    "gemma": _NARROW,
+    "gemma3_text": _NARROW,
+    "phi": _PHI,
+    "phi, norms of queries and keys": {**_PHI, "qk_layernorm": True},
+    "opt": {"ffn_dim": 6, "word_embed_proj_dim": 8},
+    "bert": {},
+    "roberta": {},
+    "modernbert": {
+        "num_hidden_layers": 2,
+        "local_attention": 4,
+        "cls_token_id": 0,
+        "sep_token_id": 0,
+    },
+    "vit": {},
+}
+_MASKED = ("bert", "roberta", "modernbert")
+
+
+def _made(kind: str, options: dict[str, Any]) -> nn.Module:
+    config = hf.AutoConfig.for_model(kind, **{**_SIZES, **options})
+    auto: Any = hf.AutoModelForMaskedLM if kind in _MASKED else hf.AutoModelForCausalLM
+    if kind == "vit":
+        auto = hf.AutoModelForImageClassification
+    model: nn.Module = auto.from_config(config)
+    return model
+
+
+FAMILY_MODELS: dict[str, Callable[[], nn.Module]] = {
+    name: partial(_made, name.partition(",")[0], options) for name, options in _OPTIONS.items()
+}
+"""Kind and what is particular about a model, and how it is made."""
+
+
+def stirred(model: nn.Module, size: float = 0.3) -> nn.Module:
+    """The model in double precision, its weights away from special points such as zero queries."""
+    model = model.double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(size * torch.randn_like(parameter))
+    return model
+
+
+def batch_of(model: nn.Module) -> tuple[dict[str, Tensor], str]:
+    """Inputs and labels that fit a tiny model, with padding where there are tokens, and the loss.
+
+    Returns:
+        The batch and causal-lm, masked-lm or classification.
+    """
+    kind = type(model).__name__
+    if "ImageClassification" in kind:
+        images = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+        return {"pixel_values": images, "labels": torch.tensor([0, 2])}, "classification"
+    ids = torch.randint(1, VOCABULARY, (2, 4))
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    labels = ids.masked_fill(mask == 0, -100)
+    masked = "MaskedLM" in kind
+    labels[:, 0] = -100
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return batch, "masked-lm" if masked else "causal-lm"
+
+
+class _ExactNorm(nn.Module):
+    """RMSNorm in the precision of its input."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self.eps = getattr(norm, "variance_epsilon", None) or norm.eps
+        self.shift = 1.0 if "Gemma" in type(norm).__name__ else 0.0
+
+    def forward(self, x: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens width"]:
+        root = (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        normed: Tensor = x * root * (self.weight + self.shift)
+        return normed
+
+
+@contextmanager
+def without_casts(model: nn.Module) -> Iterator[nn.Module]:
+    """The model without the casts to single precision that transformers makes in norms and rotations.
+
+    Args:
+        model: its norms are replaced for good, its rotation within the context.
+
+    Yields:
+        The model.
+    """
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, nn.RMSNorm):
+                setattr(module, name, _ExactNorm(child))
+    llama = import_module("transformers.models.llama.modeling_llama")
+    modernbert = import_module("transformers.models.modernbert.modeling_modernbert")
+    with patch.object(modernbert, "apply_rotary_pos_emb", llama.apply_rotary_pos_emb):
+        yield model
