@@ -2,6 +2,7 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
+from hessblocks.theory.consequences import ScoreSplit
 from hessblocks.theory.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
@@ -18,6 +19,7 @@ __all__ = [
     "AttentionLayer",
     "AttentionMoments",
     "Part",
+    "ScoreSplit",
     "TokenCurvature",
     "attention_hessian",
 ]

@@ -1,0 +1,3 @@
+"""What follows from the closed form: the split at the scores, ranks, limits of attention, temperature."""
+
+from hessblocks.theory.consequences.score_split import ScoreSplit
