@@ -2,7 +2,7 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
-from hessblocks.theory.consequences import ScoreSplit
+from hessblocks.theory.consequences import ScoreSplit, rank_bound
 from hessblocks.theory.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
@@ -22,4 +22,5 @@ __all__ = [
     "ScoreSplit",
     "TokenCurvature",
     "attention_hessian",
+    "rank_bound",
 ]

@@ -1,3 +1,4 @@
 """What follows from the closed form: the split at the scores, ranks, limits of attention, temperature."""
 
+from hessblocks.theory.consequences.rank_bounds import rank_bound
 from hessblocks.theory.consequences.score_split import ScoreSplit
