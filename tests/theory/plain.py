@@ -29,13 +29,13 @@ def scores(made: dict[str, Any], weights: Weights) -> Tensor:
     """T of every head, (H, B, L, L)."""
     x = made["x"]
     if "query_key" in weights:
-        return torch.einsum("bid,hde,bje->hbij", x, weights["query_key"], x)
+        return torch.einsum("bid,hde,bje->hbij", x, weights["query_key"], x) / made["temperature"]
     heads, _, width = weights["query"].shape
     queries = torch.einsum("bid,hdk->hbik", x, weights["query"])
     keys = torch.einsum("bjd,hdk->hbjk", x, _per_head(weights["key"], heads))
     if made["rotary"] is not None:
         queries, keys = (_turned(each, *made["rotary"]) for each in (queries, keys))
-    return queries @ keys.mT / width**0.5
+    return queries @ keys.mT / (width**0.5 * made["temperature"])
 
 
 def outputs(made: dict[str, Any], weights: Weights, t: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
-from hessblocks.theory.consequences import ScoreSplit, rank_bound
+from hessblocks.theory.consequences import LIMITS, ScoreSplit, at_limit, rank_bound
 from hessblocks.theory.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
@@ -14,6 +14,7 @@ from hessblocks.theory.token_curvature import TokenCurvature
 from hessblocks.theory.verification import CASES, Check, verify_closed_forms
 
 __all__ = [
+    "LIMITS",
     "PARTS",
     "AttentionHessian",
     "AttentionLayer",
@@ -21,6 +22,7 @@ __all__ = [
     "Part",
     "ScoreSplit",
     "TokenCurvature",
+    "at_limit",
     "attention_hessian",
     "rank_bound",
 ]

@@ -104,13 +104,14 @@ class AttentionHessian(PiecewiseHessian):
         assert self.layer.key is not None
         assert len(self.layer.query) == 1
         others = [group for group in self.groups if group not in ("query", "key")]
+        query = self.layer.query @ self.layer.key.mT
+        parameters = ("query_key", *others)
+        return self.with_layer(replace(self.layer, query=query, key=None, parameters=parameters))
+
+    def with_layer(self, layer: AttentionLayer) -> AttentionHessian:
+        """The Hessian of another layer with the same gradient and curvature of the loss at its output."""
         return AttentionHessian(
-            replace(
-                self.layer,
-                query=self.layer.query @ self.layer.key.mT,
-                key=None,
-                parameters=("query_key", *others),
-            ),
+            layer,
             gradient=self._gradient,
             curvature=self._given[0],
             functional_curvature=self._given[1],

@@ -5,6 +5,7 @@ Letters: B sequences, L tokens, D width, H heads, K query-key width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -173,6 +174,20 @@ def check_rotary(
         )
     cosines, sines = (table.reshape(-1, *table.shape[-2:]) for table in (cosines, sines))
     return Rotation.of_halves(cosines, sines, width)
+
+
+def check_temperature(temperature: object) -> None:
+    """Refuse what scores cannot be divided by.
+
+    Raises:
+        ArgumentError: not a finite number above 0.
+    """
+    number = temperature if isinstance(temperature, int | float) else math.nan
+    if isinstance(temperature, bool) or not 0 < number < math.inf:
+        raise ArgumentError(
+            f"temperature: expected a finite number above 0, got {temperature!r}; "
+            "its limits are `hessblocks.theory.at_limit`"
+        )
 
 
 def _gain(name: str, given: Tensor | float, like: Tensor) -> Tensor:
