@@ -129,6 +129,14 @@ def test_equal_tokens_may_tie() -> None:
     torch.testing.assert_close(limit.dense(), plain.dense(), atol=1e-13, rtol=1e-13)
 
 
+def test_repeated_tokens_may_tie_among_many() -> None:
+    made = arguments(Case(name="repeated", width=6, tokens=12, loss="matrix", value=2))
+    made |= {"x": made["x"].repeat(1, 5, 1), "gradient": made["gradient"].repeat(1, 5, 1)}
+    made |= {"curvature": made["curvature"].repeat(1, 5, 1, 1)}
+    limit = at_limit(attention_hessian(**made), "one-hot")
+    assert limit.block("query", "query").frobenius_norm() == 0
+
+
 def test_what_has_no_limit_is_refused() -> None:
     linear = attention_hessian(**arguments(Case(name="linear", scores="linear")))
     with pytest.raises(ArgumentError, match="limit: linear scores"):

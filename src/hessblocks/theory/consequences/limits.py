@@ -80,7 +80,8 @@ class _LimitLayer(AttentionLayer):
             return (permitted / permitted.sum(-1, keepdim=True)).expand_as(found)
         first = torch.zeros_like(found).scatter_(-1, found.argmax(-1, keepdim=True), 1.0)
         ties = found >= (1 - CLOSE) * found.amax(-1, keepdim=True)
-        apart = torch.cdist(first @ self.x, self.x) > CLOSE * self.x.norm(dim=-1).amax()
+        distances = torch.cdist(first @ self.x, self.x, compute_mode="donot_use_mm_for_euclid_dist")
+        apart = distances > CLOSE * self.x.norm(dim=-1).amax()
         if (ties & apart).any():
             raise ArgumentError(
                 f"limit: one-hot attention is not defined, a row of head {head} has two largest scores at different "
