@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ import yaml
 
 import hessblocks as hb
 from hessblocks.cli.app import app
+from hessblocks.curvature import exact_last_block
+from hessblocks.curvature.verification.tiny_models import batch_of, stirred
 from hessblocks.studies import find, names
-from hessblocks.theory import verify_closed_forms
+from hessblocks.theory import CASES, attention_hessian
+from hessblocks.theory.verification import arguments
 from tests.house.test_import_law import LAW
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +69,11 @@ def test_imports_point_up_the_map() -> None:
 
 
 def test_the_numbers_of_checks_and_points_are_so() -> None:
-    checks = sum(1 for _ in verify_closed_forms())
+    groups = [attention_hessian(**arguments(case)).groups for case in CASES]
+    for make in import_module("hessblocks.cli.commands.verify")._models().values():
+        model = stirred(make())
+        groups.append(exact_last_block(model, *batch_of(model)).groups)
+    checks = sum(3 * len(each) * (len(each) + 1) // 2 for each in groups)
     assert f"autodiff on your machine, {checks:,} blocks and parts" in README
     assert f"compares {checks:,} closed-form blocks and parts" in QUICKSTART
     points = sum(len(find(name).points("smoke")) for name in names())

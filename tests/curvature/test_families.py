@@ -13,8 +13,8 @@ import hessblocks as hb
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.families import FAMILIES
+from hessblocks.curvature.verification.last_layers import verify_last_blocks
 from hessblocks.curvature.verification.places import places
-from hessblocks.curvature.verification.sweep import verify_last_blocks
 from hessblocks.curvature.verification.tiny_models import (
     FAMILY_MODELS,
     batch_of,

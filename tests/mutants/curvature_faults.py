@@ -396,14 +396,14 @@ CURVATURE = (
     Mutant(
         "a norm of queries is taken for linear",
         file="theory/between_scores.py",
-        find="if head.bent_query is not None:",
+        find='if kinds == ("query", "query") and head.bent_query is not None:',
         replace="if False:",
         tests=("theory/test_cases.py::test_every_block_equals_autodiff",),
     ),
     Mutant(
         "a norm of keys is taken for linear",
         file="theory/between_scores.py",
-        find="if head.bent_key is not None:",
+        find='if kinds == ("key", "key") and head.bent_key is not None:',
         replace="if False:",
         tests=("theory/test_cases.py::test_every_block_equals_autodiff",),
     ),
@@ -417,8 +417,8 @@ CURVATURE = (
     Mutant(
         "scores with norms have no mixed derivative",
         file="theory/between_scores.py",
-        find="    mixed = factor * head.key_slope_by_query(column)",
-        replace="    mixed = 0 * head.key_slope_by_query(column)",
+        find="mixed = head.scale * head.beta * head.key_slope_by_query(column)",
+        replace="mixed = 0 * head.key_slope_by_query(column)",
         tests=("theory/test_cases.py::test_every_block_equals_autodiff",),
     ),
     Mutant(

@@ -30,6 +30,13 @@ def damaged(name: str, **fields: Any) -> dict[str, Any]:
 
 
 BAD = {
+    "no temperature": (good() | {"temperature": 0.0}, "temperature: .*above 0, got 0.0"),
+    "endless temperature": (good() | {"temperature": float("inf")}, "temperature: .*got inf"),
+    "temperature as text": (good() | {"temperature": "1"}, "temperature: .*got '1'"),
+    "temperature that overflows the scores": (
+        good(loss="matrix") | {"temperature": 1e-320},
+        "x, w_query, w_key: the scores overflow",
+    ),
     "integer input": (
         good() | {"x": torch.ones(2, 4, 3, dtype=torch.long)},
         "x: .*floating.*int64",

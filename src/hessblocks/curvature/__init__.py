@@ -4,9 +4,11 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.columns import ColumnSquares, column_squares, group_norms, norm_rows
 from hessblocks.curvature.exact import (
     Norms,
+    attention_moments,
     exact_attention_curvature,
     exact_last_block,
     exact_norms,
+    second_moment_figure,
 )
 from hessblocks.curvature.groups import (
     ParameterGroup,
@@ -48,11 +50,13 @@ __all__ = [
     "PrecisionWarning",
     "Problem",
     "RepeatabilityWarning",
+    "attention_moments",
     "curvature_map",
     "custom_groups",
     "exact_attention_curvature",
     "exact_last_block",
     "group_norms",
     "parameter_groups",
+    "second_moment_figure",
     "select_groups",
 ]

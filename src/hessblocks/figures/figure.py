@@ -15,8 +15,8 @@ from hessblocks.figures.log_scale import LogScale
 from hessblocks.storage import read_study_file
 
 Scaling = Literal["linear", "log"]
-OF_PAGES = ("points", "note", "below", "log", "limits", "band", "by_tick")
-"""Fields of series and panels that figure.json does not hold."""
+OF_PAGES = ("points", "note", "below", "log", "limits", "band", "by_tick", "rows", "columns")
+"""Fields of series, panels and maps that figure.json does not hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +124,10 @@ class Heatmap:
     """Rows and columns before which a new block begins."""
     names: tuple[str, ...] = ()
     """Of the blocks, one more than edges."""
+    rows: tuple[str, ...] = ()
+    """Names of single rows, in the place of blocks."""
+    columns: tuple[str, ...] = ()
+    """Names of single columns."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -234,10 +234,17 @@ def _draw_map(axis: Axes, panel: Heatmap) -> None:
     low = float(np.quantile(values, 0.02))
     image = axis.imshow(values, cmap="cividis", vmin=low, interpolation="nearest")
     axis.figure.colorbar(image, ax=axis, label=panel.label, shrink=0.85)
+    axis.grid(visible=False)
+    if panel.rows:
+        axis.set_aspect("auto")
+        axis.set_yticks(range(len(panel.rows)), panel.rows, fontsize=9)
+        if panel.columns:
+            names = [plain_math(name) for name in panel.columns]
+            axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        return
     for edge in panel.edges:
         axis.axhline(edge - 0.5, color="white", linewidth=0.8)
         axis.axvline(edge - 0.5, color="white", linewidth=0.8)
     middles = [(a + b) / 2 - 0.5 for a, b in itertools.pairwise([0, *panel.edges, len(values)])]
     axis.set_xticks(middles, panel.names, rotation=45, ha="right", fontsize=9)
     axis.set_yticks(middles, panel.names, fontsize=9)
-    axis.grid(visible=False)

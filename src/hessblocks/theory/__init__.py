@@ -2,6 +2,7 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
+from hessblocks.theory.consequences import LIMITS, ScoreSplit, at_limit, rank_bound
 from hessblocks.theory.functional import functional_terms
 from hessblocks.theory.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.head_norm import HeadNorm
@@ -16,12 +17,16 @@ from hessblocks.theory.token_curvature import TokenCurvature
 from hessblocks.theory.verification import CASES, Check, verify_closed_forms
 
 __all__ = [
+    "LIMITS",
     "PARTS",
     "AttentionHessian",
     "AttentionLayer",
     "AttentionMoments",
     "HeadNorm",
     "Part",
+    "ScoreSplit",
     "TokenCurvature",
+    "at_limit",
     "attention_hessian",
+    "rank_bound",
 ]

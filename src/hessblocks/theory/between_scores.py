@@ -12,7 +12,8 @@ vector times a matrix for queries and one long vector a pair (i, j) for keys:
 | query / key, projection | sβ (W_Vᵀ M_2(x, z) y') g / sβ (W_Vᵀ M_2(x, y·z')) g | the same |
 | beta, query / key | s Σ_j ρ_j z_j·y' / s Σ_j ρ_j y·z_j' | the same |
 
-Letters: N tokens that enter the loss, K query-key width, R and W rows and columns of their matrices, P entries of their vectors.
+Letters: N tokens that enter the loss, K query-key width, R and W rows and columns of their matrices, P entries of their vectors;
+S entries of a query or key and of its norm's parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _KINDS = {"query_norm": "query", "key_norm": "key"}
 
 
 def terms_between(head: HeadTokens, row: str, column: str) -> Terms | None:
-    """The block of two groups of one head, of which the scores' weights are one.
+    """What first derivatives of the scores give to the block of two groups of one head.
 
     Args:
         head: with norms or rotary positions.
@@ -39,7 +40,7 @@ def terms_between(head: HeadTokens, row: str, column: str) -> Terms | None:
         column: name of the column group.
 
     Returns:
-        Terms whose sum is the block; None where neither group enters the scores.
+        Terms; None where neither group enters the scores.
     """
     kinds = (_KINDS.get(row, row), _KINDS.get(column, column))
     if kinds in _BLOCKS:
@@ -49,55 +50,74 @@ def terms_between(head: HeadTokens, row: str, column: str) -> Terms | None:
     return None if {"query", "key"}.isdisjoint(kinds) else []
 
 
+def bent_terms(head: HeadTokens, row: str, column: str) -> Terms:
+    """What second derivatives of the scores give: those of the norms, and a product of query and key.
+
+    Args:
+        head: with norms or rotary positions.
+        row: name of the row group.
+        column: name of the column group.
+
+    Returns:
+        Terms.
+    """
+    kinds = (_KINDS.get(row, row), _KINDS.get(column, column))
+    if kinds == ("key", "query"):
+        return [term.adjoint() for term in bent_terms(head, column, row)]
+    if kinds == ("query", "query") and head.bent_query is not None:
+        bent = head.bent_query[:, head.place(row), head.place(column)]
+        return [_term(head, row, column, TokenMatrices(right=bent, symmetric=row == column))]
+    if kinds == ("key", "key") and head.bent_key is not None:
+        return [_summed(_bent_keys(head, head.bent_key, row, column), symmetric=row == column)]
+    if kinds == ("query", "key"):
+        mixed = head.scale * head.beta * head.key_slope_by_query(column)
+        return [_term(head, row, column, TokenMatrices(right=_toward_rows(head, mixed, row)))]
+    return []
+
+
 def _query_query(head: HeadTokens, row: str, column: str) -> Terms:
-    found = []
-    if head.softmax:
-        factor = head.scale**2 * head.beta
-        half = head.third_moment(head.carried_keys, factor * head.carried_keys)
-        found.append(_toward_rows(head, head.toward_query(half, column), row))
-    if head.bent_query is not None:
-        found.append(head.bent_query[:, head.place(row), head.place(column)])
-    if not found:
+    if not head.softmax:
         return []
-    matrices = TokenMatrices(right=sum(found[1:], found[0]), symmetric=row == column)
-    return [_term(head, row, column, matrices)]
+    factor = head.scale**2 * head.beta
+    half = head.third_moment(head.carried_keys, factor * head.carried_keys)
+    third = _toward_rows(head, head.toward_query(half, column), row)
+    return [_term(head, row, column, TokenMatrices(right=third, symmetric=row == column))]
 
 
 def _key_key(head: HeadTokens, row: str, column: str) -> Terms:
-    total = head.x.new_zeros(())
-    if head.softmax:
-        factor = head.scale**2 * head.beta
-        total = factor * head.third_total(head.key_slopes(row), head.key_slopes(column))
-    if head.bent_key is not None:
-        bent = head.bent_key[:, head.place(row), head.place(column)]
-        sides = (
-            head.x.flatten(0, 1) if name == "key" else _ones(head.bent_key)
-            for name in (row, column)
-        )
-        total = total + torch.einsum("ja,jrs,jb->arbs", next(sides), bent, next(sides)).flatten(
-            2
-        ).flatten(0, 1)
-    if not total.ndim:
+    if not head.softmax:
         return []
+    factor = head.scale**2 * head.beta
+    total = factor * head.third_total(head.key_slopes(row), head.key_slopes(column))
+    return [_summed(total, symmetric=row == column)]
+
+
+def _bent_keys(head: HeadTokens, bent: Float[Tensor, "keys S S"], row: str, column: str) -> Tensor:
+    """Σ_j x_j ⊗ (second derivative at key j) ⊗ x_j, without x_j for the norm's own parameters."""
+    left, right = (head.x.flatten(0, 1) if name == "key" else _ones(bent) for name in (row, column))
+    entries = bent[:, head.place(row), head.place(column)]
+    total: Tensor = torch.einsum("ja,jrs,jb->arbs", left, entries, right)
+    return total.flatten(2).flatten(0, 1)
+
+
+def _summed(total: Tensor, *, symmetric: bool) -> KroneckerTerm:
+    """A matrix between two long vectors."""
     one = total.new_ones(1, 1)
-    return [
-        KroneckerTerm(
-            row=one,
-            column=one,
-            matrices=TokenMatrices(right=total[None], symmetric=row == column),
-            row_swapped=True,
-            column_swapped=True,
-        )
-    ]
+    return KroneckerTerm(
+        row=one,
+        column=one,
+        matrices=TokenMatrices(right=total[None], symmetric=symmetric),
+        row_swapped=True,
+        column_swapped=True,
+    )
 
 
 def _query_key(head: HeadTokens, row: str, column: str) -> Terms:
-    factor = head.scale * head.beta
-    mixed = factor * head.key_slope_by_query(column)
-    if head.softmax:
-        third = head.third_moment(head.carried_keys, head.key_slopes(column))
-        mixed = mixed + head.scale * factor * third
-    return [_term(head, row, column, TokenMatrices(right=_toward_rows(head, mixed, row)))]
+    if not head.softmax:
+        return []
+    factor = head.scale**2 * head.beta
+    third = factor * head.third_moment(head.carried_keys, head.key_slopes(column))
+    return [_term(head, row, column, TokenMatrices(right=_toward_rows(head, third, row)))]
 
 
 def _value_query(head: HeadTokens, row: str, column: str) -> Terms:

@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg import KroneckerTerm, TokenMatrices
-from hessblocks.theory.between_scores import terms_between
+from hessblocks.theory.between_scores import bent_terms, terms_between
 from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.outer import gain_feature
 from hessblocks.theory.pieces import GAINS
@@ -53,7 +53,21 @@ def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
     Returns:
         Terms whose sum is the block.
     """
-    row, column = ("query" if name == "query_key" else name for name in (row, column))
+    return [*softmax_terms(head, row, column), *score_terms(head, row, column)]
+
+
+def softmax_terms(head: HeadTokens, row: str, column: str) -> Terms:
+    """What first derivatives of the scores give to the block of two groups of one head, as H_o^T of Remark D.1.
+
+    Args:
+        head: the head.
+        row: name of the row group.
+        column: name of the column group.
+
+    Returns:
+        Terms.
+    """
+    row, column = _named(row), _named(column)
     if head.joined and (found := terms_between(head, row, column)) is not None:
         return found
     if (row, column) in _BLOCKS:
@@ -61,6 +75,33 @@ def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
     if (column, row) in _BLOCKS:
         return [term.adjoint() for term in _BLOCKS[column, row](head)]
     return []
+
+
+def score_terms(head: HeadTokens, row: str, column: str) -> Terms:
+    """What second derivatives of the scores give to it, H_f^T of Remark D.1.
+
+    Args:
+        head: the head.
+        row: name of the row group.
+        column: name of the column group.
+
+    Returns:
+        Terms; with bilinear scores between query and key alone.
+    """
+    row, column = _named(row), _named(column)
+    if head.joined:
+        return bent_terms(head, row, column)
+    if (row, column) == ("key", "query"):
+        return [term.adjoint() for term in score_terms(head, column, row)]
+    if (row, column) != ("query", "key"):
+        return []
+    width, head_width = head.w_query.shape
+    identity = _identity(head_width, head)[None]
+    return [_term(_identity(width, head), product_gradient(head), identity)]
+
+
+def _named(group: str) -> str:
+    return "query" if group == "query_key" else group
 
 
 def _query_query(head: HeadTokens) -> Terms:
@@ -100,15 +141,10 @@ def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
 
 
 def _query_key(head: HeadTokens) -> Terms:
-    width, head_width = head.w_query.shape
-    factor = head.scale * head.beta
-    gradient = _term(
-        _identity(width, head), product_gradient(head), _identity(head_width, head)[None]
-    )
     if not head.softmax:
-        return [gradient]
-    third = head.third_moment(head.carried_keys, head.scale * factor * head.carried_x)
-    return [gradient, _term(head.x_query, head.queries, third, swapped="column")]
+        return []
+    third = head.third_moment(head.carried_keys, head.scale**2 * head.beta * head.carried_x)
+    return [_term(head.x_query, head.queries, third, swapped="column")]
 
 
 def _value_query(head: HeadTokens) -> Terms:

@@ -6,6 +6,7 @@ C rank of a curvature factor, N = B·L, Q positions of a sequence, P all paramet
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -17,7 +18,7 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import ExactOperator, KroneckerTerm
 from hessblocks.theory.assembly import assembled_through_product, pays_off
-from hessblocks.theory.functional import functional_terms
+from hessblocks.theory.functional import score_terms, softmax_terms
 from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
@@ -106,13 +107,14 @@ class AttentionHessian(PiecewiseHessian):
         assert self.layer.key is not None
         assert len(self.layer.query) == 1
         others = [group for group in self.groups if group not in ("query", "key")]
+        query = self.layer.query @ self.layer.key.mT
+        parameters = ("query_key", *others)
+        return self.with_layer(replace(self.layer, query=query, key=None, parameters=parameters))
+
+    def with_layer(self, layer: AttentionLayer) -> AttentionHessian:
+        """The Hessian of another layer with the same gradient and curvature of the loss at its output."""
         return AttentionHessian(
-            replace(
-                self.layer,
-                query=self.layer.query @ self.layer.key.mT,
-                key=None,
-                parameters=("query_key", *others),
-            ),
+            layer,
             gradient=self._gradient,
             curvature=self._given[0],
             functional_curvature=self._given[1],
@@ -167,11 +169,23 @@ class AttentionHessian(PiecewiseHessian):
 
     def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
         """The terms of H_o or H_f between two pieces."""
+        if part == "functional":
+            return [*self.softmax_terms(row, column), *self.score_terms(row, column)]
         self._check_reach(row, column)
-        terms = [] if part == "outer" else self._functional_terms(row, column)
-        if jacobians := self._outer if part == "outer" else self._functional_outer:
-            terms += jacobians.terms(row, column)
+        return self._outer.terms(row, column)
+
+    def softmax_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
+        """Terms of H_f from first derivatives of the scores, and of what follows the attention."""
+        self._check_reach(row, column)
+        terms = self._of_heads(softmax_terms, row, column)
+        if self._functional_outer is not None:
+            terms += self._functional_outer.terms(row, column)
         return terms
+
+    def score_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
+        """Terms of H_f from second derivatives of the scores."""
+        self._check_reach(row, column)
+        return self._of_heads(score_terms, row, column)
 
     @property
     def key_work(self) -> int:
@@ -217,13 +231,15 @@ class AttentionHessian(PiecewiseHessian):
         none = self._gradient.new_zeros(1, self._gradient.shape[-1], self._gradient.shape[-1])
         return OuterPart(self.heads, TokenCurvature(matrix=none))
 
-    def _functional_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
-        return [
-            term
-            for head in row.heads
-            if head in column.heads
-            for term in functional_terms(self.heads[head], row.group, column.group)
-        ]
+    def _of_heads(
+        self,
+        terms: Callable[[HeadTokens, str, str], list[KroneckerTerm]],
+        row: Piece,
+        column: Piece,
+    ) -> list[KroneckerTerm]:
+        """Those of every head that both pieces belong to."""
+        shared = [head for head in row.heads if head in column.heads]
+        return [term for h in shared for term in terms(self.heads[h], row.group, column.group)]
 
     def semidefinite(self, part: Part) -> bool:
         """H_o is a sum of squares where Λ has no negative eigenvalue."""

@@ -47,6 +47,11 @@ class AttentionMoments:
         """Third central moment contracted with u = W_V W_O g; D² numbers a token and head."""
         return self._stacked(_third)
 
+    @property
+    def second_by_key(self) -> Float[Tensor, "B H L L"]:
+        """a_ij ‖x_j − m_i‖², what key j (last axis) adds to tr M_2 of token i; ‖x_j‖² where scores are linear."""
+        return self._stacked(_second_by_key)
+
     def norms(self) -> dict[str, Float[Tensor, "B H L"]]:
         """Frobenius norm of each moment of every token, under first, second and third."""
         return {
@@ -64,6 +69,14 @@ class AttentionMoments:
 
 def _second(head: HeadTokens) -> Tensor:
     return head.covariance(head.carried_x, head.carried_x)
+
+
+def _second_by_key(head: HeadTokens) -> Tensor:
+    """Distances by differences: ‖x_j‖² − 2 x_j·m_i + ‖m_i‖² would cancel."""
+    carried = head.carried_x
+    centres = head.slope @ carried if head.softmax else torch.zeros_like(carried)
+    distances = torch.cdist(centres, carried, compute_mode="donot_use_mm_for_euclid_dist")
+    return (head.slope * distances.square()).flatten(0, 1)
 
 
 def _third(head: HeadTokens) -> Tensor:

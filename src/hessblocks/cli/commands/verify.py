@@ -31,11 +31,7 @@ def verify(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Compare closed-form curvature with autodiff on this machine, every block and part.
-
-    Layers by themselves in the chosen precision; whole last layers of tiny models, of every preset and of every
-    Hugging Face family that is known, in float64.
-    """
+    """Compare closed forms with autodiff on this machine: layers, and last layers of tiny models of every kind."""
     import torch
 
     from hessblocks.cli.terminal import counter, show

@@ -84,8 +84,8 @@ def exact_attention_curvature(
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
     """
     model = plain_model(model)
-    found, targets, valid = _taken(model, batch, loss, memory_limit)
-    with undisturbed(model), _frozen(model):
+    found, targets, valid = taken(model, batch, loss, memory_limit)
+    with undisturbed(model), frozen(model):
         behind = behind_cross_entropy(found, targets, valid, memory_limit)
     return hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
 
@@ -127,7 +127,7 @@ def exact_last_block(
         attention by the chain rule (`docs/theory.md`).
     """
     model = plain_model(model)
-    found, targets, valid = _taken(model, batch, loss, memory_limit)
+    found, targets, valid = taken(model, batch, loss, memory_limit)
     if found.left_out:
         raise ArgumentError(
             f"model: the trained {found.left_out[0]!r} of its last attention has no closed form; use "
@@ -149,7 +149,7 @@ def exact_last_block(
         labelled.to(tail.hidden) / int(valid.sum()),
         memory_limit,
     )
-    with undisturbed(model), _frozen(model):
+    with undisturbed(model), frozen(model):
         behind = behind_cross_entropy(found, targets, valid, memory_limit)
     weight = output_layer(model).weight
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
@@ -169,9 +169,9 @@ def exact_last_block(
     )
 
 
-def _taken(
+def taken(
     model: nn.Module, batch: Any, loss: str, memory_limit: int
-) -> tuple[LastAttention, Tensor, Tensor]:
+) -> tuple[LastAttention, Int[Tensor, "B L"], Bool[Tensor, "B L"]]:
     """The last attention of a model on a batch, the targets, and where they count."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
@@ -272,7 +272,7 @@ def _check_targets(targets: Tensor, batch: Batch, classes: int) -> None:
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
+def frozen(model: nn.Module) -> Iterator[None]:
     """No parameter asks for gradients, so that no graph of the model is built; restored afterwards."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:

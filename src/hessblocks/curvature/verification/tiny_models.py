@@ -84,7 +84,7 @@ def stirred(model: nn.Module, size: float = 0.3) -> nn.Module:
     return model
 
 
-def batch_of(model: nn.Module) -> tuple[dict[str, Tensor], str]:
+def batch_of(model: nn.Module) -> tuple[dict[str, Any], str]:
     """Inputs and labels that fit a tiny model, with padding where there are tokens, and the loss.
 
     Returns:

@@ -10,5 +10,6 @@ STUDIES = {
     "mlp": "linear_mlp",
     "sigma-linear": "sigma_linear",
     "one-matrix": "one_matrix",
+    "cross-blocks": "cross_blocks",
 }
 """Name → module of this room that holds the study as `STUDY`, in the paper's order."""

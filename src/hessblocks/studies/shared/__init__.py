@@ -2,10 +2,11 @@
 
 from hessblocks.studies.shared.addition_model import addition_model, weight_size
 from hessblocks.studies.shared.differences import Values, difference, difference_check
-from hessblocks.studies.shared.fits import fit_growth
+from hessblocks.studies.shared.fits import Growth, fit_growth
 from hessblocks.studies.shared.gathering import (
     curve,
     gathered,
+    grouped,
     mean_places,
     mean_table,
     measured,

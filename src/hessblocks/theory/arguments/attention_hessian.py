@@ -22,6 +22,7 @@ from hessblocks.theory.arguments.validation import (
     check_mask,
     check_norm,
     check_rotary,
+    check_temperature,
     check_tensor,
 )
 from hessblocks.theory.head_norm import HeadNorm
@@ -47,12 +48,14 @@ def attention_hessian(
     rotary: tuple[Float[Tensor, "... L turned"], Float[Tensor, "... L turned"]] | None = None,
     query_norm: HeadNorm | None = None,
     key_norm: HeadNorm | None = None,
+    temperature: float = 1.0,
     memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
     """The Hessian of a loss in the weights of one self-attention layer, in closed form.
 
     F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h with A_h = softmax(T_h) or T_h, and
-    T_h = X W_Q^h (X W_K^h)ᵀ / sqrt(K), or X W_QK^h Xᵀ without a scale where there is one matrix.
+    T_h = X W_Q^h (X W_K^h)ᵀ / sqrt(K), or X W_QK^h Xᵀ without a scale where there is one matrix, both divided by the
+    temperature.
     C is uniform over the permitted keys. The Hessian splits by Gauss and Newton at F:
     H = H_o + H_f, H_o = (∂F)ᵀ(∂²ℓ/∂F²)(∂F), H_f = Σ (∂ℓ/∂F) ∂²F.
 
@@ -88,6 +91,8 @@ def attention_hessian(
         query_norm: what each head's queries pass before they are turned, such as `HeadNorm.rms(gain)`; all
             heads share it. Its parameters become a group of their own.
         key_norm: the same for keys.
+        temperature: τ, above 0, what the scores are divided by besides. Without a norm of queries the blocks are those of
+            W_Q / τ, divided by τ once for each query or query_key among row and column; their limits are `theory.at_limit`.
         memory_limit: bytes that the intermediate results of one operation may take.
 
     Returns:
@@ -97,8 +102,8 @@ def attention_hessian(
 
     Raises:
         ArgumentError: shapes that do not fit, integer, half-precision or mixed dtypes, mixed devices,
-            entries that are not finite or overflow the scores, a mask row that allows nothing, target and
-            gradient together.
+            entries that are not finite or overflow the scores, a mask row that allows nothing, a temperature that
+            is not above 0, target and gradient together.
 
     Cost: nothing is computed here beyond F (for `target`); see the operators' methods.
 
@@ -116,7 +121,8 @@ def attention_hessian(
     value = _value_or_identity(w_value, heads, x)
     projection = _projection_or_identity(w_projection, heads, value.shape[2], x)
     gain_tensors = check_gains(gains, heads, x)
-    _check_scores(x, query, key)
+    check_temperature(temperature)
+    _check_scores(x, query / temperature, key)
     optional = (("key", w_key), ("value", w_value), ("projection", w_projection))
     norms = {"query_norm": query_norm, "key_norm": key_norm}
     for name, norm in norms.items():
@@ -128,7 +134,7 @@ def attention_hessian(
         value=value,
         projection=projection,
         permitted=check_mask(mask, x.shape[0], x),
-        scale=1.0 if one_matrix else query.shape[2] ** -0.5,
+        scale=(1.0 if one_matrix else query.shape[2] ** -0.5) / temperature,
         softmax=scores == "softmax",
         gains=gain_tensors,
         rotation=check_rotary(rotary, query, x, one_matrix=one_matrix),

@@ -5,6 +5,7 @@ Letters: B sequences, L tokens, D width, H heads, K query-key width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -203,6 +204,20 @@ def check_norm(
         ) from error
     if shape != (width,):
         raise ArgumentError(f"{name}: expected ({width},) from each head's vector, got {shape}")
+
+
+def check_temperature(temperature: object) -> None:
+    """Refuse what scores cannot be divided by.
+
+    Raises:
+        ArgumentError: not a finite number above 0.
+    """
+    number = temperature if isinstance(temperature, int | float) else math.nan
+    if isinstance(temperature, bool) or not 0 < number < math.inf:
+        raise ArgumentError(
+            f"temperature: expected a finite number above 0, got {temperature!r}; "
+            "its limits are `hessblocks.theory.at_limit`"
+        )
 
 
 def _gain(name: str, given: Tensor | float, like: Tensor) -> Tensor:

@@ -45,6 +45,8 @@ class Case:
     """Entries of a query that rotary positions turn."""
     norms: Literal["none", "query", "key", "both", "fixed"] = "none"
     """What is normed in each head, over root mean squares; fixed norms have nothing to train."""
+    temperature: float = 1.0
+    """What the scores are divided by besides."""
     gains: bool = False
     """Whether attention is shaped."""
     loss: Literal["squared", "matrix", "factor"] = "squared"
@@ -101,6 +103,9 @@ CASES = (
     Case(name="one token", tokens=1, loss="matrix"),
     Case(name="few tokens, wide heads", tokens=2, width=3, head=8, mask="causal"),
     Case(name="few tokens, one wide matrix", tokens=2, width=8, query_key="one-matrix"),
+    replace(_SHAPED, name="temperature", temperature=0.5, heads=3, value=2, out=3, loss="matrix"),
+    Case(name="temperature, linear scores", temperature=3.0, scores="linear", mask="causal"),
+    Case(name="temperature, one matrix", temperature=0.5, query_key="one-matrix", loss="factor"),
     Case(name="zero query weights", special="zero query", gains=True, mask="causal"),
     Case(name="zero value weights", special="zero value", mask="causal"),
     Case(name="one-hot attention", special="one-hot"),
@@ -144,6 +149,7 @@ def arguments(
         "query_key": case.query_key,
         "rotary": _rotary(case, draw) if case.turned else None,
         **_norms(case, draw),
+        "temperature": case.temperature,
         "gains": tuple(1 + draw(case.heads) / 4 for _ in range(3)) if case.gains else None,
     }
     out = case.heads * value if case.out is None else case.out

@@ -80,7 +80,8 @@ def attention_output(
                     keys = each(keys, parameter)
         if arguments.get("rotary") is not None:
             queries, keys = (_turned(each, *arguments["rotary"]) for each in (queries, keys))
-        scores = queries @ keys.mT / (1.0 if one_matrix else head_width**0.5)
+        scale = (1.0 if one_matrix else head_width**0.5) * arguments.get("temperature", 1.0)
+        scores = queries @ keys.mT / scale
         if arguments.get("scores", "softmax") == "softmax":
             attention = scores.masked_fill(~permitted, -torch.inf).softmax(-1)
         else:

@@ -13,7 +13,7 @@ from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacfwd
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -66,7 +66,7 @@ def verify_last_blocks(
     return rows
 
 
-def compare(name: str, model: nn.Module, batch: dict[str, Tensor], loss: str) -> list[Check]:
+def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) -> list[Check]:
     """Rows for one model.
 
     Args:
@@ -107,7 +107,7 @@ def compare(name: str, model: nn.Module, batch: dict[str, Tensor], loss: str) ->
 
 
 def dense_hessian(
-    model: nn.Module, batch: dict[str, Tensor], loss: str, used: Tensor
+    model: nn.Module, batch: Mapping[str, Any], loss: str, used: Bool[Tensor, " entries"]
 ) -> dict[Part, Float[Tensor, "P P"]]:
     """H, H_o and H_f of the mean cross-entropy in some of the model's entries.
 

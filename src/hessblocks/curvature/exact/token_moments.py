@@ -1,0 +1,120 @@
+"""Which tokens carry the moments of a model's last attention, in numbers and as a figure.
+
+Letters: B sequences, L tokens, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+
+from hessblocks.curvature.exact.covered import undisturbed
+from hessblocks.curvature.exact.last_block import frozen, taken
+from hessblocks.curvature.groups import plain_model
+from hessblocks.errors import ArgumentError
+from hessblocks.linalg import MEMORY_LIMIT
+from hessblocks.theory import AttentionMoments
+
+if TYPE_CHECKING:
+    from hessblocks.figures import Figure
+
+MOST_NAMES = 80
+"""Tokens whose texts stand below a map; more could not be read."""
+
+
+def attention_moments(
+    model: nn.Module, batch: Any, loss: str = "causal-lm", *, memory_limit: int = MEMORY_LIMIT
+) -> AttentionMoments:
+    """First, second and third attention moments of every head of the last attention.
+
+    The same as `exact_attention_curvature(...).moments`, without the curvature behind the attention.
+
+    Args:
+        model: as for `exact_attention_curvature`.
+        batch: as for `exact_attention_curvature`.
+        loss: causal-lm or masked-lm; the third moment stands along its gradient.
+        memory_limit: bytes that the logits may take at a time.
+
+    Returns:
+        `.first`, `.second`, `.third`, `.norms()`, and `.second_by_key`, what each key adds to the second.
+
+    Raises:
+        ArgumentError: as `exact_attention_curvature`.
+
+    Cost: one forward pass, one pass back through what stands behind the attention; then B H L² D operations.
+    """
+    model = plain_model(model)
+    found, targets, valid = taken(model, batch, loss, memory_limit)
+    sides = tuple(side[valid] for side in found.sides)
+    with undisturbed(model), frozen(model):
+        hidden, pull, *_ = vjp(lambda a: vmap(found.network)(a, *sides), found.attended[valid])
+        share = hidden.new_full((len(hidden),), 1 / len(hidden))
+        (seen,) = pull(found.unembedding.gradient(hidden, targets[valid], share, memory_limit))
+    gradient = torch.zeros_like(found.attended)
+    gradient[valid] = seen
+    return AttentionMoments(layer=found.layer, gradient=gradient)
+
+
+def second_moment_figure(
+    moments: AttentionMoments, tokens: Sequence[str] | None = None, sequence: int = 0
+) -> Figure:
+    """Which tokens of a sequence carry the second moment, head by head, as maps.
+
+    Tokens whose output enters the loss count. Above, the share of each key j in Σ_i tr M_2(i), which is
+    Σ_i a_ij ‖x_j − m_i‖²; below, that of each query i, tr M_2(i).
+
+    Args:
+        moments: of a layer or of a model (`attention_moments`).
+        tokens: texts of the tokens, shown up to 80; None for their numbers.
+        sequence: which one of the batch.
+
+    Returns:
+        The figure as data; `hessblocks.figures.draw` draws it.
+
+    Raises:
+        ArgumentError: no such sequence, another number of tokens, or no second moment at any token with loss.
+    """
+    from hessblocks.figures import Figure, Heatmap
+
+    sequences, length = moments.layer.x.shape[:2]
+    if not 0 <= sequence < sequences:
+        raise ArgumentError(f"sequence: expected 0 to {sequences - 1}, got {sequence}")
+    names = tuple(map(str, range(length))) if tokens is None else tuple(tokens)
+    if len(names) != length:
+        raise ArgumentError(f"tokens: expected {length}, one a token, got {len(names)}")
+    counted = (moments.gradient[sequence] != 0).any(-1)
+    carried = moments.second_by_key[sequence].double() * counted[:, None]
+    totals = carried.sum((-2, -1))
+    if not (totals > 0).any():
+        raise ArgumentError(
+            f"sequence: no token with loss of sequence {sequence} has a second moment; choose another one"
+        )
+    shown = names if length <= MOST_NAMES else ()
+    heads = tuple(f"head {head}" for head in range(len(totals)))
+
+    def shares(title: str, sums: Tensor) -> Heatmap:
+        parts = sums / totals.clamp(min=torch.finfo(sums.dtype).tiny)[:, None]
+        values = tuple(map(tuple, parts.tolist()))
+        return Heatmap(
+            title=title,
+            values=values,
+            label="share of the head's Σ tr M_2",
+            rows=heads,
+            columns=shown,
+        )
+
+    largest = int(totals.argmax())
+    return Figure(
+        title="Which tokens carry the second moment",
+        caption=f"tr M_2 of a token is the spread of the inputs that it attends to; shares of its sum over the "
+        f"{int(counted.sum())} tokens with loss, head by head. The largest sum is that of head {largest}, "
+        f"{float(totals[largest] / totals.sum()):.0%} of all heads'.",
+        panels=(shares("as keys", carried.sum(-2)), shares("as queries", carried.sum(-1))),
+        size=(min(max(4.6, 0.16 * length + 2), 14.0), max(2.6, 0.24 * len(heads) + 1.2)),
+        columns=1,
+        name="second-moment",
+    )

@@ -1,0 +1,5 @@
+"""What follows from the closed form: the split at the scores, ranks, limits of attention."""
+
+from hessblocks.theory.consequences.limits import LIMITS, Limit, at_limit
+from hessblocks.theory.consequences.rank_bounds import rank_bound
+from hessblocks.theory.consequences.score_split import ScoreSplit

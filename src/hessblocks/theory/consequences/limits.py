@@ -1,0 +1,90 @@
+"""The two limits of softmax attention, where the blocks have simple closed forms.
+
+Low temperature, or large scores: attention is one-hot, a row is the token x_* with its largest score. Then M_2 = 0 and
+N_3 = 0, and with f = α x + β x_* − γ c̄ what is left of the Hessian is
+
+    (value, value): Σ f fᵀ ⊗ Λ', (value, projection), (projection, projection) and those of the gains;
+
+the blocks and gradients of W_Q and W_K vanish, exponentially in 1/τ.
+
+High temperature, or W_Q near 0: attention is uniform, m = c̄ and M_2 is the covariance of the permitted tokens. The
+blocks of W_Q and W_K vanish as powers of 1/τ; what multiplies them are the blocks of this limit:
+
+    block(τ) → τ^−p · block, p the number of query and key indices, and 1 for H_f of query and key, where
+    ∂ℓ/∂(W_Q W_Kᵀ) ⊗ I rules and the part with N_3 (p = 2) is smaller.
+
+Letters: B sequences, L tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.errors import ArgumentError, check_name
+from hessblocks.theory.hessian import AttentionHessian
+from hessblocks.theory.layer import AttentionLayer
+
+Limit = Literal["one-hot", "uniform"]
+LIMITS: tuple[Limit, ...] = get_args(Limit)
+CLOSE = 1e-9
+"""Share of a row's largest weight within which another one ties with it."""
+
+
+def at_limit(hessian: AttentionHessian, limit: Limit) -> AttentionHessian:
+    """The Hessian with attention in one of its limits: the same weights, scale, loss gradient and curvature.
+
+    Under the squared loss the gradient changes with the output. It is held here: for the limit of the whole layer give
+    `attention_hessian` the gradient at the limit's output, `at_limit(h, limit).layer.output()`.
+
+    Args:
+        hessian: of a layer of softmax attention.
+        limit: one-hot (low temperature) or uniform (high temperature, or W_Q = 0).
+
+    Returns:
+        A Hessian; uniform, its blocks stand for the factors of the powers of 1/τ above.
+
+    Raises:
+        ArgumentError: an unknown limit, linear scores, or one-hot attention where a row has two largest scores at
+            different tokens.
+
+    Source: docs/theory.md.
+    """
+    check_name("limit", limit, LIMITS)
+    if not hessian.layer.softmax:
+        raise ArgumentError(
+            "limit: linear scores have no limit; expected a Hessian of softmax attention"
+        )
+    held = {each.name: getattr(hessian.layer, each.name) for each in fields(AttentionLayer)}
+    layer = _LimitLayer(**held, limit=limit)
+    for head in range(len(layer.query)):
+        layer.attention(head)
+    return hessian.with_layer(layer)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _LimitLayer(AttentionLayer):
+    """A layer whose attention is one-hot or uniform."""
+
+    limit: Limit
+
+    def attention(self, head: int) -> Float[Tensor, "B L L"]:
+        """A of one head."""
+        found = super().attention(head)
+        if self.limit == "uniform":
+            permitted = self.permitted.to(found.dtype)
+            return (permitted / permitted.sum(-1, keepdim=True)).expand_as(found)
+        first = torch.zeros_like(found).scatter_(-1, found.argmax(-1, keepdim=True), 1.0)
+        ties = found >= (1 - CLOSE) * found.amax(-1, keepdim=True)
+        distances = torch.cdist(first @ self.x, self.x, compute_mode="donot_use_mm_for_euclid_dist")
+        apart = distances > CLOSE * self.x.norm(dim=-1).amax()
+        if (ties & apart).any():
+            raise ArgumentError(
+                f"limit: one-hot attention is not defined, a row of head {head} has two largest scores at different "
+                "tokens (W_Q or W_K zero?); ask for the limit 'uniform'"
+            )
+        return first

@@ -1,0 +1,127 @@
+"""How many directions a block can have: bounds of its rank from its factors, without assembling it.
+
+A block is a sum over tokens of (row vector)(column vector)ᵀ ⊗ D_n. So its rank is at most
+
+    dim span(row vectors) · dim span(row spaces of all D_n), the same of the columns, and Σ_n rank D_n,
+
+and where all tokens share D exactly rank(Σ_n row columnᵀ) · rank D. Several pieces (heads) add up. H_o = JᵀΛJ has
+at most Σ_n rank Λ_n besides.
+
+Letters: N tokens, R and W rows and columns of a matrix, P and T lengths of the vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.conventions import Part
+from hessblocks.linalg import KroneckerSum, KroneckerTerm
+from hessblocks.theory.hessian import AttentionHessian
+from hessblocks.theory.pieces import Piece
+
+SPLIT: tuple[Part, ...] = ("outer", "functional")
+Terms = Sequence[KroneckerTerm]
+
+
+def rank_bound(
+    hessian: AttentionHessian, row: str, column: str, part: Part = "full", head: int | None = None
+) -> int:
+    """The largest rank that a block can have.
+
+    With one head, the value block of H_o under squared loss and the block of query and key in H_f with linear scores
+    have exactly this rank.
+
+    Args:
+        hessian: of the layer.
+        row: name of the row group.
+        column: name of the column group.
+        part: outer (H_o), functional (H_f) or full (their sum).
+        head: one head in both groups, or None for all heads.
+
+    Returns:
+        The bound. Directions below a share of the largest count as none: 2e-12 in float64, 6e-6 in float32, which
+        is too much for many blocks; give float64.
+
+    Raises:
+        ArgumentError: an unknown group, part or head.
+
+    Cost: decompositions of (N, P), (N·R, W) and N (R, W) matrices.
+
+    Source: docs/theory.md; Lemma D.2 of Ormaniec et al. 2025 is about the same ranks.
+    """
+    block = hessian.block(row, column, part, head)
+    pieces = hessian.pieces(row, head), hessian.pieces(column, head)
+    if part != "full":
+        return min(*block.shape, *_bounds(hessian, *pieces, (part,)))
+    apart = [min(_bounds(hessian, *pieces, (each,))) for each in SPLIT]
+    return min(*block.shape, sum(apart), *_bounds(hessian, *pieces, SPLIT))
+
+
+def _bounds(
+    hessian: AttentionHessian, rows: list[Piece], columns: list[Piece], parts: Sequence[Part]
+) -> list[int]:
+    """By the spaces of rows, by those of columns, by tokens, by what the loss sees (H_o alone)."""
+
+    def cell(row: Piece, column: Piece) -> Terms:
+        terms = [term for part in parts for term in hessian.terms(row, column, part)]
+        return KroneckerSum(
+            terms, row_shape=row.shape, column_shape=column.shape, like=hessian.layer.x
+        ).terms
+
+    cells = [[cell(row, column) for column in columns] for row in rows]
+    bounds = [
+        sum(_rows([term for terms in line for term in terms]) for line in cells),
+        sum(
+            _rows([term.adjoint() for terms in line for term in terms])
+            for line in zip(*cells, strict=True)
+        ),
+        sum(_of_tokens(term) for line in cells for terms in line for term in terms),
+    ]
+    if parts == ("outer",):
+        curvature = hessian.curvature
+        tokens = len(hessian.heads[0].x_query) if curvature.shared else 1
+        bounds.append(tokens * _ranks(curvature.numbers))
+    return bounds
+
+
+def _rows(terms: Terms) -> int:
+    """Dimension of a product of two spaces, of the outer and the inner row index, that holds all rows."""
+    if not terms:
+        return 0
+    spans = [_spans(term)[:: -1 if term.row_swapped else 1] for term in terms]
+    return math.prod(_rank(torch.cat(vectors)) for vectors in zip(*spans, strict=True))
+
+
+def _spans(
+    term: KroneckerTerm,
+) -> tuple[Float[Tensor, "vectors P"], Float[Tensor, "others R"]]:
+    """Vectors that span the row vectors, and others that span the row spaces of all matrices."""
+    held = term.matrices
+    of_matrices = held.right.mT if held.left is None else held.left
+    vectors = term.column.T @ term.row if held.shared else term.row
+    return vectors, of_matrices.flatten(0, 1)
+
+
+def _of_tokens(term: KroneckerTerm) -> int:
+    """Σ_n rank D_n, or the rank itself where all tokens share D."""
+    if term.matrices.shared:
+        return _rank(term.row.T @ term.column) * _rank(term.matrices.whole()[0])
+    left, right = term.matrices.left, term.matrices.right
+    return _ranks(right) if left is None else min(_ranks(left), _ranks(right))
+
+
+def _rank(matrix: Float[Tensor, "rows columns"]) -> int:
+    return _ranks(matrix[None])
+
+
+def _ranks(matrices: Float[Tensor, "N rows columns"]) -> int:
+    """Sum of the ranks, 0 being what is small beside the largest of all."""
+    values = torch.linalg.svdvals(matrices)
+    if not values.numel():
+        return 0
+    return int((values > torch.finfo(values.dtype).eps ** 0.75 * values.max()).sum())

@@ -1,0 +1,51 @@
+"""H_f of attention split once more, at the scores: H_f = H_o^T + H_f^T.
+
+Let z be the scores T of all heads, with the parameters that T does not depend on (W_V, W_O, gains), and φ(z) the loss
+gradient times the network's output, ⟨∂ℓ/∂F, F⟩, so that H_f = ∂²φ. The Gauss-Newton split of φ at z is exact:
+
+    H_o^T = (∂z)ᵀ (∂²φ/∂z²) (∂z), H_f^T = Σ_ij (∂φ/∂T_ij) ∂²T_ij.
+
+T = s X W_Q W_Kᵀ Xᵀ is bilinear: H_f^T is zero but between the query and the key weights of a head, where it is
+∂ℓ/∂(W_Q W_Kᵀ) ⊗ I_K, whose eigenvalues come in ± pairs; with one matrix it is zero. All else is H_o^T: between query
+and key weights what passes the second derivative of softmax (the third moments; zero with linear scores), between
+values, projection or gains and anything else what passes first derivatives only. Norms of queries and keys bend
+the scores: H_f^T then has blocks of the queries, of the keys and of the norms' parameters too.
+
+Source: Ormaniec et al. 2025, Remark D.1.
+"""
+
+from __future__ import annotations
+
+from hessblocks.conventions import Part
+from hessblocks.linalg import KroneckerTerm
+from hessblocks.theory.hessian import AttentionHessian
+from hessblocks.theory.pieces import Piece
+from hessblocks.theory.piecewise import PiecewiseHessian
+
+
+class ScoreSplit(PiecewiseHessian):
+    """H_f in two parts that add up exactly: outer is H_o^T, functional H_f^T, full their sum H_f."""
+
+    def __init__(self, hessian: AttentionHessian) -> None:
+        """Split the functional part of a Hessian. No block is computed yet.
+
+        Args:
+            hessian: of one layer. What a network behind the attention adds to H_f, Jᵀ Λ_f J, counts as H_o^T.
+        """
+        super().__init__(hessian.layer.x, hessian.layer.memory_limit)
+        self.groups = hessian.groups
+        self._hessian = hessian
+
+    def pieces(self, group: str, head: int | None = None) -> list[Piece]:
+        """The pieces of a group, as the Hessian has them."""
+        return self._hessian.pieces(group, head)
+
+    def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
+        """The terms of H_o^T (outer) or H_f^T (functional) between two pieces."""
+        if part == "functional":
+            return self._hessian.score_terms(row, column)
+        return self._hessian.softmax_terms(row, column)
+
+    def semidefinite(self, part: Part) -> bool:
+        """Both parts have eigenvalues of both signs."""
+        return False
