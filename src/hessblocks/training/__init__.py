@@ -34,9 +34,11 @@ from hessblocks.training.ranks import is_first
 from hessblocks.training.run import Run
 from hessblocks.training.trainer import (
     Recorder,
+    Work,
     held_out,
+    in_turns,
     make_trainer,
-    step_seconds,
+    update_flops,
     validation_loss,
 )
 

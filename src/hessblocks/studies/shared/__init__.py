@@ -6,6 +6,7 @@ from hessblocks.studies.shared.fits import fit_growth
 from hessblocks.studies.shared.gathering import (
     curve,
     gathered,
+    grouped,
     mean_places,
     mean_table,
     measured,
@@ -52,6 +53,7 @@ from hessblocks.studies.shared.trained_points import (
     REFERENCES,
     SIZES,
     SMOKE,
+    TRAINED_COLUMNS,
     BlockSettings,
     Sweep,
     TrainedSettings,
