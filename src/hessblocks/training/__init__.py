@@ -32,6 +32,7 @@ from hessblocks.training.preparation import (
 )
 from hessblocks.training.ranks import is_first
 from hessblocks.training.run import Run
+from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer import (
     Recorder,
     Work,

@@ -1,7 +1,12 @@
 """What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
 
 from hessblocks.studies.shared.addition_model import addition_model, weight_size
-from hessblocks.studies.shared.differences import Values, difference, difference_check
+from hessblocks.studies.shared.differences import (
+    Values,
+    difference,
+    difference_check,
+    over_seeds,
+)
 from hessblocks.studies.shared.fits import fit_growth
 from hessblocks.studies.shared.gathering import (
     curve,
@@ -74,6 +79,9 @@ from hessblocks.studies.shared.trained_summary import (
 from hessblocks.studies.shared.variants import (
     BETAS,
     GAINED,
+    GAINED_ORTHOGONAL,
+    GAINED_PARALLEL,
+    GAINED_WITH_SKIP,
     MLP_GAINS,
     RESTRICTED_INITS,
     make_block,

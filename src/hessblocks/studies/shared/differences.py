@@ -102,6 +102,18 @@ def difference(values: Values, first: str, second: str) -> Difference:
     )
 
 
+def over_seeds(values: Mapping[Scalar, float]) -> Difference:
+    """The mean over seeds of one block's own values, to be held against a limit.
+
+    Args:
+        values: {seed: value}, all finite.
+
+    Returns:
+        The mean; of no seeds where there is none.
+    """
+    return difference({"one": values, "zero": dict.fromkeys(values, 0.0)}, "one", "zero")
+
+
 def match_check(values: Values, first: str, second: str, fact: str, *, limit: float) -> Check:
     """A fact that holds where two blocks end with equal losses, and fails where either is better.
 

@@ -14,6 +14,13 @@ RESTRICTED_INITS = ("identity", "orthogonal")
 BETAS = (0.1, 0.2, 0.5, 1.0)
 """Gains of the trainable part of values and projections."""
 GAINED = "trainable gains"
+"""The skipless block with values and projections α W_init + β ΔW from α = 1, β = 0.2, W_init the identity."""
+GAINED_PARALLEL = f"{GAINED}, parallel"
+"""The same without an MLP skip, in parallel."""
+GAINED_ORTHOGONAL = f"{GAINED}, orthogonal"
+"""The same with random orthogonal W_init."""
+GAINED_WITH_SKIP = f"{GAINED}, pre-ln"
+"""The same values and projections beside an attention skip."""
 MLP_GAINS = (0.5, 2.0)
 """Factors of the preset's initial MLP gain."""
 
@@ -80,8 +87,12 @@ _TIED = {
     "projection": Dense(init="tied-orthogonal"),
     "first_value": _ORTHOGONAL,
 }
-_GAINED = Reparametrised(init="identity", update_gain=0.2, trainable_gains=True)
-"""From α = 1, β = 0.2."""
+
+
+def _gained(name: str, init: str = "identity") -> Maker:
+    return _values(name, Reparametrised(init=init, update_gain=0.2, trainable_gains=True))
+
+
 VARIANTS: dict[str, Maker] = {
     **{name: _edited(name) for name in PRESETS},
     **{
@@ -90,7 +101,10 @@ VARIANTS: dict[str, Maker] = {
         for beta in BETAS
     },
     restricted("identity", 0): _restricted("identity", 0),
-    GAINED: _values("skipless", _GAINED),
+    GAINED: _gained("skipless"),
+    GAINED_PARALLEL: _gained("sas-p"),
+    GAINED_ORTHOGONAL: _gained("skipless", "orthogonal"),
+    GAINED_WITH_SKIP: _gained("pre-ln"),
     "pre-ln, zero queries": _edited("pre-ln", attention={"query": Dense(init="zeros")}),
     "pre-ln, identity values": _values("pre-ln", Identity()),
     "normal values": _normal_values,
