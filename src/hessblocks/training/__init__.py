@@ -35,6 +35,7 @@ from hessblocks.training.run import Run
 from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer import (
     Recorder,
+    RunTrainer,
     Work,
     held_out,
     in_turns,

@@ -6,13 +6,18 @@ from hessblocks.storage import Row
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Scale, Summary
 
+NO_SKIP = "sas, no MLP skip"
 INITIALS = ("normal values", "orthogonal values", "tied values", "identity values")
 VARIANTS = (
     "pre-ln",
     "pre-ln, identity values",
     "sas",
+    "sas-p",
+    *(f"{name}, {shared.VALUE_SKIPINIT}" for name in ("sas", "sas-p")),
     "sas, no first values",
-    "sas, no MLP skip",
+    "sas-p, no first values",
+    NO_SKIP,
+    *(f"{NO_SKIP}, LeakyReLU {slope:g}" for slope in shared.SLOPES),
     *(f"sas, MLP gain x{factor:g}" for factor in shared.MLP_GAINS),
     *INITIALS,
 )
@@ -20,9 +25,36 @@ COSINE = ("pre-ln", "sas")
 """Variants that are trained with a cosine decay too."""
 NO_WORSE = "linear decay is no worse than cosine"
 SLOWER = (
-    ("pre-ln, identity values", "pre-ln", "identity values beside an attention skip hurt"),
-    ("sas, no MLP skip", "sas", "removing the MLP skip of the sequential block slows training"),
-    ("sas, no first values", "sas", "the first layer's values are worth keeping"),
+    (
+        "pre-ln, identity values",
+        "pre-ln",
+        "identity values beside an attention skip hurt (Figure 23)",
+    ),
+    *(
+        (
+            f"{name}, {shared.VALUE_SKIPINIT}",
+            name,
+            f"shaped attention helps {name} a little (Figure 13)",
+        )
+        for name in ("sas", "sas-p")
+    ),
+    *(
+        (
+            f"{name}, no first values",
+            name,
+            f"the first layer's values are worth keeping in {name} (Figure 24)",
+        )
+        for name in ("sas", "sas-p")
+    ),
+    (NO_SKIP, "sas", "removing the MLP skip of the sequential block slows training (Figure 25)"),
+    *(
+        (
+            f"{NO_SKIP}, LeakyReLU {slope:g}",
+            NO_SKIP,
+            f"LeakyReLU of slope {slope:g} does not make up for the MLP skip, it hurts (Figure 25)",
+        )
+        for slope in shared.SLOPES
+    ),
 )
 """The slower variant, the faster one, and the appendix's fact."""
 

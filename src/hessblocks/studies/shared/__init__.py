@@ -84,6 +84,8 @@ from hessblocks.studies.shared.variants import (
     GAINED_WITH_SKIP,
     MLP_GAINS,
     RESTRICTED_INITS,
+    SLOPES,
+    VALUE_SKIPINIT,
     make_block,
     restricted,
 )

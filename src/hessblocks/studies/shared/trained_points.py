@@ -22,6 +22,7 @@ from hessblocks.studies.shared.variants import make_block
 from hessblocks.training import (
     Recorder,
     RunSettings,
+    RunTrainer,
     held_out,
     make_trainer,
     run_of_size,
@@ -33,10 +34,16 @@ LOSS = "validation_loss"
 
 Observer = Callable[[nn.Module, int], list[Row]]
 """From the model and the step to rows of what is seen there."""
+Change = Callable[[RunTrainer], None]
+"""Changes the model or the optimiser of a trainer before it trains."""
 
 
 def train(
-    model: PreTrainedModel, settings: RunSettings, corpus: Corpus, observer: Observer | None = None
+    model: PreTrainedModel,
+    settings: RunSettings,
+    corpus: Corpus,
+    observer: Observer | None = None,
+    change: Change | None = None,
 ) -> list[Row]:
     """Train `model` in place.
 
@@ -45,6 +52,7 @@ def train(
         settings: how it is trained; the model is not built from them.
         corpus: training and held-out tokens.
         observer: looks at the model whenever a validation loss is taken and finite, before the first step too.
+        change: is given the trainer before it trains.
 
     Returns:
         Rows with step, tokens, quantity and value; a run whose loss is no longer a number ends there,
@@ -63,6 +71,8 @@ def train(
 
     with tempfile.TemporaryDirectory() as unused:
         trainer = make_trainer(model, settings, corpus, Path(unused))
+        if change:
+            change(trainer)
         Recorder(settings, listener=note).record(trainer)
     return rows
 
@@ -145,12 +155,15 @@ class Sweep:
     """How many, whatever is asked for; None for what is asked for."""
 
 
-def train_point(settings: TrainedSettings, observer: Observer | None = None) -> list[Row]:
+def train_point(
+    settings: TrainedSettings, observer: Observer | None = None, change: Change | None = None
+) -> list[Row]:
     """Train one model, or count pairs of tokens where that is the variant.
 
     Args:
         settings: of model and training.
         observer: looks at the model before the first step and whenever a loss is taken.
+        change: is given the trainer before it trains.
 
     Returns:
         Parameters, validation losses, and what the observer saw.
@@ -160,7 +173,7 @@ def train_point(settings: TrainedSettings, observer: Observer | None = None) -> 
     model = make_model(settings)
     count = sum(parameter.numel() for parameter in model.parameters())
     rows = [measured("parameters", count, "exact")]
-    rows += train(model, run_settings(settings), text_of(settings.size), observer)
+    rows += train(model, run_settings(settings), text_of(settings.size), observer, change)
     return [{**settings.owner, **row} for row in rows]
 
 
