@@ -240,6 +240,29 @@ def test_a_block_has_one_name_at_both_depths() -> None:
     ] * 2
 
 
+@pytest.mark.parametrize(
+    ("sas", "alike", "gains"),
+    [((3.01, 2.51), True, True), ((3.01, 2.3), False, True), ((2.5, 2.51), True, False)],
+)
+def test_depth_is_judged_against_pre_ln_to_both_sides_and_against_less_depth(
+    sas: tuple[float, float], alike: bool, gains: bool
+) -> None:
+    losses = {
+        f"{name}, {depth} layers": [loss + 0.001 * seed for seed in range(3)]
+        for name, found in (("pre-ln", (3.0, 2.5)), ("sas", sas))
+        for depth, loss in zip((3, 12), found, strict=True)
+    }
+    rows = [
+        row
+        for name, seeds in losses.items()
+        for seed, loss in enumerate(seeds)
+        for row in curve(name, seed, [4.0, loss])
+    ]
+    holds = {check.fact: check.holds for check in find("depth").summarise(rows).checks}
+    assert holds["sas trains like pre-ln per step at 12 layers"] is alike
+    assert holds["sas gains from depth"] is gains
+
+
 def test_paper_scale_has_the_published_text_and_steps() -> None:
     for name in TRAINED:
         (points, *_) = find(name).settings("paper", 1)
@@ -383,7 +406,8 @@ def test_to_match_is_to_be_neither_worse_nor_better() -> None:
         "near": {0: 3.00, 1: 3.06, 2: 3.03},
     }
     verdicts = {
-        name: match_check(values, name, "one", "a fact", limit=0.05).holds for name in values
+        name: match_check(values, name, "one", "a fact", limit=0.05, expected="").holds
+        for name in values
     }
     assert verdicts == {"one": True, "same": True, "better": False, "worse": False, "near": None}
 

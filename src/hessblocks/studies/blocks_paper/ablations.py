@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hessblocks.storage import Row
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Scale, Summary
@@ -21,8 +23,29 @@ VARIANTS = (
     *(f"sas, MLP gain x{factor:g}" for factor in shared.MLP_GAINS),
     *INITIALS,
 )
-COSINE = ("pre-ln", "sas")
+COSINE = ("pre-ln", "sas", "sas-p")
 """Variants that are trained with a cosine decay too."""
+PANELS = {
+    "decay, Figure 12": [
+        *(f"{n}{d}" for n in COSINE for d in ("", ", cosine")),
+        *shared.REFERENCES,
+    ],
+    "attention, Figure 13": [
+        f"{n}{a}" for n in ("sas", "sas-p") for a in ("", f", {shared.VALUE_SKIPINIT}")
+    ],
+    "MLP gain, Figure 14": ["sas", *(f"sas, MLP gain x{factor:g}" for factor in shared.MLP_GAINS)],
+    "initial values": INITIALS,
+    "identity values beside a skip, Figure 23": ["pre-ln", "pre-ln, identity values"],
+    "first values, Figure 24": [
+        f"{n}{f}" for n in ("sas", "sas-p") for f in ("", ", no first values")
+    ],
+    "no MLP skip, Figure 25": [
+        "sas",
+        NO_SKIP,
+        *(f"{NO_SKIP}, LeakyReLU {slope:g}" for slope in shared.SLOPES),
+    ],
+}
+"""What each panel shows: its title and variants."""
 NO_WORSE = "linear decay is no worse than cosine"
 SLOWER = (
     (
@@ -77,14 +100,24 @@ def summarise(rows: Rows) -> Summary:
     """Final losses, and the appendix's facts."""
     runs = shared.Runs(rows)
     label = "final validation loss (nats per token)"
-    shown = shared.finite(runs.losses)
+    known = shared.finite(runs.losses)
+    shown = {title: [name for name in names if name in known] for title, names in PANELS.items()}
     return runs.summary(
         title="What the details are worth",
         caption=(
             "The rows of values are skipless blocks with freely trainable values and projections from "
             f"that initial value. {shared.HOW}"
         ),
-        panels=[shared.places_panel({"final loss": shown}, label, bars=False)] if shown else [],
+        panels=[
+            replace(
+                shared.places_panel(
+                    {"final loss": {name: known[name] for name in names}}, label, bars=False
+                ),
+                title=title,
+            )
+            for title, names in shown.items()
+            if names
+        ],
         checks=[
             *(runs.close(name, f"{name}, cosine", 0.0, f"{NO_WORSE} ({name})") for name in COSINE),
             *(runs.slower(slow, fast, fact) for slow, fast, fact in SLOWER),
@@ -95,12 +128,13 @@ def summarise(rows: Rows) -> Summary:
 STUDY = shared.trained_study(
     "ablations",
     title="decay, MLP gain, initial values, first values, MLP skip",
-    source="Simplified blocks, appendix",
+    source="Simplified blocks, Figures 12 to 14 and 23 to 25",
     published=(
-        "Linear decay beats cosine; identity values next to an attention skip hurt; the sequential block "
-        "without MLP skip trains far slower."
+        "Linear decay beats cosine; shaped attention is a little better than that of V-SkipInit; identity values next to an attention skip hurt; the sequential block "
+        "without MLP skip trains far slower, with LeakyReLU more so."
     ),
     sweeps=sweeps,
     measure=measure,
     summarise=summarise,
+    revision=4,  # V-SkipInit's attention, LeakyReLU, first values of sas-p
 )

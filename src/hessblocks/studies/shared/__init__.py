@@ -5,6 +5,7 @@ from hessblocks.studies.shared.differences import (
     Values,
     difference,
     difference_check,
+    match_check,
     over_seeds,
 )
 from hessblocks.studies.shared.fits import fit_growth

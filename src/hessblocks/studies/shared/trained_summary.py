@@ -158,7 +158,8 @@ class Runs:
 
     def match(self, one: str, other: str, fact: str) -> Check:
         """Whether `one` and `other` end no more than `CLOSE` apart, whichever is better."""
-        check = match_check(self.losses, one, other, fact, limit=CLOSE)
+        expected = f"final loss of {one} within {CLOSE:g} of that of {other}, above or below"
+        check = match_check(self.losses, one, other, fact, limit=CLOSE, expected=expected)
         return self.if_it_counts(check, one)
 
     def summary(
