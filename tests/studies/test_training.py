@@ -440,3 +440,61 @@ def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path,
         summary = study.summarise(result.rows[:count])
         json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
     assert summary.figure.panels
+
+
+def tuned(variant: str, **losses: list[float]) -> list[Row]:
+    """Runs at some rates, `_3` for a rate of 3, a loss a seed."""
+    return [
+        row
+        for rate, seeds in losses.items()
+        for seed, loss in enumerate(seeds)
+        for row in curve(
+            f"{variant}{trained.AT_RATE}{rate[1:]}", seed, [None if math.isinf(loss) else loss]
+        )
+    ]
+
+
+GOOD, BAD = [2.00, 2.01, 2.00], [2.50, 2.52, 2.51]
+
+
+def test_each_block_stands_with_its_best_rate() -> None:
+    rows = tuned("pre-ln", _1=BAD, _3=GOOD, _10=[math.inf] * 3)
+    rows += tuned("sas", _1=GOOD, _3=[1.50, 1.51, 1.50], _10=BAD)
+    runs = Runs(rows)
+    assert runs.losses == {"pre-ln": dict(enumerate(GOOD)), "sas": {0: 1.50, 1: 1.51, 2: 1.50}}
+    assert runs.curve("sas", 1) == [(0.0, 1.51)]
+    assert [(line["variant"], line["best_rate"], line["rate_settled"]) for line in runs.table()] == [
+        ("pre-ln", 3.0, True), ("sas", 3.0, True),
+    ]  # fmt: skip
+    check = runs.slower("pre-ln", "sas", "a fact")
+    assert (check.holds, check.ours) == (True, "+0.500 ± 0.000 nats (3 seeds)")
+
+
+@pytest.mark.parametrize("lacking", ["a rate above", "a rate below", "a seed"])
+def test_a_verdict_waits_until_the_best_rate_lies_inside_the_grid(lacking: str) -> None:
+    grids = {"_1": BAD, "_3": [1.5, 1.51, 1.5], "_10": BAD}
+    if lacking == "a seed":
+        grids["_10"] = BAD[:2]
+    else:
+        del grids["_10" if lacking == "a rate above" else "_1"]
+    rows = tuned("pre-ln", _1=BAD, _3=GOOD, _10=BAD) + tuned("sas", **grids)
+    runs = Runs(rows)
+    for check in (runs.slower("pre-ln", "sas", "a fact"), runs.match("sas", "pre-ln", "a fact")):
+        assert check.holds is None
+        assert check.ours.endswith("; the best rate is not yet inside the grid of sas")
+
+
+@pytest.mark.parametrize("name", ["skipless", "speed", "depth", "longer", "ablations"])
+def test_every_block_of_a_comparison_is_trained_at_several_rates(name: str) -> None:
+    points = find(name).settings("laptop", 1)
+    rates: dict[object, set[float]] = {}
+    for point in points:
+        if point.variant not in (trained.BIGRAMS, trained.ALL):
+            key = (point.variant, point.size.depth, point.decay)
+            rates.setdefault(key, set()).add(point.size.learning_rate)
+            assert point.name == f"{point.variant} at rate {point.size.learning_rate:g}"
+        else:
+            assert point.name == point.variant
+    assert all(len(each) >= 3 for each in rates.values())
+    smoke = find(name).settings("smoke", 1)
+    assert [point.name for point in smoke] == [point.variant for point in smoke]

@@ -18,7 +18,11 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     """MLPs of two widths, at both depths."""
     size = replace(shared.SIZES[scale], mlp_width=2 * shared.SIZES[scale].width)
     return [
-        shared.Sweep(variants=(*BLOCKS, *shared.REFERENCES), size=replace(size, depth=depth))
+        shared.Sweep(
+            variants=(*BLOCKS, *shared.REFERENCES),
+            size=replace(size, depth=depth),
+            rates=shared.RATES[scale],
+        )
         for depth in DEPTHS[scale]
     ]
 
@@ -26,6 +30,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 def measure(settings: shared.TrainedSettings) -> list[Row]:
     """Train one model; its depth is part of the variant's name."""
     name = f"{settings.variant}, {settings.size.depth} layers"
+    name = settings.name.replace(settings.variant, name, 1)
     return [{**row, "variant": name} for row in shared.train_point(settings)]
 
 

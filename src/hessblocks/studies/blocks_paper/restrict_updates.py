@@ -11,11 +11,13 @@ import itertools
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from hessblocks.figures import Panel
+from hessblocks.signal import layers_of
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
@@ -82,22 +84,21 @@ def measure(settings: RestrictedSettings) -> list[Row]:
 
     def change(trainer: RunTrainer) -> None:
         if settings.last_tied:
-            tie_last(trainer.model)
+            tie_last(cast(PreTrainedModel, trainer.model))
         if settings.rate_share is not None:
             slow_down(trainer, settings.rate_share)
 
-    rows = shared.train_point(settings, change=change)
-    return [{**row, "variant": settings.name} for row in rows]
+    return shared.train_point(settings, change=change)
 
 
 @torch.no_grad()
-def tie_last(model: nn.Module) -> None:
+def tie_last(model: PreTrainedModel) -> None:
     """Let W_P of the last layer begin as what makes Π W_V W_P over all layers the identity (appendix C).
 
     Args:
         model: freshly made, its values and projections reparametrised and orthogonal.
     """
-    layers = model.model.layers
+    layers: Any = layers_of(model)
     first = layers[0].attention.value.initial
     product = torch.eye(len(first)).to(first)
     for layer in layers:
@@ -115,7 +116,7 @@ def slow_down(trainer: RunTrainer, share: float) -> None:
         share: of the rate of all else.
     """
     optimiser = trainer.create_optimizer()
-    layers = trainer.model.model.layers
+    layers: Any = layers_of(cast(PreTrainedModel, trainer.model))
     matrices = [layer.attention.projection for layer in layers]
     matrices += [layer.attention.value for layer in layers[1:]]
     slow = {matrix.update for matrix in matrices}

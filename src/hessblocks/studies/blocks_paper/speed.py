@@ -56,7 +56,8 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     clocks = [
         shared.Sweep(variants=[shared.ALL], size=widened(size, width)) for width in WIDTHS[scale]
     ]
-    return [*clocks, shared.Sweep(variants=(*VARIANTS, *shared.REFERENCES), size=size)]
+    variants = (*VARIANTS, *shared.REFERENCES)
+    return [*clocks, shared.Sweep(variants=variants, size=size, rates=shared.RATES[scale])]
 
 
 def widened(size: shared.TextSize, width: int) -> shared.TextSize:
@@ -168,7 +169,10 @@ def summarise(rows: Rows) -> Summary:
         panels=panels,
         checks=[
             *_speed_checks(timed),
-            *map(runs.if_it_counts, _time_checks(shares, clock)),
+            *(
+                runs.if_it_counts(check, block, "pre-ln")
+                for block, check in _time_checks(shares, clock).items()
+            ),
             *_step_checks(runs),
         ],
         times=table,
@@ -296,7 +300,9 @@ def _mean(shares: Mapping[Scalar, float]) -> float | None:
     return mean_and_error(list(shares.values()))[0]
 
 
-def _time_checks(shares: shared.Values, clocks: Mapping[str, tuple[float, float]]) -> list[Check]:
+def _time_checks(
+    shares: shared.Values, clocks: Mapping[str, tuple[float, float]]
+) -> dict[str, Check]:
     """Whether sas and sas-p need less time to pre-ln's last loss; no where one never gets there.
 
     The error of the step times, which all seeds share, counts beside that over seeds.
@@ -306,9 +312,9 @@ def _time_checks(shares: shared.Values, clocks: Mapping[str, tuple[float, float]
         clocks: block → (seconds of a step, standard error).
 
     Returns:
-        The facts about the blocks that are measured.
+        Block → the fact about it, as far as it is measured.
     """
-    checks = []
+    checks: dict[str, Check] = {}
     for block in ("sas", "sas-p") if "pre-ln" in shares else ():
         if block not in shares:
             continue
@@ -318,15 +324,13 @@ def _time_checks(shares: shared.Values, clocks: Mapping[str, tuple[float, float]
             clock = math.hypot(*(clocks[name][1] / clocks[name][0] for name in (block, "pre-ln")))
             found = replace(found, common=(1 + found.mean) * clock)
         more = found.above(0.0)
-        checks.append(
-            Check(
-                fact=f"{block} needs less time than pre-ln to the loss that pre-ln ends with",
-                expected="below 0 % more time",
-                ours=f"not reached by {len(never)} of {len(shares[block])} seeds"
-                if never
-                else found.times(100).text("% more time", digits=0),
-                holds=None if more is None else not more,
-            )
+        checks[block] = Check(
+            fact=f"{block} needs less time than pre-ln to the loss that pre-ln ends with",
+            expected="below 0 % more time",
+            ours=f"not reached by {len(never)} of {len(shares[block])} seeds"
+            if never
+            else found.times(100).text("% more time", digits=0),
+            holds=None if more is None else not more,
         )
     return checks
 

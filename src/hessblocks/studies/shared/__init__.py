@@ -56,6 +56,7 @@ from hessblocks.studies.shared.trained_points import (
     LAPTOP,
     LOSS,
     PAPER,
+    RATES,
     REFERENCES,
     SIZES,
     SMOKE,
