@@ -56,8 +56,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        9917,
-        "919d9beef591d5db0f7e4e16f6570f71304ea048bc8452d3238b341973e983a8",
+        10726,
+        "0a7dd9aeb300c97c659c6efd78f99e52e03abb05f99f6fd9c8ca937b6e1dda97",
     )
 
 

@@ -94,7 +94,13 @@ def shares(found: Ratios, *, rise: bool) -> dict[Scalar, float]:
 def summarise(rows: Rows) -> Summary:
     """Ratios and other gains along training, and how many have gone to 0."""
     runs = shared.Runs(rows)
-    rows = [row for row in rows if math.isfinite(runs.losses[row["variant"]][row["seed"]])]
+    finished = {
+        (variant, seed)
+        for variant, seeds in runs.losses.items()
+        for seed, loss in seeds.items()
+        if math.isfinite(loss)
+    }
+    rows = [row for row in rows if (row["variant"], row["seed"]) in finished]
     known = {variant: ratios(rows, variant) for variant in VARIANTS}
     known = {variant: found for variant, found in known.items() if found}
     table = []

@@ -28,13 +28,15 @@ TIMED = (*PRESETS, shared.GPT2)
 WIDTHS: dict[Scale, tuple[int, ...]] = {
     "smoke": (16, 32),
     "laptop": (64, 128, 256, 512),
-    "paper": (768,),
+    "paper": (256, 512, 768, 1024),
 }
 """Widths at which steps are timed, that of the runs among them."""
 ROUNDS = 12
 """Turns of every block, after one that warms up."""
 DRAWN = (*VARIANTS, "op", "modern")
 """Blocks whose speeds are drawn; the table has all that are timed."""
+HEADS = 4
+"""Of the narrower blocks, where the runs have as many."""
 HEAD_WIDTH = 64
 """Of the wider blocks, which have more heads instead of wider ones."""
 TOKEN_TIME = "token_time"
@@ -62,7 +64,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 def widened(size: shared.TextSize, width: int) -> shared.TextSize:
     """The size at another width, the MLP in proportion."""
-    heads = max(size.heads, width // HEAD_WIDTH)
+    heads = max(min(HEADS, size.heads), width // HEAD_WIDTH)
     return replace(size, width=width, heads=heads, mlp_width=size.mlp_width * width // size.width)
 
 
