@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
@@ -87,7 +87,7 @@ class Work:
         kept = (leaf for layer in cache.layers for leaf in (layer.keys, layer.values))
         return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
-    def held(self) -> list[Tensor]:
+    def held(self) -> list[Shaped[Tensor, "..."]]:
         """What is there before a step: weights, buffers, the optimiser's averages."""
         states = [leaf for leaf in tree_leaves(self.optimiser.state) if torch.is_tensor(leaf)]
         return [*self.model.state_dict().values(), *states]
