@@ -161,7 +161,7 @@ def curve(variant: str, seed: int, losses: list[float | None]) -> list[Row]:
 
 
 def timed(variant: str, seconds: float, width: int = 64, seed: int = 0) -> list[Row]:
-    """A process' median of 1.02 times its least."""
+    """A repetition's median of 1.02 times its least."""
     row = {"variant": variant, "seed": seed, "width": width, "standard_error": 0.01}
     return [
         {**row, "quantity": STEP_TIME, "value": seconds},
@@ -194,7 +194,7 @@ def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
     assert speed_verdicts(slow + lost + times)[time] is None
 
 
-def test_a_block_is_faster_where_processes_agree_by_medians_and_by_the_fastest_steps() -> None:
+def test_a_block_is_faster_where_repetitions_agree_by_medians_and_by_the_fastest_steps() -> None:
     def verdict(*times: float, least: float = 1.0) -> bool | None:
         """Of sas-p; the fastest steps of pre-ln take `least` times as long."""
         rows = [

@@ -49,7 +49,7 @@ FLOPS = "update_flops"
 """Operations of the matrix products of an update."""
 COLUMNS = (*shared.TRAINED_COLUMNS, "width")
 Ratios = dict[str, dict[Scalar, float]]
-"""Block → {seed: times as fast as pre-ln}; a seed of the clocks is a process of its own."""
+"""Block → {seed: times as fast as pre-ln}; a seed of the clocks is a repetition with models of its own."""
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
@@ -107,7 +107,7 @@ def _timed_rows(owner: Mapping[str, Scalar], quantity: str, times: Sequence[floa
 
 
 def ratios(rows: Rows, quantity: str) -> Ratios:
-    """How many times as much of a cost pre-ln has, process by process."""
+    """How many times as much of a cost pre-ln has, repetition by repetition."""
     found: Ratios = {}
     costs = {
         (row["variant"], row["seed"]): row["value"] for row in shared.of_quantity(rows, quantity)
@@ -166,7 +166,7 @@ def summarise(rows: Rows) -> Summary:
         title="Loss against training time, and speed against width",
         caption=(
             "Time is steps times the median time of a step (of processor time on a CPU), blocks timed in turns, "
-            f"a step each; bars of speeds are standard errors over processes. {shared.HOW}"
+            f"a step each; bars of speeds are standard errors over repetitions. {shared.HOW}"
         ),
         panels=panels,
         checks=[
@@ -190,7 +190,7 @@ PANELS = (
 
 
 def _mean_clocks(rows: Rows) -> dict[str, tuple[float, float]]:
-    """Block → (seconds of a step, standard error): over processes, of the turns where there is one alone."""
+    """Block → (seconds of a step, standard error): over repetitions, of the turns where there is one alone."""
     turns = shared.values(rows, shared.STEP_TIME)
     times = shared.gathered(shared.of_quantity(rows, shared.STEP_TIME), "variant")
     return {
@@ -238,7 +238,7 @@ def _speed_table(width: int, rows: Rows) -> list[dict[str, object]]:
             "width": width,
             "variant": name,
             **{label: _mean(each.get(name, {})) for label, each in found.items()},
-            "processes": len(seeds),
+            "repetitions": len(seeds),
             "published_training_speed": shared.PUBLISHED_SPEED.get(name),
             "cache_memory": max(caches.get((name,), [math.nan])),
         }
