@@ -161,7 +161,7 @@ def verdict(checks: tuple[Check, ...], words: str) -> bool | None:
     ("sas_p", "holds"),
     [
         ([3.01, 3.02, 3.01], True),
-        ([2.80, 2.81, 2.80], True),
+        ([2.80, 2.81, 2.80], False),
         ([3.31, 3.32, 3.31], False),
         ([2.60, 3.60, 3.00], None),
         ([3.01], None),
@@ -169,7 +169,7 @@ def verdict(checks: tuple[Check, ...], words: str) -> bool | None:
         ([math.inf, math.inf, math.inf], False),
     ],
 )
-def test_pretraining_as_well_needs_more_than_the_spread(
+def test_to_pretrain_alike_is_to_be_neither_worse_nor_better(
     sas_p: list[float], holds: bool | None
 ) -> None:
     rows = losses(pre_ln=[3.0, 3.01, 3.0], sas_p=sas_p)
@@ -192,7 +192,7 @@ def test_speed_is_judged_with_its_error(
     ("sas_p", "holds"),
     [
         ([0.80, 0.81, 0.79], True),
-        ([0.90, 0.91, 0.90], True),
+        ([0.90, 0.91, 0.90], False),
         ([0.70, 0.71, 0.70], False),
         ([0.60, 0.95, 0.80], None),
         ([0.80], None),
@@ -200,7 +200,9 @@ def test_speed_is_judged_with_its_error(
         ([None, None, None], False),
     ],
 )
-def test_scores_are_judged_by_pairs_of_seeds(sas_p: list[float | None], holds: bool | None) -> None:
+def test_scores_are_judged_by_pairs_of_seeds_to_both_sides(
+    sas_p: list[float | None], holds: bool | None
+) -> None:
     rows = accuracies(pre_ln=[0.80, 0.81, 0.80], sas_p=sas_p)
     assert verdict(find("downstream").summarise(rows).checks, "sas-p scores") is holds
 

@@ -32,11 +32,15 @@ from hessblocks.training.preparation import (
 )
 from hessblocks.training.ranks import is_first
 from hessblocks.training.run import Run
+from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer import (
     Recorder,
+    RunTrainer,
+    Work,
     held_out,
+    in_turns,
     make_trainer,
-    step_seconds,
+    update_flops,
     validation_loss,
 )
 

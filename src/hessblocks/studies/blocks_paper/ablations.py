@@ -2,42 +2,103 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hessblocks.storage import Row
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Scale, Summary
 
+NO_SKIP = "sas, no MLP skip"
+NO_MLP_SKIP = (NO_SKIP, *(f"{NO_SKIP}, LeakyReLU {slope:g}" for slope in shared.SLOPES))
+SLOW = 0.1
+"""What the rates of blocks without an MLP skip are times: the paper's needed 1e-4 instead of 1e-3."""
 INITIALS = ("normal values", "orthogonal values", "tied values", "identity values")
 VARIANTS = (
     "pre-ln",
     "pre-ln, identity values",
     "sas",
+    "sas-p",
+    *(f"{name}, {shared.VALUE_SKIPINIT}" for name in ("sas", "sas-p")),
     "sas, no first values",
-    "sas, no MLP skip",
+    "sas-p, no first values",
     *(f"sas, MLP gain x{factor:g}" for factor in shared.MLP_GAINS),
     *INITIALS,
 )
-COSINE = ("pre-ln", "sas")
+COSINE = ("pre-ln", "sas", "sas-p")
 """Variants that are trained with a cosine decay too."""
+PANELS = {
+    "decay, Figure 12": [
+        *(f"{n}{d}" for n in COSINE for d in ("", ", cosine")),
+        *shared.REFERENCES,
+    ],
+    "attention, Figure 13": [
+        f"{n}{a}" for n in ("sas", "sas-p") for a in ("", f", {shared.VALUE_SKIPINIT}")
+    ],
+    "MLP gain, Figure 14": ["sas", *(f"sas, MLP gain x{factor:g}" for factor in shared.MLP_GAINS)],
+    "initial values": INITIALS,
+    "identity values beside a skip, Figure 23": ["pre-ln", "pre-ln, identity values"],
+    "first values, Figure 24": [
+        f"{n}{f}" for n in ("sas", "sas-p") for f in ("", ", no first values")
+    ],
+    "no MLP skip, Figure 25": ["sas", *NO_MLP_SKIP],
+}
+"""What each panel shows: its title and variants."""
 NO_WORSE = "linear decay is no worse than cosine"
 SLOWER = (
-    ("pre-ln, identity values", "pre-ln", "identity values beside an attention skip hurt"),
-    ("sas, no MLP skip", "sas", "removing the MLP skip of the sequential block slows training"),
-    ("sas, no first values", "sas", "the first layer's values are worth keeping"),
+    (
+        "pre-ln, identity values",
+        "pre-ln",
+        "identity values beside an attention skip hurt (Figure 23)",
+    ),
+    *(
+        (
+            f"{name}, {shared.VALUE_SKIPINIT}",
+            name,
+            f"shaped attention helps {name} a little (Figure 13)",
+        )
+        for name in ("sas", "sas-p")
+    ),
+    *(
+        (
+            f"{name}, no first values",
+            name,
+            f"the first layer's values are worth keeping in {name} (Figure 24)",
+        )
+        for name in ("sas", "sas-p")
+    ),
+    (NO_SKIP, "sas", "removing the MLP skip of the sequential block slows training (Figure 25)"),
+    *(
+        (
+            f"{NO_SKIP}, LeakyReLU {slope:g}",
+            NO_SKIP,
+            f"LeakyReLU of slope {slope:g} does not make up for the MLP skip, it hurts (Figure 25)",
+        )
+        for slope in shared.SLOPES
+    ),
 )
 """The slower variant, the faster one, and the appendix's fact."""
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
     """All variants with a linear decay, some with a cosine one too."""
+    rates = shared.RATES[scale]
     return [
-        shared.Sweep(variants=variants, size=shared.SIZES[scale], settings={"decay": decay})
-        for decay, variants in (("linear", (*VARIANTS, *shared.REFERENCES)), ("cosine", COSINE))
+        shared.Sweep(
+            variants=variants, size=shared.SIZES[scale], settings={"decay": decay}, rates=tried
+        )
+        for decay, variants, tried in (
+            ("linear", (*VARIANTS, *shared.REFERENCES), rates),
+            ("linear", NO_MLP_SKIP, tuple(rate * SLOW for rate in rates)),
+            ("cosine", COSINE, rates),
+        )
     ]
 
 
 def measure(settings: shared.TrainedSettings) -> list[Row]:
     """Train one model; a cosine decay is part of the variant's name."""
-    name = settings.variant + (", cosine" if settings.decay == "cosine" else "")
+    name = settings.name
+    if settings.decay == "cosine":
+        name = name.replace(settings.variant, f"{settings.variant}, cosine", 1)
     return [{**row, "variant": name} for row in shared.train_point(settings)]
 
 
@@ -45,14 +106,24 @@ def summarise(rows: Rows) -> Summary:
     """Final losses, and the appendix's facts."""
     runs = shared.Runs(rows)
     label = "final validation loss (nats per token)"
-    shown = shared.finite(runs.losses)
+    known = shared.finite(runs.losses)
+    shown = {title: [name for name in names if name in known] for title, names in PANELS.items()}
     return runs.summary(
         title="What the details are worth",
         caption=(
             "The rows of values are skipless blocks with freely trainable values and projections from "
             f"that initial value. {shared.HOW}"
         ),
-        panels=[shared.places_panel({"final loss": shown}, label, bars=False)] if shown else [],
+        panels=[
+            replace(
+                shared.places_panel(
+                    {"final loss": {name: known[name] for name in names}}, label, bars=False
+                ),
+                title=title,
+            )
+            for title, names in shown.items()
+            if names
+        ],
         checks=[
             *(runs.close(name, f"{name}, cosine", 0.0, f"{NO_WORSE} ({name})") for name in COSINE),
             *(runs.slower(slow, fast, fact) for slow, fast, fact in SLOWER),
@@ -63,12 +134,13 @@ def summarise(rows: Rows) -> Summary:
 STUDY = shared.trained_study(
     "ablations",
     title="decay, MLP gain, initial values, first values, MLP skip",
-    source="Simplified blocks, appendix",
+    source="Simplified blocks, Figures 12 to 14 and 23 to 25",
     published=(
-        "Linear decay beats cosine; identity values next to an attention skip hurt; the sequential block "
-        "without MLP skip trains far slower."
+        "Linear decay beats cosine; shaped attention is a little better than that of V-SkipInit; identity values next to an attention skip hurt; the sequential block "
+        "without MLP skip trains far slower, with LeakyReLU more so."
     ),
     sweeps=sweeps,
     measure=measure,
     summarise=summarise,
+    revision=4,  # each at its best rate; V-SkipInit's attention, LeakyReLU, first values of sas-p
 )

@@ -8,7 +8,9 @@ from hessblocks.storage import Row
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Scale, Summary
 
-BLOCKS = ("pre-ln", "sas", "sas-p")
+BLOCKS = ("pre-ln", "v-skipinit", "sas", "sas-p")
+MATCHING = ("sas", "sas-p")
+"""Blocks that train like pre-ln."""
 DEPTHS: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (3, 12), "paper": (18, 72)}
 
 
@@ -16,7 +18,11 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     """MLPs of two widths, at both depths."""
     size = replace(shared.SIZES[scale], mlp_width=2 * shared.SIZES[scale].width)
     return [
-        shared.Sweep(variants=(*BLOCKS, *shared.REFERENCES), size=replace(size, depth=depth))
+        shared.Sweep(
+            variants=(*BLOCKS, *shared.REFERENCES),
+            size=replace(size, depth=depth),
+            rates=shared.RATES[scale],
+        )
         for depth in DEPTHS[scale]
     ]
 
@@ -24,6 +30,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 def measure(settings: shared.TrainedSettings) -> list[Row]:
     """Train one model; its depth is part of the variant's name."""
     name = f"{settings.variant}, {settings.size.depth} layers"
+    name = settings.name.replace(settings.variant, name, 1)
     return [{**row, "variant": name} for row in shared.train_point(settings)]
 
 
@@ -36,14 +43,32 @@ def summarise(rows: Rows) -> Summary:
         caption=f"MLP of two widths. {shared.HOW}",
         panels=[runs.panel(BLOCKS, f"{depth} layers", f", {depth} layers") for depth in depths],
         checks=[
-            runs.close(
-                f"{name}, {depth} layers",
-                f"pre-ln, {depth} layers",
-                shared.CLOSE,
-                f"{name} trains no slower per step than pre-ln at {depth} layers",
-            )
-            for depth in depths
-            for name in BLOCKS[1:]
+            *(
+                runs.match(
+                    f"{name}, {depth} layers",
+                    f"pre-ln, {depth} layers",
+                    f"{name} trains like pre-ln per step at {depth} layers",
+                )
+                for depth in depths
+                for name in MATCHING
+            ),
+            *(
+                runs.slower(
+                    f"{name}, {depths[0]} layers",
+                    f"{name}, {depths[-1]} layers",
+                    f"{name} gains from depth",
+                )
+                for name in ("pre-ln", *MATCHING)
+                if depths
+            ),
+            *(
+                runs.slower(
+                    f"v-skipinit, {depths[-1]} layers",
+                    f"v-skipinit, {depths[0]} layers",
+                    "v-skipinit loses by depth",
+                )
+                for _ in depths[:1]
+            ),
         ],
     )
 
@@ -52,8 +77,12 @@ STUDY = shared.trained_study(
     "depth",
     title="simplified blocks at two depths, one four times the other",
     source="Simplified blocks, Figure 6",
-    published="SAS and SAS-P keep the training speed of pre-ln from 18 to 72 layers.",
+    published=(
+        "SAS and SAS-P keep the training speed of pre-ln from 18 to 72 layers and gain from depth like it; "
+        "V-SkipInit does not."
+    ),
     sweeps=sweeps,
     measure=measure,
     summarise=summarise,
+    revision=4,  # V-SkipInit; verdicts to both sides
 )

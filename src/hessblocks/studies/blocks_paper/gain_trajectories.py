@@ -1,118 +1,245 @@
-"""Figure 4 of the simplified-blocks paper: trained gains push values and projections to the identity."""
+"""Figures 4 and 16 to 22 of the simplified-blocks paper: trained gains along training.
+
+Without a skip those of values and projections push these to the identity, beside one they do not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+import statistics
+from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import nn
 
-from hessblocks.blocks import ReparametrisedLinear
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
-from hessblocks.storage import Row
+from hessblocks.storage import Row, Scalar
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Summary
+from hessblocks.training import gain_values
 
-GROUPS = ("value", "projection")
+GROUPS = {"V": "value", "P": "projection"}
+"""Letter of a gain → its matrices."""
 RATIO = "gain_ratio"
 """|β / α| of one matrix."""
+SCALARS = {"alpha": "α", "beta": "β", "gamma": "γ", "beta_FF": "β_FF"}
+"""Quantity → letter of the other gains: of shaped attention for each head, of the MLP's branch."""
+VARIANTS = {
+    shared.GAINED: "skipless, Figure 4",
+    shared.GAINED_PARALLEL: "no skip, parallel, Figure 16",
+    shared.GAINED_ORTHOGONAL: "skipless, orthogonal, Figure 21",
+    shared.GAINED_WITH_SKIP: "with an attention skip, Figure 22",
+}
+"""Block → what it is, and the paper's figure."""
+SKIPLESS = tuple(VARIANTS)[:3]
 NONE = 0.05
-"""Ratio below which the trainable part counts as gone: what the paper's figure shows as 0."""
+"""Below it a ratio or a gain counts as gone: what the paper's figures show as 0."""
+MOST = 0.8
+"""Share of the matrices that is "the vast majority"."""
+FIRST_VALUES = ("value", 0)
+"""The matrix that the paper excepts."""
+Ratios = dict[tuple[str, int], dict[Scalar, dict[int, float]]]
+"""(group, layer) → {seed: {step: ratio}}."""
 
 
 def measure(settings: shared.TrainedSettings) -> list[Row]:
-    """Train with trainable gains; their ratios whenever a loss is taken."""
-    return shared.train_point(settings, gain_ratios)
+    """Train with trainable gains; the gains whenever a loss is taken."""
+    return shared.train_point(settings, gain_rows)
 
 
-def gain_ratios(model: nn.Module, step: int) -> list[Row]:
-    """|β / α| of every value and projection matrix."""
+def gain_rows(model: nn.Module, step: int) -> list[Row]:
+    """|β / α| of every value and projection matrix, and the gains of shaped attention and MLPs."""
     rows: list[Row] = []
-    for name, module in model.named_modules():
-        group = name.rpartition(".")[2]
-        if isinstance(module, ReparametrisedLinear) and group in GROUPS:
-            layer = int(name.split("layers.")[1].partition(".")[0])
-            ratio = abs(_float(module.update_gain) / _float(module.initial_gain))
-            rows.append(shared.measured(RATIO, ratio, layer=layer, group=group))
+    skips: dict[tuple[str, int], float] = {}
+    for gain in gain_values(model):
+        layer, (kind, _, of) = gain["layer"], gain["quantity"].partition("_")
+        if gain["quantity"] in SCALARS:
+            for head, value in enumerate(gain.get("heads", [gain["value"]])):
+                place = {"layer": layer, "part": f"head {head + 1}" if "heads" in gain else None}
+                rows.append(shared.measured(gain["quantity"], value, **place))
+        elif of in GROUPS and kind == "alpha":
+            skips[of, layer] = gain["value"]
+        elif of in GROUPS:
+            ratio = abs(gain["value"] / skips[of, layer])
+            rows.append(shared.measured(RATIO, ratio, layer=layer, group=GROUPS[of]))
     return rows
 
 
-def _float(gain: Tensor | float) -> float:
-    return float(gain.detach()) if isinstance(gain, Tensor) else gain
-
-
-Curves = dict[tuple[str, int], dict[int, list[float]]]
-"""(group, layer) → {step: ratio of each seed}."""
-
-
-def curves(rows: Rows) -> Curves:
-    """The ratios of every matrix along training."""
-    found: Curves = {}
-    ratios = shared.gathered(shared.of_quantity(rows, RATIO), "group", "layer", "step")
-    for (group, layer, step), values in ratios.items():
-        found.setdefault((group, layer), {})[step] = values
+def ratios(rows: Rows, variant: str) -> Ratios:
+    """The ratios of every matrix of a block along training."""
+    found: Ratios = {}
+    for row in shared.of_quantity(rows, RATIO):
+        if row["variant"] == variant:
+            seeds = found.setdefault((row["group"], row["layer"]), {})
+            seeds.setdefault(row["seed"], {})[row["step"]] = row["value"]
     return found
 
 
+def _ends(steps: Mapping[int, float]) -> tuple[float, float]:
+    """The first and the last value."""
+    return steps[min(steps)], steps[max(steps)]
+
+
+def shares(found: Ratios, *, rise: bool) -> dict[Scalar, float]:
+    """{seed: share of the matrices, but for the first layer's values, whose ratio rises, or is gone}."""
+    each: dict[Scalar, list[bool]] = {}
+    for matrix, seeds in found.items():
+        if matrix != FIRST_VALUES:
+            for seed, steps in seeds.items():
+                first, last = _ends(steps)
+                each.setdefault(seed, []).append(last > first if rise else last < NONE)
+    return {seed: statistics.mean(flags) for seed, flags in each.items()}
+
+
 def summarise(rows: Rows) -> Summary:
-    """Ratios along training, and how many have gone to 0."""
-    found = curves(rows)
-    table = [
-        {
-            "group": group,
-            "layer": layer,
-            "first": mean_and_error(steps[min(steps)])[0],
-            "last": mean_and_error(steps[max(steps)])[0],
-        }
-        for (group, layer), steps in found.items()
+    """Ratios and other gains along training, and how many have gone to 0."""
+    runs = shared.Runs(rows)
+    finished = {
+        (variant, seed)
+        for variant, seeds in runs.losses.items()
+        for seed, loss in seeds.items()
+        if math.isfinite(loss)
+    }
+    rows = [row for row in rows if (row["variant"], row["seed"]) in finished]
+    known = {variant: ratios(rows, variant) for variant in VARIANTS}
+    known = {variant: found for variant, found in known.items() if found}
+    table = []
+    for variant, found in known.items():
+        for (group, layer), seeds in found.items():
+            ends = zip(*map(_ends, seeds.values()), strict=True)
+            first, last = (mean_and_error(values)[0] for values in ends)
+            place = {"variant": variant, "group": group, "layer": layer}
+            table.append({**place, "first": first, "last": last})
+    panels = [
+        _ratio_panel(variant, group, found)
+        for variant, found in known.items()
+        for group in GROUPS.values()
     ]
-    return shared.summary(
-        "Training turns down the trainable part of values and projections",
-        "W = α I + β ΔW from α = 1, β = 0.2; mean over seeds, bars are its standard errors.",
-        [_panel(group, found) for group in GROUPS if found],
-        _checks(table),
+    scalars = [row for row in rows if row["variant"] == shared.GAINED]
+    return runs.summary(
+        title="Trained gains along training",
+        caption=(
+            "W = W_init + β ΔW with trained gains, α = 1 and β = 0.2 at first; mean over seeds, bars are its "
+            "standard errors. Below, the other gains of the block of Figure 4; bars are standard deviations over "
+            "heads and seeds."
+        ),
+        panels=[*panels, *(_scalar_panel(scalars, quantity) for quantity in SCALARS if scalars)],
+        checks=[*_ratio_checks(known), *_scalar_checks(scalars)],
         ratios=table,
     )
 
 
-def _panel(group: str, found: Curves) -> Panel:
+def _ratio_panel(variant: str, group: str, found: Ratios) -> Panel:
+    series = []
+    for (own, layer), seeds in found.items():
+        at: dict[float, list[float]] = {}
+        for steps in seeds.values():
+            for step in steps:
+                at.setdefault(float(step), []).append(steps[step])
+        if own == group:
+            series.append(shared.curve(f"layer {layer + 1}", shared.mean_places(at)))
     return Panel(
-        title=f"{group}s",
+        title=f"{group}s: {VARIANTS[variant]}",
         x_label="training step",
         y_label="|β / α|",
-        series=tuple(
-            shared.curve(
-                f"layer {layer + 1}",
-                shared.mean_places({float(step): steps[step] for step in sorted(steps)}),
-            )
-            for (own, layer), steps in found.items()
-            if own == group
-        ),
+        series=tuple(series),
     )
 
 
-def _checks(table: Sequence[Mapping[str, Any]]) -> list[Check]:
-    others = [row for row in table if (row["group"], row["layer"]) != ("value", 0)]
-    if not others:
-        return []
-    gone = sum(row["last"] < NONE for row in others)
-    return [
-        Check(
-            fact="the ratio goes to 0 in nearly all matrices but the first layer's values",
-            expected=f"below {NONE:g} in at least 80 % of them",
-            ours=f"{gone} of {len(others)} below {NONE:g}",
-            holds=gone >= 0.8 * len(others),
+def _scalar_panel(rows: Rows, quantity: str) -> Panel:
+    """One gain along training, a curve a layer."""
+    places: dict[int, list[tuple[float, float, float]]] = {}
+    values = shared.gathered(shared.of_quantity(rows, quantity), "layer", "step")
+    for (layer, step), each in sorted(values.items()):
+        place = (float(step), statistics.mean(each), statistics.pstdev(each))
+        places.setdefault(layer, []).append(place)
+    return Panel(
+        title=f"{SCALARS[quantity]}, Figure {17 + list(SCALARS).index(quantity)}",
+        x_label="training step",
+        y_label=f"gain {SCALARS[quantity]}",
+        series=tuple(shared.curve(f"layer {layer + 1}", each) for layer, each in places.items()),
+    )
+
+
+def _ratio_checks(known: Mapping[str, Ratios]) -> list[Check]:
+    checks = []
+    for variant in SKIPLESS:
+        if not (gone := shares(known.get(variant, {}), rise=False)):
+            continue
+        share = shared.over_seeds(gone)
+        checks.append(
+            Check(
+                fact=f"the ratio goes to 0 in nearly all matrices but the first layer's values ({VARIANTS[variant]})",
+                expected=f"below {NONE:g} in at least {MOST:.0%} of them",
+                ours=share.times(100).text("%", digits=0).removeprefix("+"),
+                holds=share.above(MOST),
+            )
         )
-    ]
+    for variant in SKIPLESS[:2]:
+        if seeds := known.get(variant, {}).get(FIRST_VALUES):
+            last = shared.over_seeds({seed: _ends(steps)[1] for seed, steps in seeds.items()})
+            checks.append(
+                Check(
+                    fact=f"the ratio of the first layer's values does not go to 0 ({VARIANTS[variant]})",
+                    expected=f"above {NONE:g}",
+                    ours=last.text("|β / α|").removeprefix("+"),
+                    holds=last.above(NONE),
+                )
+            )
+    rising = {
+        variant: {seed: 100 * share for seed, share in shares(found, rise=True).items()}
+        for variant, found in known.items()
+    }
+    if {shared.GAINED, shared.GAINED_WITH_SKIP} <= set(rising):
+        checks.append(
+            shared.difference_check(
+                rising,
+                shared.GAINED_WITH_SKIP,
+                shared.GAINED,
+                "an attention skip makes more of the ratios rise (Figure 22)",
+                expected="a larger share of the matrices than without a skip",
+                above=True,
+                unit="% of the matrices",
+                digits=0,
+            )
+        )
+    return checks
+
+
+def _scalar_checks(rows: Rows) -> list[Check]:
+    """None of the other gains goes to 0 in any layer."""
+    checks = []
+    for quantity, letter in SCALARS.items():
+        own = shared.of_quantity(rows, quantity)
+        last = max((row["step"] for row in own), default=None)
+        means: dict[Scalar, list[float]] = {}
+        final = [row for row in own if row["step"] == last]
+        for (seed, _), heads in shared.gathered(final, "seed", "layer").items():
+            means.setdefault(seed, []).append(abs(statistics.mean(heads)))
+        if means:
+            least = shared.over_seeds({seed: min(layers) for seed, layers in means.items()})
+            figure = 17 + list(SCALARS).index(quantity)
+            checks.append(
+                Check(
+                    fact=f"{letter} does not go to 0 in any layer (Figure {figure})",
+                    expected=f"the smallest mean over heads above {NONE:g}",
+                    ours=least.text(letter).removeprefix("+"),
+                    holds=least.above(NONE),
+                )
+            )
+    return checks
 
 
 STUDY = shared.trained_study(
     "gains",
-    title="trainable gains of values and projections along training",
-    source="Simplified blocks, Figure 4",
-    published="From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first layer's values.",
-    sweeps=lambda scale: [shared.Sweep(variants=[shared.GAINED], size=shared.SIZES[scale])],
+    title="trainable gains along training",
+    source="Simplified blocks, Figures 4 and 16 to 22",
+    published=(
+        "From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first layer's values; "
+        "beside an attention skip many ratios rise. The gains of shaped attention and of the MLP do not go to 0."
+    ),
+    sweeps=lambda scale: [shared.Sweep(variants=tuple(VARIANTS), size=shared.SIZES[scale])],
     measure=measure,
     summarise=summarise,
+    revision=4,  # the blocks of Figures 16, 21 and 22; the other gains
 )

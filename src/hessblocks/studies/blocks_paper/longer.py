@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import CLOSE, REFERENCES, SIZES, Runs, Sweep, trained_study
+from hessblocks.studies.shared import CLOSE, RATES, REFERENCES, SIZES, Runs, Sweep, trained_study
 
 VARIANTS = ("pre-ln", "sas", "sas-p")
 TIMES = 3
@@ -16,7 +16,8 @@ PUBLISHED_STEPS = 120_000
 def sweeps(scale: Scale) -> list[Sweep]:
     """All blocks at the size of the other studies, with more steps."""
     steps = PUBLISHED_STEPS if scale == "paper" else TIMES * SIZES[scale].steps
-    return [Sweep(variants=(*VARIANTS, *REFERENCES), size=replace(SIZES[scale], steps=steps))]
+    size = replace(SIZES[scale], steps=steps)
+    return [Sweep(variants=(*VARIANTS, *REFERENCES), size=size, rates=RATES[scale])]
 
 
 def summarise(rows: Rows) -> Summary:
@@ -36,4 +37,5 @@ STUDY = trained_study(
     published="With three times the tokens SAS and SAS-P keep the training speed of pre-ln.",
     sweeps=sweeps,
     summarise=summarise,
+    revision=4,  # each block at its best rate
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hessblocks.studies.engine import Rows, Summary
-from hessblocks.studies.shared import REFERENCES, SIZES, Runs, Sweep, trained_study
+from hessblocks.studies.shared import RATES, REFERENCES, SIZES, Runs, Sweep, trained_study
 
 VARIANTS = ("pre-ln", "v-skipinit", "skipless")
 
@@ -26,6 +26,9 @@ STUDY = trained_study(
     title="blocks without attention skip against pre-ln",
     source="Simplified blocks, Figure 2",
     published="Skipless blocks lose much training speed per step, even with shaped attention.",
-    sweeps=lambda scale: [Sweep(variants=(*VARIANTS, *REFERENCES), size=SIZES[scale])],
+    sweeps=lambda scale: [
+        Sweep(variants=(*VARIANTS, *REFERENCES), size=SIZES[scale], rates=RATES[scale])
+    ],
     summarise=summarise,
+    revision=4,  # each block at its best rate
 )

@@ -1,55 +1,121 @@
-"""Figure 5 of the simplified-blocks paper: loss against time.
+"""Figures 5 and 26 of the simplified-blocks paper: loss against time and steps; what a step costs at each width.
 
-Losses come from ordinary runs. Time comes from a point of its own in which all blocks take turns, a
-few steps each, so that whatever else the machine does strikes all of them alike; a curve's time is its
-steps times the median time of a step.
+Losses come from ordinary runs. Time comes from points of their own in which all blocks take turns, a step
+each, so that whatever else the machine does strikes all of them alike; a curve's time is its steps times the
+median time of a step.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+import torch
+
+from hessblocks.blocks import PRESETS
+from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Summary
-from hessblocks.training import step_seconds
+from hessblocks.training import Work, in_turns, update_flops
 
-VARIANTS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
-TIMED = (*VARIANTS, shared.GPT2)
+VARIANTS = ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")
+TIMED = (*PRESETS, shared.GPT2)
+WIDTHS: dict[Scale, tuple[int, ...]] = {
+    "smoke": (16, 32),
+    "laptop": (64, 128, 256, 512),
+    "paper": (256, 512, 768, 1024),
+}
+"""Widths at which steps are timed, that of the runs among them."""
 ROUNDS = 12
-"""Turns of every block, a few steps each."""
+"""Turns of every block, after one that warms up."""
+DRAWN = (*VARIANTS, "op", "modern")
+"""Blocks whose speeds are drawn; the table has all that are timed."""
+HEADS = 4
+"""Of the narrower blocks, where the runs have as many."""
+HEAD_WIDTH = 64
+"""Of the wider blocks, which have more heads instead of wider ones."""
+TOKEN_TIME = "token_time"
+"""Seconds of a decoded token, of processor time on a CPU, median over the turns."""
+FASTEST = "fastest_"
+"""Begins the name of the least of the turns."""
+CACHE = "cache_memory"
+"""Bytes of the keys and values of one sequence as long as the context."""
+FLOPS = "update_flops"
+"""Operations of the matrix products of an update."""
+COLUMNS = (*shared.TRAINED_COLUMNS, "width")
+Ratios = dict[str, dict[Scalar, float]]
+"""Block → {seed: times as fast as pre-ln}; a seed of the clocks is a repetition with models of its own."""
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """The runs, and one point for the time of their steps."""
+    """The clocks at each width, and the runs."""
     size = shared.SIZES[scale]
-    return [
-        shared.Sweep(variants=[shared.ALL], size=size, seeds=1),
-        shared.Sweep(variants=(*VARIANTS, *shared.REFERENCES), size=size),
+    clocks = [
+        shared.Sweep(variants=[shared.ALL], size=widened(size, width)) for width in WIDTHS[scale]
     ]
+    variants = (*VARIANTS, *shared.REFERENCES)
+    return [*clocks, shared.Sweep(variants=variants, size=size, rates=shared.RATES[scale])]
+
+
+def widened(size: shared.TextSize, width: int) -> shared.TextSize:
+    """The size at another width, the MLP in proportion."""
+    heads = max(min(HEADS, size.heads), width // HEAD_WIDTH)
+    return replace(size, width=width, heads=heads, mlp_width=size.mlp_width * width // size.width)
 
 
 def measure(settings: shared.TrainedSettings) -> list[Row]:
-    """One run's losses, or the time of a step of every block."""
-    return step_times(settings) if settings.variant == shared.ALL else shared.train_point(settings)
+    """One run's losses, or what a step and a decoded token of every block cost."""
+    timed = settings.variant == shared.ALL
+    rows = clocks(settings) if timed else shared.train_point(settings)
+    return [{**row, "width": settings.size.width} for row in rows]
 
 
-def step_times(settings: shared.TrainedSettings) -> list[Row]:
-    """Median time of a training step of each block, all taking turns."""
+def clocks(settings: shared.TrainedSettings) -> list[Row]:
+    """Times of steps and of decoded tokens, all blocks taking turns; cache and operations."""
+    size, text = settings.size, shared.text_of(settings.size)
+    windows = text.windows("train", size.context)
+    batch = torch.stack([windows[place]["input_ids"] for place in range(size.batch_size)])
     turns = {name: replace(settings, variant=name) for name in TIMED}
-    models = {name: shared.make_model(turn) for name, turn in turns.items()}
-    text = shared.text_of(settings.size)
-    times: dict[str, list[float]] = {name: [] for name in TIMED}
-    for _ in range(ROUNDS):
-        for name, model in models.items():
-            seconds = step_seconds(shared.run_settings(turns[name]), text, model)
-            times[name].append(statistics.mean(seconds))
-    return [shared.timed(shared.STEP_TIME, times[name], turns[name].owner) for name in TIMED]
+    runs = {name: shared.run_settings(turn) for name, turn in turns.items()}
+    works = {
+        name: Work(shared.make_model(turn), batch, batch, runs[name].training.clip)
+        for name, turn in turns.items()
+    }
+    steps = in_turns({name: work.step for name, work in works.items()}, ROUNDS)
+    passes = in_turns({name: work.decode for name, work in works.items()}, ROUNDS)
+    rows: list[Row] = []
+    for name, work in works.items():
+        put = partial(_timed_rows, turns[name].owner)
+        rows += put(shared.STEP_TIME, steps[name])
+        rows += put(TOKEN_TIME, [seconds / size.context for seconds in passes[name]])
+        rows.append(shared.measured(CACHE, work.decode(), "counted", **turns[name].owner))
+        if name in PRESETS:
+            count = update_flops(runs[name], size.vocab_size)
+            rows.append(shared.measured(FLOPS, count, "counted", **turns[name].owner))
+    return rows
+
+
+def _timed_rows(owner: Mapping[str, Scalar], quantity: str, times: Sequence[float]) -> list[Row]:
+    """Median and least of some times."""
+    fastest = shared.measured(FASTEST + quantity, min(times), **owner)
+    return [shared.timed(quantity, times, owner), fastest]
+
+
+def ratios(rows: Rows, quantity: str) -> Ratios:
+    """How many times as much of a cost pre-ln has, repetition by repetition."""
+    found: Ratios = {}
+    costs = {
+        (row["variant"], row["seed"]): row["value"] for row in shared.of_quantity(rows, quantity)
+    }
+    for (name, seed), cost in costs.items():
+        if ("pre-ln", seed) in costs:
+            found.setdefault(name, {})[seed] = costs["pre-ln", seed] / cost
+    return found
 
 
 def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
@@ -78,25 +144,155 @@ def time_shares(
 
 
 def summarise(rows: Rows) -> Summary:
-    """Loss against time, and the time to the loss that pre-ln ends with."""
-    runs, clocks = shared.Runs(rows), shared.values(rows, shared.STEP_TIME)
-    step_time = {name: seconds for name, (seconds, _) in clocks.items()}
-    shares = time_shares(runs, step_time) if "pre-ln" in step_time else {}
+    """Loss against time, what steps and tokens cost at each width, the time to the loss that pre-ln ends with."""
+    runs = shared.Runs(rows)
+    timed = {width: each for (width,), each in shared.grouped(_clocked(rows), "width").items()}
+    own = {row["width"] for row in shared.of_quantity(rows, shared.LOSS)} or set(timed)
+    clock = _mean_clocks(timed.get(min(own, default=0), ()))
+    shares = time_shares(runs, {name: mean for name, (mean, _) in clock.items()}) if clock else {}
     table = [
         {
             "variant": name,
-            "step_time": seconds,
+            "step_time": mean,
             "share_of_the_time_to_the_loss_of_pre_ln": _mean(shares.get(name, {})),
         }
-        for name, seconds in step_time.items()
+        for name, (mean, _) in clock.items()
     ]
-    return runs.summary(
-        title="Loss against training time",
-        caption=f"Time is steps times the median time of a step (of processor time on a CPU), blocks timed in turns. {shared.HOW}",
-        panels=[shared.against_time(runs.panel(VARIANTS, ""), clocks, "")] if clocks else [],
-        checks=[*shared.speed_check(rows), *map(runs.if_it_counts, _time_checks(shares, clocks))],
-        times=table,
+    panels = (
+        [shared.against_time(runs.panel(VARIANTS, "loss against time"), clock, "")] if clock else []
     )
+    panels += [_panel(timed, *of) for of in PANELS if timed]
+    return runs.summary(
+        title="Loss against training time, and speed against width",
+        caption=(
+            "Time is steps times the median time of a step (of processor time on a CPU), blocks timed in turns, "
+            f"a step each; bars of speeds are standard errors over repetitions. {shared.HOW}"
+        ),
+        panels=panels,
+        checks=[
+            *_speed_checks(timed),
+            *(
+                runs.if_it_counts(check, block, "pre-ln")
+                for block, check in _time_checks(shares, clock).items()
+            ),
+            *_step_checks(runs),
+        ],
+        times=table,
+        speeds=[line for width, each in timed.items() for line in _speed_table(width, each)],
+    )
+
+
+PANELS = (
+    ("training", shared.STEP_TIME, "steps per second against pre-ln"),
+    ("decoding with a cache", TOKEN_TIME, "tokens per second against pre-ln"),
+)
+"""Title, quantity and label of each panel of speeds."""
+
+
+def _mean_clocks(rows: Rows) -> dict[str, tuple[float, float]]:
+    """Block → (seconds of a step, standard error): over repetitions, of the turns where there is one alone."""
+    turns = shared.values(rows, shared.STEP_TIME)
+    times = shared.gathered(shared.of_quantity(rows, shared.STEP_TIME), "variant")
+    return {
+        name: mean_and_error(each) if len(each) > 1 else turns[name]
+        for (name,), each in times.items()
+    }
+
+
+def _clocked(rows: Rows) -> Rows:
+    kinds = (shared.STEP_TIME, TOKEN_TIME)
+    return shared.of_quantity(rows, *kinds, *(FASTEST + kind for kind in kinds), CACHE, FLOPS)
+
+
+def _panel(timed: Mapping[int, Rows], title: str, quantity: str, label: str) -> Panel:
+    """Speed against width, a curve a block."""
+    places: dict[str, list[tuple[float, float, float]]] = {}
+    for width, rows in timed.items():
+        found = ratios(rows, quantity)
+        for name in filter(found.__contains__, DRAWN):
+            places.setdefault(name, []).append(
+                (float(width), *mean_and_error(list(found[name].values())))
+            )
+    return Panel(
+        title=title,
+        x_label="width",
+        y_label=label,
+        x_scale="log",
+        series=tuple(shared.curve(name, each) for name, each in places.items()),
+    )
+
+
+def _speed_table(width: int, rows: Rows) -> list[dict[str, object]]:
+    """Every block of one width against pre-ln."""
+    speeds = {
+        "training_speed": shared.STEP_TIME,
+        "training_speed_by_the_fastest_steps": FASTEST + shared.STEP_TIME,
+        "training_speed_by_operations": FLOPS,
+        "decoding_speed": TOKEN_TIME,
+        "decoding_speed_by_the_fastest_tokens": FASTEST + TOKEN_TIME,
+    }
+    found = {label: ratios(rows, quantity) for label, quantity in speeds.items()}
+    caches = dict(shared.gathered(shared.of_quantity(rows, CACHE), "variant"))
+    return [
+        {
+            "width": width,
+            "variant": name,
+            **{label: _mean(each.get(name, {})) for label, each in found.items()},
+            "repetitions": len(seeds),
+            "published_training_speed": shared.PUBLISHED_SPEED.get(name),
+            "cache_memory": max(caches.get((name,), [math.nan])),
+        }
+        for name, seeds in found["training_speed"].items()
+    ]
+
+
+def _speed_checks(timed: Mapping[int, Rows]) -> list[Check]:
+    """sas-p against pre-ln at every width, the other blocks of table 1 at the widest."""
+    checks = []
+    for width, rows in timed.items():
+        blocks = list(shared.PUBLISHED_SPEED)[1:] if width == max(timed) else ["sas-p"]
+        medians, least, counted = (
+            ratios(rows, quantity)
+            for quantity in (shared.STEP_TIME, FASTEST + shared.STEP_TIME, FLOPS)
+        )
+        for block in blocks:
+            if block in medians:
+                by = [_mean(each.get(block, {})) for each in (least, counted)]
+                checks.append(_speed_check(block, width, medians, *by))
+    return checks
+
+
+def _speed_check(
+    block: str, width: int, medians: Ratios, least: float | None, counted: float | None
+) -> Check:
+    """Whether a block is on the published side of pre-ln, by the medians and by the fastest steps."""
+    published = shared.PUBLISHED_SPEED[block]
+    found = shared.over_seeds(medians[block])
+    faster = found.above(1.0)
+    if least is None or faster is not (least > 1):
+        faster = None
+    by_steps, by_operations = ("?" if one is None else f"{one:.2f}" for one in (least, counted))
+    ours = found.text("times", digits=2).removeprefix("+")
+    return Check(
+        fact=f"a training step of {block} takes {'less' if published > 1 else 'more'} time than one of pre-ln "
+        f"at width {width}",
+        expected=f"{published} times as fast (16 layers, width 768, one GPU)",
+        ours=f"{ours}; by the fastest steps {by_steps}, by operations {by_operations}",
+        holds=None if faster is None else faster == (published > 1),
+    )
+
+
+def _step_checks(runs: shared.Runs) -> list[Check]:
+    """Figure 26: losses at equal steps."""
+    return [
+        *(
+            runs.match(name, "pre-ln", f"{name} matches pre-ln in loss per step")
+            for name in ("sas", "sas-p")
+        ),
+        runs.slower(
+            "sas-p-no-norm", "sas-p", "removing the norms slightly hurts the loss per step"
+        ),
+    ]
 
 
 def _mean(shares: Mapping[Scalar, float]) -> float | None:
@@ -106,8 +302,10 @@ def _mean(shares: Mapping[Scalar, float]) -> float | None:
     return mean_and_error(list(shares.values()))[0]
 
 
-def _time_checks(shares: shared.Values, clocks: Mapping[str, tuple[float, float]]) -> list[Check]:
-    """Whether sas-p needs less time to pre-ln's last loss; no where it never gets there.
+def _time_checks(
+    shares: shared.Values, clocks: Mapping[str, tuple[float, float]]
+) -> dict[str, Check]:
+    """Whether sas and sas-p need less time to pre-ln's last loss; no where one never gets there.
 
     The error of the step times, which all seeds share, counts beside that over seeds.
 
@@ -116,34 +314,37 @@ def _time_checks(shares: shared.Values, clocks: Mapping[str, tuple[float, float]
         clocks: block → (seconds of a step, standard error).
 
     Returns:
-        The fact; none where one of the two blocks is not measured.
+        Block → the fact about it, as far as it is measured.
     """
-    if not {"pre-ln", "sas-p"} <= set(shares):
-        return []
-    found = shared.difference(shares, "sas-p", "pre-ln")
-    never = [seed for seed, share in shares["sas-p"].items() if math.isinf(share)]
-    if not never:
-        clock = math.hypot(*(clocks[name][1] / clocks[name][0] for name in ("sas-p", "pre-ln")))
-        found = replace(found, common=(1 + found.mean) * clock)
-    more = found.above(0.0)
-    return [
-        Check(
-            fact="sas-p needs less time than pre-ln to the loss that pre-ln ends with",
+    checks: dict[str, Check] = {}
+    for block in ("sas", "sas-p") if "pre-ln" in shares else ():
+        if block not in shares:
+            continue
+        found = shared.difference(shares, block, "pre-ln")
+        never = [seed for seed, share in shares[block].items() if math.isinf(share)]
+        if not never:
+            clock = math.hypot(*(clocks[name][1] / clocks[name][0] for name in (block, "pre-ln")))
+            found = replace(found, common=(1 + found.mean) * clock)
+        more = found.above(0.0)
+        checks[block] = Check(
+            fact=f"{block} needs less time than pre-ln to the loss that pre-ln ends with",
             expected="below 0 % more time",
-            ours=f"not reached by {len(never)} of {len(shares['sas-p'])} seeds"
+            ours=f"not reached by {len(never)} of {len(shares[block])} seeds"
             if never
             else found.times(100).text("% more time", digits=0),
             holds=None if more is None else not more,
         )
-    ]
+    return checks
 
 
 STUDY = shared.trained_study(
     "speed",
-    title="loss against training time",
-    source="Simplified blocks, Figure 5",
+    title="loss against training time, speed of steps and decoding against width",
+    source="Simplified blocks, Figures 5 and 26, Table 1",
     published="SAS trains at least as fast in time as pre-ln, SAS-P about as fast as the parallel block with 13 % fewer parameters.",
     sweeps=sweeps,
     measure=measure,
     summarise=summarise,
+    columns=COLUMNS,
+    revision=4,  # steps of all presets in turns, at four widths; decoding, cache
 )

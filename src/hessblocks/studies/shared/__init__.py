@@ -1,7 +1,13 @@
 """What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
 
 from hessblocks.studies.shared.addition_model import addition_model, weight_size
-from hessblocks.studies.shared.differences import Values, difference, difference_check
+from hessblocks.studies.shared.differences import (
+    Values,
+    difference,
+    difference_check,
+    match_check,
+    over_seeds,
+)
 from hessblocks.studies.shared.fits import Growth, fit_growth
 from hessblocks.studies.shared.gathering import (
     curve,
@@ -50,9 +56,11 @@ from hessblocks.studies.shared.trained_points import (
     LAPTOP,
     LOSS,
     PAPER,
+    RATES,
     REFERENCES,
     SIZES,
     SMOKE,
+    TRAINED_COLUMNS,
     BlockSettings,
     Sweep,
     TrainedSettings,
@@ -73,8 +81,13 @@ from hessblocks.studies.shared.trained_summary import (
 from hessblocks.studies.shared.variants import (
     BETAS,
     GAINED,
+    GAINED_ORTHOGONAL,
+    GAINED_PARALLEL,
+    GAINED_WITH_SKIP,
     MLP_GAINS,
     RESTRICTED_INITS,
+    SLOPES,
+    VALUE_SKIPINIT,
     make_block,
     restricted,
 )

@@ -102,22 +102,47 @@ def difference(values: Values, first: str, second: str) -> Difference:
     )
 
 
-def match_check(values: Values, first: str, second: str, fact: str, *, limit: float) -> Check:
-    """A fact that holds where two blocks end with equal losses, and fails where either is better.
+def over_seeds(values: Mapping[Scalar, float]) -> Difference:
+    """The mean over seeds of one block's own values, to be held against a limit.
 
     Args:
-        values: of each block and seed, in nats; infinite where a run diverged.
+        values: {seed: value}, all finite.
+
+    Returns:
+        The mean; of no seeds where there is none.
+    """
+    return difference({"one": values, "zero": dict.fromkeys(values, 0.0)}, "one", "zero")
+
+
+def match_check(
+    values: Values,
+    first: str,
+    second: str,
+    fact: str,
+    *,
+    limit: float,
+    expected: str,
+    unit: str = "nats",
+    digits: int = 3,
+) -> Check:
+    """A fact that holds where two blocks end with equal values, and fails where either is better.
+
+    Args:
+        values: of each block and seed; infinite where a run diverged.
         first: name of a block.
         second: name of another.
         fact: in a sentence.
-        limit: how far apart equal losses may be.
+        limit: how far apart equal values may be.
+        expected: the same in words, with the published number.
+        unit: of the values.
+        digits: behind the point.
 
     Returns:
         The fact beside the difference; undecided where seeds are too few or disagree.
     """
     found = difference(values, first, second)
-    expected = f"final loss of {first} within {limit:g} of that of {second}, above or below"
-    return Check(fact=fact, expected=expected, ours=found.text("nats"), holds=found.within(limit))
+    ours = found.text(unit, digits)
+    return Check(fact=fact, expected=expected, ours=ours, holds=found.within(limit))
 
 
 def difference_check(

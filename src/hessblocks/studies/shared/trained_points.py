@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hessblocks.studies.shared.variants import make_block
 from hessblocks.training import (
     Recorder,
     RunSettings,
+    RunTrainer,
     held_out,
     make_trainer,
     run_of_size,
@@ -33,10 +34,16 @@ LOSS = "validation_loss"
 
 Observer = Callable[[nn.Module, int], list[Row]]
 """From the model and the step to rows of what is seen there."""
+Change = Callable[[RunTrainer], None]
+"""Changes the model or the optimiser of a trainer before it trains."""
 
 
 def train(
-    model: PreTrainedModel, settings: RunSettings, corpus: Corpus, observer: Observer | None = None
+    model: PreTrainedModel,
+    settings: RunSettings,
+    corpus: Corpus,
+    observer: Observer | None = None,
+    change: Change | None = None,
 ) -> list[Row]:
     """Train `model` in place.
 
@@ -45,6 +52,7 @@ def train(
         settings: how it is trained; the model is not built from them.
         corpus: training and held-out tokens.
         observer: looks at the model whenever a validation loss is taken and finite, before the first step too.
+        change: is given the trainer before it trains.
 
     Returns:
         Rows with step, tokens, quantity and value; a run whose loss is no longer a number ends there,
@@ -63,6 +71,8 @@ def train(
 
     with tempfile.TemporaryDirectory() as unused:
         trainer = make_trainer(model, settings, corpus, Path(unused))
+        if change:
+            change(trainer)
         Recorder(settings, listener=note).record(trainer)
     return rows
 
@@ -86,7 +96,21 @@ PAPER = TextSize(
     batch_size=128, learning_rate=1e-3, evaluations=43, evaluation_sequences=1024,
     data="hub:codeparrot",
 )  # fmt: skip
-SIZES: dict[Scale, TextSize] = {"smoke": SMOKE, "laptop": LAPTOP, "paper": PAPER}
+SIZES: dict[Scale, TextSize] = {
+    "smoke": SMOKE,
+    "laptop": replace(LAPTOP, depth=4, steps=2400),
+    "paper": PAPER,
+}
+"""Steps enough for pre-ln to learn more than pairs of tokens."""
+RATES: dict[Scale, tuple[float, ...]] = {
+    "smoke": (3e-3,),
+    "laptop": (3e-3, 1e-3, 1e-2),
+    "paper": (1e-3, 3e-4, 3e-3),
+}
+"""Peak learning rates of which each block takes its best, the likeliest first; to be made longer, by half
+decades, until each block's best lies inside."""
+AT_RATE = " at rate "
+"""Between the name of a block and its rate, where it is trained at several."""
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
 BIGRAMS = "bigram table"
 """The variant that is no model: pairs of tokens, counted on the training text."""
@@ -110,11 +134,18 @@ class BlockSettings:
     """Of weights and order of the data; equal seeds see the same data in the same order."""
     size: TextSize
     """Sizes of model and training, and the text."""
+    tuned: bool | None = None
+    """Whether the same is trained at other rates too."""
+
+    @property
+    def name(self) -> str:
+        """Of the block, with its rate where there are several."""
+        return f"{self.variant}{AT_RATE}{self.size.learning_rate:g}" if self.tuned else self.variant
 
     @property
     def owner(self) -> dict[str, Scalar]:
         """What the rows of this point are told apart by."""
-        return {"study": self.study, "variant": self.variant, "seed": self.seed}
+        return {"study": self.study, "variant": self.name, "seed": self.seed}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,16 +172,21 @@ class Sweep:
     """Sizes of model and training, and the text."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Further settings of the points."""
+    rates: Sequence[float] = ()
+    """Learning rates of which each block takes its best; fewer than two for the size's own."""
     seeds: int | None = None
     """How many, whatever is asked for; None for what is asked for."""
 
 
-def train_point(settings: TrainedSettings, observer: Observer | None = None) -> list[Row]:
+def train_point(
+    settings: TrainedSettings, observer: Observer | None = None, change: Change | None = None
+) -> list[Row]:
     """Train one model, or count pairs of tokens where that is the variant.
 
     Args:
         settings: of model and training.
         observer: looks at the model before the first step and whenever a loss is taken.
+        change: is given the trainer before it trains.
 
     Returns:
         Parameters, validation losses, and what the observer saw.
@@ -160,7 +196,7 @@ def train_point(settings: TrainedSettings, observer: Observer | None = None) -> 
     model = make_model(settings)
     count = sum(parameter.numel() for parameter in model.parameters())
     rows = [measured("parameters", count, "exact")]
-    rows += train(model, run_settings(settings), text_of(settings.size), observer)
+    rows += train(model, run_settings(settings), text_of(settings.size), observer, change)
     return [{**settings.owner, **row} for row in rows]
 
 
@@ -235,6 +271,15 @@ def _gpt2(size: TextSize) -> PreTrainedModel:
     return GPT2LMHeadModel(config)
 
 
+def _places(sweep: Sweep, variant: str) -> list[dict[str, object]]:
+    """Where a variant is trained: at each rate, the table of pairs, which has none, at the size's own."""
+    if len(sweep.rates) < 2 or variant == BIGRAMS:
+        return [{"size": sweep.size}]
+    return [
+        {"size": replace(sweep.size, learning_rate=rate), "tuned": True} for rate in sweep.rates
+    ]
+
+
 def trained_study(
     name: str,
     *,
@@ -259,9 +304,10 @@ def trained_study(
 
     def settings(scale: Scale, count: int | None) -> list[Any]:
         return [
-            kind(study=name, variant=variant, seed=seed, size=sweep.size, **sweep.settings)
+            kind(study=name, variant=variant, seed=seed, **place, **sweep.settings)
             for sweep in sweeps(scale)
             for variant in sweep.variants
+            for place in _places(sweep, variant)
             for seed in range(sweep.seeds or count or seeds[scale])
         ]
 

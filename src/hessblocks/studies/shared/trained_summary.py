@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hessblocks.figures import Panel
@@ -18,7 +19,7 @@ from hessblocks.studies.shared.differences import (
     match_check,
 )
 from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
-from hessblocks.studies.shared.trained_points import BIGRAMS, LOSS, REFERENCES
+from hessblocks.studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REFERENCES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
 """Of the losses in a figure."""
@@ -33,6 +34,19 @@ UNDECIDED = "undecided, as its control is"
 CLOSE = 0.05
 """Nats per token that count as no difference, in every claim about losses."""
 
+LONGER = "the best rate is not yet inside the grid of"
+"""The same where a block might train better at a rate that was not tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """The best learning rate of a block."""
+
+    best: float
+    """That of the lowest mean loss over seeds."""
+    settled: bool
+    """Whether it lies between two others, all of them measured with the same seeds."""
+
 
 class Runs:
     """The runs of a study, as far as they are measured."""
@@ -44,7 +58,10 @@ class Runs:
             rows: validation losses and parameters, among others.
         """
         self.losses: dict[str, dict[Scalar, float]] = {}
-        """Variant → {seed: last validation loss}; diverged runs are infinite."""
+        """Variant → {seed: last validation loss}; diverged runs are infinite. A variant that was trained at
+        several rates stands here with its best, under its own name."""
+        self.rates: dict[str, Rate] = {}
+        """Variant that was trained at several rates → the best of them."""
         self._curves: dict[tuple[str, Scalar], dict[float, float | None]] = {}
         for row in of_quantity(rows, LOSS):
             steps = self._curves.setdefault((row["variant"], row["seed"]), {})
@@ -52,6 +69,7 @@ class Runs:
         for (variant, seed), steps in self._curves.items():
             last = steps[max(steps)]
             self.losses.setdefault(variant, {})[seed] = math.inf if last is None else last
+        self._take_best_rates()
         kinds = [name.removeprefix(BIGRAMS) for name in self.losses if name.startswith(BIGRAMS)]
         self.controls = {
             kind: self.below_the_table(BASE + kind, BIGRAMS + kind)
@@ -60,7 +78,25 @@ class Runs:
         }
         """What the names of variants have behind those of the blocks → whether pre-ln has learnt more than pairs
         of tokens there. Where the table was measured, a verdict about losses counts only then."""
-        self._parameters = {row["variant"]: row["value"] for row in of_quantity(rows, "parameters")}
+        self._parameters = {
+            row["variant"].partition(AT_RATE)[0]: row["value"]
+            for row in of_quantity(rows, "parameters")
+        }
+
+    def _take_best_rates(self) -> None:
+        """Let the best rate of each variant stand for it."""
+        grids: dict[str, dict[float, dict[Scalar, float]]] = {}
+        for name in [name for name in self.losses if AT_RATE in name]:
+            variant, _, rate = name.partition(AT_RATE)
+            grids.setdefault(variant, {})[float(rate)] = self.losses.pop(name)
+        for variant, grid in grids.items():
+            best = min(grid, key=lambda rate: statistics.fmean(grid[rate].values()))
+            whole = len({frozenset(seeds) for seeds in grid.values()}) == 1
+            settled = whole and min(grid) < best < max(grid)
+            self.rates[variant] = Rate(best=best, settled=settled)
+            self.losses[variant] = grid[best]
+            for seed in grid[best]:
+                self._curves[variant, seed] = self._curves[f"{variant}{AT_RATE}{best:g}", seed]
 
     def curve(self, variant: str, seed: Scalar) -> list[tuple[float, float]]:
         """(step, validation loss) of one run; a loss that is not a number is left out."""
@@ -112,6 +148,9 @@ class Runs:
                     "parameters": self._parameters.get(variant),
                 }
             )
+            if variant in self.rates:
+                found = self.rates[variant]
+                table[-1] |= {"best_rate": found.best, "rate_settled": found.settled}
         return table
 
     def below_the_table(self, base: str, table: str) -> Check:
@@ -125,28 +164,31 @@ class Runs:
             holds=None if above is None else not above,
         )
 
-    def if_it_counts(self, check: Check, variant: str = "") -> Check:
-        """The check; undecided, with the reason, where its control fails or decides nothing.
+    def if_it_counts(self, check: Check, *variants: str) -> Check:
+        """The check; undecided, with the reason, where its control fails or a best rate is not inside its grid.
 
         Args:
             check: a fact about losses.
-            variant: that it is about; its name says which control counts.
+            *variants: that it is about; the name of the first says which control counts.
 
         Returns:
             The check, or one that holds neither way.
         """
-        known = (one for kind, one in self.controls.items() if variant.endswith(kind))
-        control = next(known, None)
-        if control is None or control.holds:
-            return check
-        why = UNDECIDED if control.holds is None else VOID
-        return replace(check, ours=f"{check.ours}; {why}", holds=None)
+        name = variants[0] if variants else ""
+        control = next((one for kind, one in self.controls.items() if name.endswith(kind)), None)
+        why = []
+        if control is not None and not control.holds:
+            why.append(UNDECIDED if control.holds is None else VOID)
+        open_ended = [one for one in variants if one in self.rates and not self.rates[one].settled]
+        if open_ended:
+            why.append(f"{LONGER} {', '.join(open_ended)}")
+        return replace(check, ours="; ".join([check.ours, *why]), holds=None) if why else check
 
     def slower(self, slow: str, fast: str, fact: str) -> Check:
         """Whether `slow` ends with the higher loss at equal tokens."""
         expected = f"final loss of {slow} above that of {fast}"
         check = difference_check(self.losses, slow, fast, fact, expected=expected, above=True)
-        return self.if_it_counts(check, slow)
+        return self.if_it_counts(check, slow, fast)
 
     def close(self, one: str, other: str, within: float, fact: str) -> Check:
         """Whether `one` ends no more than `within` nats above `other`."""
@@ -154,12 +196,13 @@ class Runs:
         check = difference_check(
             self.losses, one, other, fact, expected=expected, above=False, limit=within
         )
-        return self.if_it_counts(check, one)
+        return self.if_it_counts(check, one, other)
 
     def match(self, one: str, other: str, fact: str) -> Check:
         """Whether `one` and `other` end no more than `CLOSE` apart, whichever is better."""
-        check = match_check(self.losses, one, other, fact, limit=CLOSE)
-        return self.if_it_counts(check, one)
+        expected = f"final loss of {one} within {CLOSE:g} of that of {other}, above or below"
+        check = match_check(self.losses, one, other, fact, limit=CLOSE, expected=expected)
+        return self.if_it_counts(check, one, other)
 
     def summary(
         self,

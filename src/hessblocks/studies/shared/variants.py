@@ -5,15 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hessblocks.blocks import PRESETS, BlockConfig, Dense, Identity, Reparametrised, Weight, preset
+from hessblocks.blocks import (
+    PRESETS,
+    BlockConfig,
+    Dense,
+    Identity,
+    Reparametrised,
+    Shaping,
+    Weight,
+    preset,
+)
 from hessblocks.errors import check_name
 
 Maker = Callable[[Mapping[str, int]], BlockConfig]
 """From sizes by name to a block."""
-RESTRICTED_INITS = ("identity", "orthogonal")
+RESTRICTED_INITS = ("identity", "orthogonal", "tied")
+"""Of values and projections; tied: each projection undoes its layer's values, which are orthogonal."""
 BETAS = (0.1, 0.2, 0.5, 1.0)
 """Gains of the trainable part of values and projections."""
 GAINED = "trainable gains"
+"""The skipless block with values and projections α W_init + β ΔW from α = 1, β = 0.2, W_init the identity."""
+GAINED_PARALLEL = f"{GAINED}, parallel"
+"""The same without an MLP skip, in parallel."""
+GAINED_ORTHOGONAL = f"{GAINED}, orthogonal"
+"""The same with random orthogonal W_init."""
+GAINED_WITH_SKIP = f"{GAINED}, pre-ln"
+"""The same values and projections beside an attention skip."""
+VALUE_SKIPINIT = "V-SkipInit attention"
+"""αI + βA from α = 1, β = 0 (eq. 4) in the place of shaped attention."""
+SLOPES = (0.2, 0.8)
+"""Of LeakyReLU below zero; 0.8 is 1 - 1/√18, what signal propagation asks for at 18 layers."""
 MLP_GAINS = (0.5, 2.0)
 """Factors of the preset's initial MLP gain."""
 
@@ -58,8 +79,13 @@ def _values(name: str, weight: Weight, first: Weight | None = None) -> Maker:
 
 
 def _restricted(init: str, beta: float) -> Maker:
-    weight = Identity() if beta == 0 else Reparametrised(init=init, update_gain=beta)
-    return _values("skipless", weight, first=Reparametrised(init=init))
+    first = Reparametrised(init="orthogonal" if init == "tied" else init)
+    if beta == 0:
+        return _values("skipless", Identity(), first=first)
+    value = first.replace(update_gain=beta)
+    projection = value.replace(init="tied-orthogonal") if init == "tied" else value
+    weights = {"value": value, "projection": projection, "first_value": first}
+    return _edited("skipless", attention=weights)
 
 
 def _normal_values(sizes: Mapping[str, int]) -> BlockConfig:
@@ -80,8 +106,19 @@ _TIED = {
     "projection": Dense(init="tied-orthogonal"),
     "first_value": _ORTHOGONAL,
 }
-_GAINED = Reparametrised(init="identity", update_gain=0.2, trainable_gains=True)
-"""From α = 1, β = 0.2."""
+
+_VALUE_SKIPINIT = Shaping(alpha=1.0, beta=0.0, centred=False)
+
+
+def _leaky(slope: float) -> Maker:
+    mlp = {"activation": "leaky-relu", "negative_slope": slope}
+    return _edited("sas", mlp_branch={"skip": 0.0}, mlp=mlp)
+
+
+def _gained(name: str, init: str = "identity") -> Maker:
+    return _values(name, Reparametrised(init=init, update_gain=0.2, trainable_gains=True))
+
+
 VARIANTS: dict[str, Maker] = {
     **{name: _edited(name) for name in PRESETS},
     **{
@@ -90,15 +127,26 @@ VARIANTS: dict[str, Maker] = {
         for beta in BETAS
     },
     restricted("identity", 0): _restricted("identity", 0),
-    GAINED: _values("skipless", _GAINED),
+    GAINED: _gained("skipless"),
+    GAINED_PARALLEL: _gained("sas-p"),
+    GAINED_ORTHOGONAL: _gained("skipless", "orthogonal"),
+    GAINED_WITH_SKIP: _gained("pre-ln"),
     "pre-ln, zero queries": _edited("pre-ln", attention={"query": Dense(init="zeros")}),
     "pre-ln, identity values": _values("pre-ln", Identity()),
     "normal values": _normal_values,
     "orthogonal values": _values("skipless", _ORTHOGONAL),
     "tied values": _edited("skipless", attention=_TIED),
     "identity values": _values("skipless", Dense(init="identity")),
-    "sas, no first values": _edited("sas", attention={"first_value": None}),
+    **{
+        f"{name}, no first values": _edited(name, attention={"first_value": None})
+        for name in ("sas", "sas-p")
+    },
+    **{
+        f"{name}, {VALUE_SKIPINIT}": _edited(name, attention={"shaping": _VALUE_SKIPINIT})
+        for name in ("sas", "sas-p")
+    },
     "sas, no MLP skip": _edited("sas", mlp_branch={"skip": 0.0}),
+    **{f"sas, no MLP skip, LeakyReLU {slope:g}": _leaky(slope) for slope in SLOPES},
     **{f"sas, MLP gain x{factor:g}": _mlp_gain(factor) for factor in MLP_GAINS},
     "pre-ln, no attention skip": _edited("pre-ln", attention_branch={"skip": 0.0}),
     "sas, dense projection": _edited("sas", attention={"projection": Dense()}),

@@ -6,16 +6,14 @@ All blocks take turns, so that whatever else the machine does strikes all of the
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import nn
 
 from hessblocks.training.masked.masked_settings import Pretraining
 from hessblocks.training.masked.pretrain import CLIP
-from hessblocks.training.trainer import peak_bytes, working_seconds
+from hessblocks.training.trainer import Work, in_turns, peak_bytes
 
 ROUNDS = 12
 """Turns of every block, after one that warms up."""
@@ -60,20 +58,19 @@ def costs(settings: Pretraining, presets: Sequence[str], rounds: int = ROUNDS) -
     Returns:
         Name → cost.
     """
-    works = {name: _Work(replace(settings, preset=name)) for name in presets}
-    times: dict[str, list[list[float]]] = {name: [[], []] for name in presets}
-    for turn in range(rounds + 1):
-        for name, work in works.items():
-            for kind, run in enumerate((work.step, work.answer)):
-                seconds = _seconds(run)
-                if turn:
-                    times[name][kind].append(seconds)
+    works = {name: _work(replace(settings, preset=name)) for name in presets}
+    runs = {
+        (name, kind): getattr(work, kind)
+        for name, work in works.items()
+        for kind in ("step", "answer")
+    }
+    times = in_turns(runs, rounds)
     return {
         name: Cost(
             preset=name,
             parameters=sum(parameter.numel() for parameter in work.model.parameters()),
-            step_times=tuple(times[name][0]),
-            answer_times=tuple(times[name][1]),
+            step_times=tuple(times[name, "step"]),
+            answer_times=tuple(times[name, "answer"]),
             step_memory=peak_bytes(work.step, work.held()),
             answer_memory=peak_bytes(work.answer, list(work.model.state_dict().values())),
         )
@@ -81,45 +78,10 @@ def costs(settings: Pretraining, presets: Sequence[str], rounds: int = ROUNDS) -
     }
 
 
-class _Work:
-    """A model with its optimiser and a batch; bf16 on CUDA, as pretraining has it."""
-
-    def __init__(self, settings: Pretraining) -> None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        model: Any = settings.model()
-        self.model = model.to(device)
-        self.precision = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        shape = (settings.batch_size, settings.context)
-        self.tokens = torch.randint(settings.vocab_size, shape, device=device)
-        masked = torch.rand(shape, device=device) < settings.mask_share
-        self.labels = self.tokens.masked_fill(~masked, -100)
-
-    def step(self) -> None:
-        """A training step; the gradients go at its end."""
-        self.model.train()
-        with self.precision:
-            loss = self.model(input_ids=self.tokens, labels=self.labels).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimiser.step()
-        self.optimiser.zero_grad()
-
-    @torch.no_grad()
-    def answer(self) -> None:
-        """A forward pass."""
-        self.model.eval()
-        with self.precision:
-            self.model(input_ids=self.tokens)
-
-    def held(self) -> list[torch.Tensor]:
-        """What is there before a step: weights, buffers, the optimiser's averages."""
-        states = [v for state in self.optimiser.state.values() for v in state.values()]
-        return [*self.model.state_dict().values(), *(v for v in states if torch.is_tensor(v))]
-
-
-def _seconds(run: Callable[[], None]) -> float:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    start = working_seconds(device)
-    run()
-    return working_seconds(device) - start
+def _work(settings: Pretraining) -> Work:
+    """A model and a batch of random tokens, some of them masked."""
+    model = settings.model()
+    shape = (settings.batch_size, settings.context)
+    tokens = torch.randint(settings.vocab_size, shape)
+    masked = torch.rand(shape) < settings.mask_share
+    return Work(model, tokens, tokens.masked_fill(~masked, -100), CLIP)

@@ -5,5 +5,11 @@ from hessblocks.training.trainer.guarded import GuardedTrainer, quiet_arguments
 from hessblocks.training.trainer.memory import peak_bytes, start_counting
 from hessblocks.training.trainer.observer import Observer, map_rows
 from hessblocks.training.trainer.recorder import Recorder, validation_loss
-from hessblocks.training.trainer.run_trainer import held_out, make_trainer, run_arguments
-from hessblocks.training.trainer.update_cost import step_seconds, update_flops, working_seconds
+from hessblocks.training.trainer.run_trainer import (
+    RunTrainer,
+    held_out,
+    make_trainer,
+    run_arguments,
+)
+from hessblocks.training.trainer.turns import Work, in_turns
+from hessblocks.training.trainer.update_cost import step_seconds, update_flops

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PreTrainedModel, TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState
 
 from hessblocks.data import Corpus
 from hessblocks.errors import RunError
@@ -63,15 +63,12 @@ class StepClock(TrainerCallback):
         self.each.append(working_seconds(self.device) - self._started)
 
 
-def step_seconds(
-    settings: RunSettings, corpus: Corpus, model: PreTrainedModel | None = None
-) -> list[float]:
+def step_seconds(settings: RunSettings, corpus: Corpus) -> list[float]:
     """The seconds of `COUNTED` steps, the first ones of a run; nothing is written.
 
     Args:
         settings: what is trained, and how.
         corpus: to train on.
-        model: trained in place; by default that of the settings, which is thrown away.
 
     Returns:
         Seconds of each step that counts.
@@ -82,8 +79,7 @@ def step_seconds(
     training = replace(settings.training, steps=WARM + COUNTED, learning_rate=RATE)
     brief = replace(settings, training=training)
     clock = StepClock(settings.device)
-    if model is None:
-        model = build_model(brief.model, brief.preset, corpus.vocab_size, brief.seed)
+    model = build_model(brief.model, brief.preset, corpus.vocab_size, brief.seed)
     with tempfile.TemporaryDirectory() as folder, quiet():
         trainer = make_trainer(model, brief, corpus, Path(folder))
         trainer.add_callback(clock)
