@@ -57,7 +57,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         9917,
-        "919d9beef591d5db0f7e4e16f6570f71304ea048bc8452d3238b341973e983a8",
+        "c5d94ad2adeba80b32e601ebbb6cd8409ce3093e6f9ff0622ff9ea714b106868",
     )
 
 

@@ -35,6 +35,6 @@ STUDY = growth_study(
         title="Linear attention alone: slopes 6, 18, 54 at depths 1, 2, 3",
         caption="No skip, no norm, no MLP; squared loss; float64, which the slope of 54 needs.",
         expected=EXPECTED,
-        largest=1.0,
+        ranges={"slopes": (0.0, 1.0)},
     ),
 )
