@@ -56,8 +56,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        9917,
-        "c5d94ad2adeba80b32e601ebbb6cd8409ce3093e6f9ff0622ff9ea714b106868",
+        13217,
+        "defd9cd9537c646b4c1ca72ec179ec50181a38feaada3a16301d281a96f223dc",
     )
 
 

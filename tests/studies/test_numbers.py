@@ -125,23 +125,40 @@ def test_every_draw_of_a_model_differs_and_repeats() -> None:
     assert model.lm_head.weight is not model.model.token_embedding.weight
 
 
-def test_mlp_norms_are_those_of_dense_autodiff() -> None:
-    embedding, weights = mlp.network(3, 5, 0.7, seed=2)
-    labels = BATCH["labels"][:, 1:]
-    asked = labels != -100
-    target = torch.nn.functional.one_hot(labels[asked], 12)
+@pytest.mark.parametrize("setup", mlp.SETUPS)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_mlp_norms_are_those_of_dense_autodiff(setup: str, layers: int) -> None:
+    """With the next token as target for one set-up, the current one for the other: it must not matter."""
+    embedding, weights = mlp.network(setup, layers, 5, 0.7, seed=2)
+    assert len(weights) == (layers + 1 if setup == "head" else layers)
+    asked = BATCH["labels"][:, 1:] != -100
+    next_token, current = BATCH["labels"][:, 1:][asked], BATCH["input_ids"][:, :-1][asked]
+    target = torch.nn.functional.one_hot(next_token if setup == "head" else current, 12)
 
     def loss(layer: int, flat: torch.Tensor) -> torch.Tensor:
-        h = embedding[BATCH["input_ids"][:, :-1][asked]]
+        h = embedding[current]
         for place, weight in enumerate(weights):
-            h = h @ (flat.view(5, 5) if place == layer else weight)
-        return (h - target).square().mean()
+            h = h @ (flat.view(weight.shape) if place == layer else weight)
+        squares = (h - target).square()
+        return squares.mean() if setup == "head" else squares.sum()
 
-    for layer, norm in enumerate(mlp.outer_norms(embedding, weights, BATCH)):
+    norms = mlp.outer_norms(setup, embedding, weights, BATCH)
+    assert len(norms) == layers
+    for layer, norm in enumerate(norms):
         hessian = torch.autograd.functional.hessian(
             lambda flat, layer=layer: loss(layer, flat), weights[layer].flatten()
         )
         assert norm == pytest.approx(float(hessian.norm()), rel=1e-10)
+
+
+def test_weights_of_the_authors_mlp_are_drawn_as_torch_draws_linear_layers() -> None:
+    _, weights = mlp.network("authors", 3, 128, 0.1, seed=0)
+    theirs = torch.nn.Linear(128, 128, bias=False).weight.detach()
+    for weight in weights:
+        assert float(weight.std()) == pytest.approx((3 * 128) ** -0.5, rel=0.05)
+        assert float(weight.abs().max()) <= 128**-0.5
+        assert float(weight.abs().max()) == pytest.approx(float(theirs.abs().max()), rel=0.01)
+    assert [tuple(weight.shape) for weight in weights] == [(128, 128), (128, 128), (128, 12)]
 
 
 @pytest.mark.parametrize("scores", ["softmax", "linear"])
