@@ -10,5 +10,6 @@ STUDIES = {
     "mlp": "linear_mlp",
     "sigma-linear": "sigma_linear",
     "one-matrix": "one_matrix",
+    "indefiniteness": "indefiniteness",
 }
 """Name → module of this room that holds the study as `STUDY`, in the paper's order."""
