@@ -56,8 +56,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        13271,
-        "b1c897dd26c0d1484095219b2229417c34c117183fa9a4540c4045f95180428e",
+        14567,
+        "444a17f354338aa699e1f8b9a8ff3fa77c248aa0db7292a6aec1c28e6cde49f2",
     )
 
 

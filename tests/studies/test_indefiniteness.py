@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from hessblocks.data.addition import addition_batch
+from hessblocks.data import addition_batch
+from hessblocks.errors import RunError
 from hessblocks.studies.engine import seed_of
 from hessblocks.studies.hessian_paper.indefiniteness import (
     OTHERS,
@@ -15,7 +16,7 @@ from hessblocks.studies.hessian_paper.indefiniteness import (
     measure,
     summarise,
 )
-from hessblocks.studies.shared import addition_model, weight_size
+from hessblocks.studies.shared import addition_model
 
 PLACES = [(layer, name) for layer in range(3) for name in (*SCORED, *OTHERS)]
 
@@ -37,9 +38,9 @@ def rows_of(shares: dict[tuple[str, int, str], float]) -> list[dict]:
 
 @pytest.mark.parametrize("scores", ["softmax", "linear"])
 def test_shares_are_those_of_dense_autodiff(scores: str) -> None:
-    settings = IndefinitenessSettings(scores=scores, layers=2, width=4, sums=3, seed=0)
+    settings = IndefinitenessSettings(scores=scores, layers=2, width=4, sums=3, sigma=0.4, seed=0)
     draw = seed_of("indefiniteness", 0)
-    model = addition_model(scores, layers=2, width=4, sigma=weight_size(4), seed=draw)
+    model = addition_model(scores, layers=2, width=4, sigma=0.4, seed=draw)
     batch = addition_batch(3, seed=draw)
     weights = {
         "attention.query": "attention.query.weight",
@@ -64,6 +65,13 @@ def test_shares_are_those_of_dense_autodiff(scores: str) -> None:
             values = torch.linalg.eigvalsh(hessian)
             share = float(-values.clamp(max=0).sum() / values.abs().sum())
             assert found[layer, group] == pytest.approx(share, rel=1e-9, abs=1e-12)
+
+
+def test_a_block_that_is_rounding_alone_is_refused() -> None:
+    """Logits of 1e8: softmax is 0 or 1 to the last digit, and what is left of the block is noise."""
+    settings = IndefinitenessSettings(scores="linear", layers=4, width=8, sums=8, sigma=0.6, seed=0)
+    with pytest.raises(RunError, match=r"rounding alone.*choose sigma below 0\.6"):
+        measure(settings)
 
 
 def test_all_facts_hold_where_they_do() -> None:

@@ -10,10 +10,16 @@ from torch.func import functional_call
 from hessblocks.curvature.exact.exact_norms import compressed, exact_norms
 from hessblocks.curvature.exact.last_block import exact_attention_curvature
 from hessblocks.data.addition import addition_batch
+from hessblocks.studies.engine.point import plain
 from hessblocks.studies.hessian_paper import fig3a, one_matrix
 from hessblocks.studies.hessian_paper import linear_mlp as mlp
 from hessblocks.studies.hessian_paper.heatmap import cell_means
-from hessblocks.studies.shared.addition_model import addition_model, one_hot_squares
+from hessblocks.studies.shared import growth_points
+from hessblocks.studies.shared.addition_model import (
+    addition_model,
+    of_current_tokens,
+    one_hot_squares,
+)
 from hessblocks.studies.shared.growth_points import GROUPS, GrowthSettings, measure_growth
 from hessblocks.studies.shared.growth_summary import averaged, by_curve
 
@@ -107,6 +113,64 @@ def test_estimates_of_earlier_layers_are_within_three_errors_of_dense_autodiff(
         assert row["method"] == "estimate"
         assert 0 < row["standard_error"] < 0.5 * truth
         assert abs(row["value"] - truth) <= 3 * row["standard_error"]
+
+
+def test_current_tokens_as_targets_are_those_that_are_read() -> None:
+    tokens, labels = BATCH["input_ids"], BATCH["labels"]
+    changed = of_current_tokens(BATCH)
+    assert torch.equal(changed["input_ids"], tokens)
+    assert torch.equal(changed["labels"] == -100, labels == -100)
+    asked = labels[:, 1:] != -100
+    assert torch.equal(changed["labels"][:, 1:][asked], tokens[:, :-1][asked])
+    assert not torch.equal(changed["labels"], labels)
+
+
+def test_norms_with_the_current_token_as_target_are_those_of_dense_autodiff(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Squares summed as in the authors' module, outputs and targets cut alike, over their number."""
+    model = addition_model("linear-alone", layers=2, width=6, sigma=0.5, seed=3)
+    monkeypatch.setattr(growth_points, "addition_model", lambda *_, **__: model)
+    monkeypatch.setattr(growth_points, "addition_batch", lambda *_, **__: BATCH)
+    settings = GrowthSettings(
+        study="x", block="linear-alone", loss="squares", layers=2, width=6, sums=3, sigma=0.5, seed=0,
+        probes=24, precision="float64",
+    )  # fmt: skip
+    assert "target" not in plain(settings)
+    rows = {
+        target: {
+            (row["layer"], row["group"].split(" ")[0], row["part"]): row
+            for row in measure_growth(replace(settings, target=target))
+        }
+        for target in (None, "current")
+    }
+    tokens = BATCH["input_ids"]
+    target = torch.nn.functional.one_hot(tokens, 12)[:, -7:-1]
+
+    def dense(layer: int, group: str) -> torch.Tensor:
+        name = f"model.layers.{layer}.attention.{group}.weight"
+        weight = dict(model.named_parameters())[name].detach()
+
+        def loss(flat: torch.Tensor) -> torch.Tensor:
+            given = {name: flat.view_as(weight)}
+            outputs = functional_call(model, given, (tokens,), {"use_cache": False})
+            return (outputs.logits[:, -7:-1] - target).square().sum() / target.numel()
+
+        return torch.autograd.functional.hessian(loss, weight.flatten())
+
+    for group in GROUPS:
+        last, first = rows["current"][1, group, "full"], rows["current"][0, group, "full"]
+        assert last["value"] == pytest.approx(float(dense(1, group).norm()), rel=1e-9)
+        assert abs(first["value"] - float(dense(0, group).norm())) <= 3 * first["standard_error"]
+        for layer in range(2):
+            outer = [rows[target][layer, group, "outer"]["value"] for target in rows]
+            assert outer[1] == pytest.approx(outer[0], rel=1e-12)
+        functional = [rows[target][0, group, "functional"]["value"] for target in rows]
+        assert functional[1] != pytest.approx(functional[0], rel=1e-3)
+    assert {row["group"] for row in rows["current"].values()} == {
+        "query (current token)",
+        "value (current token)",
+    }
 
 
 def test_every_draw_of_a_model_differs_and_repeats() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from hessblocks.curvature import Hessian, Problem, parameter_groups
 from hessblocks.data import addition_batch
+from hessblocks.errors import RunError
 from hessblocks.figures import Panel
 from hessblocks.storage import Row
 from hessblocks.studies import shared
@@ -25,9 +26,9 @@ SCORED = ("attention.query", "attention.key")
 """Groups that act through the scores."""
 OTHERS = ("attention.value", "attention.projection", "mlp.in", "mlp.out")
 _SIZES: dict[Scale, shared.Size] = {
-    "smoke": shared.Size(width=8, sums=4, seeds=2, layers=(2,)),
-    "laptop": shared.Size(width=8, sums=64, seeds=5, layers=(4,)),
-    "paper": shared.Size(width=16, sums=64, seeds=20, layers=(4,)),
+    "smoke": shared.Size(width=8, sums=4, seeds=2, layers=(2,), sigmas=(0.1,)),
+    "laptop": shared.Size(width=8, sums=64, seeds=5, layers=(4,), sigmas=(0.1,)),
+    "paper": shared.Size(width=16, sums=64, seeds=20, layers=(4,), sigmas=(0.1,)),
 }
 ROUNDING = 1e-9
 """Share that is 0 to rounding."""
@@ -41,13 +42,22 @@ class IndefinitenessSettings(shared.DrawSettings):
     """softmax or linear."""
     layers: int
     """Depth."""
+    sigma: float
+    """Standard deviation of embeddings and positions; linear scores reach logits of 1e8 at 0.28, of 10 at 0.1."""
 
 
 def measure(settings: IndefinitenessSettings) -> list[Row]:
-    """Share of negative curvature, Σ|negative λ| / Σ|λ|, of each matrix's dense block of H."""
+    """Share of negative curvature, Σ|negative λ| / Σ|λ|, of each matrix's dense block of H.
+
+    Returns:
+        A row for each layer and matrix.
+
+    Raises:
+        RunError: a block is not symmetric, so that rounding decides the signs of its eigenvalues.
+    """
     width, layers, seed, scores = settings.width, settings.layers, settings.seed, settings.scores
     draw = seed_of("indefiniteness", seed)
-    sigma = shared.weight_size(width)
+    sigma = settings.sigma
     model = shared.addition_model(scores, layers=layers, width=width, sigma=sigma, seed=draw)
     problem = Problem(model, [addition_batch(settings.sums, seed=draw)])
     groups = parameter_groups(model)
@@ -55,6 +65,11 @@ def measure(settings: IndefinitenessSettings) -> list[Row]:
     for layer in range(layers):
         for name in (*SCORED, *OTHERS):
             block = Hessian(problem, groups[f"layers.{layer}.{name}"]).dense()
+            if (block - block.T).norm() > ROUNDING * block.norm():
+                raise RunError(
+                    f"layers.{layer}.{name}: its block is rounding alone, since the outputs saturate the "
+                    f"loss; choose sigma below {sigma:g}."
+                )
             share = negative_share(torch.linalg.eigvalsh((block + block.T) / 2).tolist())
             place: Row = {"study": "indefiniteness", "scores": scores, "layers": layers}
             rows.append({**place, "layer": layer, "group": name, "seed": seed, "value": share})
