@@ -56,8 +56,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        14453,
-        "f27e2b32c356a3fdf1001ea1c91b595766704f0331560ef554bc0ab82587e34c",
+        14476,
+        "f1d2c5dfe5e034f2ec8f487c52672d4e714b74cb69d6eed59d16276ba981317e",
     )
 
 

@@ -10,8 +10,8 @@ from torch.func import functional_call
 from hessblocks.curvature.exact.exact_norms import compressed, exact_norms
 from hessblocks.curvature.exact.last_block import exact_attention_curvature
 from hessblocks.data.addition import addition_batch
-from hessblocks.studies.engine.point import plain
-from hessblocks.studies.hessian_paper import fig3a, one_matrix
+from hessblocks.studies.engine.point import plain, seed_of
+from hessblocks.studies.hessian_paper import fig3a, heatmap, one_matrix
 from hessblocks.studies.hessian_paper import linear_mlp as mlp
 from hessblocks.studies.hessian_paper.heatmap import cell_means
 from hessblocks.studies.shared import growth_points
@@ -20,7 +20,12 @@ from hessblocks.studies.shared.addition_model import (
     of_current_tokens,
     one_hot_squares,
 )
-from hessblocks.studies.shared.growth_points import GROUPS, GrowthSettings, measure_growth
+from hessblocks.studies.shared.growth_points import (
+    GROUPS,
+    DrawSettings,
+    GrowthSettings,
+    measure_growth,
+)
 from hessblocks.studies.shared.growth_summary import averaged, by_curve
 
 BATCH = addition_batch(3, seed=1)
@@ -251,9 +256,45 @@ def test_pairs_of_eigenvalues_are_singular_values_of_the_gradient_over_the_root_
     assert one_matrix.negative_share(expected.tolist()) == pytest.approx(0.5)
 
 
-def test_cells_are_means_of_logarithms() -> None:
-    matrix = torch.tensor([[1.0, 100.0], [10.0, 0.0]], dtype=torch.float64)
-    assert float(cell_means(matrix, 2)) == pytest.approx((0 + 2 + 1 - 30) / 4)
+def test_cells_are_means_whatever_their_sizes() -> None:
+    matrix = torch.arange(9.0, dtype=torch.float64).view(3, 3)
+    means = cell_means(matrix, torch.tensor([0, 0, 1]))
+    assert torch.allclose(means, torch.tensor([[2.0, 3.5], [6.5, 8.0]], dtype=torch.float64))
+
+
+def test_the_map_of_the_block_is_that_of_a_model_without_biases() -> None:
+    """Entry by entry against dense autodiff over query and value, and cells that are means of means."""
+    settings = DrawSettings(width=4, sums=2, seed=0)
+    rows = heatmap.measure(settings)
+    draw = seed_of("heatmap", 0)
+    model = addition_model("softmax", layers=1, width=4, sigma=0.4, seed=draw)
+    batch = addition_batch(2, seed=draw)
+    for group in ("query", "value"):
+        name = f"model.layers.0.attention.{group}.weight"
+        weight = dict(model.named_parameters())[name].detach()
+
+        def loss(flat: torch.Tensor, name=name, weight=weight) -> torch.Tensor:
+            given = {name: flat.view_as(weight)}
+            outputs = functional_call(model, given, (batch["input_ids"],), {"use_cache": False})
+            labels = batch["labels"][:, 1:].flatten()
+            return torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels)
+
+        hessian = torch.autograd.functional.hessian(loss, weight.flatten())
+        mean = float(hessian.abs().clamp(min=1e-30).log10().mean())
+        own = [row for row in rows if row["row_group"] == row["column_group"] == group]
+        for kind, count in (("groups", 1), ("whole block", 64), ("whole model", 64)):
+            values = [row["value"] for row in own if row["map"] == kind]
+            assert len(values) == count
+            assert sum(values) / count == pytest.approx(mean, rel=1e-6)
+    biased = [row for row in rows if "bias" in row["row_group"]]
+    assert {row["map"] for row in biased} == {"groups", "whole model"}
+    groups = {row["row_group"] for row in rows if row["map"] == "groups"}
+    assert groups == set(heatmap.PARAMETERS)
+    cells = len({row["row"] for row in rows if row["map"] == "whole model"})
+    assert cells == 16 + 16 + 4 * 8 + 16 + 8 + 16 + 4 + 16 + 6  # tokens to the bias of the head
+    assert all(math.isfinite(row["value"]) for row in rows)
+    second = heatmap.measure(replace(settings, seed=1))
+    assert {row["map"] for row in second} == {"groups"}
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ GAIN = 0.8
 
 BLOCKS: dict[str, dict[str, Any]] = {
     "softmax": {},
+    "softmax-mlp-biases": {"mlp": MLP(input=Dense(bias=True), output=Dense(bias=True))},
     "softmax-pre-ln": {"norm": LayerNorm(), "final_norm": LayerNorm()},
     "linear": {"attention": Attention(scores="linear")},
     "linear-alone": {
