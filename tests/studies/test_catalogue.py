@@ -57,7 +57,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         14476,
-        "f1d2c5dfe5e034f2ec8f487c52672d4e714b74cb69d6eed59d16276ba981317e",
+        "7f992f0e2bde81a2fe3403ae2fb70f66b8ee46c54e92b89b2bcb3fa8c934ea52",
     )
 
 
