@@ -91,7 +91,7 @@ def test_the_page_of_results_shows_what_is_there_and_lists_what_is_missing(
     for name in names():
         missing = f"- {name}: " in page
         assert missing == (name != "histograms")
-    assert "- mlp: 5 of 100 points. `hessblocks reproduce mlp --scale smoke --seeds 1`" in page
+    assert "- mlp: 5 of 200 points. `hessblocks reproduce mlp --scale smoke --seeds 1`" in page
     assert "`hessblocks reproduce speed`" in page
     for target in re.findall(r"\]\((results/[^)]+)\)", page):
         assert (tmp_path / "docs" / target).stat().st_size < 1_000_000

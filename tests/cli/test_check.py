@@ -288,7 +288,8 @@ def test_points_of_an_earlier_revision_are_told_and_keep_their_tables(
     assert main(reproduce) == 0
     tables = [out / "mlp" / name for name in ("results.csv", "summary.json", "figure.json")]
     whole = [table.read_bytes() for table in tables]
-    raised = replace(find("mlp"), revision=find("mlp").revision + 1)
+    now = find("mlp").revision
+    raised = replace(find("mlp"), revision=now + 1)
     monkeypatch.setattr("hessblocks.studies.folders.find", lambda name: raised)
     status, found = said(shell, out)
     assert (status, found) == (1, {"mlp/points.jsonl": "foreign"})
@@ -296,7 +297,9 @@ def test_points_of_an_earlier_revision_are_told_and_keep_their_tables(
         warnings.simplefilter("always")
         outcome = shell("report", str(out))
     assert outcome.status == 0
-    assert "is of revision 1 of mlp, this version measures revision 2" in outcome.errors
+    assert (
+        f"is of revision {now} of mlp, this version measures revision {now + 1}" in outcome.errors
+    )
     assert [table.read_bytes() for table in tables] == whole
 
 

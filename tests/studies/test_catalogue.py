@@ -56,8 +56,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        10915,
-        "271e391fa81c7dab89de7019e6e3e25e5187908da60df3c9b20696a2f5e0fc43",
+        15474,
+        "661bbf5630807b1e5ed9038b02f7b1379bdfae3dd0a073a6e243d7390cebc075",
     )
 
 

@@ -10,11 +10,22 @@ from torch.func import functional_call
 from hessblocks.curvature.exact.exact_norms import compressed, exact_norms
 from hessblocks.curvature.exact.last_block import exact_attention_curvature
 from hessblocks.data.addition import addition_batch
-from hessblocks.studies.hessian_paper import fig3a, one_matrix
+from hessblocks.studies.engine.point import plain, seed_of
+from hessblocks.studies.hessian_paper import fig3a, heatmap, one_matrix
 from hessblocks.studies.hessian_paper import linear_mlp as mlp
 from hessblocks.studies.hessian_paper.heatmap import cell_means
-from hessblocks.studies.shared.addition_model import addition_model, one_hot_squares
-from hessblocks.studies.shared.growth_points import GROUPS, GrowthSettings, measure_growth
+from hessblocks.studies.shared import growth_points
+from hessblocks.studies.shared.addition_model import (
+    addition_model,
+    of_current_tokens,
+    one_hot_squares,
+)
+from hessblocks.studies.shared.growth_points import (
+    GROUPS,
+    DrawSettings,
+    GrowthSettings,
+    measure_growth,
+)
 from hessblocks.studies.shared.growth_summary import averaged, by_curve
 
 BATCH = addition_batch(3, seed=1)
@@ -109,6 +120,64 @@ def test_estimates_of_earlier_layers_are_within_three_errors_of_dense_autodiff(
         assert abs(row["value"] - truth) <= 3 * row["standard_error"]
 
 
+def test_current_tokens_as_targets_are_those_that_are_read() -> None:
+    tokens, labels = BATCH["input_ids"], BATCH["labels"]
+    changed = of_current_tokens(BATCH)
+    assert torch.equal(changed["input_ids"], tokens)
+    assert torch.equal(changed["labels"] == -100, labels == -100)
+    asked = labels[:, 1:] != -100
+    assert torch.equal(changed["labels"][:, 1:][asked], tokens[:, :-1][asked])
+    assert not torch.equal(changed["labels"], labels)
+
+
+def test_norms_with_the_current_token_as_target_are_those_of_dense_autodiff(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Squares summed as in the authors' module, outputs and targets cut alike, over their number."""
+    model = addition_model("linear-alone", layers=2, width=6, sigma=0.5, seed=3)
+    monkeypatch.setattr(growth_points, "addition_model", lambda *_, **__: model)
+    monkeypatch.setattr(growth_points, "addition_batch", lambda *_, **__: BATCH)
+    settings = GrowthSettings(
+        study="x", block="linear-alone", loss="squares", layers=2, width=6, sums=3, sigma=0.5, seed=0,
+        probes=24, precision="float64",
+    )  # fmt: skip
+    assert "target" not in plain(settings)
+    rows = {
+        target: {
+            (row["layer"], row["group"].split(" ")[0], row["part"]): row
+            for row in measure_growth(replace(settings, target=target))
+        }
+        for target in (None, "current")
+    }
+    tokens = BATCH["input_ids"]
+    target = torch.nn.functional.one_hot(tokens, 12)[:, -7:-1]
+
+    def dense(layer: int, group: str) -> torch.Tensor:
+        name = f"model.layers.{layer}.attention.{group}.weight"
+        weight = dict(model.named_parameters())[name].detach()
+
+        def loss(flat: torch.Tensor) -> torch.Tensor:
+            given = {name: flat.view_as(weight)}
+            outputs = functional_call(model, given, (tokens,), {"use_cache": False})
+            return (outputs.logits[:, -7:-1] - target).square().sum() / target.numel()
+
+        return torch.autograd.functional.hessian(loss, weight.flatten())
+
+    for group in GROUPS:
+        last, first = rows["current"][1, group, "full"], rows["current"][0, group, "full"]
+        assert last["value"] == pytest.approx(float(dense(1, group).norm()), rel=1e-9)
+        assert abs(first["value"] - float(dense(0, group).norm())) <= 3 * first["standard_error"]
+        for layer in range(2):
+            outer = [rows[target][layer, group, "outer"]["value"] for target in rows]
+            assert outer[1] == pytest.approx(outer[0], rel=1e-12)
+        functional = [rows[target][0, group, "functional"]["value"] for target in rows]
+        assert functional[1] != pytest.approx(functional[0], rel=1e-3)
+    assert {row["group"] for row in rows["current"].values()} == {
+        "query (current token)",
+        "value (current token)",
+    }
+
+
 def test_every_draw_of_a_model_differs_and_repeats() -> None:
     def weight(seed: int) -> torch.Tensor:
         model = addition_model("softmax", layers=1, width=64, sigma=0.3, seed=seed)
@@ -125,23 +194,40 @@ def test_every_draw_of_a_model_differs_and_repeats() -> None:
     assert model.lm_head.weight is not model.model.token_embedding.weight
 
 
-def test_mlp_norms_are_those_of_dense_autodiff() -> None:
-    embedding, weights = mlp.network(3, 5, 0.7, seed=2)
-    labels = BATCH["labels"][:, 1:]
-    asked = labels != -100
-    target = torch.nn.functional.one_hot(labels[asked], 12)
+@pytest.mark.parametrize("setup", mlp.SETUPS)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_mlp_norms_are_those_of_dense_autodiff(setup: str, layers: int) -> None:
+    """With the next token as target for one set-up, the current one for the other: it must not matter."""
+    embedding, weights = mlp.network(setup, layers, 5, 0.7, seed=2)
+    assert len(weights) == (layers + 1 if setup == "head" else layers)
+    asked = BATCH["labels"][:, 1:] != -100
+    next_token, current = BATCH["labels"][:, 1:][asked], BATCH["input_ids"][:, :-1][asked]
+    target = torch.nn.functional.one_hot(next_token if setup == "head" else current, 12)
 
     def loss(layer: int, flat: torch.Tensor) -> torch.Tensor:
-        h = embedding[BATCH["input_ids"][:, :-1][asked]]
+        h = embedding[current]
         for place, weight in enumerate(weights):
-            h = h @ (flat.view(5, 5) if place == layer else weight)
-        return (h - target).square().mean()
+            h = h @ (flat.view(weight.shape) if place == layer else weight)
+        squares = (h - target).square()
+        return squares.mean() if setup == "head" else squares.sum()
 
-    for layer, norm in enumerate(mlp.outer_norms(embedding, weights, BATCH)):
+    norms = mlp.outer_norms(setup, embedding, weights, BATCH)
+    assert len(norms) == layers
+    for layer, norm in enumerate(norms):
         hessian = torch.autograd.functional.hessian(
             lambda flat, layer=layer: loss(layer, flat), weights[layer].flatten()
         )
         assert norm == pytest.approx(float(hessian.norm()), rel=1e-10)
+
+
+def test_weights_of_the_authors_mlp_are_drawn_as_torch_draws_linear_layers() -> None:
+    _, weights = mlp.network("authors", 3, 128, 0.1, seed=0)
+    theirs = torch.nn.Linear(128, 128, bias=False).weight.detach()
+    for weight in weights:
+        assert float(weight.std()) == pytest.approx((3 * 128) ** -0.5, rel=0.05)
+        assert float(weight.abs().max()) <= 128**-0.5
+        assert float(weight.abs().max()) == pytest.approx(float(theirs.abs().max()), rel=0.01)
+    assert [tuple(weight.shape) for weight in weights] == [(128, 128), (128, 128), (128, 12)]
 
 
 @pytest.mark.parametrize("scores", ["softmax", "linear"])
@@ -170,9 +256,45 @@ def test_pairs_of_eigenvalues_are_singular_values_of_the_gradient_over_the_root_
     assert one_matrix.negative_share(expected.tolist()) == pytest.approx(0.5)
 
 
-def test_cells_are_means_of_logarithms() -> None:
-    matrix = torch.tensor([[1.0, 100.0], [10.0, 0.0]], dtype=torch.float64)
-    assert float(cell_means(matrix, 2)) == pytest.approx((0 + 2 + 1 - 30) / 4)
+def test_cells_are_means_whatever_their_sizes() -> None:
+    matrix = torch.arange(9.0, dtype=torch.float64).view(3, 3)
+    means = cell_means(matrix, torch.tensor([0, 0, 1]))
+    assert torch.allclose(means, torch.tensor([[2.0, 3.5], [6.5, 8.0]], dtype=torch.float64))
+
+
+def test_the_map_of_the_block_is_that_of_a_model_without_biases() -> None:
+    """Entry by entry against dense autodiff over query and value, and cells that are means of means."""
+    settings = DrawSettings(width=4, sums=2, seed=0)
+    rows = heatmap.measure(settings)
+    draw = seed_of("heatmap", 0)
+    model = addition_model("softmax", layers=1, width=4, sigma=0.4, seed=draw)
+    batch = addition_batch(2, seed=draw)
+    for group in ("query", "value"):
+        name = f"model.layers.0.attention.{group}.weight"
+        weight = dict(model.named_parameters())[name].detach()
+
+        def loss(flat: torch.Tensor, name=name, weight=weight) -> torch.Tensor:
+            given = {name: flat.view_as(weight)}
+            outputs = functional_call(model, given, (batch["input_ids"],), {"use_cache": False})
+            labels = batch["labels"][:, 1:].flatten()
+            return torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels)
+
+        hessian = torch.autograd.functional.hessian(loss, weight.flatten())
+        mean = float(hessian.abs().clamp(min=1e-30).log10().mean())
+        own = [row for row in rows if row["row_group"] == row["column_group"] == group]
+        for kind, count in (("groups", 1), ("whole block", 64), ("whole model", 64)):
+            values = [row["value"] for row in own if row["map"] == kind]
+            assert len(values) == count
+            assert sum(values) / count == pytest.approx(mean, rel=1e-6)
+    biased = [row for row in rows if "bias" in row["row_group"]]
+    assert {row["map"] for row in biased} == {"groups", "whole model"}
+    groups = {row["row_group"] for row in rows if row["map"] == "groups"}
+    assert groups == set(heatmap.PARAMETERS)
+    cells = len({row["row"] for row in rows if row["map"] == "whole model"})
+    assert cells == 16 + 16 + 4 * 8 + 16 + 8 + 16 + 4 + 16 + 6  # tokens to the bias of the head
+    assert all(math.isfinite(row["value"]) for row in rows)
+    second = heatmap.measure(replace(settings, seed=1))
+    assert {row["map"] for row in second} == {"groups"}
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_a_study_ends_in_numbers_a_page_and_one_json_object(
     assert main([*command, "--out", str(tmp_path)]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert list(summary["studies"]) == ["mlp", "histograms"]
-    assert summary["studies"]["mlp"]["measured"] == summary["studies"]["mlp"]["points"] == 300
+    assert summary["studies"]["mlp"]["measured"] == summary["studies"]["mlp"]["points"] == 600
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "mlp" / "figures" / "mlp.svg").exists()
     assert main([*command, "--out", str(tmp_path)]) == 0
@@ -235,5 +235,5 @@ def test_a_point_that_fails_leaves_a_page_of_the_others(
     monkeypatch.setattr("hessblocks.studies.hessian_paper.linear_mlp.STUDY", broken)
     monkeypatch.setattr("hessblocks.studies.engine.LocalProcesses", lambda workers: InProcess())
     assert main(["reproduce", *MLP, "--out", str(out)]) == 1
-    assert "mlp: 1 point(s) failed, the first (layers 1" in complaint(capsys)
-    assert "1 of 100 points are missing" in (out / "report.html").read_text()
+    assert "mlp: 1 point(s) failed, the first (setup head, layers 1" in complaint(capsys)
+    assert "1 of 200 points are missing" in (out / "report.html").read_text()

@@ -11,5 +11,6 @@ STUDIES = {
     "sigma-linear": "sigma_linear",
     "one-matrix": "one_matrix",
     "cross-blocks": "cross_blocks",
+    "indefiniteness": "indefiniteness",
 }
 """Name → module of this room that holds the study as `STUDY`, in the paper's order."""

@@ -1,4 +1,8 @@
-"""Softmax attention in 2 to 5 layers without norm: every layer's blocks."""
+"""Softmax attention in 2 to 5 layers without norm: every layer's blocks.
+
+A point of 2, 3, 4 and 5 layers at width 128 takes 5, 13, 22 and 35 s of one core of an AMD EPYC: the laptop
+scale takes 38 minutes of it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from hessblocks.studies.engine import Scale
 from hessblocks.studies.shared import Expected, Size, growth_study, growth_summary, logspace
 
 _SIGMAS = logspace(-2, 1, 20)
+_FEW = tuple(_SIGMAS[place] for place in (0, 3, 6, 12, 18))
+_DEPTHS = (2, 3, 4, 5)
 SIZES: dict[Scale, Size] = {
-    "smoke": Size(width=16, sums=8, seeds=2, sigmas=_SIGMAS[:7:3], layers=(2,), probes=8),
-    "laptop": Size(width=128, sums=64, seeds=12, sigmas=_SIGMAS[::2], layers=(2, 3)),
-    "paper": Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=(2, 3, 4, 5)),
+    "smoke": Size(width=16, sums=8, seeds=2, sigmas=_SIGMAS[:7:3], layers=(2, 5), probes=8),
+    "laptop": Size(width=128, sums=64, seeds=6, sigmas=_FEW, layers=_DEPTHS),
+    "paper": Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=_DEPTHS),
 }
 EXPECTED = (
     Expected(group="query", part="outer", slope=6),

@@ -1,4 +1,4 @@
-"""Figure 1: the Hessian of one whole block as a map, and how uneven it is from group to group."""
+"""Figure 1: the Hessian of a whole model and of its block as maps, and how uneven it is from group to group."""
 
 from __future__ import annotations
 
@@ -6,56 +6,106 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
-from hessblocks.curvature import Hessian, ParameterGroup, Problem, parameter_groups
+from hessblocks.curvature import Hessian, Problem, custom_groups
 from hessblocks.data import addition_batch
 from hessblocks.figures import Heatmap
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 
-ATTENTION = ("query", "key", "value", "projection")
-GROUPS = (*ATTENTION, "mlp in", "mlp out")
-_NAMES = (
-    *(f"layers.0.attention.{name}" for name in ATTENTION),
-    "layers.0.mlp.in",
-    "layers.0.mlp.out",
-)
+_ATTENTION = {
+    name: f"model.layers.0.attention.{name}.weight"
+    for name in ("query", "key", "value", "projection")
+}
+_BLOCK = {
+    **_ATTENTION,
+    "mlp in": "model.layers.0.mlp.input.weight",
+    "mlp out": "model.layers.0.mlp.output.weight",
+}
+PARAMETERS = {
+    "tokens": "model.token_embedding.weight",
+    "positions": "model.position_embedding.weight",
+    **_ATTENTION,
+    "mlp in": _BLOCK["mlp in"],
+    "mlp in bias": "model.layers.0.mlp.input.bias",
+    "mlp out": _BLOCK["mlp out"],
+    "mlp out bias": "model.layers.0.mlp.output.bias",
+    "head": "lm_head.weight",
+    "head bias": "lm_head.bias",
+}
+"""Group → its parameter, in the order of the authors' map."""
+MAPS = {
+    "whole model": tuple(PARAMETERS),
+    "whole block": tuple(_BLOCK),
+    "attention": tuple(_ATTENTION),
+}
+"""Map → its groups."""
 _SIZES: dict[Scale, shared.Size] = {
     "smoke": shared.Size(width=8, sums=8, seeds=1),
-    "laptop": shared.Size(width=16, sums=64, seeds=1),
-    "paper": shared.Size(width=16, sums=64, seeds=1),
+    "laptop": shared.Size(width=16, sums=64, seeds=5),
+    "paper": shared.Size(width=16, sums=64, seeds=20),
 }
 CELLS = 8
-"""Rows and columns of the map's cells for each group of width² parameters."""
+"""Rows and columns of a map's cells for each group of width² parameters."""
+FEWEST, MOST = 6, 16
+"""Of a group on the map of the whole model, whose sizes differ by a factor of 85."""
 SMALLEST = 1e-30
 """Entries below it, exact zeros among them, count as this size."""
 
 
 def measure(settings: shared.DrawSettings) -> list[Row]:
-    """The dense Hessian of the block, averaged over cells: the mean of log10 |entry|."""
+    """The dense Hessian of the model as means of log10 |entry|: over each pair of groups, and over cells.
+
+    The cells are kept of the first seed only.
+
+    Returns:
+        A row for each pair of groups and for each cell; biases are 0, and change no other entry.
+    """
     width, seed = settings.width, settings.seed
     draw = seed_of("heatmap", seed)
     model = shared.addition_model(
-        "softmax", layers=1, width=width, sigma=shared.weight_size(width), seed=draw
+        "softmax-mlp-biases", layers=1, width=width, sigma=shared.weight_size(width), seed=draw
     )
+    head = model.lm_head
+    head.bias = nn.Parameter(torch.zeros(head.out_features, dtype=head.weight.dtype))
     problem = Problem(model, [addition_batch(settings.sums, seed=draw)])
-    groups = parameter_groups(model)
-    parts = [groups[name] for name in _NAMES]
-    sizes = torch.tensor([group.size for group in parts])
-    cells = cell_means(_dense(problem, parts), width**2 // CELLS)
-    owner = torch.arange(len(parts)).repeat_interleave(CELLS * sizes // width**2).tolist()
+    sizes = {name: group.size for name, group in custom_groups(model, PARAMETERS).items()}
+    logarithms = _dense(problem).abs().clamp(min=SMALLEST).log10()
+    rows = _rows(logarithms, sizes, dict.fromkeys(PARAMETERS, 1), "groups", seed)
+    if seed == 0:
+        even = {name: CELLS * size // width**2 for name, size in sizes.items()}
+        bounded = {name: min(max(count, FEWEST), MOST, sizes[name]) for name, count in even.items()}
+        block = {name: even[name] for name in _BLOCK}
+        rows += _rows(logarithms, sizes, bounded, "whole model", seed)
+        rows += _rows(logarithms, sizes, block, "whole block", seed)
+    return rows
+
+
+def _rows(
+    logarithms: Tensor, sizes: Mapping[str, int], counts: Mapping[str, int], kind: str, seed: int
+) -> list[Row]:
+    """The cells over some groups, each cut into so many parts."""
+    starts = dict(zip(sizes, torch.tensor([0, *sizes.values()]).cumsum(0).tolist(), strict=False))
+    places = [range(starts[name], starts[name] + sizes[name]) for name in counts]
+    kept = torch.tensor([place for part in places for place in part])
+    parts = torch.cat([torch.arange(sizes[name]) * counts[name] // sizes[name] for name in counts])
+    shifts = torch.tensor([0, *counts.values()])[:-1].cumsum(0)
+    shifts = shifts.repeat_interleave(torch.tensor([sizes[name] for name in counts]))
+    cells = cell_means(logarithms[kept][:, kept], parts + shifts)
+    owner = [name for name, count in counts.items() for _ in range(count)]
     return [
         {
             "study": "heatmap",
+            "map": kind,
             "seed": seed,
             "row": row,
             "column": column,
-            "row_group": GROUPS[owner[row]],
-            "column_group": GROUPS[owner[column]],
+            "row_group": owner[row],
+            "column_group": owner[column],
             "value": value,
         }
         for row, line in enumerate(cells.tolist())
@@ -64,38 +114,50 @@ def measure(settings: shared.DrawSettings) -> list[Row]:
 
 
 def cell_means(
-    matrix: Float[Tensor, "rows columns"], cell: int
-) -> Float[Tensor, "cell_rows cell_columns"]:
-    """Mean of log10 |entry| over cells of cell × cell entries."""
-    logarithms = matrix.abs().clamp(min=SMALLEST).log10()
-    return F.avg_pool2d(logarithms[None], cell)[0]
+    matrix: Float[Tensor, "rows rows"], cell: Int[Tensor, " rows"]
+) -> Float[Tensor, "cells cells"]:
+    """Mean over cells; entry (i, j) is in the cell (cell[i], cell[j])."""
+    member = torch.nn.functional.one_hot(cell).to(matrix.dtype)
+    mean = member / member.sum(0)
+    return mean.T @ matrix @ mean
 
 
-def _dense(problem: Problem, groups: Sequence[ParameterGroup], columns: int = 64) -> Tensor:
+def _dense(problem: Problem, columns: int = 64) -> Tensor:
     """The Hessian over all groups together, some columns at a time."""
-    views = tuple(view for group in groups for view in group.views)
-    whole_block = ParameterGroup(name="block", role="other", layer=0, views=views)
-    operator = Hessian(problem, whole_block)
-    unit = torch.eye(whole_block.size, dtype=operator.dtype)
+    (whole,) = custom_groups(problem.model, {"model": tuple(PARAMETERS.values())}).values()
+    operator = Hessian(problem, whole)
+    unit = torch.eye(whole.size, dtype=operator.dtype)
     return torch.cat([operator @ part for part in unit.split(columns, dim=1)], dim=1)
 
 
 def summarise(rows: Rows) -> Summary:
-    """The map of the first seed, whole and attention alone, and the mean size of each group's block."""
-    first = [row for row in rows if row["seed"] == 0]
-    attention = [
-        row for row in first if row["row_group"] in ATTENTION and row["column_group"] in ATTENTION
-    ]
-    maps = {"whole block": first, "attention": attention}
-    sizes = _sizes(rows)
-    return shared.summary(
-        "The Hessian of one block at initialisation",
-        "Mean of log10 |entry| over cells of the dense Hessian; one head, no norm, cross-entropy on "
-        "the digits of sums.",
-        (_map(title, part) for title, part in maps.items() if part),
-        _checks(sizes),
-        blocks=[{"group": group, "log10_size": size} for group, size in sizes.items()],
+    """The maps of the first seed, and the mean size of each group's block over seeds."""
+    maps = {name: _cells(rows, name) for name in MAPS}
+    own = shared.gathered(
+        (row for row in rows if row["map"] == "groups" and row["row"] == row["column"]), "row_group"
     )
+    seeds = len({row["seed"] for row in rows})
+    return shared.summary(
+        "The Hessian of one model at initialisation",
+        "Mean of log10 |entry| over cells of the dense Hessian, first seed; one layer, one head, no norm, "
+        f"cross-entropy on the digits of sums. A group of the whole model has {FEWEST} to {MOST} cells on a "
+        f"side, whatever its size. Seeds of the check: {seeds}.",
+        (_map(title, part) for title, part in maps.items() if part),
+        _checks({group: values for (group,), values in own.items()}),
+        blocks=shared.mean_table(own, "group", value="log10_size"),
+    )
+
+
+def _cells(rows: Rows, name: str) -> Rows:
+    """The cells of a map; those of the attention are among those of its block."""
+    kind = "whole block" if name == "attention" else name
+    return [
+        row
+        for row in rows
+        if row["map"] == kind
+        and row["row_group"] in MAPS[name]
+        and row["column_group"] in MAPS[name]
+    ]
 
 
 def _map(title: str, rows: Rows) -> Heatmap:
@@ -112,23 +174,17 @@ def _map(title: str, rows: Rows) -> Heatmap:
     )
 
 
-def _sizes(rows: Rows) -> dict[str, float]:
-    """Mean of log10 |entry| of each group's own block."""
-    own = shared.gathered(
-        (row for row in rows if row["row_group"] == row["column_group"]), "row_group"
-    )
-    return {group: sum(values) / len(values) for (group,), values in own.items()}
-
-
-def _checks(sizes: Mapping[str, float]) -> tuple[Check, ...]:
-    if not {"query", "value"} <= set(sizes):
+def _checks(sizes: Mapping[str, Sequence[float]]) -> tuple[Check, ...]:
+    """How far value entries are above query entries, in the mean over seeds."""
+    pairs = list(zip(sizes.get("value", ()), sizes.get("query", ()), strict=False))
+    if not pairs:
         return ()
-    gap = sizes["value"] - sizes["query"]
+    gap, error = mean_and_error([value - query for value, query in pairs])
     return (
         Check(
             fact="entries of the value block are larger than those of the query block",
-            expected="about 1.5 decades (modes 2e-5 and 6e-7)",
-            ours=f"{gap:.2f} decades",
+            expected="about 1.5 decades (modes 2e-5 and 6e-7), 0.75 to 2.25",
+            ours=f"{gap:.2f} ± {error:.2f} decades" if len(pairs) > 1 else f"{gap:.2f} decades",
             holds=0.75 < gap < 2.25,
         ),
     )
@@ -136,11 +192,12 @@ def _checks(sizes: Mapping[str, float]) -> tuple[Check, ...]:
 
 STUDY = Study(
     name="heatmap",
-    title="map of the Hessian of one whole block",
+    title="map of the Hessian of one whole model, of its block and of its attention",
     source="Hessian paper, Figure 1",
     published="The blocks of the Hessian differ by orders of magnitude: value entries about 2e-5, query about 6e-7.",
     settings=shared.draws(_SIZES),
     measure=measure,
     summarise=summarise,
-    columns=("study", "seed", "row", "column", "row_group", "column_group", "value"),
+    columns=("study", "map", "seed", "row", "column", "row_group", "column_group", "value"),
+    revision=2,  # the whole model, and sizes over seeds
 )

@@ -12,13 +12,25 @@ from hessblocks.studies.engine import Rows, Summary
 
 WIDE = tuple(float(sigma) for sigma in np.linspace(0.1, 10, 20))
 NARROW = tuple(float(sigma) for sigma in np.linspace(0.1, 1, 20))
-LARGE = 1.0
-"""σ above which the curves have flattened."""
+ABOVE = "slopes above 1"
+"""Where the curves have flattened."""
 EXPECTED = (
     shared.Expected(
-        group="value", part="full", slope=1.8, tolerance=0.3, source="paper: about 1.8"
+        group="value",
+        part="full",
+        slope=1.8,
+        tolerance=0.3,
+        table=ABOVE,
+        source="paper: about 1.8",
     ),
-    shared.Expected(group="query", part="full", slope=4, tolerance=0.5, source="paper: about 4"),
+    shared.Expected(
+        group="query",
+        part="full",
+        slope=4,
+        tolerance=0.5,
+        table=ABOVE,
+        source="paper: about 4",
+    ),
 )
 
 
@@ -29,9 +41,7 @@ def summarise(rows: Rows) -> Summary:
         title="Growth on linear scales of σ",
         caption="",
         expected=EXPECTED,
-        smallest=LARGE,
-        largest=max(WIDE),
-        table="slopes above 1",
+        ranges={ABOVE: (1.0, max(WIDE))},
         panels=[_panel(rows, WIDE), _panel(rows, NARROW)],
     )
 

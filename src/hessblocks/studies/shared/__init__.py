@@ -20,6 +20,7 @@ from hessblocks.studies.shared.gathering import (
     summary,
 )
 from hessblocks.studies.shared.growth_points import (
+    CURRENT,
     GROUPS,
     DrawSettings,
     GrowthSettings,
@@ -29,6 +30,7 @@ from hessblocks.studies.shared.growth_points import (
     growth_study,
     logspace,
     one_layer,
+    targeted,
 )
 from hessblocks.studies.shared.growth_summary import Expected, curves_panel, growth_summary
 from hessblocks.studies.shared.measured_curvature import (

@@ -9,10 +9,11 @@ Source: Ormaniec, Dangel & Singh (2025), section 4, and the authors' notebook.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
@@ -32,6 +33,7 @@ GAIN = 0.8
 
 BLOCKS: dict[str, dict[str, Any]] = {
     "softmax": {},
+    "softmax-mlp-biases": {"mlp": MLP(input=Dense(bias=True), output=Dense(bias=True))},
     "softmax-pre-ln": {"norm": LayerNorm(), "final_norm": LayerNorm()},
     "linear": {"attention": Attention(scores="linear")},
     "linear-alone": {
@@ -109,6 +111,24 @@ def one_hot_squares(outputs: Any, batch: Any) -> Float[Tensor, " entries"]:
     target = F.one_hot(labels[valid], logits.shape[-1])
     squares: Tensor = (logits[valid] - target).square()
     return squares.flatten()
+
+
+def of_current_tokens(
+    batch: Mapping[str, Int[Tensor, "sums tokens"]],
+) -> dict[str, Int[Tensor, "sums tokens"]]:
+    """The batch with the token that is read as target, in the place of the next one.
+
+    The module of the authors' notebook does so: it cuts the targets as it cuts the outputs.
+
+    Args:
+        batch: `input_ids` and `labels`.
+
+    Returns:
+        The batch with labels one place behind; what has no label keeps none.
+    """
+    tokens, labels = batch["input_ids"], batch["labels"]
+    before = tokens.roll(1, dims=1)
+    return {"input_ids": tokens, "labels": torch.where(labels == IGNORED, labels, before)}
 
 
 LOSSES: dict[str, str | LossFunction] = {"cross-entropy": "causal-lm", "squares": one_hot_squares}

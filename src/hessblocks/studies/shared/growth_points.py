@@ -14,10 +14,16 @@ from hessblocks.curvature import Norms, Problem, exact_norms, group_norms, param
 from hessblocks.data import addition_batch
 from hessblocks.storage import GROWTH_COLUMNS, Row, Scalar
 from hessblocks.studies.engine import Scale, Study, seed_of
-from hessblocks.studies.shared.addition_model import LOSSES, addition_model
+from hessblocks.studies.shared.addition_model import (
+    LOSSES,
+    addition_model,
+    of_current_tokens,
+)
 
 GROUPS = ("query", "value")
 """The groups whose blocks the paper shows."""
+CURRENT = "current"
+"""Target of the authors' squared loss: the token that is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,7 @@ class DrawSettings:
 
 
 def draws(
-    sizes: Mapping[Scale, Size], kind: type[Any] = DrawSettings, **choices: Sequence[str]
+    sizes: Mapping[Scale, Size], kind: type[Any] = DrawSettings, **choices: Sequence[str | None]
 ) -> Callable[[Scale, int | None], list[Any]]:
     """The settings of a study with a point for each choice, depth, σ and seed, as far as `kind` has them.
 
@@ -112,6 +118,8 @@ class GrowthSettings:
     precision: str
     """float64, or float32, which is twice as fast: for one layer without norm its norms are those of
     float64 to 1e-3, and to 1e-5 for σ up to 1."""
+    target: str | None = None
+    """current: the token that is read; None: the next one."""
 
 
 def logspace(first: float, last: float, count: int) -> tuple[float, ...]:
@@ -126,9 +134,10 @@ def growth_study(
     loss: str,
     sizes: Mapping[Scale, Size],
     precision: str = "float64",
+    targets: Sequence[str | None] = (None,),
     **about: Any,
 ) -> Study[GrowthSettings]:
-    """A study of one point for each depth, σ and seed.
+    """A study of one point for each target, depth, σ and seed.
 
     Args:
         name: of the study.
@@ -136,6 +145,7 @@ def growth_study(
         loss: name in `addition_model.LOSSES`.
         sizes: of each scale.
         precision: float64 or float32.
+        targets: `target` of the points.
         **about: title, source, published and summarise of the `Study`.
 
     Returns:
@@ -144,7 +154,7 @@ def growth_study(
     chosen = {"study": [name], "block": [block], "loss": [loss], "precision": [precision]}
     return Study(
         name=name,
-        settings=draws(sizes, GrowthSettings, **chosen),
+        settings=draws(sizes, GrowthSettings, **chosen, target=targets),
         measure=measure_growth,
         columns=GROWTH_COLUMNS,
         **about,
@@ -166,6 +176,8 @@ def measure_growth(settings: GrowthSettings) -> list[Row]:
     )
     model.to(getattr(torch, settings.precision))
     batch = addition_batch(settings.sums, seed=draw)
+    if settings.target == CURRENT:
+        batch = of_current_tokens(batch)
     problem, groups = Problem(model, [batch], loss=LOSSES[settings.loss]), parameter_groups(model)
     found: list[Norms] = []
     for layer in range(layers - 1):
@@ -173,9 +185,13 @@ def measure_growth(settings: GrowthSettings) -> list[Row]:
         norms = group_norms(problem, named, probes=settings.probes, seed=settings.seed)
         found.append({(name, part): norms[name][part] for name in norms for part in norms[name]})
     found.append(exact_norms(model, batch, settings.loss, GROUPS))
-    return growth_rows(
-        found, settings.study, layers=settings.layers, sigma=settings.sigma, seed=settings.seed
-    )
+    rows = growth_rows(found, settings.study, layers=layers, sigma=sigma, seed=settings.seed)
+    return [{**row, "group": targeted(str(row["group"]), settings.target)} for row in rows]
+
+
+def targeted(group: str, target: str | None) -> str:
+    """A group's name with the target, where that is not the next token."""
+    return f"{group} ({target} token)" if target else group
 
 
 def growth_rows(found: Sequence[Norms], study: str, **point: Scalar) -> list[Row]:

@@ -1,0 +1,72 @@
+"""Slopes of growth studies: each check over its own range, and only once that range was measured."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hessblocks.studies.hessian_paper import fig3b
+from hessblocks.studies.shared.growth_summary import Expected, growth_summary
+
+SIGMAS = tuple(10 ** (place / 10 - 2) for place in range(31))
+RANGES = {"low": (0.0, 0.1), "all": (0.01, 10.0)}
+SLOPES = (
+    Expected(group="query", part="full", slope=0, table="low"),
+    Expected(group="query", part="full", slope=-2.2, table="all"),
+)
+
+
+def rows_of(sigmas: tuple[float, ...], **place: Any) -> list[dict[str, Any]]:
+    """A curve of three seeds: flat up to σ = 0.1, then falling as σ⁻³, a bent curve."""
+    noise = {0: 0.98, 1: 1.0, 2: 1.02}
+    curve = {"study": "x", "layers": 1, "layer": 0, "group": "query", "part": "full", **place}
+    return [
+        {**curve, "sigma": s, "seed": seed, "value": noise[seed] * max(s / 0.1, 1) ** -3,
+         "standard_error": 0.0}
+        for s in sigmas
+        for seed in noise
+    ]  # fmt: skip
+
+
+def checks_of(sigmas: tuple[float, ...]) -> list[Any]:
+    found = growth_summary(
+        rows_of(sigmas), title="t", caption="", expected=SLOPES, ranges=RANGES, panels=[]
+    )
+    assert list(found.tables) == list(RANGES)
+    return list(found.checks)
+
+
+def test_each_check_is_over_its_own_range_and_says_which() -> None:
+    low, whole = checks_of(SIGMAS)
+    assert low.fact.endswith("σ from 0.01 to 0.1")
+    assert low.ours.startswith(("0.000", "-0.000"))
+    assert low.holds is True
+    assert whole.fact.endswith("σ from 0.01 to 10")
+    line = np.polyfit(np.log(SIGMAS), [math.log(max(s / 0.1, 1) ** -3) for s in SIGMAS], 1)
+    assert float(whole.ours.split()[0]) == pytest.approx(line[0], abs=1e-3)
+    assert "no power law: the slope changes by" in whole.ours
+
+
+def test_a_range_of_which_the_end_is_not_measured_decides_nothing() -> None:
+    low, whole = checks_of(SIGMAS[:20])
+    assert low.holds is True
+    assert whole.holds is None
+    low, whole = checks_of(SIGMAS[:5])
+    assert (low.holds, whole.holds) == (None, None)
+
+
+def test_the_six_printed_slopes_of_figure_3b_are_checked_on_both_sides() -> None:
+    whole = (min(SIGMAS), max(SIGMAS))
+    assert fig3b.STUDY.summarise([]).checks == []
+    for group, slopes in fig3b.PRINTED.items():
+        for part, slope in slopes.items():
+            for off, holds in ((0.0, True), (0.3, False), (-0.3, False)):
+                rows = [
+                    {**row, "value": row["sigma"] ** (slope + off)}
+                    for row in rows_of(SIGMAS, group=group, part=part)
+                ]
+                checks = fig3b.STUDY.summarise(rows).checks
+                (check,) = [c for c in checks if f"to {whole[1]:g}" in c.fact]
+                assert check.expected == f"{slope:g} ± 0.1 (paper, over all σ)"
+                assert check.holds is holds
