@@ -1,15 +1,16 @@
 """Write docs/results.md and its pictures from studies: python docs/make_results.py RUNS [FOLDER].
 
 RUNS is a folder that `hessblocks reproduce --out RUNS` wrote; after a kill `hessblocks report RUNS`
-counts what it left behind. FOLDER takes the page, this one by default. Nothing is measured here. What
-RUNS does not hold is listed as missing, with the command that measures it.
+counts what it left behind. FOLDER takes the page, this one by default. Nothing is measured here. A study that
+RUNS does not hold keeps what FOLDER's page says of it; one that neither holds is listed as missing, with the
+command that measures it.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from hessblocks.errors import ArgumentError, HessblocksError
@@ -61,9 +62,32 @@ def main(runs: Path, target: Path = DOCS) -> None:
         if section.picture:
             picture = folder / "figures" / f"{folder.name}.png"
             shutil.copyfile(picture, target / PICTURES / f"{section.name}.png")
-    shown = [section for _, section in sections]
-    parts = [HEAD, overview(shown), missing(shown), *map(described, shown)]
-    write_text(target / "results.md", "\n".join(part for part in parts if part))
+    shown = {section.name: section for _, section in sections}
+    page = target / "results.md"
+    kept = kept_parts(page.read_text(encoding="utf-8") if page.exists() else "")
+    rows = {name: row for name, (row, _) in kept.items()} | overview_rows(shown.values())
+    texts = {name: text for name, (_, text) in kept.items()}
+    texts |= {name: described(section) for name, section in shown.items()}
+    order = [name for name in names() if name in texts]
+    parts = [
+        HEAD,
+        table(OVERVIEW, [rows[name] for name in order]),
+        missing(shown.values(), kept),
+        *(texts[name] for name in order),
+    ]
+    write_text(page, "\n".join(part for part in parts if part))
+
+
+def kept_parts(page: str) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Row of the overview and section of each study on an earlier page."""
+    found = {}
+    for section in page.split("\n## ")[1:]:
+        name = section.partition(":")[0]
+        row = next((line for line in page.splitlines() if line.startswith(f"| [{name}](")), None)
+        if row is not None:
+            cells = tuple(cell.strip() for cell in row.strip("|").split(" | "))
+            found[name] = (cells, f"## {section.rstrip()}\n")
+    return found
 
 
 def load_sections(runs: Path) -> list[tuple[Path, StudySection]]:
@@ -73,27 +97,27 @@ def load_sections(runs: Path) -> list[tuple[Path, StudySection]]:
     return [(folder, load_section(folder)) for folder in folders]
 
 
-def overview(sections: Sequence[StudySection]) -> str:
-    """One row a study."""
-    rows = [
-        (
+OVERVIEW = ("study", "of", "scale", *VERDICTS.values(), "time")
+
+
+def overview_rows(sections: Iterable[StudySection]) -> dict[str, tuple[str, ...]]:
+    """One row a study, by its name."""
+    rows = {}
+    for section in sections:
+        verdicts = [check["holds"] for check in section.summary["checks"]]
+        rows[section.name] = (
             f"[{section.name}](#{anchor(section)})",
             section.summary["source"],
             section.config["scale"],
-            *(
-                str([c["holds"] for c in section.summary["checks"]].count(each))
-                for each in VERDICTS
-            ),
+            *(str(verdicts.count(each)) for each in VERDICTS),
             section.time,
         )
-        for section in sections
-    ]
-    return table(("study", "of", "scale", *(word for word in VERDICTS.values()), "time"), rows)
+    return rows
 
 
-def missing(sections: Sequence[StudySection]) -> str:
+def missing(sections: Collection[StudySection], kept: Collection[str]) -> str:
     """The studies that are not there, and those that lack points; empty where all is there."""
-    there = {section.name for section in sections}
+    there = {section.name for section in sections} | set(kept)
     lines = [
         f"- {name}: {find(name).title}. `hessblocks reproduce {name}`"
         for name in names()

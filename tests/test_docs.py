@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import shlex
 from pathlib import Path
 from types import ModuleType
@@ -100,6 +101,9 @@ def test_the_page_of_results_shows_what_is_there_and_lists_what_is_missing(
     made = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert set(anchors) <= made
     assert len(anchors) == 2
+    shutil.rmtree(tmp_path / "runs" / "histograms")
+    make_results.main(tmp_path / "runs", tmp_path / "docs")
+    assert (tmp_path / "docs" / "results.md").read_text() == page, "what is gone is kept"
 
 
 def test_no_results_without_studies(tmp_path: Path, make_results: ModuleType) -> None:

@@ -149,7 +149,7 @@ def test_models_that_cast_inside_agree_as_far_as_they_go(name: str) -> None:
         assert (ours - expected).norm() <= 1e-6 * expected.norm(), group
 
 
-@pytest.mark.parametrize("name", ["gemma2", "phi3", "bloom"])
+@pytest.mark.parametrize("name", ["gemma2", "phi3", "bloom", "falcon-grouped"])
 def test_a_kind_that_is_not_known_is_refused_by_name(name: str) -> None:
     model = model_of(name)
     with pytest.raises(ArgumentError) as caught:
@@ -172,6 +172,57 @@ def test_a_configuration_that_is_not_covered_is_refused_by_its_field(
     setattr(model.config, field, value)
     with pytest.raises(ArgumentError, match=f"expects {field}=.*; use hessblocks.Hessian"):
         hb.exact_last_block(model, {"input_ids": tokens(1)})
+
+
+def test_another_head_is_refused_by_name() -> None:
+    config = made("bert").config
+    model = hf.BertForSequenceClassification(config).double()
+    batch = {"input_ids": tokens(2), "labels": torch.tensor([0, 1])}
+    with pytest.raises(ArgumentError, match=r"expects cls.predictions .* BertForSequenceClass"):
+        hb.exact_last_block(model, batch, "classification")
+
+
+@pytest.mark.parametrize(
+    ("batch", "loss", "words"),
+    [
+        ({"labels": torch.tensor([0, 2])}, "causal-lm", "input_ids: expected whole numbers"),
+        ({"labels": torch.tensor([0, 2])}, "masked-lm", "input_ids: expected whole numbers"),
+        ({}, "classification", "labels: expected one for each of the 2 images, got none"),
+        ({"labels": torch.tensor([0, 3])}, "classification", "labels: expected 0 to 2 .* 0 to 3"),
+    ],
+)
+def test_images_and_labels_that_do_not_fit(batch: dict[str, Tensor], loss: str, words: str) -> None:
+    images = torch.randn(2, 3, 4, 4).double()
+    with pytest.raises(ArgumentError, match=words):
+        hb.exact_last_block(made("vit"), {"pixel_values": images, **batch}, loss)
+
+
+def test_classification_of_a_language_model_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="classification does not fit LlamaForCausalLM"):
+        hb.exact_last_block(
+            made("llama"),
+            {"input_ids": tokens(2), "labels": torch.tensor([0, 1])},
+            "classification",
+        )
+
+
+def test_pixels_that_are_no_numbers_are_refused() -> None:
+    images = torch.full((1, 3, 4, 4), torch.nan).double()
+    with pytest.raises(ArgumentError, match="not finite on this batch"):
+        hb.exact_last_block(
+            made("vit"), {"pixel_values": images, "labels": torch.tensor([0])}, "classification"
+        )
+
+
+def test_one_token_has_nothing_to_attend_to() -> None:
+    """No query or key matters where a token sees itself alone."""
+    ids = tokens(2, 1)
+    found = hb.exact_last_block(made("bert"), {"input_ids": ids, "labels": ids}, "masked-lm")
+    assert found.block("query", "query").frobenius_norm() == 0
+    assert found.block("key", "key").frobenius_norm() == 0
+    assert found.block("value", "value").frobenius_norm() > 0
+    with pytest.raises(ArgumentError, match="every label is ignored"):
+        hb.exact_last_block(made("llama"), {"input_ids": ids})
 
 
 def test_a_description_that_is_wrong_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

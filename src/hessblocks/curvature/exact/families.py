@@ -75,12 +75,19 @@ class Family:
             if any(p.requires_grad for p in module.parameters())
         )
 
-    def check(self, config: Any) -> None:
-        """Refuse a configuration that the closed form does not describe.
+    def check(self, model: Any) -> None:
+        """Refuse a head or a configuration that the closed form does not describe.
 
         Raises:
-            ArgumentError: the field and the value it should have.
+            ArgumentError: the head, or the field and the value it should have.
         """
+        config = model.config
+        known = {name for name, _ in model.named_modules()}
+        if not {self.layers, *self.behind} <= known:
+            raise ArgumentError(
+                f"model: the closed form of {config.model_type} expects {', '.join(self.behind)} behind its layers, "
+                f"which {type(model).__name__} has not; use hessblocks.Hessian for this model"
+            )
         for name, expected in self.expected.items():
             if (found := getattr(config, name, expected)) != expected:
                 raise ArgumentError(

@@ -84,6 +84,10 @@ class LastAttention:
         if self.projection_bias is not None:
             output = output + self.projection_bias
         counted = valid[:, positions]
+        if not self.attended[:, positions][counted].isfinite().all():
+            raise ArgumentError(
+                "model: the output of its last attention is not finite on this batch; check weights and inputs"
+            )
         if not _close(output[counted], self.attended[:, positions][counted], self.rounding):
             raise ArgumentError(
                 "batch: the model attends otherwise than the closed form supposes (packed sequences, a mask of its "
@@ -206,7 +210,7 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
 def _from_family(model: Any, batch: Batch) -> LastAttention:
     config = model.config
     family = FAMILIES[config.model_type]
-    family.check(config)
+    family.check(model)
     if "encoder_hidden_states" in batch.keywords:
         raise ArgumentError(
             "batch: the closed form does not cover cross-attention; leave encoder_hidden_states out or use "
