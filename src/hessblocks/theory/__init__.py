@@ -10,6 +10,7 @@ from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
+from hessblocks.theory.norm_derivatives import NormDerivatives, norm_derivatives
 from hessblocks.theory.pieces import Piece
 from hessblocks.theory.piecewise import PiecewiseHessian
 from hessblocks.theory.rotation import Rotation
@@ -23,10 +24,12 @@ __all__ = [
     "AttentionLayer",
     "AttentionMoments",
     "HeadNorm",
+    "NormDerivatives",
     "Part",
     "ScoreSplit",
     "TokenCurvature",
     "at_limit",
     "attention_hessian",
+    "norm_derivatives",
     "rank_bound",
 ]

@@ -52,14 +52,14 @@ def exact_attention_curvature(
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
-    """H, H_o and H_f of the query, key, value, projection and gains of the last attention, exactly.
+    """H, H_o and H_f of the last attention's queries, keys, values, projection, gains and head norms, exactly.
 
     H_o is the Gauss-Newton matrix with the logits as network output, as in the Hessian paper; the
     loss is the mean cross-entropy over the valid tokens of the batch.
 
     Args:
-        model: a hessblocks model of any preset without rotary positions or query-key norm, or a
-            Hugging Face GPT-2; causal or masked language model.
+        model: a hessblocks model of any preset, or one of the Hugging Face kinds in `FAMILIES` with its head:
+            causal or masked language model, or ViT for classification.
         batch: a dict with `input_ids` (sequences, tokens), and optionally `labels` and
             `attention_mask`; or the ids alone.
         loss: causal-lm (labels default to the inputs without padding), masked-lm, or classification for images.
