@@ -2,8 +2,8 @@
 
 import importlib.util
 import re
-import shutil
 import shlex
+import shutil
 from pathlib import Path
 from types import ModuleType
 

@@ -44,7 +44,7 @@ ROOMS: dict[str, set[str]] = {
     "linalg.spectra": {"operators", "estimators"},
     "theory.arguments": set(),
     "theory.verification": {"arguments"},
-    "theory.consequences": set(),
+    "theory.consequences": {"arguments", "verification"},
     "curvature.closed": set(),
     "curvature.groups": set(),
     "curvature.products": {"closed", "groups"},

@@ -210,7 +210,7 @@ CURVATURE = (
     ),
     Mutant(
         "a table of growth has a power too many",
-        file="theory/growth.py",
+        file="theory/consequences/growth.py",
         find="query query functional | x5",
         replace="query query functional | x6",
         tests=("theory/test_growth.py::test_powers_are_measured_slopes",),

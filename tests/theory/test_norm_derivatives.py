@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.errors import ArgumentError
 from hessblocks.theory import norm_derivatives

@@ -2,9 +2,16 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
-from hessblocks.theory.consequences import LIMITS, ScoreSplit, at_limit, rank_bound
+from hessblocks.theory.consequences import (
+    GROWTH,
+    LIMITS,
+    Growth,
+    ScoreSplit,
+    at_limit,
+    measured_power,
+    rank_bound,
+)
 from hessblocks.theory.functional import functional_terms
-from hessblocks.theory.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.head_norm import HeadNorm
 from hessblocks.theory.head_tokens import HeadTokens
 from hessblocks.theory.hessian import AttentionHessian

@@ -1,5 +1,6 @@
-"""What follows from the closed form: the split at the scores, ranks, limits of attention."""
+"""What follows from the closed form: growth, the split at the scores, ranks, limits of attention."""
 
+from hessblocks.theory.consequences.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.consequences.limits import LIMITS, Limit, at_limit
 from hessblocks.theory.consequences.rank_bounds import rank_bound
 from hessblocks.theory.consequences.score_split import ScoreSplit
