@@ -238,3 +238,11 @@ def test_the_norm_over_root_mean_squares_is_torchs() -> None:
     torch.testing.assert_close(HeadNorm.rms(gain, eps=1e-3).output(vectors), expected)
     with pytest.raises(ArgumentError, match="eps: expected a number above 0, got 0"):
         HeadNorm.rms(gain, eps=0)
+
+
+def test_scores_of_normed_queries_and_keys_do_not_overflow() -> None:
+    huge = good(loss="matrix") | {"x": good()["x"] * 1e160}
+    with pytest.raises(ArgumentError, match="the scores overflow"):
+        attention_hessian(**huge)
+    norms = dict.fromkeys(("query_norm", "key_norm"), HeadNorm.rms(torch.ones(2).double()))
+    assert attention_hessian(**huge | norms).layer.attention(0).isfinite().all()

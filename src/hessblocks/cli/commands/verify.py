@@ -50,9 +50,10 @@ def verify(
     described = _summary(checks, dtype, chosen)
     if out is not None:
         write_json(out / "verify.json", described)
+    last = "last layers on the CPU" if models else "last layers are compared in float64 alone"
     note = (
-        f"{len(checks)} blocks and parts in {dtype} on {chosen}: {_verdict(checks)}; shown are the "
-        "largest relative errors (Frobenius norm) against autodiff"
+        f"{len(checks)} blocks and parts in {dtype} on {chosen} ({last}): {_verdict(checks)}; shown are "
+        "the largest relative errors (Frobenius norm) against autodiff"
     )
     show(described, [_table(checks)], [note], as_json=screen.json)
     failed = [check for check in checks if not check.passed]

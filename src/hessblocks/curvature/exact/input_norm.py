@@ -41,7 +41,7 @@ def multipliers(
         attention does not read the norm's output as it is.
     """
     found: dict[str, Tensor] = {}
-    if not torch.equal(norm(x), inputs):
+    if not torch.allclose(norm(x), inputs, rtol=1e-6, atol=1e-6 * float(inputs.abs().max())):
         return found
     generic = torch.arange(1, x.shape[-1] + 1).to(x).sqrt().sin()
     for name, parameter in norm.named_parameters():

@@ -121,7 +121,7 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
     """Run the model once and take its last attention out.
 
     Args:
-        model: a hessblocks model or a Hugging Face GPT-2 with a language-model head.
+        model: a hessblocks model, or one of a kind in `FAMILIES` with its head.
         batch: inputs, with an attention mask where there is padding.
 
     Returns:

@@ -36,7 +36,7 @@ def attention_moments(
     Args:
         model: as for `exact_attention_curvature`.
         batch: as for `exact_attention_curvature`.
-        loss: causal-lm or masked-lm; the third moment stands along its gradient.
+        loss: as for `exact_attention_curvature`; the third moment stands along its gradient.
         memory_limit: bytes that the logits may take at a time.
 
     Returns:
@@ -45,7 +45,8 @@ def attention_moments(
     Raises:
         ArgumentError: as `exact_attention_curvature`.
 
-    Cost: one forward pass, one pass back through what stands behind the attention; then B H L² D operations.
+    Cost: one forward pass, one pass back through what stands behind the attention; then B H L² D operations for
+        `.second_by_key`, B H L² D² and B H L D² numbers for the others.
     """
     model = plain_model(model)
     found, targets, valid = taken(model, batch, loss, memory_limit)

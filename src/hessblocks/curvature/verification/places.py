@@ -13,12 +13,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.exact import FAMILIES, UNEMBEDDING, output_layer
+from hessblocks.curvature.exact import FAMILIES, ROLES, UNEMBEDDING, output_layer
+from hessblocks.theory import GAINS, NORMS
 
 Numbers = Mapping[int, Int[Tensor, "..."]]
 """id of a parameter → the number of each of its entries."""
-_ROLES = ("query", "key", "value", "projection")
-_NORMS = ("query_norm", "key_norm")
 
 
 def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
@@ -35,7 +34,7 @@ def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
     kind = getattr(model, "config").model_type  # noqa: B009 - nn.Module hides its type
     if group == UNEMBEDDING:
         return _of_layer(output_layer(model), numbers).reshape(-1)
-    if group in (*_ROLES, "query_key", *_NORMS, "alpha", "beta", "gamma"):
+    if group in (*ROLES, "query_key", *NORMS, *GAINS):
         of_kind = _of_hessblocks if kind == "hessblocks" else _of_family
         return of_kind(model, group, numbers)
     modules = dict(model.named_modules())
@@ -65,9 +64,9 @@ def _by_head(matrix: Tensor, heads: int) -> Tensor:
 
 def _of_hessblocks(model: Any, group: str, numbers: Numbers) -> Tensor:
     attention = model.model.layers[-1].attention
-    if group in ("alpha", "beta", "gamma"):
+    if group in GAINS:
         return numbers[id(getattr(attention.gains, group))].reshape(-1)
-    if group in _NORMS:
+    if group in NORMS:
         return _of_module(getattr(attention, group), numbers)
     matrix = _of_layer(getattr(attention, group.replace("query_key", "query")), numbers)
     if group == "projection":
@@ -84,9 +83,9 @@ def _of_family(model: Any, group: str, numbers: Numbers) -> Tensor:
     attention = layer.get_submodule(family.attention)
     if group == "projection":
         return _of_layer(family.written(layer), numbers).reshape(-1)
-    if group in _NORMS:
+    if group in NORMS:
         return _of_module(getattr(attention, family.norms[group == "key_norm"]), numbers)
-    role, heads = _ROLES.index(group), int(config.num_attention_heads)
+    role, heads = ROLES.index(group), int(config.num_attention_heads)
     if len(family.read) == 3:
         shared = getattr(config, "num_key_value_heads", None) or heads
         matrix = _of_layer(attention.get_submodule(family.read[role]), numbers)

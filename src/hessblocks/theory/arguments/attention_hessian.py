@@ -122,7 +122,8 @@ def attention_hessian(
     projection = _projection_or_identity(w_projection, heads, value.shape[2], x)
     gain_tensors = check_gains(gains, heads, x)
     check_temperature(temperature)
-    _check_scores(x, query / temperature, key)
+    if query_norm is None and key_norm is None:
+        _check_scores(x, query / temperature, key)
     optional = (("key", w_key), ("value", w_value), ("projection", w_projection))
     norms = {"query_norm": query_norm, "key_norm": key_norm}
     for name, norm in norms.items():

@@ -7,11 +7,12 @@ N_3 = 0, and with f = α x + β x_* − γ c̄ what is left of the Hessian is
 
 the blocks and gradients of W_Q and W_K vanish, exponentially in 1/τ.
 
-High temperature, or W_Q near 0: attention is uniform, m = c̄ and M_2 is the covariance of the permitted tokens. The
-blocks of W_Q and W_K vanish as powers of 1/τ; what multiplies them are the blocks of this limit:
+High temperature, or (without norms of queries and keys) W_Q near 0: attention is uniform, m = c̄ and M_2 is the
+covariance of the permitted tokens. Without such norms the blocks of W_Q and W_K vanish as powers of 1/τ; what
+multiplies them are the blocks of this limit:
 
-    block(τ) → τ^−p · block, p the number of query and key indices, and 1 for H_f of query and key, where
-    ∂ℓ/∂(W_Q W_Kᵀ) ⊗ I rules and the part with N_3 (p = 2) is smaller.
+    block(τ) → τ^−p · block, p the number of query and key indices; H_f of query and key is a sum of two with
+    powers of their own (`ScoreSplit`): its H_f^T, ∂ℓ/∂(W_Q W_Kᵀ) ⊗ I, goes as 1/τ, its H_o^T, with N_3, as 1/τ².
 
 Letters: B sequences, L tokens.
 """

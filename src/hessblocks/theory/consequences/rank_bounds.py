@@ -2,7 +2,8 @@
 
 A block is a sum over tokens of (row vector)(column vector)ᵀ ⊗ D_n. So its rank is at most
 
-    dim span(row vectors) · dim span(row spaces of all D_n), the same of the columns, and Σ_n rank D_n,
+    dim span(row vectors) · dim span(column spaces of all D_n), dim span(column vectors) · dim span(row spaces
+    of all D_n), and Σ_n rank D_n,
 
 and where all tokens share D exactly rank(Σ_n row columnᵀ) · rank D. Several pieces (heads) add up. H_o = JᵀΛJ has
 at most Σ_n rank Λ_n besides.
@@ -50,7 +51,7 @@ def rank_bound(
     Raises:
         ArgumentError: an unknown group, part or head.
 
-    Cost: decompositions of (N, P), (N·R, W) and N (R, W) matrices.
+    Cost: decompositions of (N, P), (N·W, R), (N·R, W) and N (R, W) matrices.
 
     Source: docs/theory.md; Lemma D.2 of Ormaniec et al. 2025 is about the same ranks.
     """
@@ -100,7 +101,7 @@ def _rows(terms: Terms) -> int:
 def _spans(
     term: KroneckerTerm,
 ) -> tuple[Float[Tensor, "vectors P"], Float[Tensor, "others R"]]:
-    """Vectors that span the row vectors, and others that span the row spaces of all matrices."""
+    """Vectors that span the row vectors, and others that span the column spaces of all matrices."""
     held = term.matrices
     of_matrices = held.right.mT if held.left is None else held.left
     vectors = term.column.T @ term.row if held.shared else term.row
