@@ -1,5 +1,6 @@
 """The closed form on Hugging Face models of every kind that it knows, against dense autodiff."""
 
+import pickle
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -8,12 +9,13 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import hessblocks as hb
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.families import FAMILIES
-from hessblocks.curvature.verification.last_layers import verify_last_blocks
+from hessblocks.curvature.verification.last_layers import compare, verify_last_blocks
 from hessblocks.curvature.verification.places import places
 from hessblocks.curvature.verification.tiny_models import (
     FAMILY_MODELS,
@@ -212,6 +214,111 @@ def test_pixels_that_are_no_numbers_are_refused() -> None:
         hb.exact_last_block(
             made("vit"), {"pixel_values": images, "labels": torch.tensor([0])}, "classification"
         )
+
+
+class Clamped(nn.Module):
+    """A norm whose gain enters linearly between -1 and 1 only."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(3 * torch.randn(width).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.weight.clamp(-1, 1)
+
+
+def test_a_gain_that_does_not_enter_linearly_has_no_block() -> None:
+    model = lifted(made("qwen3"))
+    model.model.layers[0].input_layernorm = Clamped(8)
+    found = hb.exact_last_block(model, {"input_ids": tokens(2)})
+    assert "model.layers.0.input_layernorm.weight" not in found.groups
+
+
+def test_head_norms_are_those_of_the_call() -> None:
+    """Also those of frozen weights, which are no parameters of the closed form."""
+    model = lifted(made("qwen3"))
+    norm = model.model.layers[0].self_attn.q_norm
+    norm.weight.requires_grad_(False)
+    ids = {"input_ids": tokens(2)}
+    expected = hb.exact_attention_curvature(model, ids).block("query", "query").dense()
+    found = hb.exact_attention_curvature(model, ids)
+    norm.weight.mul_(3)
+    assert torch.equal(found.block("query", "query").dense(), expected)
+    assert pickle.loads(pickle.dumps(found)).block("query", "query").shape == expected.shape
+
+
+def test_weights_in_another_order_are_noticed() -> None:
+    model = lifted(made("llama"))
+    found = hb.exact_last_block(model, {"input_ids": tokens(2)})
+    weight = model.model.layers[0].mlp.down_proj.weight
+    with torch.no_grad():
+        weight.copy_(weight.roll(1, 0))
+    with pytest.raises(ArgumentError, match="weights have changed"):
+        found.block("model.norm.weight", "model.norm.weight").dense()
+
+
+def test_a_block_under_autocast_is_refused() -> None:
+    found = hb.exact_last_block(made("llama").float(), {"input_ids": tokens(2)})
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError, match="autocast"):
+        found.block("query", "query")
+
+
+def test_packed_sequences_with_a_cache_are_refused() -> None:
+    """There transformers lets them see each other."""
+    places = torch.tensor([[0, 1, 0, 1]])
+    batch = {"input_ids": tokens(1), "position_ids": places}
+    hb.exact_last_block(made("qwen2"), batch)
+    with pytest.raises(ArgumentError, match=r"use_cache=True .* packed sequences see each other"):
+        hb.exact_last_block(made("qwen2"), batch | {"use_cache": True})
+
+
+class AcrossHeads(nn.Module):
+    """A norm over all heads together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean((-1, -2), keepdim=True) + 1e-6).rsqrt() * self.weight
+
+
+def test_a_norm_across_heads_is_refused() -> None:
+    model = made("qwen3")
+    model.model.layers[0].self_attn.q_norm = AcrossHeads()
+    with pytest.raises(ArgumentError, match="expects query_norm to act on each head's vector"):
+        hb.exact_last_block(model, {"input_ids": tokens(2)})
+
+
+def test_a_head_norm_without_parameters() -> None:
+    model = lifted(made("qwen3"))
+    model.model.layers[0].self_attn.q_norm = nn.Tanh()
+    batch, loss = batch_of(model)
+    assert all(check.passed for check in compare("tanh", model, batch, loss))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "vit"])
+def test_outputs_of_some_tokens_and_empty_batches_are_refused(name: str) -> None:
+    model = made(name)
+    batch, loss = batch_of(model)
+    none = {key: value[:0] for key, value in batch.items()}
+    with pytest.raises(ArgumentError, match="expected at least one row, got none"):
+        hb.exact_last_block(model, none, loss)
+    if name == "qwen3":
+        with pytest.raises(ArgumentError, match="does not read every token"):
+            hb.exact_last_block(model, batch | {"logits_to_keep": 2}, loss)
+
+
+def test_a_norm_cut_off_by_a_hook_or_parametrised() -> None:
+    """Neither has blocks; all others are exact."""
+    model = lifted(made("llama"))
+    norm = model.model.layers[0].input_layernorm
+    handle = norm.register_forward_hook(lambda module, inputs, output: output.detach())
+    ids = {"input_ids": tokens(2)}
+    assert not [g for g in hb.exact_last_block(model, ids).groups if "input_layernorm" in g]
+    handle.remove()
+    parametrize.register_parametrization(norm, "weight", nn.Softplus())
+    assert not [g for g in hb.exact_last_block(model, ids).groups if "input_layernorm" in g]
 
 
 def test_one_token_has_nothing_to_attend_to() -> None:

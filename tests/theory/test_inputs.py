@@ -209,11 +209,34 @@ def test_rotary_positions_and_one_matrix() -> None:
     ("norm", "words"),
     [
         ("rms", "query_norm: expected a HeadNorm, such as HeadNorm.rms"),
-        (HeadNorm.rms(torch.ones(3).double()), "query_norm: does not work on a head's 2 entries"),
+        (
+            HeadNorm.rms(torch.ones(3).double()),
+            "query_norm: it does not work on vectors of 2 entries with 3 parameters",
+        ),
         (HeadNorm.rms(torch.ones(2)), "query_norm: parameters: expected torch.float64"),
         (
             HeadNorm(function=lambda v, _: v[:1], parameters=torch.ones(1).double()),
-            r"query_norm: expected \(2,\) from each head's vector, got \(1,\)",
+            "query_norm: it does not work on vectors of 2 entries",
+        ),
+        (
+            HeadNorm(function=lambda v, w: w @ v, parameters=torch.eye(2).double()),
+            r"query_norm: its parameters: expected one vector, got \(2, 2\)",
+        ),
+        (
+            HeadNorm(
+                function=lambda v, w: v.float() * w.float(), parameters=torch.ones(2).double()
+            ),
+            "query_norm: it gives torch.float32, expected torch.float64",
+        ),
+        (
+            HeadNorm(
+                function=lambda v, w: v if v.sum() > 0 else w, parameters=torch.ones(2).double()
+            ),
+            "query_norm: it does not work on vectors",
+        ),
+        (
+            HeadNorm(function=lambda v, w: v[5] * w, parameters=torch.ones(2).double()),
+            "query_norm: it does not work on vectors of 2 entries .*IndexError",
         ),
     ],
 )

@@ -25,8 +25,8 @@ class HeadNorm:
 
     function: Callable[[Float[Tensor, " K"], Float[Tensor, " P"]], Float[Tensor, " K"]]
     """Of a vector (K,) and the parameters (P,)."""
-    parameters: Float[Tensor, " P"]
-    """Trained parameters, flattened; none at all is allowed."""
+    parameters: Float[Tensor, "..."]
+    """Trained parameters, flattened to (P,); none at all is allowed."""
 
     @classmethod
     def rms(cls, gain: Float[Tensor, " K"], eps: float = 1e-6) -> HeadNorm:
@@ -42,11 +42,36 @@ class HeadNorm:
         Raises:
             ArgumentError: an eps that is not above 0.
         """
-        if not eps > 0:
+        if not isinstance(eps, int | float) or not eps > 0:
             raise ArgumentError(f"eps: expected a number above 0, got {eps}")
         return cls(
             function=lambda v, gain: gain * v * (v.square().mean() + eps).rsqrt(), parameters=gain
         )
+
+    def check(self, width: int) -> None:
+        """Try the function on vectors of so many entries.
+
+        Args:
+            width: K.
+
+        Raises:
+            ArgumentError: parameters that are not one vector; a function that does not map a vector to one as long,
+                of the same dtype, or that cannot be differentiated or mapped over vectors.
+        """
+        if self.parameters.ndim != 1:
+            raise ArgumentError(
+                f"its parameters: expected one vector, got {tuple(self.parameters.shape)}; flatten them"
+            )
+        vectors = torch.linspace(-1, 2, 2 * width).to(self.parameters).view(2, width)
+        try:
+            found, slope = self.output(vectors), self.slope(vectors)
+        except Exception as error:  # whatever a foreign function raises
+            raise ArgumentError(
+                f"it does not work on vectors of {width} entries with {len(self.parameters)} parameters "
+                f"({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+            ) from error
+        if found.dtype != vectors.dtype or slope.dtype != vectors.dtype:
+            raise ArgumentError(f"it gives {found.dtype}, expected {vectors.dtype}")
 
     def output(self, vectors: Float[Tensor, "*N K"]) -> Float[Tensor, "*N K"]:
         """The normed vectors, in the same places."""

@@ -112,6 +112,7 @@ class PiecewiseHessian(abc.ABC):
         return out
 
     def _grid(self, rows: list[Piece], columns: list[Piece], part: Part) -> BlockGrid:
+        self._check_autocast()
         symmetric = rows == columns
         return BlockGrid(
             lambda i, j: self._piece_block(rows[i], columns[j], part),
@@ -124,10 +125,17 @@ class PiecewiseHessian(abc.ABC):
         )
 
     def _piece_block(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
+        self._check_autocast()
         found: ExactOperator = self._blocks.get(
             (row, column, part), lambda: self._made(row, column, part)
         )
         return found
+
+    def _check_autocast(self) -> None:
+        if torch.is_autocast_enabled(self._like.device.type):
+            raise ArgumentError(
+                "autocast: it would round an exact block to half precision; ask for the block outside of it"
+            )
 
     def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:
         """The norm of a block, remembered longer than the block itself."""

@@ -101,5 +101,11 @@ def check_linear(name: str, module: nn.Module | None) -> None:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, nothing compiled, graphs allowed; the model is afterwards what it was."""
-    with torch.inference_mode(False), evaluation_mode(model), uncompiled():
+    device = next(model.parameters()).device.type
+    with (
+        torch.inference_mode(False),
+        torch.autocast(device, enabled=False),
+        evaluation_mode(model),
+        uncompiled(),
+    ):
         yield

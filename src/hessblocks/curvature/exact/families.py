@@ -238,6 +238,8 @@ def feeding(
         return frozenset()
     with torch.enable_grad(), _replaced(attention, note):
         layer(x.detach()[None, None].requires_grad_(), **keywords)
+        if not seen[0].requires_grad:  # a hook cut it off
+            return frozenset()
         slopes = torch.autograd.grad(seen[0].sum(), list(known.values()), allow_unused=True)
     met = zip(known, slopes, strict=True)
     return frozenset(name for name, slope in met if slope is not None)

@@ -41,9 +41,13 @@ def multipliers(
         attention does not read the norm's output as it is.
     """
     found: dict[str, Tensor] = {}
-    if not torch.allclose(norm(x), inputs, rtol=1e-6, atol=1e-6 * float(inputs.abs().max())):
+    if not inputs.isfinite().all() or not torch.allclose(
+        norm(x), inputs, rtol=1e-6, atol=1e-6 * float(inputs.abs().max())
+    ):
         return found
-    generic = torch.arange(1, x.shape[-1] + 1).to(x).sqrt().sin()
+    generic = (
+        3 * torch.arange(1, x.shape[-1] + 1).to(x).sin()
+    )  # of both signs, within ±1 and without
     for name, parameter in norm.named_parameters():
         if not parameter.requires_grad or parameter.shape != x.shape[-1:]:
             continue
@@ -54,12 +58,13 @@ def multipliers(
 
         start = at(torch.zeros_like(generic))
         slope = at(torch.ones_like(generic)) - start
-        expected = start + slope * generic
-        if torch.allclose(
-            at(generic), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
-        ):
+        if all(_close(at(v), start + slope * v) for v in (generic, -generic, parameter.detach())):
             found[name] = slope
     return found
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
 class InputNorm:

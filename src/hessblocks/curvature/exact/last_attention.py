@@ -7,6 +7,7 @@ Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -33,6 +34,7 @@ from hessblocks.curvature.products import Batch
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.theory import AttentionLayer, HeadNorm, Rotation
 
+_PARAMETRISED = ".parametrizations."
 _TRIED = 4
 """Tokens at which the network behind is compared with the model."""
 
@@ -100,9 +102,12 @@ class LastAttention:
                 "model: behind its last attention it does something else than the closed form supposes, or not token "
                 f"by token; {ELSEWHERE}"
             )
-        some = batch.inputs[:1, :_TRIED] if batch.inputs.ndim == 2 else batch.inputs[:1]
+        few: dict[str, Any] = {"input_ids": batch.inputs[:1, :_TRIED], **without_cache(batch)}
+        if batch.inputs.is_floating_point():
+            few = batch.split(1)[0].keywords
         with noted_inputs(self.output_layer) as seen:
-            logits: Tensor = cast(Any, model)(some, **without_cache(batch)).logits
+            given = cast(Any, model)(**few)
+        logits: Tensor = given[0] if isinstance(given, tuple) else given.logits
         if not _close(self.unembedding.logits(seen[0]), logits):
             raise ArgumentError(
                 "model: its logits are not the output layer's of the final hidden state (scaled, capped, changed by "
@@ -169,7 +174,9 @@ def _from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         trained = ["query_key" if name == "query" else name for name in trained]
     bias = getattr(attention.projection, "bias", None)
     gains = {} if attention.gains is None else dict(attention.gains.named_parameters())
-    norms = _norms(attention.query_norm, attention.key_norm)
+    norms = _norms(
+        inputs.new_zeros(1, attention.head_width), attention.query_norm, attention.key_norm
+    )
     trained += [name for name, norm in norms.items() if len(norm.parameters)]
     trained += [name for name, gain in gains.items() if gain.requires_grad]
     layer = _layer(
@@ -235,10 +242,15 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
         rotation = Rotation.of_halves(
             turned[0].to(seen.inputs), turned[1].to(seen.inputs), head_width
         )
+    _check_rows(batch, seen)
     bias = written.bias
-    norms = _norms(*(getattr(attention, name, None) for name in family.norms))
+    norms = _norms(
+        seen.inputs.new_zeros(1, head_width),
+        *(getattr(attention, name, None) for name in family.norms),
+    )
     before = feeding(family, model, seen.x[0, 0], seen.layer_keywords)
-    stems = {name.rpartition(".")[0] for name in before}
+    stems = {name.partition(_PARAMETRISED)[0] for name in before if _PARAMETRISED in name}
+    stems |= {name.rpartition(".")[0] for name in before if _PARAMETRISED not in name}
     trained = [name for name, norm in norms.items() if len(norm.parameters)]
     return LastAttention(
         layer=_layer(
@@ -273,6 +285,20 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
     )
 
 
+def _check_rows(batch: Batch, seen: Seen) -> None:
+    """Refuse rows that the model reads in two ways, and outputs of some tokens alone."""
+    places = batch.keywords.get("position_ids")
+    apart = places is not None and bool((places.diff(dim=-1) != 1).any())
+    if apart and batch.attention_mask is None and batch.keywords.get("use_cache"):
+        raise ArgumentError(
+            "batch: with use_cache=True transformers lets packed sequences see each other; leave it out, as in training"
+        )
+    if seen.hidden.ndim == 3 and seen.hidden.shape[1] != seen.x.shape[1]:
+        raise ArgumentError(
+            "batch: the output layer does not read every token (logits_to_keep?); leave that out"
+        )
+
+
 def _multipliers(model: nn.Module, stems: set[str], seen: Seen) -> dict[str, Tensor]:
     """Those of the one module between the layer's input and its attention."""
     if len(stems) != 1:
@@ -301,31 +327,53 @@ def _window(attention: Any, config: Any) -> int | None:
     return getattr(of, "sliding_window", None)
 
 
-def _norms(query: nn.Module | None, key: nn.Module | None) -> dict[str, HeadNorm]:
+def _norms(
+    like: Float[Tensor, "rows K"], query: nn.Module | None = None, key: nn.Module | None = None
+) -> dict[str, HeadNorm]:
     """Norms of queries and keys by their names, where there are any."""
     found = {"query_norm": query, "key_norm": key}
     return {
-        name: _head_norm(module)
+        name: _head_norm(name, module, like)
         for name, module in found.items()
         if not isinstance(module, nn.Identity | None)
     }
 
 
-def _head_norm(module: nn.Module) -> HeadNorm:
-    trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _NormModule:
+    """A norm as a function of one vector and its trained parameters, as it was when it was taken."""
 
-    def function(vector: Tensor, parameters: Tensor) -> Tensor:
+    module: nn.Module
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _NormModule:
+        return cls(module=copy.deepcopy(module))
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def __call__(self, vector: Tensor, parameters: Tensor) -> Tensor:
+        trained = self.trained
         pieces = parameters.split([p.numel() for p in trained.values()])
         own = {
             name: piece.view_as(p) for (name, p), piece in zip(trained.items(), pieces, strict=True)
         }
-        normed: Tensor = functional_call(module, own, (vector,))
+        normed: Tensor = functional_call(self.module, own, (vector,))
         return normed
 
-    none = next(module.parameters()).detach().new_zeros(0)
-    return HeadNorm(
-        function=function, parameters=torch.cat([none, *map(torch.flatten, trained.values())])
-    )
+
+def _head_norm(name: str, module: nn.Module, like: Tensor) -> HeadNorm:
+    function = _NormModule.of(module)
+    trained = [p.detach().flatten().to(like) for p in function.trained.values()]
+    norm = HeadNorm(function=function, parameters=torch.cat([like.new_zeros(0), *trained]))
+    try:
+        norm.check(like.shape[-1])
+    except ArgumentError as error:
+        raise _uncovered(
+            f"expects {name} to act on each head's vector by itself ({error})"
+        ) from error
+    return norm
 
 
 def _check_parts(attention: Any) -> None:
@@ -415,6 +463,7 @@ def _permitted(
     if attention_mask is not None:
         return (permitted & attention_mask.bool()[:, None, :]) | own
     if causal and places is not None:
+        places = places.reshape(-1, tokens)
         sequence = nn.functional.pad(places.diff(dim=-1) != 1, (1, 0)).cumsum(-1)
         permitted = permitted & (sequence[:, :, None] == sequence[:, None, :])
     return permitted

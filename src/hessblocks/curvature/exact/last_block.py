@@ -60,8 +60,9 @@ def exact_attention_curvature(
     Args:
         model: a hessblocks model of any preset, or one of the Hugging Face kinds in `FAMILIES` with its head:
             causal or masked language model, or ViT for classification.
-        batch: a dict with `input_ids` (sequences, tokens), and optionally `labels` and
-            `attention_mask`; or the ids alone.
+        batch: a dict with `input_ids` (sequences, tokens), and optionally `labels`, `attention_mask` and
+            `position_ids`; or the ids alone. Read without a cache, as in training: causal models keep packed
+            sequences apart whose positions start anew.
         loss: causal-lm (labels default to the inputs without padding), masked-lm, or classification for images.
         memory_limit: bytes that the intermediate results of one operation may take.
 
@@ -232,6 +233,8 @@ def _filled(values: Tensor, labelled: Tensor) -> Tensor:
 
 def _check_inputs(batch: Batch, loss: str) -> None:
     ids = batch.inputs
+    if not len(ids):
+        raise ArgumentError("batch: expected at least one row, got none")
     if loss == "classification":
         if batch.labels is None or batch.labels.shape != ids.shape[:1]:
             raise ArgumentError(

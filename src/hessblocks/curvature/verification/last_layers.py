@@ -123,6 +123,8 @@ def dense_hessian(
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     everything = torch.cat([p.flatten() for p in parameters.values()])
     inputs = {name: value for name, value in batch.items() if name != "labels"}
+    if loss != "classification":
+        inputs["use_cache"] = False  # as in training; a cache lets packed rows see each other
     targets, valid = _targets(batch["labels"], loss)
     index = used.nonzero()[:, 0]
 

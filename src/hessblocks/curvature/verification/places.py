@@ -54,7 +54,7 @@ def _of_layer(module: Any, numbers: Numbers) -> Tensor:
 
 
 def _of_module(module: nn.Module, numbers: Numbers) -> Tensor:
-    return torch.cat([numbers[id(p)].reshape(-1) for p in module.parameters()])
+    return torch.cat([numbers[id(p)].reshape(-1) for p in module.parameters() if p.requires_grad])
 
 
 def _by_head(matrix: Tensor, heads: int) -> Tensor:
