@@ -15,7 +15,7 @@ from hessblocks.models.build import build
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ModelSettings, RunSettings
 from hessblocks.storage.tables import Row
-from hessblocks.studies.blocks_paper import speed
+from hessblocks.studies.blocks_paper import ablations, speed
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.study import SCALES, Scale
 from hessblocks.studies.our_questions import adaptivity, simplification
@@ -501,3 +501,12 @@ def test_every_block_of_a_comparison_is_trained_at_several_rates(name: str) -> N
     assert all(len(each) >= 3 for each in rates.values())
     smoke = find(name).settings("smoke", 1)
     assert [point.name for point in smoke] == [point.variant for point in smoke]
+
+
+def test_a_single_rate_is_that_of_the_block_and_needs_no_name() -> None:
+    rates = {
+        point.variant: point.size.learning_rate for point in find("ablations").settings("smoke", 1)
+    }
+    slow = {variant: rate for variant, rate in rates.items() if variant in ablations.NO_MLP_SKIP}
+    assert slow == dict.fromkeys(ablations.NO_MLP_SKIP, pytest.approx(3e-4))
+    assert {rate for variant, rate in rates.items() if variant not in slow} == {3e-3}
