@@ -171,7 +171,7 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[Check]:
             Check(
                 fact=f"the ratio goes to 0 in nearly all matrices but the first layer's values ({VARIANTS[variant]})",
                 expected=f"below {NONE:g} in at least {MOST:.0%} of them",
-                ours=share.times(100).text("%", digits=0).removeprefix("+"),
+                ours=share.times(100).text("%", digits=0, signed=False),
                 holds=share.above(MOST),
             )
         )
@@ -182,7 +182,7 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[Check]:
                 Check(
                     fact=f"the ratio of the first layer's values does not go to 0 ({VARIANTS[variant]})",
                     expected=f"above {NONE:g}",
-                    ours=last.text("|β / α|").removeprefix("+"),
+                    ours=last.text("|β / α|", signed=False),
                     holds=last.above(NONE),
                 )
             )
@@ -223,7 +223,7 @@ def _scalar_checks(rows: Rows) -> list[Check]:
                 Check(
                     fact=f"{letter} does not go to 0 in any layer (Figure {figure})",
                     expected=f"the smallest mean over heads above {NONE:g}",
-                    ours=least.text(letter).removeprefix("+"),
+                    ours=least.text(letter, signed=False),
                     holds=least.above(NONE),
                 )
             )

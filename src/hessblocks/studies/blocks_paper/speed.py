@@ -272,7 +272,7 @@ def _speed_check(
     if least is None or faster is not (least > 1):
         faster = None
     by_steps, by_operations = ("?" if one is None else f"{one:.2f}" for one in (least, counted))
-    ours = found.text("times", digits=2).removeprefix("+")
+    ours = found.text("times", digits=2, signed=False)
     return Check(
         fact=f"a training step of {block} takes {'less' if published > 1 else 'more'} time than one of pre-ln "
         f"at width {width}",
