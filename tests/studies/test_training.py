@@ -24,7 +24,7 @@ from hessblocks.studies.shared import texts
 from hessblocks.studies.shared import trained_points as trained
 from hessblocks.studies.shared.differences import match_check
 from hessblocks.studies.shared.measured_curvature import SPREAD
-from hessblocks.studies.shared.step_times import STEP_TIME
+from hessblocks.studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME
 from hessblocks.studies.shared.trained_points import (
     BIGRAMS,
     LOSS,
@@ -210,6 +210,21 @@ def test_a_block_is_faster_where_repetitions_agree_by_medians_and_by_the_fastest
     assert verdict(0.80, 1.10, 0.90) is None
     assert verdict(0.90) is None
     assert verdict(0.90, 0.91, 0.90, least=0.8) is None
+
+
+def test_a_speed_is_expected_on_the_published_side_of_1() -> None:
+    rows = [row for name in ("pre-ln", "parallel", "sas", "sas-p") for row in timed(name, 1.0)]
+    expected = {
+        check.fact.removeprefix("a training step of ").partition(" ")[0]: check.expected
+        for check in find("speed").summarise(rows).checks
+        if "training step" in check.fact
+    }
+    assert {name: text.partition(" (")[0] for name, text in expected.items()} == {
+        name: "above 1" if factor > 1 else "below 1"
+        for name, factor in PUBLISHED_SPEED.items()
+        if name in expected
+    }
+    assert "published 1.16" in expected["sas-p"]
 
 
 def test_the_clock_of_a_curve_is_that_of_its_own_width() -> None:
