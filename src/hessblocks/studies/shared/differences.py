@@ -50,13 +50,13 @@ class Difference:
         reach = math.hypot(own, NORMAL * self.common)
         return None if abs(self.mean - limit) < reach else self.mean > limit
 
-    def within(self, limit: float) -> bool | None:
-        """Whether it is at most so far from 0, above or below; None where seeds are too few or disagree.
+    def within(self, limit: float, around: float = 0.0) -> bool | None:
+        """Whether it is at most so far from a value, above or below; None where seeds are too few or disagree.
 
         Returns:
             The decision at 95 % on each side.
         """
-        above, below = self.above(limit), self.above(-limit)
+        above, below = self.above(around + limit), self.above(around - limit)
         if above is True or below is False:
             return False
         return True if above is False and below is True else None
