@@ -57,7 +57,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         15474,
-        "661bbf5630807b1e5ed9038b02f7b1379bdfae3dd0a073a6e243d7390cebc075",
+        "94511a620683e81486b147f6fe36b6ea324b5c1a87f4c0b79a3d8facddd23427",
     )
 
 

@@ -63,3 +63,17 @@ def test_what_is_not_measured_yet_decides_nothing(rows: Any) -> None:
     found = checks([row for row in rows if row["quantity"] != "third"])
     assert {check.holds for fact, check in found.items() if "powers" in fact} == {None}
     assert "M_3" not in found["powers in H_o of value, value"].ours
+
+
+def test_the_caption_says_what_is_measured(rows: Any) -> None:
+    def caption(some: list[dict[str, Any]]) -> str:
+        return summarise(some).figure.caption
+
+    power, zero = "No power is farther than", "H_f of value, value is 0."
+    assert power in caption(rows)
+    assert zero in caption(rows)
+    assert power not in caption([])
+    assert zero not in caption([])
+    assert zero not in caption([row for row in rows if row["row"] != row["column"]])
+    not_zero = [{**row, "value": row["value"] or 1e-30} for row in rows]
+    assert zero not in caption(not_zero)

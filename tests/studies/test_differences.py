@@ -7,7 +7,7 @@ import pytest
 from hessblocks.figures.figure import Series
 from hessblocks.statistics import mean_and_error
 from hessblocks.studies.engine.study import Summary
-from hessblocks.studies.shared.differences import Difference, difference
+from hessblocks.studies.shared.differences import Difference, difference, over_seeds
 from tests.studies import toy
 
 LOST = math.inf
@@ -34,6 +34,20 @@ def test_runs_that_diverge_decide_where_all_of_one_block_do(
     found = difference(values, "first", "second")
     assert found.above(0.5) is above
     assert found.text("nats") == words
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({0: 0.5, 3: 0.7}, "0.600 ± 0.100 times (2 seeds)"),
+        ({2: -0.5}, "-0.500 times (1 seed)"),
+        ({}, "not finished, or diverged"),
+    ],
+)
+def test_a_block_of_its_own_has_no_sign_and_no_other_block(
+    values: dict[int, float], words: str
+) -> None:
+    assert over_seeds(values).text("times", signed=False) == words
 
 
 def test_what_all_seeds_share_counts_beside_their_spread() -> None:

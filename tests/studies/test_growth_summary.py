@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessblocks.studies.hessian_paper import fig3b
+from hessblocks.studies.hessian_paper import deep_linear, fig3b
 from hessblocks.studies.shared.growth_summary import Expected, growth_summary
 
 SIGMAS = tuple(10 ** (place / 10 - 2) for place in range(31))
@@ -70,3 +70,21 @@ def test_the_six_printed_slopes_of_figure_3b_are_checked_on_both_sides() -> None
                 (check,) = [c for c in checks if f"to {whole[1]:g}" in c.fact]
                 assert check.expected == f"{slope:g} ± 0.1 (paper, over all σ)"
                 assert check.holds is holds
+
+
+@pytest.mark.parametrize(("slope", "holds"), [(9, True), (18, False)])
+def test_h_of_linear_layers_before_the_last_grows_as_its_functional_part(
+    slope: int, holds: bool
+) -> None:
+    """The last layer's H has the slope of H_o, 18, and no check."""
+    sigmas = tuple(0.1 * 3 ** (place / 4) for place in range(5))
+    rows = [
+        {**row, "value": row["value"] * row["sigma"] ** (slope, 18)[layer]}
+        for layer in range(2)
+        for row in rows_of(sigmas, layers=2, layer=layer)
+    ]
+    rows = [{**row, "value": row["value"] * max(row["sigma"] / 0.1, 1) ** 3} for row in rows]
+    checks = [c for c in deep_linear.STUDY.summarise(rows).checks if "full" in c.fact]
+    assert [(c.fact.partition(",")[2][:15], c.holds) for c in checks] == [
+        (" layer 1 of 2, ", holds)
+    ]

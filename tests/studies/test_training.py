@@ -15,7 +15,7 @@ from hessblocks.models.build import build
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ModelSettings, RunSettings
 from hessblocks.storage.tables import Row
-from hessblocks.studies.blocks_paper import speed
+from hessblocks.studies.blocks_paper import ablations, speed
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.study import SCALES, Scale
 from hessblocks.studies.our_questions import adaptivity, simplification
@@ -24,7 +24,7 @@ from hessblocks.studies.shared import texts
 from hessblocks.studies.shared import trained_points as trained
 from hessblocks.studies.shared.differences import match_check
 from hessblocks.studies.shared.measured_curvature import SPREAD
-from hessblocks.studies.shared.step_times import STEP_TIME
+from hessblocks.studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME
 from hessblocks.studies.shared.trained_points import (
     BIGRAMS,
     LOSS,
@@ -210,6 +210,21 @@ def test_a_block_is_faster_where_repetitions_agree_by_medians_and_by_the_fastest
     assert verdict(0.80, 1.10, 0.90) is None
     assert verdict(0.90) is None
     assert verdict(0.90, 0.91, 0.90, least=0.8) is None
+
+
+def test_a_speed_is_expected_on_the_published_side_of_1() -> None:
+    rows = [row for name in ("pre-ln", "parallel", "sas", "sas-p") for row in timed(name, 1.0)]
+    expected = {
+        check.fact.removeprefix("a training step of ").partition(" ")[0]: check.expected
+        for check in find("speed").summarise(rows).checks
+        if "training step" in check.fact
+    }
+    assert {name: text.partition(" (")[0] for name, text in expected.items()} == {
+        name: "above 1" if factor > 1 else "below 1"
+        for name, factor in PUBLISHED_SPEED.items()
+        if name in expected
+    }
+    assert "published 1.16" in expected["sas-p"]
 
 
 def test_the_clock_of_a_curve_is_that_of_its_own_width() -> None:
@@ -501,3 +516,12 @@ def test_every_block_of_a_comparison_is_trained_at_several_rates(name: str) -> N
     assert all(len(each) >= 3 for each in rates.values())
     smoke = find(name).settings("smoke", 1)
     assert [point.name for point in smoke] == [point.variant for point in smoke]
+
+
+def test_a_single_rate_is_that_of_the_block_and_needs_no_name() -> None:
+    rates = {
+        point.variant: point.size.learning_rate for point in find("ablations").settings("smoke", 1)
+    }
+    slow = {variant: rate for variant, rate in rates.items() if variant in ablations.NO_MLP_SKIP}
+    assert slow == dict.fromkeys(ablations.NO_MLP_SKIP, pytest.approx(3e-4))
+    assert {rate for variant, rate in rates.items() if variant not in slow} == {3e-3}

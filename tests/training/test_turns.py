@@ -5,15 +5,15 @@ import torch
 
 import hessblocks as hb
 from hessblocks.training.trainer import turns
-from hessblocks.training.trainer.turns import Work, in_turns
+from hessblocks.training.trainer.turns import TimedModel, in_turns
 
 SIZES = {"depth": 2, "width": 16, "heads": 4, "mlp_width": 32, "vocab_size": 20, "context": 8}
 
 
-def work(preset: str) -> Work:
+def timed_model(preset: str) -> TimedModel:
     torch.manual_seed(0)
     tokens = torch.randint(20, (3, 8))
-    return Work(hb.build(preset, **SIZES), tokens, tokens, clip=1.0)
+    return TimedModel(hb.build(preset, **SIZES), tokens, tokens, clip=1.0)
 
 
 def test_each_comes_once_a_turn_and_the_first_turn_warms_up(
@@ -36,11 +36,11 @@ def test_each_comes_once_a_turn_and_the_first_turn_warms_up(
 @pytest.mark.parametrize(("preset", "share"), [("pre-ln", 1), ("sas-p", 1), ("modern", 1 / 4)])
 def test_a_cache_holds_keys_and_values_of_every_token(preset: str, share: float) -> None:
     """2 layers × (keys + values) × 8 tokens × width 16 × 4 bytes; modern has a key for four queries."""
-    assert work(preset).decode() == 2 * 2 * 8 * 16 * 4 * share
+    assert timed_model(preset).decode() == 2 * 2 * 8 * 16 * 4 * share
 
 
 def test_decoding_passes_every_token_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = work("sas")
+    one = timed_model("sas")
     seen: list[int] = []
     one.model.model.layers[0].register_forward_hook(
         lambda module, given, out: seen.append(given[0].shape[1])
@@ -50,7 +50,7 @@ def test_decoding_passes_every_token_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_step_lowers_the_loss_of_its_batch_and_keeps_no_gradient() -> None:
-    one = work("sas")
+    one = timed_model("sas")
     before = one.model(input_ids=one.tokens, labels=one.labels).loss.item()
     for _ in range(20):
         one.step()

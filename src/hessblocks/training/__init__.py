@@ -34,9 +34,10 @@ from hessblocks.training.ranks import is_first
 from hessblocks.training.run import Run
 from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer import (
+    ROUNDS,
     Recorder,
     RunTrainer,
-    Work,
+    TimedModel,
     held_out,
     in_turns,
     make_trainer,

@@ -75,7 +75,9 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
             for init in ("identity", "orthogonal")
             for share in SHARES
         ),
-        shared.Sweep(variants=orthogonal[-1:], size=size, settings={"rate_share": 0.0}),
+        shared.Sweep(
+            variants=[shared.restricted("orthogonal", 1)], size=size, settings={"rate_share": 0.0}
+        ),
     ]
 
 

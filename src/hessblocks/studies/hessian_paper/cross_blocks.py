@@ -1,13 +1,12 @@
-"""How all nine blocks of queries, keys and values grow with data, weights and moments: exact norms of one layer.
+"""How the blocks of all pairs of queries, keys and values grow with data, weights and moments: exact norms of one layer.
 
+Six blocks are measured; the other three are their transposes.
 A layer of a causal softmax head reads the symbols of sums, embeddings and positions of size σ, under squared loss.
 One tensor after the other is scaled. A moment cannot be scaled alone in such a layer. There each sequence has one
 token with loss, whose keys are the other tokens, under scores near 0: all keys have the mean t μ, half of them
-stand at ± a s_i around it and half at b r_i with Σ r_i = 0, so that, with a ≫ b,
+stand at ± a s_i around it and half at b r_i with Σ r_i = 0, so that, with a ≫ b and means over i,
 
-    M_1 = t μ, M_2 = a² mean s sᵀ, M_3 u = b³ mean ⟨u, r⟩ r rᵀ.
-
-Letters: B sequences, L tokens, D width of input, query, key and value.
+    M_1 = t μ, M_2 = a²/2 · mean s sᵀ, M_3 u = b³/2 · mean ⟨u, r⟩ r rᵀ.
 """
 
 from __future__ import annotations
@@ -158,14 +157,24 @@ def summarise(rows: Rows) -> Summary:
         *(_powers(fits, part, "moments", MOMENTS) for part in SPLIT),
     ]
     seeds = len({row["seed"] for row in rows})
-    farthest = max(map(_distance, fits, fits.values()), default=0.0)
+    caption = (
+        f"One causal softmax head, squared loss, {seeds} seeds. Curves are means with standard errors. Powers are slopes on "
+        f"double logarithmic scales: weights are scaled at σ = {SMALL:g}, moments by keys that have them."
+    )
+    if fits:
+        farthest = max(map(_distance, fits, fits.values()))
+        caption += f" No power is farther than {farthest:.2g} from that of theory."
+    checks = {block: _check(block, rows, fits) for block in EXPECTED if rows}
+    zero = [
+        f" {SPLIT[part]} of {row}, {column} is 0."
+        for (row, column, part), check in checks.items()
+        if not EXPECTED[row, column, part].terms and check.holds
+    ]
     return shared.summary(
         "What the blocks of queries, keys and values grow with",
-        f"One causal softmax head, squared loss, {seeds} seeds. Curves are means with standard errors. Powers are slopes on "
-        f"double logarithmic scales: weights are scaled at σ = {SMALL:g}, moments by keys that have them. No power is "
-        f"farther than {farthest:.2g} from that of theory. H_f of value, value is 0.",
+        caption + "".join(zero),
         (panel for panel in panels if panel.shown),
-        [_check(block, rows, fits) for block in EXPECTED if rows],
+        list(checks.values()),
         powers=[
             {
                 **dict(zip(_KEY, place, strict=True)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,6 @@ import torch
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.data import addition_batch
 from hessblocks.figures import Panel, Series
-from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
@@ -80,8 +79,8 @@ def mean_histograms(rows: Rows) -> dict[tuple[str, str], dict[float, float]]:
     }
 
 
-Modes = Mapping[tuple[str, str], Sequence[float]]
-"""(block, group) → log10 of the most frequent size, of each seed."""
+Modes = Mapping[tuple[str, str], Mapping[Scalar, float]]
+"""(block, group) → {seed: log10 of the most frequent size}."""
 
 
 def modes_of(rows: Rows) -> Modes:
@@ -90,9 +89,9 @@ def modes_of(rows: Rows) -> Modes:
     for row in rows:
         curve, found = (row["block"], row["group"], row["seed"]), (row["share"], -row["log10_size"])
         fullest[curve] = max(found, fullest.get(curve, found))
-    modes: dict[tuple[str, str], list[float]] = {}
-    for (block, group, _), (_, negative) in fullest.items():
-        modes.setdefault((block, group), []).append(-negative)
+    modes: dict[tuple[str, str], dict[Scalar, float]] = {}
+    for (block, group, seed), (_, negative) in fullest.items():
+        modes.setdefault((block, group), {})[seed] = -negative
     return modes
 
 
@@ -106,7 +105,12 @@ def summarise(rows: Rows) -> Summary:
         f"Shares of |entry| of the blocks of H in tenths of a decade, mean over {seeds} seeds.",
         (_panel(block, histograms) for block in BLOCKS if block in blocks),
         _checks(modes),
-        modes=shared.mean_table(modes, "block", "group", value="log10_mode"),
+        modes=shared.mean_table(
+            {curve: list(each.values()) for curve, each in modes.items()},
+            "block",
+            "group",
+            value="log10_mode",
+        ),
     )
 
 
@@ -133,30 +137,30 @@ def _checks(modes: Modes) -> list[Check]:
         _check(
             f"most frequent size of the {group} entries with softmax",
             f"{mode:g}, within a factor {FACTOR:g}",
-            modes["softmax", group],
+            shared.over_seeds(modes["softmax", group]),
             mode,
         )
         for group, mode in PUBLISHED.items()
         if ("softmax", group) in modes
     ]
-    value, query = (modes.get(("linear", group), ()) for group in GROUPS)
-    if ratios := [a - b for a, b in zip(query, value, strict=False)]:
+    linear = {group: modes.get(("linear", group), {}) for group in GROUPS}
+    ratio = shared.difference(linear, "query", "value")
+    if ratio.seeds:
         fact = "without softmax query entries have the size of value entries"
         expected = f"ratio of the modes 1, within a factor {FACTOR:g}"
-        checks.append(_check(fact, expected, ratios, 1.0))
+        checks.append(_check(fact, expected, ratio, 1.0))
     return checks
 
 
-def _check(fact: str, expected: str, logarithms: Sequence[float], published: float) -> Check:
-    """A size against a published one; its error is one of the mean over seeds, in decades."""
-    mean, error = mean_and_error(logarithms)
-    count = len(logarithms)
-    spread = f" ± {error:.2f} decades" if count > 1 else ""
+def _check(fact: str, expected: str, logarithm: shared.Difference, published: float) -> Check:
+    """A size against a published one; the error of its logarithm over seeds, in decades, decides with it."""
+    count = logarithm.seeds
+    spread = f" ± {logarithm.error:.2f} decades" if count > 1 else ""
     return Check(
         fact=fact,
         expected=expected,
-        ours=f"{10**mean:.2g}{spread} ({count} seed{'s' * (count > 1)})",
-        holds=abs(mean - math.log10(published)) < math.log10(FACTOR),
+        ours=f"{10**logarithm.mean:.2g}{spread} ({count} seed{'s' * (count > 1)})",
+        holds=logarithm.within(math.log10(FACTOR), around=math.log10(published)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from hessblocks.studies.shared.addition_model import addition_model, weight_size
 from hessblocks.studies.shared.differences import (
+    Difference,
     Values,
     difference,
     difference_check,

@@ -50,13 +50,13 @@ class Difference:
         reach = math.hypot(own, NORMAL * self.common)
         return None if abs(self.mean - limit) < reach else self.mean > limit
 
-    def within(self, limit: float) -> bool | None:
-        """Whether it is at most so far from 0, above or below; None where seeds are too few or disagree.
+    def within(self, limit: float, around: float = 0.0) -> bool | None:
+        """Whether it is at most so far from a value, above or below; None where seeds are too few or disagree.
 
         Returns:
             The decision at 95 % on each side.
         """
-        above, below = self.above(limit), self.above(-limit)
+        above, below = self.above(around + limit), self.above(around - limit)
         if above is True or below is False:
             return False
         return True if above is False and below is True else None
@@ -66,16 +66,17 @@ class Difference:
         scaled = {name: factor * getattr(self, name) for name in ("mean", "error", "common")}
         return replace(self, **scaled)
 
-    def text(self, unit: str, digits: int = 3) -> str:
-        """Mean, error and seeds in words."""
+    def text(self, unit: str, digits: int = 3, *, signed: bool = True) -> str:
+        """Mean, error and seeds in words; a mean above 0 has a plus where it is `signed`."""
         if self.diverged:
             return f"{self.who} diverged in {self.diverged} of {self.seeds} seeds"
         if not self.seeds:
             return "not finished, or diverged"
+        mean = f"{self.mean:{'+' if signed else ''}.{digits}f}"
         if self.seeds < 2:
-            return f"{self.mean:+.{digits}f} {unit} (1 seed)"
+            return f"{mean} {unit} (1 seed)"
         error = math.hypot(self.error, self.common)
-        return f"{self.mean:+.{digits}f} ± {error:.{digits}f} {unit} ({self.seeds} seeds)"
+        return f"{mean} ± {error:.{digits}f} {unit} ({self.seeds} seeds)"
 
 
 def difference(values: Values, first: str, second: str) -> Difference:
@@ -111,7 +112,8 @@ def over_seeds(values: Mapping[Scalar, float]) -> Difference:
     Returns:
         The mean; of no seeds where there is none.
     """
-    return difference({"one": values, "zero": dict.fromkeys(values, 0.0)}, "one", "zero")
+    mean, error = mean_and_error(list(values.values())) if values else (math.nan, math.nan)
+    return Difference(mean=mean, error=error, seeds=len(values))
 
 
 def match_check(

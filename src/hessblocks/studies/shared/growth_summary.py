@@ -43,6 +43,8 @@ class Expected:
     """Distance from it that still agrees."""
     layers: int | None = None
     """Of models with so many layers; None means any."""
+    earlier: bool = False
+    """Whether it is of the layers before the last only."""
     table: str = "slopes"
     """Name of its range of σ."""
     source: str = "theory"
@@ -91,6 +93,7 @@ def growth_summary(
         for wanted in expected
         for curve, growth in fits[wanted.table].items()
         if curve[2:] == (wanted.group, wanted.part) and wanted.layers in (None, curve[0])
+        if not wanted.earlier or curve[1] + 1 < curve[0]
     ]
     tables = {
         name: [

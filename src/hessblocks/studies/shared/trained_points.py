@@ -173,7 +173,7 @@ class Sweep:
     settings: Mapping[str, object] = field(default_factory=dict)
     """Further settings of the points."""
     rates: Sequence[float] = ()
-    """Learning rates of which each block takes its best; fewer than two for the size's own."""
+    """Learning rates of which each block takes its best; none for the size's own."""
     seeds: int | None = None
     """How many, whatever is asked for; None for what is asked for."""
 
@@ -273,10 +273,11 @@ def _gpt2(size: TextSize) -> PreTrainedModel:
 
 def _places(sweep: Sweep, variant: str) -> list[dict[str, object]]:
     """Where a variant is trained: at each rate, the table of pairs, which has none, at the size's own."""
-    if len(sweep.rates) < 2 or variant == BIGRAMS:
+    if not sweep.rates or variant == BIGRAMS:
         return [{"size": sweep.size}]
+    tuned = True if len(sweep.rates) > 1 else None
     return [
-        {"size": replace(sweep.size, learning_rate=rate), "tuned": True} for rate in sweep.rates
+        {"size": replace(sweep.size, learning_rate=rate), "tuned": tuned} for rate in sweep.rates
     ]
 
 

@@ -31,11 +31,10 @@ VOID = "void, since pre-ln has not learnt more than pairs of tokens"
 """Behind the numbers of a verdict whose control does not hold."""
 UNDECIDED = "undecided, as its control is"
 """The same where the control's seeds do not decide."""
+LONGER = "the best rate is not yet inside the grid of"
+"""The same where a block might train better at a rate that was not tried; the block follows."""
 CLOSE = 0.05
 """Nats per token that count as no difference, in every claim about losses."""
-
-LONGER = "the best rate is not yet inside the grid of"
-"""The same where a block might train better at a rate that was not tried."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a block costs: parameters, time of a training step and of an answer, memory of both.
+"""What a block costs: parameters, time of a training step and of a forward pass, memory of both.
 
 All blocks take turns, so that whatever else the machine does strikes all of them alike.
 """
@@ -13,10 +13,7 @@ import torch
 
 from hessblocks.training.masked.masked_settings import Pretraining
 from hessblocks.training.masked.pretrain import CLIP
-from hessblocks.training.trainer import Work, in_turns, peak_bytes
-
-ROUNDS = 12
-"""Turns of every block, after one that warms up."""
+from hessblocks.training.trainer import ROUNDS, TimedModel, in_turns, peak_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,35 +50,38 @@ def costs(settings: Pretraining, presets: Sequence[str], rounds: int = ROUNDS) -
     Args:
         settings: sizes; its preset is replaced.
         presets: names of blocks.
-        rounds: turns that count.
+        rounds: turns that count, after one that warms up.
 
     Returns:
         Name → cost.
+
+    Cost:
+        The models of all blocks, with their optimisers, are in memory at once.
     """
-    works = {name: _work(replace(settings, preset=name)) for name in presets}
+    timed = {name: _timed_model(replace(settings, preset=name)) for name in presets}
     runs = {
-        (name, kind): getattr(work, kind)
-        for name, work in works.items()
-        for kind in ("step", "answer")
+        (name, kind): work
+        for name, each in timed.items()
+        for kind, work in (("step", each.step), ("forward", each.forward_pass))
     }
     times = in_turns(runs, rounds)
     return {
         name: Cost(
             preset=name,
-            parameters=sum(parameter.numel() for parameter in work.model.parameters()),
+            parameters=sum(parameter.numel() for parameter in each.model.parameters()),
             step_times=tuple(times[name, "step"]),
-            answer_times=tuple(times[name, "answer"]),
-            step_memory=peak_bytes(work.step, work.held()),
-            answer_memory=peak_bytes(work.answer, list(work.model.state_dict().values())),
+            answer_times=tuple(times[name, "forward"]),
+            step_memory=peak_bytes(each.step, each.held()),
+            answer_memory=peak_bytes(each.forward_pass, list(each.model.state_dict().values())),
         )
-        for name, work in works.items()
+        for name, each in timed.items()
     }
 
 
-def _work(settings: Pretraining) -> Work:
+def _timed_model(settings: Pretraining) -> TimedModel:
     """A model and a batch of random tokens, some of them masked."""
     model = settings.model()
     shape = (settings.batch_size, settings.context)
     tokens = torch.randint(settings.vocab_size, shape)
     masked = torch.rand(shape) < settings.mask_share
-    return Work(model, tokens, tokens.masked_fill(~masked, -100), CLIP)
+    return TimedModel(model, tokens, tokens.masked_fill(~masked, -100), CLIP)

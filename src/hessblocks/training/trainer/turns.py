@@ -1,4 +1,4 @@
-"""What steps, answers and decoding of several models take, all of them in turns.
+"""What steps, forward passes and decoding of several models take, all of them in turns.
 
 Whatever else the machine does then strikes all of them alike.
 """
@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
+from hessblocks.training.preparation import resolve_device
 from hessblocks.training.trainer.update_cost import working_seconds
 
 K = TypeVar("K")
+ROUNDS = 12
+"""Turns that count where nothing else is asked for, after one that warms up."""
 
 
 def in_turns(runs: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, list[float]]:
-    """The working seconds of some pieces of work, which take turns.
+    """The seconds of some pieces of work, which take turns: of processor time on a CPU, as `working_seconds` counts.
 
     Args:
         runs: the pieces.
@@ -29,7 +32,7 @@ def in_turns(runs: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, lis
     Returns:
         The seconds of each piece, turn by turn.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device("auto")
     found: dict[K, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, run in runs.items():
@@ -40,8 +43,8 @@ def in_turns(runs: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, lis
     return found
 
 
-class Work:
-    """A model with the optimiser of a run and a batch; bf16 on CUDA."""
+class TimedModel:
+    """A model with a batch and fused AdamW of rate 1e-4; bf16 on CUDA."""
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Work:
         clip: float,
     ) -> None:
         """Take a model, a batch of tokens with their labels, and the largest norm of a gradient."""
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = resolve_device("auto")
         self.model: Any = nn.Module.to(model, device)
         self.precision = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
@@ -69,8 +72,8 @@ class Work:
         self.optimiser.zero_grad()
 
     @torch.no_grad()
-    def answer(self) -> None:
-        """A forward pass."""
+    def forward_pass(self) -> None:
+        """A forward pass over the batch, without gradients."""
         self.model.eval()
         with self.precision:
             self.model(input_ids=self.tokens)
