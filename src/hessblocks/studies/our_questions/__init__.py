@@ -1,4 +1,9 @@
 """What the two papers ask together."""
 
-STUDIES = {"baseline": "baseline", "simplification": "simplification", "adaptivity": "adaptivity"}
+STUDIES = {
+    "baseline": "baseline",
+    "simplification": "simplification",
+    "adaptivity": "adaptivity",
+    "temperature": "temperature",
+}
 """Name → module of this room that holds the study as `STUDY`."""

@@ -1,7 +1,17 @@
 """What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
 
-from hessblocks.studies.shared.addition_model import addition_model, weight_size
-from hessblocks.studies.shared.differences import Values, difference, difference_check
+from hessblocks.studies.shared.addition_model import TOKENS, addition_model, weight_size
+from hessblocks.studies.shared.differences import (
+    Difference,
+    Values,
+    difference,
+    difference_check,
+    judged_by,
+    mean_check,
+    over_seeds,
+    slope_check,
+    slopes,
+)
 from hessblocks.studies.shared.fits import fit_growth
 from hessblocks.studies.shared.gathering import (
     curve,
@@ -52,6 +62,7 @@ from hessblocks.studies.shared.trained_points import (
     REFERENCES,
     SIZES,
     SMOKE,
+    TRAINED_COLUMNS,
     BlockSettings,
     Sweep,
     TrainedSettings,
@@ -64,7 +75,6 @@ from hessblocks.studies.shared.trained_points import (
 from hessblocks.studies.shared.trained_summary import (
     CLOSE,
     HOW,
-    UNDECIDED,
     Runs,
     finite,
     places_panel,

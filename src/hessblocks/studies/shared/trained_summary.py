@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from hessblocks.figures import Panel
@@ -15,6 +14,7 @@ from hessblocks.studies.shared.differences import (
     Values,
     difference,
     difference_check,
+    judged_by,
     match_check,
 )
 from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
@@ -28,8 +28,6 @@ MARGIN = 0.3
 """Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare blocks."""
 VOID = "void, since pre-ln has not learnt more than pairs of tokens"
 """Behind the numbers of a verdict whose control does not hold."""
-UNDECIDED = "undecided, as its control is"
-"""The same where the control's seeds do not decide."""
 CLOSE = 0.05
 """Nats per token that count as no difference, in every claim about losses."""
 
@@ -137,10 +135,7 @@ class Runs:
         """
         known = (one for kind, one in self.controls.items() if variant.endswith(kind))
         control = next(known, None)
-        if control is None or control.holds:
-            return check
-        why = UNDECIDED if control.holds is None else VOID
-        return replace(check, ours=f"{check.ours}; {why}", holds=None)
+        return check if control is None else judged_by(control, check, VOID)
 
     def slower(self, slow: str, fast: str, fact: str) -> Check:
         """Whether `slow` ends with the higher loss at equal tokens."""
