@@ -5,5 +5,6 @@ STUDIES = {
     "simplification": "simplification",
     "adaptivity": "adaptivity",
     "temperature": "temperature",
+    "batch-size": "batch_size",
 }
 """Name → module of this room that holds the study as `STUDY`."""
