@@ -56,8 +56,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        11609,
-        "a5507c82d3b68a7e8f574dce946718917794ca3499e6141f340541fc6d9b110f",
+        11651,
+        "3c0cc787ac6f65466db1f806cece52ed73793d828b42f0832d34da8d20f41cf2",
     )
 
 

@@ -12,6 +12,7 @@ from hessblocks.curvature.groups import (
     ParameterGroup,
     ParameterView,
     custom_groups,
+    merge,
     parameter_groups,
     select_groups,
 )

@@ -6,5 +6,6 @@ STUDIES = {
     "adaptivity": "adaptivity",
     "temperature": "temperature",
     "batch-size": "batch_size",
+    "warm-up": "warm_up",
 }
 """Name → module of this room that holds the study as `STUDY`."""

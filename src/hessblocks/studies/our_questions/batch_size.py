@@ -168,7 +168,7 @@ def summarise(rows: Rows) -> Summary:
     ]
     stages = dict.fromkeys(place[0] for place in found)
     return shared.summary(
-        "A larger batch averages H_f out and leaves H_o",
+        "H_o and H_f as the batch grows",
         "Exact norms of the last attention's diagonal blocks on held-out text, the loss a mean over tokens; each "
         "batch begins with the smaller ones. Slopes are fitted from the root of the largest batch on. Python source; mean over seeds, bars are its standard errors.",
         [_panel(stage, labels, found) for stage in stages for labels in (TEXT, DRAWN)],
