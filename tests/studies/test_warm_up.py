@@ -15,6 +15,7 @@ from hessblocks.studies.our_questions.warm_up import (
     VOID,
     WARM,
     WarmUpSettings,
+    beside,
     sharpness,
 )
 from hessblocks.studies.shared.trained_points import make_model, run_settings
@@ -27,7 +28,7 @@ def point(kind: str) -> WarmUpSettings:
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
-def test_sharpness_is_the_largest_eigenvalue_of_all_layers_of_a_role() -> None:
+def test_sharpness_is_the_largest_eigenvalue_of_either_sign_of_all_layers_of_a_role() -> None:
     small = {"depth": 2, "width": 4, "heads": 1, "mlp_width": 4, "context": 6, "vocab_size": 12}
     settings = point(WARM)
     model = make_model(replace(settings, size=replace(settings.size, **small))).double()
@@ -37,14 +38,18 @@ def test_sharpness_is_the_largest_eigenvalue_of_all_layers_of_a_role() -> None:
     groups = parameter_groups(model)
     assert set(found) == {group.role for group in groups.values()}
     problem = Problem(model.eval(), batch, loss="causal-lm")
-    for role in ("query", "mlp_out"):
+    negative = False
+    for role in ("query", "key", "value", "projection", "mlp_in", "mlp_out"):
         own = [group for group in groups.values() if group.role == role]
         assert len(own) == 2
         blocks = [Hessian(problem, rows=i, columns=j).dense() for i in own for j in own]
         whole = torch.cat([torch.cat(blocks[:2], dim=1), torch.cat(blocks[2:], dim=1)])
-        largest = float(torch.linalg.eigvalsh((whole + whole.T) / 2)[-1])
+        values = torch.linalg.eigvalsh((whole + whole.T) / 2)
+        largest = float(values.abs().max())
+        negative |= float(-values.min()) == largest
         assert found[role]["value"] == pytest.approx(largest, rel=0.03)
         assert found[role]["standard_error"] <= 0.03 * largest
+    assert negative
 
 
 def test_runs_differ_in_their_warm_up_and_in_the_order_of_the_data_alone() -> None:
@@ -116,6 +121,19 @@ def test_what_the_order_of_the_data_does_too_is_void(loss: float, sharp: float) 
     found = STUDY.summarise(rows({**LOSSES, AGAIN: loss}, other)).checks
     assert [check.holds for check in found] == [False, None, True, False, None, True, False, None]
     assert [check.ours.endswith(VOID) for check in found].count(True) == 3
+
+
+@pytest.mark.parametrize(
+    ("order", "holds"), [(0.4, True), (-0.3, True), (0.7, False), (-0.6, False)]
+)
+def test_warm_up_is_set_against_both_runs_without(order: float, holds: bool) -> None:
+    values = {
+        kind: {seed: start + shift * seed for seed in range(3)}
+        for kind, start, shift in ((WARM, 0.0, 0.01), (COLD, 1.0, 0.0), (AGAIN, 1.0 + order, 0.0))
+    }
+    control, claim = beside(values, "loss", "higher", "nats", above=True)
+    assert (control.holds, claim.holds) == (holds, True if holds else None)
+    assert claim.ours.startswith(f"{1 + order / 2 - 0.01:+.3f} ± 0.006 nats (3 seeds)")
 
 
 def test_one_seed_and_no_rows_decide_nothing() -> None:
