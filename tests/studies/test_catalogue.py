@@ -56,8 +56,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        15474,
-        "94511a620683e81486b147f6fe36b6ea324b5c1a87f4c0b79a3d8facddd23427",
+        17208,
+        "ab31e47135e18f40ee2f8c2a0f0989ae21909a55284ab82eed4eb307e3c35307",
     )
 
 

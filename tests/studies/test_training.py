@@ -18,7 +18,7 @@ from hessblocks.storage.tables import Row
 from hessblocks.studies.blocks_paper import ablations, speed
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.study import SCALES, Scale
-from hessblocks.studies.our_questions import adaptivity, simplification
+from hessblocks.studies.our_questions import adaptivity, simplification, warm_up
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared import texts
 from hessblocks.studies.shared import trained_points as trained
@@ -441,7 +441,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Smoke scale, smaller still: a test runs all of them."""
     sizes = {"depth": 2, "width": 16, "mlp_width": 32, "context": 16, "steps": 8, "vocab_size": 260}
     small = replace(SMOKE, **sizes, evaluations=4, evaluation_sequences=8)
-    for module in (trained, simplification, adaptivity):
+    for module in (trained, simplification, adaptivity, warm_up):
         found = module.SIZES
         monkeypatch.setitem(found, "smoke", replace(small, steps=found["smoke"].steps // 5))
     monkeypatch.setattr(speed, "ROUNDS", 2)

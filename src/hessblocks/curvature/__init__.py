@@ -14,6 +14,7 @@ from hessblocks.curvature.groups import (
     ParameterGroup,
     ParameterView,
     custom_groups,
+    merge,
     parameter_groups,
     select_groups,
 )

@@ -277,10 +277,7 @@ def _checks(rows: Rows, average: shared.Values) -> list[Check]:
         fact = "pretraining helps: pre-ln scores above the same model from random weights"
         why = "above 0 points (ours; without it the scores say nothing about pretraining)"
         control = above("pre-ln", FRESH, fact, expected=why)
-        if not control.holds:
-            why = VOID if control.holds is False else shared.UNDECIDED
-            checks = [replace(one, ours=f"{one.ours}; {why}", holds=None) for one in checks]
-        checks.append(control)
+        checks = [*(shared.judged_by(control, one, VOID) for one in checks), control]
     millions = {name: count / 1e6 for name, (count, _) in shared.values(rows, AT_SIZE).items()}
     checks += [
         Check(

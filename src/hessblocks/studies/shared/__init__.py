@@ -1,13 +1,17 @@
 """What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
 
-from hessblocks.studies.shared.addition_model import addition_model, weight_size
+from hessblocks.studies.shared.addition_model import TOKENS, addition_model, weight_size
 from hessblocks.studies.shared.differences import (
     Difference,
     Values,
     difference,
     difference_check,
+    judged_by,
     match_check,
+    mean_check,
     over_seeds,
+    slope_check,
+    slopes,
 )
 from hessblocks.studies.shared.fits import Growth, fit_growth
 from hessblocks.studies.shared.gathering import (
@@ -76,7 +80,6 @@ from hessblocks.studies.shared.trained_points import (
 from hessblocks.studies.shared.trained_summary import (
     CLOSE,
     HOW,
-    UNDECIDED,
     Runs,
     finite,
     places_panel,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import linear_regression
 
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks.studies.engine import Check
 from hessblocks.studies.shared.statistics import student_quantile
 
+UNDECIDED = "undecided, as its control is"
+"""Behind the numbers of a verdict whose control's seeds do not decide."""
 NORMAL = 1.96
 """Half the 95 % interval of a normal, in standard errors."""
 Values = Mapping[str, Mapping[Scalar, float]]
@@ -176,6 +179,96 @@ def difference_check(
         The fact beside the difference; undecided where seeds are too few or disagree.
     """
     found = difference(values, first, second)
+    return mean_check(
+        found, fact, expected=expected, above=above, limit=limit, unit=unit, digits=digits
+    )
+
+
+def mean_check(
+    found: Difference,
+    fact: str,
+    *,
+    expected: str,
+    above: bool,
+    limit: float = 0.0,
+    unit: str,
+    digits: int = 3,
+) -> Check:
+    """A fact that holds where a mean over seeds is above a limit, or where it is not.
+
+    Args:
+        found: the mean.
+        fact: in a sentence.
+        expected: its number or direction.
+        above: whether the fact says "above the limit".
+        limit: in the unit of the mean.
+        unit: of the mean.
+        digits: behind the point.
+
+    Returns:
+        The fact beside the mean; undecided where seeds are too few or disagree.
+    """
     verdict = found.above(limit)
     holds = None if verdict is None else verdict == above
     return Check(fact=fact, expected=expected, ours=found.text(unit, digits), holds=holds)
+
+
+def slopes(curves: Mapping[Scalar, Mapping[float, float]]) -> dict[Scalar, float]:
+    """The exponent b of y ∝ x^b, by least squares on logarithms, seed by seed.
+
+    What a seed's measurements share shifts its curve and leaves its slope alone, so that the seeds' slopes
+    tell the error where the same draw is measured at every x.
+
+    Args:
+        curves: seed → {x: y}, both positive; a y of 0 is left out.
+
+    Returns:
+        Seed → slope, of those with two places or more.
+    """
+    found = {}
+    for seed, curve in curves.items():
+        places = [(math.log(x), math.log(y)) for x, y in curve.items() if y > 0]
+        if len(places) > 1:
+            found[seed] = linear_regression(*zip(*places, strict=True)).slope
+    return found
+
+
+def slope_check(
+    found: Difference, fact: str, *, of: str, expected: float, tolerance: float, source: str
+) -> Check:
+    """A slope beside the expected one; it fails where it is steeper or flatter.
+
+    Args:
+        found: the mean of the seeds' slopes.
+        fact: in a sentence.
+        of: what is raised to a power.
+        expected: that power.
+        tolerance: distance from it that still agrees.
+        source: where the number is from.
+
+    Returns:
+        The fact beside the slope; undecided where seeds are too few or disagree.
+    """
+    return Check(
+        fact=fact,
+        expected=f"{expected:g} ± {tolerance:g} ({source})",
+        ours=found.text(f"powers of {of}"),
+        holds=replace(found, mean=found.mean - expected).within(tolerance),
+    )
+
+
+def judged_by(control: Check, check: Check, void: str) -> Check:
+    """The check; undecided, with the reason, where its control fails or decides nothing.
+
+    Args:
+        control: without which the check says nothing.
+        check: a fact.
+        void: what is said where the control fails.
+
+    Returns:
+        The check, or one that holds neither way.
+    """
+    if control.holds:
+        return check
+    why = UNDECIDED if control.holds is None else void
+    return replace(check, ours=f"{check.ours}; {why}", holds=None)

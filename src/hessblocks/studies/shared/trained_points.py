@@ -156,6 +156,10 @@ class TrainedSettings(BlockSettings):
     """Of the learning rate, linear or cosine; None for linear."""
     optimiser: str | None = None
     """adamw or sgd; None for adamw."""
+    warmup: float | None = None
+    """Share of the steps in which the learning rate grows from 0; None for 0.05."""
+    order: int | None = None
+    """Added to the seed where the data are put in order, so that equal weights see another order; None for 0."""
     slots: tuple[str, ...] = ()
     """What the block has instead of the variant's own, as `slot=value`."""
     embedding_std: float | None = None
@@ -231,9 +235,10 @@ def run_settings(settings: TrainedSettings) -> RunSettings:
     return run_of_size(
         settings.size,
         settings.variant,
-        settings.seed,
+        settings.seed + (settings.order or 0),
         optimiser=settings.optimiser or "adamw",
         schedule=settings.decay or "linear",
+        warmup=settings.warmup,
     )
 
 

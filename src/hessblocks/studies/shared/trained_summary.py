@@ -16,6 +16,7 @@ from hessblocks.studies.shared.differences import (
     Values,
     difference,
     difference_check,
+    judged_by,
     match_check,
 )
 from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
@@ -29,10 +30,8 @@ MARGIN = 0.3
 """Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare blocks."""
 VOID = "void, since pre-ln has not learnt more than pairs of tokens"
 """Behind the numbers of a verdict whose control does not hold."""
-UNDECIDED = "undecided, as its control is"
-"""The same where the control's seeds do not decide."""
 LONGER = "the best rate is not yet inside the grid of"
-"""The same where a block might train better at a rate that was not tried; the block follows."""
+"""Behind the numbers where a block might train better at a rate that was not tried; the block follows."""
 CLOSE = 0.05
 """Nats per token that count as no difference, in every claim about losses."""
 
@@ -175,13 +174,12 @@ class Runs:
         """
         name = variants[0] if variants else ""
         control = next((one for kind, one in self.controls.items() if name.endswith(kind)), None)
-        why = []
-        if control is not None and not control.holds:
-            why.append(UNDECIDED if control.holds is None else VOID)
+        if control is not None:
+            check = judged_by(control, check, VOID)
         open_ended = [one for one in variants if one in self.rates and not self.rates[one].settled]
-        if open_ended:
-            why.append(f"{LONGER} {', '.join(open_ended)}")
-        return replace(check, ours="; ".join([check.ours, *why]), holds=None) if why else check
+        if not open_ended:
+            return check
+        return replace(check, ours=f"{check.ours}; {LONGER} {', '.join(open_ended)}", holds=None)
 
     def slower(self, slow: str, fast: str, fact: str) -> Check:
         """Whether `slow` ends with the higher loss at equal tokens."""
