@@ -199,6 +199,24 @@ def test_images_and_labels_that_do_not_fit(batch: dict[str, Tensor], loss: str, 
         hb.exact_last_block(made("vit"), {"pixel_values": images, **batch}, loss)
 
 
+def test_images_as_a_pair_and_of_another_size() -> None:
+    model, labels = made("vit"), torch.tensor([0, 2])
+    images = torch.randn(2, 3, 4, 4).double()
+    as_dict = {"pixel_values": images, "labels": labels}
+    pair, named = (
+        hb.exact_last_block(model, batch, "classification").dense()
+        for batch in ((images, labels), as_dict)
+    )
+    assert torch.equal(pair, named)
+    larger = {
+        "pixel_values": torch.randn(1, 3, 8, 8).double(),
+        "labels": labels[:1],
+        "interpolate_pos_encoding": True,
+    }
+    found = hb.exact_last_block(model, larger, "classification")
+    assert found.attention.layer.x.shape[1] == 17
+
+
 def test_classification_of_a_language_model_is_refused() -> None:
     with pytest.raises(ArgumentError, match="classification does not fit LlamaForCausalLM"):
         hb.exact_last_block(

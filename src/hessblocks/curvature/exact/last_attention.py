@@ -102,11 +102,13 @@ class LastAttention:
                 "model: behind its last attention it does something else than the closed form supposes, or not token "
                 f"by token; {ELSEWHERE}"
             )
-        few: dict[str, Any] = {"input_ids": batch.inputs[:1, :_TRIED], **without_cache(batch)}
+        arguments: tuple[Any, ...] = (batch.inputs[:1, :_TRIED],)
+        keywords: dict[str, Any] = without_cache(batch)
         if batch.inputs.is_floating_point():
-            few = batch.split(1)[0].keywords
+            image = batch.split(1)[0]
+            arguments, keywords = image.arguments, image.keywords
         with noted_inputs(self.output_layer) as seen:
-            given = cast(Any, model)(**few)
+            given = cast(Any, model)(*arguments, **keywords)
         logits: Tensor = given[0] if isinstance(given, tuple) else given.logits
         if not _close(self.unembedding.logits(seen[0]), logits):
             raise ArgumentError(
