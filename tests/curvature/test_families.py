@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 import hessblocks as hb
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
-from hessblocks.curvature.exact.families import FAMILIES
+from hessblocks.curvature.last_layer import FAMILIES
 from hessblocks.curvature.verification.last_layers import compare, verify_last_blocks
 from hessblocks.curvature.verification.places import places
 from hessblocks.curvature.verification.tiny_models import (

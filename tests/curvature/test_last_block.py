@@ -16,8 +16,8 @@ from hessblocks.blocks.positions import RotaryPosition
 from hessblocks.blocks.weights import Dense as DenseWeight
 from hessblocks.blocks.weights import Reparametrised
 from hessblocks.conventions import PARTS
-from hessblocks.curvature.exact.last_attention import last_attention
 from hessblocks.curvature.exact.last_block import exact_attention_curvature
+from hessblocks.curvature.last_layer import last_attention
 from hessblocks.curvature.products.backend import evaluation_mode
 from hessblocks.curvature.products.batches import unpack
 from hessblocks.errors import ArgumentError
@@ -210,7 +210,7 @@ def test_a_memory_limit_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pre-ln", "gpt2"])
-def test_the_forward_pass_ends_at_the_last_attention(name: str) -> None:
+def test_the_output_layer_is_run_on_a_few_tokens_alone(name: str) -> None:
     case, _ = solved(name)
     with torch.no_grad(), evaluation_mode(case.model):
         seen: list[torch.Size] = []
@@ -219,7 +219,7 @@ def test_the_forward_pass_ends_at_the_last_attention(name: str) -> None:
         )
         last_attention(case.model, unpack(case.batches[0], torch.device("cpu")))
         handle.remove()
-    assert not seen
+    assert [shape[:2] for shape in seen] == [(1, 4)]
 
 
 @pytest.mark.parametrize(

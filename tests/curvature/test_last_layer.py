@@ -17,7 +17,7 @@ from hessblocks.blocks.weights import Dense as DenseWeight
 from hessblocks.blocks.weights import Reparametrised
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
-from hessblocks.curvature.exact.families import output_layer
+from hessblocks.curvature.last_layer import output_layer
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import Case
 from tests.curvature.oracle import Dense, dense

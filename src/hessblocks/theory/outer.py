@@ -65,8 +65,8 @@ class OuterPart:
         self._heads = heads
         self._curvature = curvature
         self._factor = curvature.factor if curvature.low_rank(heads[0].w_value.shape[1]) else None
-        self._jacobians: BoundedCache[TokenJacobian] = BoundedCache(heads[0].memory_limit)
-        self._halves: BoundedCache[Tensor] = BoundedCache(heads[0].memory_limit)
+        self._jacobians: BoundedCache[TokenJacobian] = BoundedCache(heads[0].memory_limit // 4)
+        self._halves: BoundedCache[Tensor] = BoundedCache(heads[0].memory_limit // 4)
         self._ones = heads[0].x.new_ones(heads[0].gradient.shape[0], 1)
 
     def terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:

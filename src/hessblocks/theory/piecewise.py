@@ -33,12 +33,12 @@ class PiecewiseHessian(abc.ABC):
 
         Args:
             like: a tensor with the dtype and device of the blocks.
-            memory_limit: bytes that blocks may be kept in, and that one operation may take.
+            memory_limit: bytes that one operation may take; a quarter of it may hold blocks that are kept.
         """
         self._like = torch.empty(0, dtype=like.dtype, device=like.device)
         self._limit = memory_limit
         self._norms: dict[tuple[Piece, Piece, Part], float] = {}
-        self._blocks: BoundedCache[Any] = BoundedCache(memory_limit)
+        self._blocks: BoundedCache[Any] = BoundedCache(memory_limit // 4)
 
     @abc.abstractmethod
     def pieces(self, group: str, head: int | None) -> list[Piece]:

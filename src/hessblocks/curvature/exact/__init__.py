@@ -2,6 +2,5 @@
 
 from hessblocks.curvature.exact.block_hessian import UNEMBEDDING, LastBlockHessian
 from hessblocks.curvature.exact.exact_norms import Norms, exact_norms
-from hessblocks.curvature.exact.families import FAMILIES, ROLES, output_layer
 from hessblocks.curvature.exact.last_block import exact_attention_curvature, exact_last_block
 from hessblocks.curvature.exact.token_moments import attention_moments, second_moment_figure

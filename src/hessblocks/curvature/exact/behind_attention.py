@@ -21,11 +21,9 @@ from torch.func import grad, jacrev, vjp, vmap
 
 from hessblocks.curvature.exact.piecewise_linear import piecewise_linear
 from hessblocks.curvature.exact.unembedding import Unembedding
+from hessblocks.curvature.last_layer import HiddenNetwork
 from hessblocks.linalg import MEMORY_LIMIT, chunks
 from hessblocks.theory import TokenCurvature
-
-HiddenNetwork = Callable[..., Float[Tensor, "... D"]]
-"""From one token's attention output (D,) and its side inputs to its final hidden state (D,)."""
 
 
 @dataclass(frozen=True, kw_only=True)

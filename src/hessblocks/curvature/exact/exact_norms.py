@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from hessblocks.conventions import IGNORED, PARTS, Part
 from hessblocks.curvature.exact.behind_attention import TokenDerivatives
-from hessblocks.curvature.exact.last_attention import LastAttention, last_attention
 from hessblocks.curvature.exact.last_block import behind_cross_entropy, hessian_of
+from hessblocks.curvature.last_layer import LastAttention, last_attention
 from hessblocks.curvature.products import causal_targets, unpack
 from hessblocks.errors import check_name
 from hessblocks.linalg import Estimate
@@ -86,7 +86,8 @@ def _squares(found: LastAttention, labels: Tensor, valid: Tensor) -> TokenDeriva
     sides = tuple(side[valid] for side in found.sides)
 
     def network(a: Tensor, *side: Tensor) -> Tensor:
-        return found.unembedding.logits(found.network(a, *side))
+        logits: Tensor = found.output_layer(found.network(a, *side))
+        return logits
 
     logits = network(attended, *sides)
     linear_map: Tensor = jacrev(network)(attended[0], *(side[0] for side in sides))

@@ -20,13 +20,17 @@ from torch import Tensor, nn
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.exact.behind_attention import TokenDerivatives, token_derivatives
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
-from hessblocks.curvature.exact.covered import check_model, undisturbed
-from hessblocks.curvature.exact.families import output_layer
 from hessblocks.curvature.exact.input_norm import InputNorm, widened
-from hessblocks.curvature.exact.last_attention import LastAttention, last_attention
 from hessblocks.curvature.exact.tail import TokenTail
-from hessblocks.curvature.exact.unembedding import SeenLoss
+from hessblocks.curvature.exact.unembedding import SeenLoss, Unembedding
 from hessblocks.curvature.groups import plain_model
+from hessblocks.curvature.last_layer import (
+    LastAttention,
+    check_model,
+    last_attention,
+    output_layer,
+    undisturbed,
+)
 from hessblocks.curvature.products import (
     Batch,
     causal_targets,
@@ -144,7 +148,7 @@ def exact_last_block(
         memory_limit,
     )
     seen = SeenLoss(
-        found.unembedding,
+        Unembedding.of(found.output_layer),
         tail.hidden,
         targets[:, positions].flatten().masked_fill(~labelled, 0),
         labelled.to(tail.hidden) / int(valid.sum()),
@@ -181,7 +185,7 @@ def taken(
     _check_inputs(unpacked, loss)
     targets = _TARGETS[loss](unpacked).long()
     found = last_attention(model, unpacked)
-    _check_targets(targets, unpacked, found.unembedding.classes)
+    _check_targets(targets, unpacked, len(found.output_layer.weight))
     if found.pooled != (loss == "classification"):
         raise ArgumentError(
             f"loss: {loss} does not fit {type(model).__name__}; expected "
@@ -193,7 +197,7 @@ def taken(
         )
     valid = targets != IGNORED
     with undisturbed(model), torch.no_grad():
-        found.check(model, unpacked, valid)
+        found.check(valid)
     return found, targets, valid
 
 
@@ -297,7 +301,7 @@ def behind_cross_entropy(
     labelled = int(valid.sum())
     return token_derivatives(
         found.network,
-        found.unembedding,
+        Unembedding.of(found.output_layer),
         found.attended[valid],
         tuple(side[valid] for side in found.sides),
         targets[valid],

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.exact.covered import check_linear, undisturbed
-from hessblocks.curvature.exact.last_attention import LastAttention
+from hessblocks.curvature.last_layer import LastAttention, check_linear, undisturbed
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import chunks
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from hessblocks.curvature.exact.covered import undisturbed
 from hessblocks.curvature.exact.last_block import frozen, taken
+from hessblocks.curvature.exact.unembedding import Unembedding
 from hessblocks.curvature.groups import plain_model
+from hessblocks.curvature.last_layer import undisturbed
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import AttentionMoments
@@ -51,10 +52,11 @@ def attention_moments(
     model = plain_model(model)
     found, targets, valid = taken(model, batch, loss, memory_limit)
     sides = tuple(side[valid] for side in found.sides)
+    unembedding = Unembedding.of(found.output_layer)
     with undisturbed(model), frozen(model):
         hidden, pull, *_ = vjp(lambda a: vmap(found.network)(a, *sides), found.attended[valid])
         share = hidden.new_full((len(hidden),), 1 / len(hidden))
-        (seen,) = pull(found.unembedding.gradient(hidden, targets[valid], share, memory_limit))
+        (seen,) = pull(unembedding.gradient(hidden, targets[valid], share, memory_limit))
     gradient = torch.zeros_like(found.attended)
     gradient[valid] = seen
     return AttentionMoments(layer=found.layer, gradient=gradient)

@@ -13,7 +13,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.exact import FAMILIES, ROLES, UNEMBEDDING, output_layer
+from hessblocks.curvature.exact import UNEMBEDDING
+from hessblocks.curvature.last_layer import FAMILIES, ROLES, output_layer
 from hessblocks.theory import GAINS, NORMS
 
 Numbers = Mapping[int, Int[Tensor, "..."]]

@@ -95,7 +95,7 @@ class KroneckerSum(ExactOperator):
         self.row_shape = row_shape
         self.column_shape = column_shape
         self.memory_limit = memory_limit
-        self.terms = _merged([distinct(term.collapsed()) for term in terms])
+        self.terms = _merged([distinct(term.collapsed()) for term in terms], memory_limit)
         for term in self.terms:
             assert (term.row_shape, term.column_shape) == (row_shape, column_shape)
 
@@ -222,12 +222,12 @@ class KroneckerSum(ExactOperator):
         return list(chunks(term.tokens, max(1, step)))
 
 
-def _merged(terms: Sequence[KroneckerTerm]) -> tuple[KroneckerTerm, ...]:
-    """Add up the matrices of terms with the same vectors; drop terms without tokens."""
+def _merged(terms: Sequence[KroneckerTerm], memory_limit: int) -> tuple[KroneckerTerm, ...]:
+    """Add up the matrices of terms with the same vectors within the limit; drop terms without tokens."""
     kept: list[KroneckerTerm] = []
     for term in terms:
         for k, other in enumerate(kept):
-            if _share_vectors(term, other):
+            if term.sum_bytes(other) <= memory_limit and _share_vectors(term, other):
                 kept[k] = replace(term, matrices=other.matrices.plus(term.matrices))
                 break
         else:

@@ -61,6 +61,15 @@ class KroneckerTerm:
         """Bytes of the numbers held."""
         return self.row.nbytes + self.column.nbytes + self.matrices.nbytes
 
+    def sum_bytes(self, other: KroneckerTerm) -> int:
+        """Bytes of the added matrices of two terms of one shape, at most."""
+        both = self.matrices.nbytes + other.matrices.nbytes
+        _, R, _, W = self.sizes
+        count = max(len(self.matrices.right), len(other.matrices.right))
+        whole = count * R * W * self.row.element_size()
+        thin = self.matrices.left is not None and other.matrices.left is not None
+        return both if thin else whole
+
     @property
     def work(self) -> int:
         """Multiplications that it takes to assemble the term, but for symmetries."""

@@ -1,23 +1,22 @@
 """What passes by the last attention in one forward pass of a model.
 
-Letters: B sequences, L tokens, D width.
+Letters: B sequences, L tokens, D width, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hessblocks.curvature.products import Batch
 
-
-class _Captured(Exception):  # noqa: N818 - no error: it ends the forward pass
-    """All has been seen; what follows need not be computed."""
+_TRIED = 4
+"""Tokens whose logits the model is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +31,10 @@ class Seen:
     """Output of its attention, projected."""
     hidden: Float[Tensor, "B *L D"]
     """Input of the output layer."""
+    tried: Int[Tensor, " _"]
+    """Tokens of the first row whose logits were asked for."""
+    logits: Float[Tensor, "_ *_ C"]
+    """Those logits, as the model gave them."""
     layer_keywords: Mapping[str, Any]
     """Keywords of the layer."""
     arguments: tuple[Any, ...]
@@ -48,7 +51,7 @@ def forward_pass(
     written: nn.Module,
     output_layer: nn.Module,
 ) -> Seen:
-    """A forward pass that ends before the output layer.
+    """A forward pass whose logits are those of a few tokens alone.
 
     Args:
         model: the model.
@@ -60,11 +63,8 @@ def forward_pass(
 
     Returns:
         What passed by.
-
-    Raises:
-        AssertionError: the model gave its logits without the output layer.
     """
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = {"tried": _first_tokens(batch)}
 
     def enter_layer(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
         seen["x"] = inputs[0] if inputs else keywords["hidden_states"]
@@ -77,34 +77,31 @@ def forward_pass(
     def leave_attention(module: nn.Module, inputs: Any, output: Any) -> None:
         seen["attended"] = output[0] if isinstance(output, tuple) else output
 
-    def stop(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        raise _Captured(inputs[0])
+    def enter_output(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = seen["hidden"] = inputs[0]
+        tried = seen["tried"][seen["tried"] < hidden.shape[1]]
+        return (hidden[:1, tried] if hidden.ndim == 3 else hidden[:1], *inputs[1:])
 
     hooks = [
         layer.register_forward_pre_hook(enter_layer, with_kwargs=True),
         attention.register_forward_pre_hook(enter_attention, with_kwargs=True),
         written.register_forward_hook(leave_attention),
-        output_layer.register_forward_pre_hook(stop),
+        output_layer.register_forward_pre_hook(enter_output),
     ]
     try:
-        model(*batch.arguments, **{**batch.keywords, **without_cache(batch)})
-    except _Captured as captured:
-        return Seen(hidden=captured.args[0], **seen)
+        given: Any = model(*batch.arguments, **{**batch.keywords, **without_cache(batch)})
     finally:
         for hook in hooks:
             hook.remove()
-    raise AssertionError("the output layer did not run")
+    logits = given[0] if isinstance(given, tuple) else given.logits
+    return Seen(logits=logits, **seen)
 
 
-@contextmanager
-def noted_inputs(module: nn.Module) -> Iterator[list[Float[Tensor, "..."]]]:
-    """What a module reads while it is used."""
-    seen: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
+def _first_tokens(batch: Batch) -> Int[Tensor, " _"]:
+    """The first tokens of the first row that are no padding."""
+    if batch.attention_mask is None:
+        return torch.arange(min(_TRIED, batch.inputs.shape[1]), device=batch.inputs.device)
+    return batch.attention_mask[0].nonzero()[:_TRIED, 0]
 
 
 def without_cache(batch: Batch) -> dict[str, bool]:

@@ -98,6 +98,11 @@ def check_linear(name: str, module: nn.Module | None) -> None:
         )
 
 
+def uncovered(limit: str) -> ArgumentError:
+    """What the closed form covers or expects, and what to do about it."""
+    return ArgumentError(f"model: the closed form {limit}; use hessblocks.Hessian for this model")
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, nothing compiled, graphs allowed; the model is afterwards what it was."""

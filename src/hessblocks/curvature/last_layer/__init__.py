@@ -1,0 +1,19 @@
+"""The last layer of a known model, taken apart: its attention, and what follows as a function of one token."""
+
+from hessblocks.curvature.last_layer.covered import check_linear, check_model, undisturbed
+from hessblocks.curvature.last_layer.families import FAMILIES, ROLES, output_layer
+from hessblocks.curvature.last_layer.last_attention import last_attention
+from hessblocks.curvature.last_layer.sub_block import LastAttention
+from hessblocks.curvature.last_layer.token_network import HiddenNetwork
+
+__all__ = [
+    "FAMILIES",
+    "ROLES",
+    "HiddenNetwork",
+    "LastAttention",
+    "check_linear",
+    "check_model",
+    "last_attention",
+    "output_layer",
+    "undisturbed",
+]

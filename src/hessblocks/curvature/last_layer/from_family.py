@@ -1,0 +1,137 @@
+"""The last attention of a Hugging Face model of a known kind.
+
+Letters: B sequences, L tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.curvature.last_layer.covered import check_linear
+from hessblocks.curvature.last_layer.families import FAMILIES, output_layer
+from hessblocks.curvature.last_layer.forward_pass import Seen, forward_pass
+from hessblocks.curvature.last_layer.head_norms import head_norms
+from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
+from hessblocks.curvature.last_layer.multipliers import norm_multipliers
+from hessblocks.curvature.last_layer.sub_block import LastAttention
+from hessblocks.curvature.last_layer.token_network import feeding, token_network
+from hessblocks.curvature.products import Batch
+from hessblocks.errors import ArgumentError
+from hessblocks.theory import Rotation
+
+_PARAMETRISED = ".parametrizations."
+
+
+def from_family(model: Any, batch: Batch) -> LastAttention:
+    """The last attention of a model of one of the kinds in `FAMILIES`.
+
+    Args:
+        model: with its head.
+        batch: what it is run on, once.
+
+    Returns:
+        The sub-block.
+
+    Raises:
+        ArgumentError: a model, or a batch, that the closed form does not cover.
+    """
+    config = model.config
+    family = FAMILIES[config.model_type]
+    family.check(model)
+    if "encoder_hidden_states" in batch.keywords:
+        raise ArgumentError(
+            "batch: the closed form does not cover cross-attention; leave encoder_hidden_states out or use "
+            "hessblocks.Hessian"
+        )
+    layer = model.get_submodule(family.layers)[-1]
+    attention = layer.get_submodule(family.attention)
+    written = family.written(layer)
+    last = output_layer(model)
+    seen = forward_pass(
+        model, batch, layer, attention, written if family.apart else attention, last
+    )
+    heads = int(config.num_attention_heads)
+    for name in family.read:
+        check_linear(name, attention.get_submodule(name))
+    check_linear(family.write, written)
+    weights = family.weights(layer, heads)
+    groups = int(getattr(config, "num_key_value_heads", None) or heads)
+    head_width = weights["query"].shape[1] // heads
+    rotation = None
+    if (turned := seen.keywords.get("position_embeddings")) is not None:
+        rotation = Rotation.of_halves(
+            turned[0].to(seen.inputs), turned[1].to(seen.inputs), head_width
+        )
+    _check_rows(batch, seen)
+    bias = written.bias
+    norms = head_norms(
+        seen.inputs.new_zeros(1, head_width),
+        *(getattr(attention, name, None) for name in family.norms),
+    )
+    before = feeding(family, model, seen.x[0, 0], seen.layer_keywords)
+    stems = {name.partition(_PARAMETRISED)[0] for name in before if _PARAMETRISED in name}
+    stems |= {name.rpartition(".")[0] for name in before if _PARAMETRISED not in name}
+    trained = [name for name, norm in norms.items() if len(norm.parameters)]
+    return LastAttention(
+        layer=cut_into_heads(
+            seen.inputs,
+            weights,
+            heads=heads,
+            groups=groups,
+            permitted=permitted(
+                seen.inputs,
+                batch.attention_mask,
+                causal=family.causal,
+                window=_window(attention, config),
+                places=batch.keywords.get("position_ids"),
+            ),
+            scale=float(getattr(attention, "scaling", head_width**-0.5)),
+            parameters=(*family.trained(layer), *trained),
+            **norms,
+            projection_bias=bias is not None,
+            rotation=rotation,
+        ),
+        attended=seen.attended,
+        sides=(seen.x,),
+        network=token_network(family, model, seen.layer_keywords),
+        projection_bias=None if bias is None else bias.detach(),
+        hidden=seen.hidden if seen.hidden.ndim == 3 else _at_first(seen.hidden, seen.x),
+        output_layer=last,
+        tried=seen.tried,
+        logits=seen.logits,
+        rounding=torch.finfo(torch.float32).eps if family.single else 0.0,
+        pooled=seen.hidden.ndim == 2,
+        before=before,
+        multipliers=norm_multipliers(model, stems, seen),
+    )
+
+
+def _check_rows(batch: Batch, seen: Seen) -> None:
+    """Refuse rows that the model reads in two ways, and outputs of some tokens alone."""
+    places = batch.keywords.get("position_ids")
+    apart = places is not None and bool((places.diff(dim=-1) != 1).any())
+    if apart and batch.attention_mask is None and batch.keywords.get("use_cache"):
+        raise ArgumentError(
+            "batch: with use_cache=True transformers lets packed sequences see each other; leave it out, as in training"
+        )
+    if seen.hidden.ndim == 3 and seen.hidden.shape[1] != seen.x.shape[1]:
+        raise ArgumentError(
+            "batch: the output layer does not read every token (logits_to_keep?); leave that out"
+        )
+
+
+def _at_first(hidden: Float[Tensor, "B D"], like: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+    """The first token's hidden state in its place, zeros elsewhere."""
+    found = torch.zeros_like(like)
+    found[:, 0] = hidden
+    return found
+
+
+def _window(attention: Any, config: Any) -> int | None:
+    """How many tokens a query sees, itself among them; None for all before it."""
+    of = config if config.model_type == "mistral" else attention
+    return getattr(of, "sliding_window", None)

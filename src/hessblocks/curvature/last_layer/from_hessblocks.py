@@ -1,0 +1,133 @@
+"""The last attention of a hessblocks model.
+
+Letters: D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessblocks.curvature.last_layer.covered import check_linear, uncovered
+from hessblocks.curvature.last_layer.families import ROLES, matrix
+from hessblocks.curvature.last_layer.forward_pass import forward_pass
+from hessblocks.curvature.last_layer.head_norms import head_norms
+from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
+from hessblocks.curvature.last_layer.multipliers import norm_multipliers
+from hessblocks.curvature.last_layer.sub_block import LastAttention
+from hessblocks.curvature.products import Batch
+from hessblocks.theory import Rotation
+
+
+def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
+    """The last attention of a hessblocks model.
+
+    Args:
+        model: of any preset or combination of parts that the closed form covers.
+        batch: what it is run on, once.
+
+    Returns:
+        The sub-block.
+
+    Raises:
+        ArgumentError: a part that the closed form does not cover.
+    """
+    block = model.model.layers[-1]
+    attention = block.attention
+    _check_parts(attention)
+    seen = forward_pass(model, batch, block, attention, attention, model.lm_head)
+    inputs = seen.inputs
+    turned = next((one.rotation for one in seen.arguments if hasattr(one, "rotation")), None)
+
+    def network(a: Tensor, x: Tensor) -> Tensor:
+        normalised = x if block.post else block.attention_norm(x)
+        hidden: Tensor = model.model.final_norm(block.after_attention(a, x, normalised))
+        return hidden
+
+    stem = f"model.layers.{len(model.model.layers) - 1}.attention_norm"
+    before = [] if block.post else [name for name, _ in block.attention_norm.named_parameters()]
+
+    for name in ROLES:
+        if isinstance(module := getattr(attention, name), nn.Linear):
+            check_linear(name, module)
+    slots = {name: module for name in ROLES if (module := getattr(attention, name)) is not None}
+    trained = [name for name, module in slots.items() if _is_trained(module)]
+    matrices = {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()}
+    gain = float(getattr(attention.value, "update_gain", 1.0))
+    if gain != 1.0:  # W_V W_P = (W_V / β) (β W_P), where W_V / β moves as ΔW does
+        matrices |= {
+            "value": matrices["value"] / gain,
+            "projection": gain * matrices["projection"].to(inputs),
+        }
+    if attention.one_matrix:
+        trained = ["query_key" if name == "query" else name for name in trained]
+    bias = getattr(attention.projection, "bias", None)
+    gains = {} if attention.gains is None else dict(attention.gains.named_parameters())
+    norms = head_norms(
+        inputs.new_zeros(1, attention.head_width), attention.query_norm, attention.key_norm
+    )
+    trained += [name for name, norm in norms.items() if len(norm.parameters)]
+    trained += [name for name, gain in gains.items() if gain.requires_grad]
+    layer = cut_into_heads(
+        inputs,
+        matrices,
+        heads=attention.heads,
+        groups=attention.key_value_heads,
+        permitted=permitted(inputs, batch.attention_mask, causal=model.config.causal),
+        scale=float(attention.scale),
+        softmax=not attention.linear,
+        rotation=None
+        if turned is None
+        else Rotation.of_halves(turned[0][:, 0], turned[1][:, 0], attention.head_width),
+        gains={name: gain.detach() for name, gain in gains.items()},
+        parameters=tuple(trained),
+        projection_bias=bias is not None,
+        **norms,
+    )
+    return LastAttention(
+        layer=layer,
+        attended=seen.attended,
+        hidden=seen.hidden,
+        output_layer=model.lm_head,
+        tried=seen.tried,
+        logits=seen.logits,
+        sides=(seen.x,),
+        network=network,
+        before=frozenset(f"{stem}.{name}" for name in before),
+        multipliers=norm_multipliers(model, {stem} if before else set(), seen),
+        left_out=tuple(
+            name
+            for name, parameter in attention.named_parameters()
+            if name.endswith(("initial_gain", "update_gain")) and parameter.requires_grad
+        ),
+        projection_bias=bias,
+    )
+
+
+def _check_parts(attention: Any) -> None:
+    norms = (attention.query_norm, attention.key_norm)
+    if attention.one_matrix and not all(isinstance(norm, nn.Identity) for norm in norms):
+        raise uncovered("covers norms of queries and keys where these have a matrix each")
+    for name in ROLES:
+        gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
+        if gain != 1.0 and not (gain and name == "value" and not _is_trained(attention.projection)):
+            raise uncovered(
+                "covers reparametrised weights with an update gain of 1 (values before a fixed projection "
+                "with any but 0)"
+            )
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _matrix(module: nn.Module, width: int) -> Tensor:
+    """The weight of a slot as (inputs, outputs), a bias as its last row."""
+    if isinstance(module, nn.Identity):
+        return torch.eye(width)
+    if isinstance(module, nn.Linear):
+        return matrix(module)
+    effective: Tensor = module.effective_weight()  # type: ignore[operator]
+    return effective.T

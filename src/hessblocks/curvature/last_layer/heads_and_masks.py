@@ -1,0 +1,87 @@
+"""Weights cut into heads, and which tokens see which.
+
+Letters: B sequences, L tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+
+from hessblocks.curvature.last_layer.covered import uncovered
+from hessblocks.theory import AttentionLayer
+
+
+def cut_into_heads(
+    inputs: Float[Tensor, "B L D"],
+    weights: Mapping[str, Float[Tensor, "rows columns"]],
+    *,
+    heads: int,
+    groups: int,
+    **fields: Any,
+) -> AttentionLayer:
+    """Cut the weights into heads; a column of ones meets the biases."""
+    width = inputs.shape[-1]
+    biased = {len(w) == width + 1 for name, w in weights.items() if name != "projection"}
+    if "key" not in weights and True in biased:
+        raise uncovered("covers one query-key matrix without biases only")
+    if len(biased) == 2:
+        raise uncovered("expects biases on all of query, key and value, or on none")
+    x = torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=-1) if True in biased else inputs
+
+    def per_head(name: str, count: int) -> Tensor:
+        weight = weights[name].to(inputs).reshape(x.shape[-1], count, -1)
+        return weight.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+    value = per_head("value", groups)
+    projection = weights["projection"][: heads * value.shape[2]].to(inputs).clone()
+    return AttentionLayer(
+        x=x,
+        query=per_head("query", heads),
+        key=per_head("key", groups) if "key" in weights else None,
+        value=value,
+        projection=projection.unflatten(0, (heads, -1)),
+        **fields,
+    )
+
+
+def permitted(
+    inputs: Float[Tensor, "B L D"],
+    attention_mask: Shaped[Tensor, "B L"] | None,
+    *,
+    causal: bool,
+    window: int | None = None,
+    places: Int[Tensor, "*B L"] | None = None,
+) -> Bool[Tensor, "#B L L"]:
+    """True where a query may attend; a padded query attends to itself, which enters no loss.
+
+    Args:
+        inputs: of the attention.
+        attention_mask: zeros at padding.
+        causal: whether a token sees those before it alone.
+        window: how many tokens it sees, itself among them (to each side where it is not causal).
+        places: positions; one that does not go up by one begins another sequence in the same row, which
+            causal models of transformers keep apart where no mask is given.
+
+    Returns:
+        One table for all rows, or one a row.
+    """
+    tokens = inputs.shape[1]
+    own = torch.eye(tokens, dtype=torch.bool, device=inputs.device)
+    seen = torch.ones_like(own)[None]
+    if causal:
+        seen = seen.tril()
+    if window:
+        seen = seen.triu(1 - window)
+        seen = seen if causal else seen & seen.mT
+    if attention_mask is not None:
+        return (seen & attention_mask.bool()[:, None, :]) | own
+    if causal and places is not None:
+        places = places.reshape(-1, tokens)
+        sequence = nn.functional.pad(places.diff(dim=-1) != 1, (1, 0)).cumsum(-1)
+        seen = seen & (sequence[:, :, None] == sequence[:, None, :])
+    return seen

@@ -1,0 +1,101 @@
+"""The last attention sub-block of a model as it stands in one forward pass.
+
+What follows the last attention acts on each token by itself: that is what makes its curvature exact.
+
+Letters: B sequences, L tokens, D width, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.func import vmap
+
+from hessblocks.curvature.last_layer.covered import ELSEWHERE
+from hessblocks.curvature.last_layer.token_network import HiddenNetwork
+from hessblocks.errors import ArgumentError
+from hessblocks.theory import AttentionLayer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LastAttention:
+    """The last attention sub-block and the token-wise network behind it."""
+
+    layer: AttentionLayer
+    """Weights, input and mask."""
+    attended: Float[Tensor, "B L D"]
+    """Output of the sub-block."""
+    sides: tuple[Float[Tensor, "B L D"], ...]
+    """What the network behind reads besides."""
+    network: HiddenNetwork
+    """From one token's output and sides to its final hidden state."""
+    pooled: bool = False
+    """Whether the output layer reads the first token alone."""
+    hidden: Float[Tensor, "B L D"]
+    """Output of the network behind, as the model gave it."""
+    output_layer: Any
+    """What reads it and gives the logits: a linear layer."""
+    tried: Int[Tensor, " _"]
+    """Some tokens of the first row."""
+    logits: Float[Tensor, "_ *_ C"]
+    """Their logits, as the model gave them."""
+    projection_bias: Float[Tensor, " D"] | None = None
+    """Bias of the output, where it has one."""
+    rounding: float = 0.0
+    """Relative error of an operation inside the attention, where it is larger than that of the weights."""
+    left_out: tuple[str, ...] = ()
+    """Trained parameters of the attention that have no group: gains of reparametrised weights."""
+    before: frozenset[str]
+    """Parameters of the layer that stand before its attention."""
+    multipliers: Mapping[str, Float[Tensor, "B L D"]]
+    """What those of them multiply that enter entry by entry: gain and shift of a norm."""
+
+    def check(self, valid: Bool[Tensor, "B L"]) -> None:
+        """Hold attention, network and output layer, computed anew, against what the model gave.
+
+        Args:
+            valid: where outputs count.
+
+        Raises:
+            ArgumentError: one of them differs by more than rounding.
+        """
+        positions = valid.any(0).nonzero()[:, 0]
+        output = self.layer.output(positions)
+        if self.projection_bias is not None:
+            output = output + self.projection_bias
+        counted = valid[:, positions]
+        if not self.attended[:, positions][counted].isfinite().all():
+            raise ArgumentError(
+                "model: the output of its last attention is not finite on this batch; check weights and inputs"
+            )
+        if not _close(output[counted], self.attended[:, positions][counted], self.rounding):
+            raise ArgumentError(
+                "batch: the model attends otherwise than the closed form supposes (packed sequences, a mask of its "
+                "own, a softmax in single precision that attn_implementation='sdpa' would not have?); use "
+                "hessblocks.Hessian for this batch"
+            )
+        hidden = vmap(self.network)(self.attended[valid], *(side[valid] for side in self.sides))
+        if not _close(hidden, self.hidden[valid]):
+            raise ArgumentError(
+                "model: behind its last attention it does something else than the closed form supposes, or not token "
+                f"by token; {ELSEWHERE}"
+            )
+        hidden = self.hidden[:1, 0] if self.pooled else self.hidden[:1, self.tried]
+        own = self.output_layer
+        if not _close(nn.functional.linear(hidden, own.weight, own.bias), self.logits):
+            raise ArgumentError(
+                "model: its logits are not the output layer's of the final hidden state (scaled, capped, changed by "
+                f"a hook?); {ELSEWHERE}"
+            )
+
+
+def _close(found: Tensor, seen: Tensor, rounding: float = 0.0) -> bool:
+    """Whether they differ by no more than 1e4 roundings of their own, or 100 of a given size."""
+    share = max(1e4 * torch.finfo(seen.dtype).eps, 100 * rounding)
+    tolerance = share * seen.abs().amax()
+    return found.shape == seen.shape and bool((found - seen).abs().amax() <= tolerance)
