@@ -44,6 +44,7 @@ def token_derivatives(
     unembedding: Unembedding,
     attended: Float[Tensor, "N D"],
     sides: tuple[Float[Tensor, "N ..."], ...],
+    hidden: Float[Tensor, "N D"],
     labels: Int[Tensor, " N"],
     weights: Float[Tensor, " N"],
     *,
@@ -56,6 +57,7 @@ def token_derivatives(
         unembedding: from its result to the logits.
         attended: outputs of the attention sub-block.
         sides: what else the network reads at that token (the skip, the normalised input).
+        hidden: what the network gives there.
         labels: the right class of each token.
         weights: share of each token in the loss; 1/N for a mean.
         memory_limit: bytes of what is made together, about; what is returned is not counted.
@@ -68,7 +70,6 @@ def token_derivatives(
         coordinates. Memory: N D² numbers for each of Λ_o and Λ_f.
     """
     with torch.no_grad():
-        hidden = vmap(network)(attended, *sides)
         pulled = unembedding.gradient(hidden, labels, weights, memory_limit)
         gradient = vmap(_pulled_back(network))(pulled, attended, *sides)
         if unembedding.classes < attended.shape[-1]:

@@ -304,6 +304,7 @@ def behind_cross_entropy(
         Unembedding.of(found.output_layer),
         found.attended[valid],
         tuple(side[valid] for side in found.sides),
+        found.hidden[valid],
         targets[valid],
         found.attended.new_full((labelled,), 1 / labelled),
         memory_limit=memory_limit,
