@@ -28,10 +28,12 @@ from .curvature import (
     ParameterGroup as ParameterGroup,
     Problem as Problem,
     curvature_map as curvature_map,
+    custom_groups as custom_groups,
     exact_attention_curvature as exact_attention_curvature,
     exact_last_block as exact_last_block,
     group_norms as group_norms,
     parameter_groups as parameter_groups,
+    select_groups as select_groups,
 )
 from .errors import (
     ArgumentError as ArgumentError,

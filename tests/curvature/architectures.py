@@ -11,19 +11,19 @@ from torch import nn
 
 from tests.curvature.cases import VOCABULARY, Case, padded_batches, stir, tokens
 
-_SPECIAL = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
-_SIZES = {
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 8,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 6,
     "max_position_embeddings": 8,
-    **_SPECIAL,
+    **SPECIAL,
 }
-_GROUPED = {**_SIZES, "num_key_value_heads": 2}
-_GEMMA = {**_GROUPED, "head_dim": 2}
-_H_SIZES = {"vocab_size": VOCABULARY, "hidden_size": 8, "n_layer": 1, "n_head": 4, **_SPECIAL}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+GEMMA = {**GROUPED, "head_dim": 2}
+_H_SIZES = {"vocab_size": VOCABULARY, "hidden_size": 8, "n_layer": 1, "n_head": 4, **SPECIAL}
 
 
 def _falcon(**switches: Any) -> hf.FalconConfig:
@@ -34,29 +34,29 @@ def _falcon(**switches: Any) -> hf.FalconConfig:
         num_attention_heads=4,
         ffn_hidden_size=6,
         **switches,
-        **_SPECIAL,
+        **SPECIAL,
     )
 
 
 CAUSAL: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: hf.GPT2Config(
-        vocab_size=VOCABULARY, n_embd=8, n_layer=1, n_head=4, n_inner=6, n_positions=8, **_SPECIAL
+        vocab_size=VOCABULARY, n_embd=8, n_layer=1, n_head=4, n_inner=6, n_positions=8, **SPECIAL
     ),
-    "gpt-neox": lambda: hf.GPTNeoXConfig(**_SIZES),
+    "gpt-neox": lambda: hf.GPTNeoXConfig(**SIZES),
     "bloom": lambda: hf.BloomConfig(**_H_SIZES),
     "falcon-multi-query": lambda: _falcon(multi_query=True, new_decoder_architecture=False),
     "falcon-multi-head": lambda: _falcon(
         multi_query=False, new_decoder_architecture=False, bias=True
     ),
     "falcon-grouped": lambda: _falcon(new_decoder_architecture=True, num_kv_heads=2),
-    "phi3": lambda: hf.Phi3Config(**_GROUPED),
-    "llama": lambda: hf.LlamaConfig(**_GROUPED),
-    "mistral": lambda: hf.MistralConfig(**_GROUPED),
-    "qwen2": lambda: hf.Qwen2Config(**_GROUPED),
-    "qwen3": lambda: hf.Qwen3Config(**_GEMMA),
-    "gemma": lambda: hf.GemmaConfig(**_GEMMA),
-    "gemma2": lambda: hf.Gemma2Config(**_GEMMA),
-    "gemma3": lambda: hf.Gemma3TextConfig(**_GEMMA),
+    "phi3": lambda: hf.Phi3Config(**GROUPED),
+    "llama": lambda: hf.LlamaConfig(**GROUPED),
+    "mistral": lambda: hf.MistralConfig(**GROUPED),
+    "qwen2": lambda: hf.Qwen2Config(**GROUPED),
+    "qwen3": lambda: hf.Qwen3Config(**GEMMA),
+    "gemma": lambda: hf.GemmaConfig(**GEMMA),
+    "gemma2": lambda: hf.Gemma2Config(**GEMMA),
+    "gemma3": lambda: hf.Gemma3TextConfig(**GEMMA),
     "opt": lambda: hf.OPTConfig(
         vocab_size=VOCABULARY,
         hidden_size=8,
@@ -65,13 +65,13 @@ CAUSAL: dict[str, Callable[[], Any]] = {
         ffn_dim=6,
         max_position_embeddings=8,
         word_embed_proj_dim=8,
-        **_SPECIAL,
+        **SPECIAL,
     ),
 }
 MASKED: dict[str, Callable[[], Any]] = {
-    "bert": lambda: hf.BertConfig(**_SIZES),
-    "roberta": lambda: hf.RobertaConfig(**_SIZES),
-    "modernbert": lambda: hf.ModernBertConfig(**_SIZES, cls_token_id=0, sep_token_id=0),
+    "bert": lambda: hf.BertConfig(**SIZES),
+    "roberta": lambda: hf.RobertaConfig(**SIZES),
+    "modernbert": lambda: hf.ModernBertConfig(**SIZES, cls_token_id=0, sep_token_id=0),
 }
 ARCHITECTURES = [*CAUSAL, *MASKED, "vit"]
 FUSED = [

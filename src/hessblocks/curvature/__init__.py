@@ -13,6 +13,7 @@ from hessblocks.curvature.exact import (
 from hessblocks.curvature.groups import (
     ParameterGroup,
     ParameterView,
+    UnknownRoleWarning,
     custom_groups,
     merge,
     parameter_groups,
@@ -51,6 +52,7 @@ __all__ = [
     "PrecisionWarning",
     "Problem",
     "RepeatabilityWarning",
+    "UnknownRoleWarning",
     "attention_moments",
     "curvature_map",
     "custom_groups",

@@ -131,10 +131,13 @@ def _many_classes(
 ) -> TokenCurvature:
     """Λ_o = J_hᵀ Λ_h J_h from the curvature seen from the hidden state, in its place."""
     rows = max(1, memory_limit // (2 * unembedding.classes * hidden.element_size()))
-    width = hidden.shape[-1]
-    matrix = hidden.new_empty(len(hidden), width, width)
-    for some in chunks(len(hidden), rows):
-        matrix[some] = unembedding.curvature(hidden[some], weights[some])
+    if rows >= len(hidden):
+        matrix = unembedding.curvature(hidden, weights)
+    else:
+        width = hidden.shape[-1]
+        matrix = hidden.new_empty(len(hidden), width, width)
+        for some in chunks(len(hidden), rows):
+            matrix[some] = unembedding.curvature(hidden[some], weights[some])
     for some in chunks(len(hidden), _together(attended, memory_limit)):
         jacobian = vmap(jacrev(network))(attended[some], *(side[some] for side in sides))
         matrix[some] = jacobian.mT @ matrix[some] @ jacobian

@@ -1,5 +1,5 @@
 """Parameter groups: which entries of which parameters belong together, and under what name."""
 
 from hessblocks.curvature.groups.custom import custom_groups, select_groups
-from hessblocks.curvature.groups.roles import merge, parameter_groups
+from hessblocks.curvature.groups.roles import UnknownRoleWarning, merge, parameter_groups
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model

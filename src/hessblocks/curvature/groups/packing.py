@@ -62,6 +62,11 @@ def stacked(length: int, heads: Heads) -> list[Piece]:
     return _repeated(length, heads, blocks=1)
 
 
+def thirds(length: int, heads: Heads) -> list[Piece]:
+    """[all queries | all keys | all values] of equal length, as in `nn.MultiheadAttention`."""
+    return _repeated(length, Heads(count=1, groups=1), blocks=1)
+
+
 def interleaved(length: int, heads: Heads) -> list[Piece]:
     """[group][its queries, its key, its value]; one head a group without grouped queries."""
     return _repeated(length, heads, blocks=heads.groups)

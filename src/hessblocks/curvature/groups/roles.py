@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from hessblocks.curvature.groups.layouts import ARCHITECTURES, Rule
-from hessblocks.curvature.groups.packing import Piece, heads_of
+from hessblocks.curvature.groups.layouts import ARCHITECTURES, Rule, outside_rules, usual_rules
+from hessblocks.curvature.groups.packing import Heads, Piece, heads_of, thirds
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model, whole
 from hessblocks.errors import check_name
 
 LEVELS = ("role", "head", "tensor")
+_SHOWN = 5
+"""Parameters that a warning names."""
+
+
+class UnknownRoleWarning(UserWarning):
+    """Some parameters of an unknown architecture have names that tell no role."""
 
 
 def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, ParameterGroup]:
     """Cut the trainable parameters into groups, each entry in exactly one.
 
     Args:
-        model: any module; hessblocks and known Hugging Face architectures are cut by role, and
-            parameters that are not recognised form groups under their own name (role `other`).
+        model: any module; hessblocks and known Hugging Face architectures are cut by role, others by the
+            names that these use; parameters that are not recognised form groups under their own name
+            (role `other`), and a warning names them where others were recognised.
         level: `role` (query, key, value, ... of each layer), `head` (query, key, value and projection
             of each head besides) or `tensor` (each parameter).
 
@@ -35,13 +43,38 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
     check_name("level", level, LEVELS)
     model = plain_model(model)
     config = getattr(model, "config", None)
-    rules = [] if level == "tensor" else ARCHITECTURES.get(getattr(config, "model_type", ""), [])
+    rules = [] if level == "tensor" else _rules_of(model, getattr(config, "model_type", ""))
     collected: dict[str, list[ParameterGroup]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             for group in _cut(name, parameter, rules, config, by_head=level == "head"):
                 collected.setdefault(group.name, []).append(group)
     return {name: merge(name, parts) for name, parts in collected.items()}
+
+
+def _rules_of(model: nn.Module, kind: str) -> list[Rule]:
+    """Those of the architecture, or of the names that are usual; a warning names what these leave over."""
+    if kind in ARCHITECTURES:
+        return ARCHITECTURES[kind]
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    rules = usual_rules(names)
+    if len(_unmatched(names, rules)) == len(names):
+        return []
+    rules += outside_rules(model)
+    if left := _unmatched(names, rules):
+        warnings.warn(
+            f"groups: {kind or type(model).__name__} is cut by the names of its parameters; no role is known for "
+            f"{', '.join(left[:_SHOWN])}{', ...' if len(left) > _SHOWN else ''}: groups of their own "
+            "(role other); hessblocks.custom_groups can name them",
+            UnknownRoleWarning,
+            stacklevel=3,
+        )
+    return rules
+
+
+def _unmatched(names: Sequence[str], rules: Sequence[Rule]) -> list[str]:
+    patterns = [re.compile(rule.pattern) for rule in rules]
+    return [name for name in names if not any(one.fullmatch(name) for one in patterns)]
 
 
 def merge(name: str, parts: Sequence[ParameterGroup]) -> ParameterGroup:
@@ -80,7 +113,8 @@ def _pieces(
     """Group name (with {layer} left open), role and view of each piece of one parameter."""
     if rule.packing is None or parameter.ndim == 0 or not (by_head or rule.role == ""):
         return [(rule.name.replace("{role}", rule.role), rule.role, whole(name, parameter))]
-    heads = heads_of(config)
+    alike = rule.packing is thirds and not by_head
+    heads = Heads(count=1, groups=1) if alike else heads_of(config)
     axis = min(rule.axis, parameter.ndim - 1)
     found = []
     for piece in rule.packing(parameter.shape[axis], heads):

@@ -73,7 +73,7 @@ class ParameterGroup:
     name: str
     """Such as `layers.0.attention.query`."""
     role: str
-    """embedding, query, key, value, projection, gain, mlp_in, mlp_out, norm, head or other."""
+    """embedding, query, key, value, projection, gain, mlp_in, mlp_out, router, norm, head or other."""
     layer: int | None
     """Layer counted from 0, or None outside the layers."""
     views: tuple[ParameterView, ...]

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from hessblocks.conventions import Part
-from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.groups import ParameterGroup, merge, parameter_groups
 from hessblocks.curvature.products.asked import check_group
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import total_products
@@ -32,19 +32,23 @@ class CurvatureOperator(LinearOperator):
 
         Args:
             problem: model, batches and loss.
-            group: rows and columns of a square block.
+            group: rows and columns of a square block; without any group, all trainable parameters
+                in the order of `model.named_parameters()`.
             rows: rows of a block between two groups; only without `group`.
             columns: its columns.
 
         Raises:
-            ArgumentError: not exactly one of `group` and the pair `rows`, `columns` was given, or not of this problem's model.
+            ArgumentError: `group` beside `rows` or `columns`, one of these two alone, or a group that is not of
+                this problem's model.
         """
+        if group is rows is columns is None:
+            group = merge("all", [*parameter_groups(problem.model, "tensor").values()])
         names = ("rows", "columns") if group is None else ("group", "group")
         if group is not None and rows is None and columns is None:
             rows = columns = group
         elif group is not None or rows is None or columns is None:
             raise ArgumentError(
-                f"{type(self).__name__}: give either group, or both rows and columns"
+                f"{type(self).__name__}: give either group, or both rows and columns, or none of them for all parameters"
             )
         check_group(problem, rows, names[0])
         check_group(problem, columns, names[1])

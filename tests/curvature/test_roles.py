@@ -1,0 +1,210 @@
+"""Roles of parameters: families of every kind, and the names that tell them where the family is unknown."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from hessblocks.curvature.groups import UnknownRoleWarning, layouts, parameter_groups
+from hessblocks.curvature.products.operators import Hessian
+from hessblocks.errors import ArgumentError
+from tests.curvature.architectures import GEMMA, GROUPED, SIZES, SPECIAL
+from tests.curvature.cases import VOCABULARY, preset_case
+from tests.curvature.oracle import check_partition, dense
+
+_BOTH_SIDES = {"d_model": 8, "vocab_size": VOCABULARY, "decoder_start_token_id": 0, **SPECIAL}
+_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 4}
+CONFIGURATIONS: dict[str, Callable[[], Any]] = {
+    "mixtral": lambda: hf.MixtralConfig(**GROUPED, num_local_experts=2),
+    "qwen2_moe": lambda: hf.Qwen2MoeConfig(
+        **GROUPED, **_EXPERTS, shared_expert_intermediate_size=4
+    ),
+    "qwen3_moe": lambda: hf.Qwen3MoeConfig(**GEMMA, **_EXPERTS),
+    "gpt_oss": lambda: hf.GptOssConfig(**GEMMA, num_local_experts=2),
+    "phi": lambda: hf.PhiConfig(**SIZES, qk_layernorm=True),
+    "gptj": lambda: hf.GPTJConfig(
+        vocab_size=VOCABULARY, n_embd=8, n_layer=1, n_head=2, rotary_dim=2, **SPECIAL
+    ),
+    "olmo2": lambda: hf.Olmo2Config(**SIZES),
+    "t5": lambda: hf.T5Config(
+        **_BOTH_SIDES, d_kv=2, d_ff=6, num_layers=1, num_heads=4, feed_forward_proj="gated-gelu"
+    ),
+    "bart": lambda: hf.BartConfig(
+        **_BOTH_SIDES,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=6,
+        decoder_ffn_dim=6,
+        max_position_embeddings=8,
+        forced_eos_token_id=0,
+    ),
+    "distilbert": lambda: hf.DistilBertConfig(
+        vocab_size=VOCABULARY, dim=8, n_layers=1, n_heads=4, hidden_dim=6, pad_token_id=0
+    ),
+    "deberta-v2": lambda: hf.DebertaV2Config(
+        **SIZES, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=4
+    ),
+    "albert": lambda: hf.AlbertConfig(**SIZES, embedding_size=8),
+}
+ATTENTION = {"query", "key", "value", "projection"}
+
+
+def model_of(kind: str) -> nn.Module:
+    config = CONFIGURATIONS[kind]()
+    head: Any = hf.AutoModelForCausalLM
+    if kind in ("t5", "bart"):
+        head = hf.AutoModelForSeq2SeqLM
+    elif kind in ("distilbert", "deberta-v2", "albert"):
+        head = hf.AutoModelForMaskedLM
+    model: nn.Module = head.from_config(config)
+    return model
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_every_parameter_of_a_known_family_has_a_role(kind: str) -> None:
+    model = model_of(kind)
+    parameters = dict(model.named_parameters())
+    for level in ("role", "head"):
+        groups = parameter_groups(model, level)
+        check_partition(groups.values(), parameters)
+        assert not [group.name for group in groups.values() if group.role == "other"]
+    inside = {group.role for group in groups.values() if group.layer == 0}
+    assert inside >= ATTENTION | {"mlp_in", "mlp_out", "norm"}
+    assert ("router" in inside) == ("moe" in kind or kind in ("mixtral", "gpt_oss"))
+
+
+def test_the_sides_of_an_encoder_decoder_and_its_cross_attention_are_told_apart() -> None:
+    for kind in ("t5", "bart"):
+        groups = parameter_groups(model_of(kind))
+        for stem in ("encoder.layers.0.", "decoder.layers.0.", "decoder.layers.0.cross_"):
+            assert {f"{stem}attention.{role}" for role in ATTENTION} <= set(groups)
+        assert groups["encoder.layers.0.attention.query"].size == (72 if kind == "bart" else 64)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "phi", "gptj", "olmo2", "gpt_oss"])
+def test_an_unknown_family_with_usual_names_is_cut_as_a_known_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(kind)
+    known = parameter_groups(model)
+    monkeypatch.delitem(layouts.ARCHITECTURES, kind)
+    assert parameter_groups(model) == known
+
+
+class _Translator(nn.Module):
+    """Torch's own layers on both sides, and one parameter whose name tells nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 8)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1
+        )
+        self.decoder = nn.TransformerDecoder(
+            nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1
+        )
+        self.temperature = nn.Parameter(torch.ones(()))
+
+
+def test_torchs_own_layers_are_cut_where_torch_cuts_them() -> None:
+    model = _Translator()
+    with pytest.warns(UnknownRoleWarning, match="temperature"):
+        groups = parameter_groups(model)
+    check_partition(groups.values(), dict(model.named_parameters()))
+    assert [name for name, group in groups.items() if group.role == "other"] == ["temperature"]
+    assert groups["embedding.words"].role == "embedding"
+    for number, role in enumerate(("query", "key", "value")):
+        weight = model.encoder.layers[0].self_attn.in_proj_weight  # type: ignore[union-attr]
+        numbers = {name: torch.zeros(1, *p.shape) for name, p in model.named_parameters()}
+        numbers["encoder.layers.0.self_attn.in_proj_weight"] = weight.detach()[None]  # type: ignore[operator]
+        group = groups[f"encoder.layers.0.attention.{role}"]
+        found = torch.empty(1, group.size)
+        group.collect(numbers, found)
+        expected = weight.chunk(3)[number].flatten()  # type: ignore[operator]
+        torch.testing.assert_close(found[0, : len(expected)], expected)
+    assert "decoder.layers.0.cross_attention.query" in groups
+    with pytest.warns(UnknownRoleWarning), pytest.raises(ArgumentError, match="told apart"):
+        parameter_groups(model, "head")
+
+
+def test_two_towers_stay_two() -> None:
+    towers = nn.ModuleDict(
+        {
+            name: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+            for name in ("text", "vision")
+        }
+    )
+    groups = parameter_groups(towers)
+    assert {f"{name}.layers.0.attention.query" for name in towers} <= set(groups)
+    assert all(group.role != "other" for group in groups.values())
+
+
+class _Hooked(nn.Module):
+    """The names of TransformerLens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.ParameterDict({"W_E": torch.zeros(5, 8)})
+        attention = {f"W_{x}": torch.zeros(2, 8, 4) for x in "QKV"} | {
+            f"b_{x}": torch.zeros(2, 4) for x in "QKV"
+        }
+        block = {
+            "attn": nn.ParameterDict({**attention, "W_O": torch.zeros(2, 4, 8)}),
+            "mlp": nn.ParameterDict({"W_in": torch.zeros(8, 16), "W_out": torch.zeros(16, 8)}),
+            "ln1": nn.ParameterDict({"w": torch.zeros(8)}),
+        }
+        self.blocks = nn.ModuleList([nn.ModuleDict(block)])
+        self.unembed = nn.ParameterDict({"W_U": torch.zeros(8, 5)})
+
+
+def test_the_names_of_transformer_lens_tell_roles() -> None:
+    groups = parameter_groups(_Hooked())
+    assert {name: group.size for name, group in groups.items()} == {
+        "embedding.token": 40,
+        **{f"layers.0.attention.{role}": 72 for role in ("key", "query", "value")},
+        "layers.0.attention.projection": 64,
+        "layers.0.mlp.in": 128,
+        "layers.0.mlp.out": 128,
+        "layers.0.norm": 8,
+        "head": 40,
+    }
+
+
+def test_a_gate_without_experts_is_no_router() -> None:
+    block = nn.ModuleDict(
+        {"self_attn": nn.MultiheadAttention(8, 2), "mlp": nn.ModuleDict({"gate": nn.Linear(8, 2)})}
+    )
+    model = nn.ModuleDict({"layers": nn.ModuleList([block])})
+    with pytest.warns(UnknownRoleWarning, match=r"layers\.0\.mlp\.gate\.weight"):
+        groups = parameter_groups(model)
+    assert groups["layers.0.mlp.gate.weight"].role == "other"
+
+
+def test_a_model_that_is_no_transformer_is_cut_without_a_word() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        groups = parameter_groups(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+    assert {group.role for group in groups.values()} == {"other"}
+
+
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+def test_without_a_group_the_hessian_is_of_all_trainable_parameters() -> None:
+    case = preset_case("pre-ln")
+    oracle = dense(case)
+    whole = Hessian(case.problem)
+    order = torch.cat(
+        [oracle.places(group) for group in parameter_groups(case.model, "tensor").values()]
+    )
+    expected = oracle.full[order][:, order]
+    assert whole.shape == (sum(p.numel() for p in case.model.parameters()),) * 2
+    torch.testing.assert_close(
+        whole.dense(), expected, rtol=1e-9, atol=1e-10 * float(expected.abs().max())
+    )
