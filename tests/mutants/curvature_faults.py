@@ -154,21 +154,21 @@ CURVATURE = (
     ),
     Mutant(
         "the uniform centre is added",
-        file="theory/head_tokens.py",
+        file="theory/heads/head_tokens.py",
         find="- self.gamma * self.uniform_mean",
         replace="+ self.gamma * self.uniform_mean",
         tests=("theory/test_cases.py::test_every_block_equals_autodiff",),
     ),
     Mutant(
         "softmax loses the mean of its derivative",
-        file="theory/head_tokens.py",
+        file="theory/heads/head_tokens.py",
         find="return slope * (along - (slope * along).sum(-1, keepdim=True))",
         replace="return slope * along",
         tests=("theory/test_cases.py::test_every_block_equals_autodiff",),
     ),
     Mutant(
         "the third moment loses its second term",
-        file="theory/head_tokens.py",
+        file="theory/heads/head_tokens.py",
         find="* centred - slope[:, :, None, :] * along",
         replace="* centred",
         tests=("theory/test_cases.py::test_every_block_equals_autodiff",),
@@ -409,7 +409,7 @@ CURVATURE = (
     ),
     Mutant(
         "the Jacobian of a key norm is left out",
-        file="theory/head_tokens.py",
+        file="theory/heads/head_vectors.py",
         find="            if self._key_slope is not None:",
         replace="            if False:",
         tests=("theory/test_cases.py::test_every_block_equals_autodiff",),

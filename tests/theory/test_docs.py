@@ -37,6 +37,6 @@ def test_every_named_function_exists() -> None:
     assert len(named) > 12
     for file, name in named:
         assert name in defined(ROOT / file), f"{file} has no {name}"
-    everywhere = set().union(*(defined(path) for path in ROOT.rglob("theory/*.py")))
+    everywhere = set().union(*(defined(path) for path in (ROOT / "theory").rglob("*.py")))
     for name in re.findall(r"`(_\w+|HeadTokens\.\w+|TokenCurvature\.\w+)`", PAGE):
         assert name in everywhere

@@ -7,7 +7,7 @@ import torch
 
 from hessblocks.errors import ArgumentError
 from hessblocks.theory.arguments.attention_hessian import attention_hessian
-from hessblocks.theory.head_norm import HeadNorm
+from hessblocks.theory.heads import HeadNorm
 from hessblocks.theory.verification.cases import Case, arguments
 
 NAN = float("nan")

@@ -12,15 +12,13 @@ from hessblocks.theory.consequences import (
     rank_bound,
 )
 from hessblocks.theory.functional import functional_terms
-from hessblocks.theory.head_norm import HeadNorm
-from hessblocks.theory.head_tokens import HeadTokens
+from hessblocks.theory.heads import HeadNorm, HeadTokens, Rotation
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
 from hessblocks.theory.norm_derivatives import NormDerivatives, norm_derivatives
 from hessblocks.theory.pieces import GAINS, NORMS, Piece
 from hessblocks.theory.piecewise import PiecewiseHessian
-from hessblocks.theory.rotation import Rotation
 from hessblocks.theory.token_curvature import TokenCurvature
 from hessblocks.theory.verification import CASES, Check, verify_closed_forms
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from hessblocks.conventions import Part
 from hessblocks.linalg import ExactOperator, KroneckerTerm, TokenMatrices, slices
 from hessblocks.theory.functional import product_gradient
-from hessblocks.theory.head_tokens import HeadTokens
+from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.token_curvature import TokenCurvature
 

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg import KroneckerTerm, TokenMatrices
-from hessblocks.theory.head_tokens import HeadTokens
+from hessblocks.theory.heads import HeadTokens
 
 Terms = list[KroneckerTerm]
 _KINDS = {"query_norm": "query", "key_norm": "key"}

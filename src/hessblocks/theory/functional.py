@@ -34,7 +34,7 @@ from torch import Tensor
 
 from hessblocks.linalg import KroneckerTerm, TokenMatrices
 from hessblocks.theory.between_scores import bent_terms, terms_between
-from hessblocks.theory.head_tokens import HeadTokens
+from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.outer import gain_feature
 from hessblocks.theory.pieces import GAINS
 

@@ -19,7 +19,7 @@ from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import ExactOperator, KroneckerTerm
 from hessblocks.theory.assembly import assembled_through_product, pays_off
 from hessblocks.theory.functional import score_terms, softmax_terms
-from hessblocks.theory.head_tokens import HeadTokens
+from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
 from hessblocks.theory.outer import OuterPart, TokenJacobian

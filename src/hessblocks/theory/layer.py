@@ -14,10 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hessblocks.linalg import MEMORY_LIMIT
-from hessblocks.theory.head_norm import HeadNorm
-from hessblocks.theory.head_tokens import HeadTokens
+from hessblocks.theory.heads import HeadNorm, HeadTokens, Rotation
 from hessblocks.theory.pieces import GAINS, NORMS, Piece
-from hessblocks.theory.rotation import Rotation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

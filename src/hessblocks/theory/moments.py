@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.theory.head_tokens import HeadTokens
+from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
 
 

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg import BoundedCache, KroneckerTerm, TokenMatrices
-from hessblocks.theory.head_tokens import HeadTokens
+from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.pieces import NORMS, Piece
 from hessblocks.theory.token_curvature import TokenCurvature
 

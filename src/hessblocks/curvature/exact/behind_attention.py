@@ -172,5 +172,5 @@ def _functional(
 
 
 def _together(attended: Tensor, memory_limit: int) -> int:
-    """Tokens whose Jacobians are made together; hidden layers, four times as wide, hold most of it."""
-    return max(1, memory_limit // (16 * attended.shape[-1] ** 2 * attended.element_size()))
+    """Tokens whose Jacobians are made together; hidden layers, four times as wide, hold most of it, twice for Λ_f."""
+    return max(1, memory_limit // (32 * attended.shape[-1] ** 2 * attended.element_size()))

@@ -25,7 +25,7 @@ from hessblocks.theory.arguments.validation import (
     check_temperature,
     check_tensor,
 )
-from hessblocks.theory.head_norm import HeadNorm
+from hessblocks.theory.heads import HeadNorm
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 

@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError
-from hessblocks.theory.head_norm import HeadNorm
+from hessblocks.theory.heads import HeadNorm, Rotation
 from hessblocks.theory.pieces import GAINS
-from hessblocks.theory.rotation import Rotation
 
 PRECISIONS = (torch.float32, torch.float64)
 

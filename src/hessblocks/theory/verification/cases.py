@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hessblocks.theory.head_norm import HeadNorm
+from hessblocks.theory.heads import HeadNorm
 
 Special = Literal["none", "zero query", "zero value", "one-hot", "identical tokens", "no loss"]
 

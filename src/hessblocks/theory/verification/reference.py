@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import vmap
 
-from hessblocks.theory.head_norm import HeadNorm
+from hessblocks.theory.heads import HeadNorm
 from hessblocks.theory.pieces import GROUPS, NORMS
 
 Parameters = dict[str, Float[Tensor, "..."]]

@@ -1,0 +1,5 @@
+"""One attention head over a batch: its queries and keys, its moments, norms and rotary positions."""
+
+from hessblocks.theory.heads.head_norm import HeadNorm
+from hessblocks.theory.heads.head_tokens import HeadTokens
+from hessblocks.theory.heads.rotation import Rotation

@@ -1,0 +1,152 @@
+"""What one attention head computes its scores from: queries and keys, normed and turned where that is done.
+
+Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a sequence,
+N = B·Q; D width of the input, K query-key width, E width of what the keys carry; S entries of a query or
+key and of its norm's parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hessblocks.theory.heads.head_norm import HeadNorm
+from hessblocks.theory.heads.rotation import Rotation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadVectors:
+    """Inputs, queries and keys of one head. Frozen; what is derived from the fields is computed once, when asked for."""
+
+    x: Float[Tensor, "B L D"]
+    """Input of the layer, (B, L, D); a last column of ones makes the biases rows of the weights."""
+    query_positions: Int[Tensor, " Q"]
+    """Positions whose output enters the loss, (Q,)."""
+    softmax: bool
+    """Whether A is a softmax of the scores (else the scores themselves)."""
+    w_query: Float[Tensor, "D K"]
+    """(D, K)."""
+    w_key: Float[Tensor, "D K"] | None
+    """(D, K), or None where the keys are the inputs themselves (one matrix; K = D)."""
+    rotation: Rotation | None = None
+    """Rotary positions of all tokens."""
+    query_norm: HeadNorm | None = None
+    """Between W_Q and the rotation."""
+    key_norm: HeadNorm | None = None
+    """Between W_K and the rotation."""
+
+    @cached_property
+    def x_query(self) -> Float[Tensor, "N D"]:
+        """Inputs of the queries, (N, D)."""
+        return self.x[:, self.query_positions].flatten(0, 1)
+
+    @cached_property
+    def queries(self) -> Float[Tensor, "N K"]:
+        """Q = W_Qᵀ x, (N, K)."""
+        return self.x_query @ self.w_query
+
+    @cached_property
+    def carried_x(self) -> Float[Tensor, "B L D"]:
+        """Inputs as the keys carry them, (B, L, D).
+
+        Softmax sees differences of keys only, so the mean of the sequence is taken off: it would
+        cancel, and cost digits.
+        """
+        return self._carried(self.x)
+
+    @cached_property
+    def keys(self) -> Float[Tensor, "N K"]:
+        """W_Kᵀ x of every token, (B·L, K)."""
+        assert self.w_key is not None
+        return (self.x @ self.w_key).flatten(0, 1)
+
+    @cached_property
+    def carried_keys(self) -> Float[Tensor, "B L K"]:
+        """W_Kᵀ x as the keys carry it, normed and turned where that is done, (B, L, K)."""
+        if self.w_key is None:
+            return self.carried_x
+        if not self.joined:
+            return self.carried_x @ self.w_key
+        keys = self.keys if self.key_norm is None else self.key_norm.output(self.keys)
+        keys = keys.view(*self.x.shape[:2], -1)
+        return self._carried(keys if self.rotation is None else self.rotation.turn(keys))
+
+    @property
+    def joined(self) -> bool:
+        """Whether norms or rotary positions stand between the weights and the scores."""
+        between = (self.rotation, self.query_norm, self.key_norm)
+        return any(each is not None for each in between)
+
+    @cached_property
+    def final_queries(self) -> Float[Tensor, "B Q K"]:
+        """Queries as they meet the keys, normed and turned, (B, Q, K)."""
+        queries = self.queries if self.query_norm is None else self.query_norm.output(self.queries)
+        queries = queries.view(self.x.shape[0], -1, queries.shape[-1])
+        return queries if self._turned is None else self._turned.turn(queries)
+
+    def toward_query(
+        self, rows: Float[Tensor, "N *rows K"], group: str = "query"
+    ) -> Float[Tensor, "N *rows S"]:
+        """From derivatives in the final query to those in what W_Q gives, or in the norm's parameters."""
+        if self._turned is not None:
+            rows = self._turned.turn_back(rows)
+        if self._query_slope is None:
+            return rows
+        slope = self._query_slope[..., self.place(group)]
+        return (rows[:, None] @ slope)[:, 0] if rows.ndim == 2 else rows @ slope
+
+    def place(self, group: str) -> slice:
+        """Where a group stands in the derivatives of a norm: what it reads, then its parameters."""
+        width = self.w_query.shape[1]
+        return slice(width, None) if group.endswith("_norm") else slice(width)
+
+    @cached_property
+    def _turned(self) -> Rotation | None:
+        return None if self.rotation is None else self.rotation.at(self.query_positions)
+
+    @cached_property
+    def _query_slope(self) -> Tensor | None:
+        if self.query_norm is None:
+            return None
+        slope: Tensor = self.query_norm.slope(self.queries)
+        return slope
+
+    @cached_property
+    def _key_slope(self) -> Tensor | None:
+        """Of every token, (B, L, K, S)."""
+        if self.key_norm is None:
+            return None
+        slope: Tensor = self.key_norm.slope(self.keys).unflatten(0, self.x.shape[:2])
+        return slope
+
+    def key_slopes(self, group: str) -> Callable[[slice], Float[Tensor, "B _ L E"]]:
+        """Derivative of the products query · key in W_K, entry by entry, or in the key norm's parameters.
+
+        Args:
+            group: key or key_norm.
+
+        Returns:
+            From some of the queries to what each of their keys carries.
+        """
+
+        def of_queries(some: slice) -> Tensor:
+            along = self.final_queries[:, some, None]
+            if self.rotation is not None:
+                cosines, sines = self.rotation.cosines[:, None], self.rotation.sines[:, None]
+                along = along * cosines + (along * sines) @ self.rotation.quarter.T
+            if self._key_slope is not None:
+                slope = self._key_slope[..., self.place(group)]
+                along = along.expand(-1, -1, self.x.shape[1], -1).transpose(1, 2)
+                along = (along @ slope).transpose(1, 2)
+            if group == "key":
+                along = (self.x[:, None, :, :, None] * along[..., None, :]).flatten(3)
+            return along - along.mean(2, keepdim=True) if self.softmax else along
+
+        return of_queries
+
+    def _carried(self, vectors: Tensor) -> Tensor:
+        return vectors - vectors.mean(1, keepdim=True) if self.softmax else vectors
