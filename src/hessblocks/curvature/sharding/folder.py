@@ -1,0 +1,130 @@
+"""A folder of safetensors, of which a process reads some rows of each tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from hessblocks.curvature.sharding.exchange import Cut
+from hessblocks.errors import ArgumentError, RunError
+
+
+class WeightsFolder:
+    """A saved Hugging Face model whose weights are read row by row."""
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        """Read which file holds which tensor.
+
+        Args:
+            folder: with `config.json` and `model.safetensors`, or several files and their index.
+
+        Raises:
+            ArgumentError: there are no safetensors.
+        """
+        self._folder = Path(folder)
+        index, single = (
+            self._folder / name for name in ("model.safetensors.index.json", "model.safetensors")
+        )
+        if not (index.exists() or single.exists()):
+            raise ArgumentError(
+                f"model: {folder} has no model.safetensors; save it with model.save_pretrained(folder)"
+            )
+        files = {single}
+        if index.exists():
+            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = {self._folder / name for name in listed.values()}
+        try:
+            opened = [safe_open(str(file), framework="pt") for file in sorted(files)]
+        except (OSError, SafetensorError) as error:
+            raise ArgumentError(f"model: {folder} cannot be read ({error})") from error
+        self._files: dict[str, Any] = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        self._prefix = ""
+
+    def empty_model(self) -> nn.Module:
+        """The model of the configuration, without memory for its parameters.
+
+        Returns:
+            The model; its buffers are real.
+
+        Raises:
+            ArgumentError: the configuration names no class of transformers, or its parameters are others.
+        """
+        config = transformers.AutoConfig.from_pretrained(self._folder, local_files_only=True)
+        name = (config.architectures or ["a model"])[0]
+        kind = getattr(transformers, name, None)
+        with init_empty_weights(include_buffers=False):
+            model: Any = (
+                kind._from_config(config)
+                if kind is not None
+                else transformers.AutoModelForCausalLM.from_config(config)
+            )
+        model.tie_weights()
+        self._prefix = f"{model.base_model_prefix}."
+        for parameter, names in _tied(model):
+            stored = self._stored(names).get_shape()
+            if tuple(stored) != tuple(parameter.shape):
+                raise ArgumentError(
+                    f"model: {names[0]!r} is {tuple(parameter.shape)} by config.json and {tuple(stored)} in the "
+                    "file; take the configuration that the weights were saved with"
+                )
+        return model
+
+    def rows(
+        self, names: Sequence[str], cut: Cut, dtype: torch.dtype | None
+    ) -> Tensor:
+        """This process's rows of a tensor, stored under one of several names.
+
+        Returns:
+            The rows, in the dtype asked for or that of the file.
+        """
+        stored = self._stored(names)
+        rows: Tensor = stored[cut.own] if cut.shape else stored[:].reshape(1)
+        return rows.to(dtype or rows.dtype).clone()
+
+    def fill_buffers(self, model: nn.Module, device: torch.device) -> None:
+        """Read the buffers that are stored, and put all on the device."""
+        for name, buffer in model.named_buffers():
+            with contextlib.suppress(ArgumentError), torch.no_grad():
+                buffer.copy_(self._stored([name])[:])
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.to(device)
+
+    def digest(self) -> str:
+        """A fingerprint: names, dtypes and shapes of all tensors, and a row of each."""
+        seen = hashlib.sha256()
+        for name in sorted(self._files):
+            stored = self._files[name].get_slice(name)
+            seen.update(repr((name, stored.get_dtype(), stored.get_shape())).encode())
+            row = stored[:1] if stored.get_shape() else stored[:]
+            seen.update(row.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return seen.hexdigest()
+
+    def _stored(self, names: Sequence[str]) -> Any:
+        for name in names:
+            for other in (name, name.removeprefix(self._prefix), self._prefix + name):
+                if other in self._files:
+                    return self._files[other].get_slice(other)
+        raise ArgumentError(
+            f"model: {self._folder} has no tensor {names[0]!r}; convert it: load it once with from_pretrained "
+            "and save it with save_pretrained"
+        )
+
+
+def _tied(model: nn.Module) -> list[tuple[Tensor, list[str]]]:
+    """Every parameter with all its names."""
+    names: dict[int, tuple[Tensor, list[str]]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), (parameter, []))[1].append(name)
+    return list(names.values())
