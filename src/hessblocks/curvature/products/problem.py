@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -22,7 +21,6 @@ from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.backend import (
     backward_pass,
     differentiable,
-    evaluation_mode,
     put_in,
 )
 from hessblocks.curvature.products.batches import Batch, unpack_all
@@ -38,7 +36,17 @@ from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
 from hessblocks.curvature.products.torch_losses import LOSSES, as_module, check_loss, torch_loss
-from hessblocks.curvature.sharding import Way, code_of, cuts_of, is_whole, own_rows, parts_of, run_in_parts
+from hessblocks.curvature.sharding import (
+    Cut,
+    Way,
+    all_or_none,
+    code_of,
+    cuts_of,
+    is_whole,
+    own_rows,
+    parts_of,
+    run_in_parts,
+)
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
 
 
@@ -92,7 +100,7 @@ class Problem:
                 "model: compiled by torch.jit, which hides its operations; give the module itself"
             )
         self.model = plain_model(model, sharded=True)
-        self.cuts = cuts_of(self.model)
+        self.cuts: Mapping[str, Cut] = cuts_of(self.model)
         self.loss = loss
         self.processes = processes(shard, sharded=bool(self.cuts))
         if memory_limit is not None:
@@ -135,10 +143,13 @@ class Problem:
         return {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
 
     @property
-    def state(self) -> tuple[tuple[int, int], ...]:
+    def state(self) -> tuple[Any, ...]:
         """Changes when a parameter or a buffer of the model does, but for changes through `.data`."""
-        tensors = [*self.weights.values(), *self.model.buffers()]
-        return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+        held = [*self.weights.values(), *self.model.buffers()]
+        sharded = (
+            self.model.parameters() if self.cuts else ()
+        )  # an optimiser counts up theirs alone
+        return tuple((t.data_ptr(), t._version) for t in held), *(p._version for p in sharded)
 
     @cached_property
     def plan(self) -> Plan:
@@ -223,11 +234,8 @@ class Problem:
         Raises:
             RunError: it is not, here or elsewhere.
         """
-        well = self.processes.all_well(well=math.isfinite(total), device=self.device)
-        check_finite(total, batch)
-        if not well:
-            raise RunError("curvature: another process failed; its own message says why")
-        return total
+        with all_or_none(self.device) if self.cuts else nullcontext():
+            return check_finite(total, batch)
 
     def _put_in(self, parameters: Mapping[str, Tensor]) -> None:
         """Let the model run at these parameters; inside `differentiable`."""
@@ -240,8 +248,8 @@ class Problem:
         way = Way(
             shards={id(p): own[name] for name, p in named.items()},
             cuts={id(p): self.cuts[name] for name, p in named.items()},
-            state=lambda module: differentiable(module, closed_forms=closed),
-            settled=evaluation_mode,
+            settled=backward_pass,
+            again=lambda module: differentiable(module, closed_forms=closed),
         )
         run_in_parts(self.model, way)
 

@@ -119,10 +119,6 @@ class Processes:
                 raise RunError("curvature: another process failed; its own message says why")
         return share
 
-    def all_well(self, *, well: bool, device: torch.device) -> bool:
-        """Whether all are, where they wait for each other in every pass."""
-        return bool(self.least(int(well), device)) if self.sharded else well
-
     def fail(self, share: Float[Tensor, "..."]) -> None:
         """Let the others, who wait for this share, know that there is none: NaN everywhere."""
         if self.shard is not None:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
-from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.problem import Problem
@@ -60,6 +60,52 @@ def total_products(
     own, wanted = OwnEntries.of(columns, problem.cuts), OwnEntries.of(rows, problem.cuts)
     found = own_products(problem, own.read(vectors), wanted.group, own.group, parts, later=later)
     return {part: wanted.together(product) for part, product in found.items()}
+
+
+def squared_products(
+    problem: Problem,
+    vectors: Float[Tensor, "K columns"],
+    rows: Sequence[ParameterGroup],
+    columns: ParameterGroup,
+    parts: Sequence[Part],
+    *,
+    later: Sequence[str] = (),
+) -> dict[Part, Float[Tensor, "K groups"]]:
+    """‖·‖² of what `total_products` gives, group of rows by group, in float64; no process holds them whole.
+
+    Args:
+        problem: as there.
+        vectors: (K, columns.size).
+        rows: groups whose rows are wanted.
+        columns: group that the vectors lie in.
+        parts: which of H_o, H_f and H.
+        later: as there.
+
+    Returns:
+        (K, groups) for each part.
+
+    Raises:
+        RunError: a loss is not finite, or the memory is full.
+    """
+    if problem.cuts:
+        own = OwnEntries.of(columns, problem.cuts)
+        vectors, columns = own.read(vectors), own.group
+        rows = [OwnEntries.of(group, problem.cuts).group for group in rows]
+    found = own_products(problem, vectors, merge("rows", rows), columns, parts, later=later)
+    squares = {part: _squares(total, [g.size for g in rows]) for part, total in found.items()}
+    if problem.cuts:
+        for each in squares.values():
+            problem.processes.total(each)
+    return squares
+
+
+def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
+    """‖·‖² of each piece of (K, all rows), as (K, pieces) in float64."""
+    norms = [
+        torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64)
+        for piece in products.split(list(sizes), dim=1)
+    ]
+    return torch.stack(norms, dim=1).square()
 
 
 def own_products(

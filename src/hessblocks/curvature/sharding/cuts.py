@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,9 @@ def cuts_of(model: nn.Module) -> dict[str, Cut]:
 
     A model counts as sharded when one of its parameters is (FSDP2, `sharded`). The others are then cut
     in the same way while derivatives are taken, so that every entry of a vector has one owner.
+
+    Returns:
+        The cuts, those of frozen parameters among them.
 
     Raises:
         ArgumentError: it is cut along columns, or over other processes than the default group's.
@@ -52,10 +56,9 @@ def cuts_of(model: nn.Module) -> dict[str, Cut]:
 
 def own_rows(parameter: Tensor, cut: Cut) -> Tensor:
     """This process's rows, sharing memory with the parameter."""
-    if isinstance(parameter, DTensor):
-        local: Tensor = parameter.detach().to_local()
-        return local
-    return cut.part(parameter.detach())
+    held: Any = parameter.detach()
+    local: Tensor = held.to_local() if isinstance(held, DTensor) else cut.part(held)
+    return local
 
 
 def is_whole(parameter: Tensor) -> bool:
@@ -86,4 +89,6 @@ def _source(function: object) -> str:
 
 
 def _is_fsdp(module: nn.Module) -> bool:
-    return any(kind.__module__.startswith("torch.distributed.fsdp") for kind in type(module).__mro__)
+    return any(
+        kind.__module__.startswith("torch.distributed.fsdp") for kind in type(module).__mro__
+    )

@@ -7,7 +7,8 @@ gradients g_0 … g_{P−1} to the rows of Σ_p g_p. Each is the other's derivat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
+from hessblocks.errors import RunError
 from hessblocks.linalg import working_dtype
 
 
@@ -91,6 +93,27 @@ class Scatter(torch.autograd.Function):
     def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
         """Put the processes' rows together."""
         return None, *Gather.apply(ctx.cuts, *directions)
+
+
+@contextmanager
+def all_or_none(device: torch.device) -> Iterator[None]:
+    """Where a process may fail while others would wait for it in what follows: then all of them fail.
+
+    Args:
+        device: of the tensors that are exchanged.
+
+    Raises:
+        RunError: another process failed.
+    """
+    well = torch.ones((), device=device)
+    try:
+        yield
+    except Exception:
+        dist.all_reduce(well.zero_(), op=dist.ReduceOp.MIN)
+        raise
+    dist.all_reduce(well, op=dist.ReduceOp.MIN)
+    if not well:
+        raise RunError("curvature: another process failed; its own message says why")
 
 
 def _gathered(cut: Cut, shard: Tensor) -> Tensor:

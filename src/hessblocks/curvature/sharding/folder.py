@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hessblocks.curvature.sharding.exchange import Cut
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError
 
 
 class WeightsFolder:
@@ -78,11 +78,9 @@ class WeightsFolder:
                     f"model: {names[0]!r} is {tuple(parameter.shape)} by config.json and {tuple(stored)} in the "
                     "file; take the configuration that the weights were saved with"
                 )
-        return model
+        return cast("nn.Module", model)
 
-    def rows(
-        self, names: Sequence[str], cut: Cut, dtype: torch.dtype | None
-    ) -> Tensor:
+    def rows(self, names: Sequence[str], cut: Cut, dtype: torch.dtype | None) -> Tensor:
         """This process's rows of a tensor, stored under one of several names.
 
         Returns:
@@ -98,8 +96,8 @@ class WeightsFolder:
             with contextlib.suppress(ArgumentError), torch.no_grad():
                 buffer.copy_(self._stored([name])[:])
         for module in model.modules():
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = None if buffer is None else buffer.to(device)
+            for name, held in module._buffers.items():
+                module._buffers[name] = None if held is None else held.to(device)
 
     def digest(self) -> str:
         """A fingerprint: names, dtypes and shapes of all tensors, and a row of each."""

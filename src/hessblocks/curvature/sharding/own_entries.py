@@ -37,6 +37,9 @@ class OwnEntries:
         Args:
             group: of the whole model.
             cuts: how each parameter is cut, by name.
+
+        Returns:
+            The entries, with an empty view of each parameter of which this process has none.
         """
         views: list[ParameterView] = []
         boxes: list[tuple[int, Box | None]] = []
@@ -98,7 +101,9 @@ def _inside(view: ParameterView, box: Box, start: int, stop: int) -> Iterator[Bo
     if begin < end:
         yield (*box[:axis], slice(begin, end), *box[axis + 1 :])
     for index in (*range(low, begin), *range(end, high)):
-        yield from _inside(view, (*box[:axis], slice(index, index + 1), *box[axis + 1 :]), start, stop)
+        yield from _inside(
+            view, (*box[:axis], slice(index, index + 1), *box[axis + 1 :]), start, stop
+        )
 
 
 def _boxed(view: ParameterView, box: Box, start: int) -> ParameterView:

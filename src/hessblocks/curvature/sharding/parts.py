@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hessblocks.curvature.sharding.exchange import Cut, Gather
+from hessblocks.curvature.sharding.exchange import Cut, Gather, all_or_none
 from hessblocks.curvature.sharding.recomputed import Recomputed
 from hessblocks.errors import ArgumentError, RunError
 
@@ -44,10 +44,10 @@ class Way:
     """This process's rows by the identity of the parameter."""
     cuts: Mapping[int, Cut]
     """How each parameter is cut, likewise."""
-    state: State
-    """For evaluating a part again."""
     settled: State
-    """For evaluating it the first time: puts back what a module held."""
+    """In which a part is evaluated and differentiated; puts back what its modules held."""
+    again: State
+    """Besides, where it is evaluated when the model's forward pass is over."""
 
     def held(self, modules: Sequence[nn.Module]) -> list[Held]:
         """The sharded parameters that these modules hold themselves."""
@@ -139,7 +139,7 @@ class _Part:
     def __init__(
         self, module: nn.Module, forward: Callable[..., Any], way: Way, arguments: Any
     ) -> None:
-        self._module, self._forward, self._state = module, forward, way.state
+        self._module, self._forward, self._way = module, forward, way
         self.form: Any = None
         self.results: list[Any] = []
         self.held = way.held(list(module.modules()))
@@ -150,15 +150,17 @@ class _Part:
             if isinstance(leaf, Tensor) and leaf.requires_grad
         ]
         self.given = [leaves[place] for place in self._places]
-        self._leaves = [None if place in self._places else leaf for place, leaf in enumerate(leaves)]
+        self._leaves = [
+            None if place in self._places else leaf for place, leaf in enumerate(leaves)
+        ]
 
     @contextmanager
-    def again(self) -> Iterator[None]:
-        with self._state(self._module):
+    def settled(self) -> Iterator[None]:
+        with self._way.settled(self._module):
             without_hooks_of_fsdp(self._module)
             yield
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *tensors: Tensor, again: bool = False) -> tuple[Tensor, ...]:
         count = len(self.held)
         wholes = Gather.apply([one.cut for one in self.held], *tensors[:count]) if count else ()
         for one, whole in zip(self.held, wholes, strict=True):
@@ -167,7 +169,14 @@ class _Part:
         for place, tensor in zip(self._places, tensors[count:], strict=True):
             leaves[place] = tensor
         arguments, keywords = tree_unflatten(leaves, self._structure)
-        self.results, self.form = tree_flatten(self._forward(*arguments, **keywords))
+        with self._way.again(self._module) if again else nullcontext():
+            before = _tensors_in_attributes(self._module)
+            self.results, self.form = tree_flatten(self._forward(*arguments, **keywords))
+            if _tensors_in_attributes(self._module) - before:
+                raise RunError(
+                    f"model: {type(self._module).__name__} leaves a tensor in an attribute, where another layer "
+                    "may read it, so that layers cannot be computed one at a time; return it instead"
+                )
         floating = tuple(leaf for leaf in self.results if _floats(leaf))
         self.results = [_FLOAT if _floats(leaf) else leaf for leaf in self.results]
         return floating
@@ -186,33 +195,25 @@ def _whole_part(
 ) -> Any:
     """Run a module with whole weights, which are gone afterwards."""
     part = _Part(module, forward, way, (arguments, keywords))
-    with way.settled(module):
-        before = _tensors_in_attributes(module)
-        found = iter(Recomputed.apply(part, *(one.shard for one in part.held), *part.given))
-        if _tensors_in_attributes(module) - before:
-            raise RunError(
-                f"model: {type(module).__name__} leaves a tensor in an attribute, where another layer may read it, "
-                "so that layers cannot be computed one at a time; return it, or take an unsharded copy"
-            )
+    shards = [one.shard for one in part.held]
+    with all_or_none(shards[0].device):
+        found = iter(Recomputed.apply(part, *shards, *part.given))
     leaves = [next(found) if leaf is _FLOAT else leaf for leaf in part.results]
     return tree_unflatten(leaves, part.form)
 
 
 def _tensors_in_attributes(module: nn.Module) -> set[int]:
-    return {
-        id(value) for one in module.modules() for value in vars(one).values() if _floats(value)
-    }
+    return {id(value) for one in module.modules() for value in vars(one).values() if _floats(value)}
 
 
 class _Rows:
     """Some rows of a weight, gathered from all processes: rows `start` to `stop` of each."""
 
-    def __init__(self, cut: Cut, start: int, stop: int, module: nn.Module, way: Way) -> None:
+    def __init__(self, cut: Cut, start: int, stop: int) -> None:
         self.start, self.stop, self.each, self._count = start, stop, cut.each, cut.count
-        self._module, self._state, self._width = module, way.state, cut.shape[1:]
 
-    def again(self) -> AbstractContextManager[object]:
-        return self._state(self._module)
+    def settled(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def gathered(self, *shards: Tensor) -> tuple[Tensor, ...]:
         """(P, some rows, ...) of each."""
@@ -224,7 +225,9 @@ class _Rows:
             wholes.append(padded[self.start : self.stop])
             shape = (self._count * step, *shard.shape[1:])
             cuts.append(Cut(shape=shape, rank=0, count=self._count))
-        return tuple(whole.unflatten(0, (self._count, step)) for whole in Gather.apply(cuts, *wholes))
+        return tuple(
+            whole.unflatten(0, (self._count, step)) for whole in Gather.apply(cuts, *wholes)
+        )
 
 
 class _LookedUp(_Rows):
@@ -234,7 +237,7 @@ class _LookedUp(_Rows):
         super().__init__(*arguments)
         self._indices, self._padding = indices, padding
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *tensors: Tensor, again: bool = False) -> tuple[Tensor, ...]:
         (rows,) = self.gathered(*tensors)
         process, place = self._indices // self.each, self._indices % self.each - self.start
         here = (place >= 0) & (place < self.stop - self.start)
@@ -248,7 +251,7 @@ class _LookedUp(_Rows):
 class _Unembedded(_Rows):
     """The logits of these rows, (..., P, rows)."""
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *tensors: Tensor, again: bool = False) -> tuple[Tensor, ...]:
         hidden, *shards = tensors
         weight, *bias = self.gathered(*shards)
         logits = F.linear(hidden, weight.flatten(0, 1), *(one.flatten() for one in bias))
@@ -257,13 +260,12 @@ class _Unembedded(_Rows):
 
 def _look_up(module: nn.Embedding, way: Way, pieces: int, indices: Tensor) -> Tensor:
     (held,) = way.held([module])
-    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < held.cut.rows:
-        raise IndexError("index out of range in self")
-    found = None
+    with all_or_none(indices.device):
+        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < held.cut.rows:
+            raise IndexError("index out of range in self")
+    found: Tensor | None = None
     for some in _pieces(held.cut, pieces):
-        rows = _LookedUp(
-            held.cut, *some, module, way, indices=indices, padding=module.padding_idx
-        )
+        rows = _LookedUp(held.cut, *some, indices=indices, padding=module.padding_idx)
         (piece,) = Recomputed.apply(rows, held.shard)
         found = piece if found is None else found + piece
     assert found is not None
@@ -275,7 +277,7 @@ def _unembed(module: nn.Linear, way: Way, pieces: int, hidden: Tensor) -> Tensor
     cut = held[0].cut
     shards = [one.shard for one in held]
     found = [
-        Recomputed.apply(_Unembedded(cut, *some, module, way), hidden, *shards)[0]
+        Recomputed.apply(_Unembedded(cut, *some), hidden, *shards)[0]
         for some in _pieces(cut, pieces)
     ]
     return torch.cat(found, dim=-1).flatten(-2)[..., : cut.rows]

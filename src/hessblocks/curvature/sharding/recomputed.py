@@ -17,11 +17,11 @@ from torch import Tensor
 class Part(Protocol):
     """A function of tensors that can be evaluated again."""
 
-    def again(self) -> AbstractContextManager[object]:
-        """The state in which it is evaluated and differentiated after the forward pass."""
+    def settled(self) -> AbstractContextManager[object]:
+        """The state in which it is evaluated and differentiated; what it changed is put back."""
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Its results, all of floating point."""
+    def __call__(self, *tensors: Tensor, again: bool = False) -> tuple[Tensor, ...]:
+        """Its results, all of floating point; `again` where the model's forward pass is over."""
 
 
 class Recomputed(torch.autograd.Function):
@@ -32,7 +32,8 @@ class Recomputed(torch.autograd.Function):
         """Evaluate it without a graph."""
         ctx.part = part
         ctx.save_for_backward(*tensors)
-        return part(*tensors)
+        with part.settled():
+            return part(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
@@ -51,7 +52,7 @@ class _Pullback(torch.autograd.Function):
         """Evaluate the part again, and its backward pass."""
         ctx.part, ctx.wanted = part, wanted
         ctx.save_for_backward(*given)
-        with part.again(), torch.enable_grad():
+        with part.settled(), torch.enable_grad():
             tensors, cotangents = _leaves(given, wanted)
             return _pulled(part, tensors, cotangents, wanted, create_graph=False)
 
@@ -59,7 +60,7 @@ class _Pullback(torch.autograd.Function):
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:
         """The derivative of ⟨Jᵀ cotangents, directions⟩ by tensors and cotangents."""
         asked = ctx.needs_input_grad[2:]
-        with ctx.part.again(), torch.enable_grad():
+        with ctx.part.settled(), torch.enable_grad():
             tensors, cotangents = _leaves(ctx.saved_tensors, ctx.wanted)
             pulled = _pulled(ctx.part, tensors, cotangents, ctx.wanted, create_graph=True)
             pairs = [
@@ -98,7 +99,7 @@ def _pulled(
     *,
     create_graph: bool,
 ) -> tuple[Tensor | None, ...]:
-    results = part(*tensors)
+    results = part(*tensors, again=True)
     inputs = [tensor for tensor, one in zip(tensors, wanted, strict=True) if one]
     pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
     found = iter(
@@ -113,4 +114,3 @@ def _pulled(
         else [None] * len(inputs)
     )
     return tuple(next(found) if one else None for one in wanted)
-

@@ -56,7 +56,7 @@ def sharded(
     mesh = init_device_mesh(place.type, (count,))
     names = _names(whole)
     new = {}
-    for name, parameter in named.items():
+    for parameter in named.values():
         if not parameter.ndim and folder is None:
             continue
         cut = Cut(shape=tuple(parameter.shape), rank=rank, count=count)
@@ -80,8 +80,8 @@ def _check(model: nn.Module, named: dict[str, Tensor], count: int) -> None:
         raise ArgumentError("model: it is sharded already; give it to Problem as it is")
     if count > most:
         raise ArgumentError(
-            f"model: {count} processes, but no parameter has more than {most} rows, so that some would hold "
-            f"nothing; start at most {most}"
+            f"model: {count} processes, but no parameter has more rows than {most}, so that some would hold "
+            f"nothing; start {most} at most"
         )
     parts_of(model)
 
@@ -107,7 +107,9 @@ def _names(model: nn.Module) -> dict[int, list[str]]:
 def _place(of: torch.device | None) -> torch.device:
     if of is not None:
         return of
-    return torch.device(f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu")
+    return torch.device(
+        f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"
+    )
 
 
 def _sums(named: dict[str, Tensor]) -> str:
