@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.curvature.sharding.exchange import Cut
 from hessblocks.curvature.sharding.folder import WeightsFolder
 from hessblocks.errors import ArgumentError
+from tests.curvature.cases import CASES, Case
 from tests.curvature.sharded_processes import estimates
 
 ROOT = Path(__file__).parents[2]
 WAYS = [
-    *("sas", "callable", "bert", "deep", "frozen", "checkpointed", "padding"),
+    *("sas", "callable", "bert", "gpt2", "frozen", "checkpointed", "padding"),
     *("fsdp", "own", "folder"),
 ]
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -65,12 +67,10 @@ def test_a_folder_is_read_by_rows(found: dict[str, Any]) -> None:
 
 
 def test_estimators_and_maps_find_what_one_process_finds(found: dict[str, Any]) -> None:
-    torch.manual_seed(0)
     alone = estimates(cut=False)
     for what, values in found["estimates"].items():
-        assert torch.tensor(values).double().numpy() == pytest.approx(
-            torch.tensor(alone[what]).double().numpy(), rel=1e-6, abs=1e-9
-        ), what
+        shared, one = (torch.as_tensor(v, dtype=torch.float64) for v in (values, alone[what]))
+        torch.testing.assert_close(shared, one, rtol=1e-9, atol=1e-12, msg=what)
 
 
 def test_weights_that_an_optimiser_changes_are_noticed(found: dict[str, Any]) -> None:
@@ -115,6 +115,44 @@ def test_sharding_needs_processes_and_safetensors(tmp_path: Path) -> None:
         sharded(nn.Linear(2, 2))
     with pytest.raises(ArgumentError, match=r"no model\.safetensors"):
         WeightsFolder(tmp_path)
+
+
+@pytest.mark.parametrize("make", [CASES["masked-lm"], CASES["sas"], CASES["gpt2"]])
+def test_the_rows_of_all_processes_are_the_saved_model(
+    make: Callable[[], Case], tmp_path: Path
+) -> None:
+    model: Any = make().model
+    trunk = model.transformer if hasattr(model, "transformer") else model
+    trunk.save_pretrained(tmp_path)  # of a trunk alone names lack their prefix
+    if trunk is not model:
+        model.config.save_pretrained(tmp_path)
+        json_file = tmp_path / "config.json"
+        fields = json.loads(json_file.read_text(encoding="utf-8"))
+        fields["architectures"] = [type(model).__name__]
+        json_file.write_text(json.dumps(fields), encoding="utf-8")
+    folder = WeightsFolder(tmp_path)
+    empty = folder.empty_model()
+    assert type(empty) is type(model)
+    expected = dict(model.named_parameters())
+    assert {p.device.type for p in empty.parameters()} == {"meta"}
+    assert [name for name, _ in empty.named_parameters()] == list(expected)
+    for name, parameter in expected.items():
+        cuts = [Cut(shape=tuple(parameter.shape), rank=rank, count=3) for rank in range(3)]
+        rows = torch.cat([folder.rows([name], cut, None) for cut in cuts])
+        assert torch.equal(rows.reshape(parameter.shape), parameter)
+
+
+def test_a_folder_that_does_not_fit_its_configuration_is_refused(tmp_path: Path) -> None:
+    model: Any = CASES["gpt2"]().model
+    model.save_pretrained(tmp_path)
+    model.config.n_embd = 8
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(ArgumentError, match=r"\(7, 8\) by config.json and \(7, 4\) in the file"):
+        WeightsFolder(tmp_path).empty_model()
+    model.config.n_layer, model.config.n_embd = 3, 4
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(ArgumentError, match=r"has no tensor 'transformer\.h\.2"):
+        WeightsFolder(tmp_path).empty_model()
 
 
 VIEWS = [

@@ -126,16 +126,16 @@ class Problem:
 
         Of a sharded model these are the rows that this process holds.
         """
-        trainable = {name for name, p in self.model.named_parameters() if p.requires_grad}
-        return {name: tensor for name, tensor in self.weights.items() if name in trainable}
+        named = self.model.named_parameters()
+        return {name: self._held(name, p) for name, p in named if p.requires_grad}
 
     @property
     def weights(self) -> dict[str, Float[Tensor, "..."]]:
         """As `parameters`, frozen ones included."""
-        named = self.model.named_parameters()
-        return {
-            name: own_rows(p, self.cuts[name]) if self.cuts else p.detach() for name, p in named
-        }
+        return {name: self._held(name, p) for name, p in self.model.named_parameters()}
+
+    def _held(self, name: str, parameter: Tensor) -> Tensor:
+        return own_rows(parameter, self.cuts[name]) if self.cuts else parameter.detach()
 
     @property
     def entries(self) -> dict[str, int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from importlib.metadata import version
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
@@ -74,7 +74,7 @@ def code_of(model: nn.Module) -> str:
     """
     kinds = {type(module).__qualname__: type(module).forward for module in model.modules()}
     seen = [
-        (torch.__version__, transformers.__version__),
+        (torch.__version__, version("transformers")),
         [(name, p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()],
         [(name, _source(forward)) for name, forward in kinds.items()],
     ]

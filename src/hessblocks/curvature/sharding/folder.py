@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import transformers
-from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -60,19 +58,21 @@ class WeightsFolder:
         Raises:
             ArgumentError: the configuration names no class of transformers, or its parameters are others.
         """
-        config = transformers.AutoConfig.from_pretrained(self._folder, local_files_only=True)
-        name = (config.architectures or ["a model"])[0]
-        kind = getattr(transformers, name, None)
+        from accelerate import init_empty_weights
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(self._folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"model: {self._folder} has no config.json of a model") from error
+        kind = _class_of(config)
         with init_empty_weights(include_buffers=False):
-            model: Any = (
-                kind._from_config(config)
-                if kind is not None
-                else transformers.AutoModelForCausalLM.from_config(config)
-            )
+            model: Any = kind._from_config(config)
         model.tie_weights()
         self._prefix = f"{model.base_model_prefix}."
         for parameter, names in _tied(model):
-            stored = self._stored(names).get_shape()
+            name = self._stored(names)
+            stored = self._files[name].get_slice(name).get_shape()
             if tuple(stored) != tuple(parameter.shape):
                 raise ArgumentError(
                     f"model: {names[0]!r} is {tuple(parameter.shape)} by config.json and {tuple(stored)} in the "
@@ -86,15 +86,17 @@ class WeightsFolder:
         Returns:
             The rows, in the dtype asked for or that of the file.
         """
-        stored = self._stored(names)
-        rows: Tensor = stored[cut.own] if cut.shape else stored[:].reshape(1)
+        name = self._stored(names)
+        file = self._files[name]
+        rows: Tensor = file.get_slice(name)[cut.own] if cut.shape else file.get_tensor(name)[None][cut.own]
         return rows.to(dtype or rows.dtype).clone()
 
     def fill_buffers(self, model: nn.Module, device: torch.device) -> None:
         """Read the buffers that are stored, and put all on the device."""
         for name, buffer in model.named_buffers():
             with contextlib.suppress(ArgumentError), torch.no_grad():
-                buffer.copy_(self._stored([name])[:])
+                stored = self._stored([name])
+                buffer.copy_(self._files[stored].get_tensor(stored))
         for module in model.modules():
             for name, held in module._buffers.items():
                 module._buffers[name] = None if held is None else held.to(device)
@@ -105,19 +107,39 @@ class WeightsFolder:
         for name in sorted(self._files):
             stored = self._files[name].get_slice(name)
             seen.update(repr((name, stored.get_dtype(), stored.get_shape())).encode())
-            row = stored[:1] if stored.get_shape() else stored[:]
+            row = stored[:1] if stored.get_shape() else self._files[name].get_tensor(name)
             seen.update(row.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return seen.hexdigest()
 
-    def _stored(self, names: Sequence[str]) -> Any:
+    def _stored(self, names: Sequence[str]) -> str:
+        """The name in the files of a tensor with these names in the model."""
         for name in names:
             for other in (name, name.removeprefix(self._prefix), self._prefix + name):
                 if other in self._files:
-                    return self._files[other].get_slice(other)
+                    return other
         raise ArgumentError(
             f"model: {self._folder} has no tensor {names[0]!r}; convert it: load it once with from_pretrained "
             "and save it with save_pretrained"
         )
+
+
+def _class_of(config: Any) -> Any:
+    """The class that a configuration names, of transformers or registered with its Auto classes."""
+    import transformers
+
+    (name,) = (config.architectures or ["none"])[:1]
+    found = [getattr(transformers, name, None)]
+    for auto in (
+        value for key, value in vars(transformers).items() if key.startswith("AutoModelFor")
+    ):
+        found.append(auto._model_mapping.get(type(config), None))
+    for kind in found:
+        if getattr(kind, "__name__", None) == name:
+            return kind
+    raise ArgumentError(
+        f"model: config.json names the class {name!r}, which transformers does not know; build the model and "
+        "give sharded(model)"
+    )
 
 
 def _tied(model: nn.Module) -> list[tuple[Tensor, list[str]]]:

@@ -59,7 +59,8 @@ def sharded(
     for parameter in named.values():
         if not parameter.ndim and folder is None:
             continue
-        cut = Cut(shape=tuple(parameter.shape), rank=rank, count=count)
+        owner = rank if parameter.ndim else 0  # a number is held by all, as FSDP2 would leave it
+        cut = Cut(shape=tuple(parameter.shape), rank=owner, count=count)
         if folder is None:
             rows = cut.part(parameter.detach()).clone()
         else:
