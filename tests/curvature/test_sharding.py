@@ -95,6 +95,7 @@ def test_sums_over_processes_lose_no_more_than_half_precision(found: dict[str, A
         ("reads", "a sharded weight outside of the layer"),
         ("mesh", "a mesh of (2, 1), but the process group has 2"),
         ("exact", "closed forms need them whole"),
+        ("exact", "full_state_dict=True"),
     ],
 )
 def test_what_cannot_be_shared_is_one_sentence(found: dict[str, Any], case: str, said: str) -> None:

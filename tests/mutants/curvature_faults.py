@@ -300,7 +300,7 @@ CURVATURE = (
     ),
     Mutant(
         "a padding index has a gradient where embeddings are sharded",
-        file="curvature/sharding/parts.py",
+        file="curvature/sharding/in_turn.py",
         find="found.detach(), found)",
         replace="found, found)",
         tests=("curvature/test_sharding.py",),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
@@ -54,14 +55,14 @@ def cuts_of(model: nn.Module) -> dict[str, Cut]:
     }
 
 
-def own_rows(parameter: Tensor, cut: Cut) -> Tensor:
+def own_rows(parameter: Shaped[Tensor, "..."], cut: Cut) -> Shaped[Tensor, "own ..."]:
     """This process's rows, sharing memory with the parameter."""
     held: Any = parameter.detach()
     local: Tensor = held.to_local() if isinstance(held, DTensor) else cut.part(held)
     return local
 
 
-def is_whole(parameter: Tensor) -> bool:
+def is_whole(parameter: Shaped[Tensor, "..."]) -> bool:
     """Whether every process holds all of it."""
     return not isinstance(parameter, DTensor)
 

@@ -63,13 +63,17 @@ class Gather(torch.autograd.Function):
     """From each process's rows to the whole parameters, on every process."""
 
     @staticmethod
-    def forward(ctx: Any, cuts: Sequence[Cut], *shards: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, cuts: Sequence[Cut], *shards: Shaped[Tensor, "..."]
+    ) -> tuple[Shaped[Tensor, "..."], ...]:
         """All-gather each of them."""
         ctx.cuts = cuts
         return tuple(_gathered(cut, shard) for cut, shard in zip(cuts, shards, strict=True))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, *gradients: Shaped[Tensor, "..."]
+    ) -> tuple[Shaped[Tensor, "..."] | None, ...]:
         """Sum the processes' gradients, of those parameters whose own is asked for."""
         wanted = [number for number, asked in enumerate(ctx.needs_input_grad[1:]) if asked]
         found: list[Tensor | None] = [None] * len(gradients)
@@ -84,13 +88,17 @@ class Scatter(torch.autograd.Function):
     """From each process's whole tensors to its rows of their sums."""
 
     @staticmethod
-    def forward(ctx: Any, cuts: Sequence[Cut], *wholes: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, cuts: Sequence[Cut], *wholes: Shaped[Tensor, "..."]
+    ) -> tuple[Shaped[Tensor, "..."], ...]:
         """Reduce-scatter each of them; half precision is added up in float32."""
         ctx.cuts = cuts
         return tuple(_summed(cut, whole) for cut, whole in zip(cuts, wholes, strict=True))
 
     @staticmethod
-    def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, *directions: Shaped[Tensor, "..."]
+    ) -> tuple[Shaped[Tensor, "..."] | None, ...]:
         """Put the processes' rows together."""
         return None, *Gather.apply(ctx.cuts, *directions)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -80,7 +81,9 @@ class WeightsFolder:
                 )
         return cast("nn.Module", model)
 
-    def rows(self, names: Sequence[str], cut: Cut, dtype: torch.dtype | None) -> Tensor:
+    def rows(
+        self, names: Sequence[str], cut: Cut, dtype: torch.dtype | None
+    ) -> Shaped[Tensor, "own ..."]:
         """This process's rows of a tensor, stored under one of several names.
 
         Returns:
@@ -88,7 +91,9 @@ class WeightsFolder:
         """
         name = self._stored(names)
         file = self._files[name]
-        rows: Tensor = file.get_slice(name)[cut.own] if cut.shape else file.get_tensor(name)[None][cut.own]
+        rows: Tensor = (
+            file.get_slice(name)[cut.own] if cut.shape else file.get_tensor(name)[None][cut.own]
+        )
         return rows.to(dtype or rows.dtype).clone()
 
     def fill_buffers(self, model: nn.Module, device: torch.device) -> None:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 
@@ -20,7 +21,9 @@ class Part(Protocol):
     def settled(self) -> AbstractContextManager[object]:
         """The state in which it is evaluated and differentiated; what it changed is put back."""
 
-    def __call__(self, *tensors: Tensor, again: bool = False) -> tuple[Tensor, ...]:
+    def __call__(
+        self, *tensors: Shaped[Tensor, "..."], again: bool = False
+    ) -> tuple[Shaped[Tensor, "..."], ...]:
         """Its results, all of floating point; `again` where the model's forward pass is over."""
 
 
@@ -28,7 +31,9 @@ class Recomputed(torch.autograd.Function):
     """`part(*tensors)`, of which nothing but the tensors is kept."""
 
     @staticmethod
-    def forward(ctx: Any, part: Part, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, part: Part, *tensors: Shaped[Tensor, "..."]
+    ) -> tuple[Shaped[Tensor, "..."], ...]:
         """Evaluate it without a graph."""
         ctx.part = part
         ctx.save_for_backward(*tensors)
@@ -36,7 +41,9 @@ class Recomputed(torch.autograd.Function):
             return part(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, *cotangents: Shaped[Tensor, "..."]
+    ) -> tuple[Shaped[Tensor, "..."] | None, ...]:
         """Jᵀ of the part."""
         wanted = ctx.needs_input_grad[1:]
         return None, *_Pullback.apply(ctx.part, wanted, *ctx.saved_tensors, *cotangents)

@@ -33,7 +33,7 @@ class Held:
     module: nn.Module
     name: str
     cut: Cut
-    shard: Tensor
+    shard: Float[Tensor, "own ..."]
 
 
 @dataclass(frozen=True, kw_only=True)
