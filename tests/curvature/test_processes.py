@@ -70,11 +70,6 @@ def test_no_process_waits_for_one_that_failed(together: dict[str, Any]) -> None:
     assert "another process failed" in other
 
 
-def test_a_sharded_model_is_refused_with_what_to_do(together: dict[str, Any]) -> None:
-    assert "sharded (FSDP2" in together["sharded"]
-    assert "full_state_dict=True" in together["sharded"]
-
-
 def test_a_share_needs_processes() -> None:
     case = CASES["classification"]()
     with pytest.raises(ArgumentError, match="start with torchrun"):

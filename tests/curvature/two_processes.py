@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hessblocks.curvature.columns import group_norms
@@ -100,8 +99,6 @@ def main(out: Path) -> None:
     failures = [None, None]
     dist.all_gather_object(failures, one_fails(CASES["pre-ln"]()))
     results["failures"] = failures
-    fully_shard(case.model)
-    results["sharded"] = error_of(lambda: Problem(case.model, case.batches))
     if dist.get_rank() == 0:
         out.write_text(json.dumps(results), encoding="utf-8")
     dist.destroy_process_group()

@@ -292,6 +292,27 @@ CURVATURE = (
         ),
     ),
     Mutant(
+        "gradients of other processes are left out",
+        file="curvature/sharding/exchange.py",
+        find="own[: cut.own.stop - cut.own.start]",
+        replace="wide[cut.own]",
+        tests=("curvature/test_sharding.py",),
+    ),
+    Mutant(
+        "a padding index has a gradient where embeddings are sharded",
+        file="curvature/sharding/in_turn.py",
+        find="found.detach(), found)",
+        replace="found, found)",
+        tests=("curvature/test_sharding.py",),
+    ),
+    Mutant(
+        "an optimiser's steps on a sharded model go unnoticed",
+        file="curvature/products/problem.py",
+        find="*(p._version for p in sharded)",
+        replace="*(0 for p in sharded)",
+        tests=("curvature/test_sharding.py",),
+    ),
+    Mutant(
         "a memory limit that cannot be kept is taken",
         file="curvature/products/passes.py",
         find="if rest < cost.peak:",

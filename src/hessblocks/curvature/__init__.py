@@ -35,6 +35,7 @@ from hessblocks.curvature.products import (
     Problem,
     RepeatabilityWarning,
 )
+from hessblocks.curvature.sharding import sharded
 from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
 from hessblocks.statistics import Heterogeneity
 
@@ -62,4 +63,5 @@ __all__ = [
     "parameter_groups",
     "second_moment_figure",
     "select_groups",
+    "sharded",
 ]

@@ -17,13 +17,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products import (
     Hessian,
     Problem,
     check_groups,
     default_limit,
-    total_products,
+    squared_products,
 )
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
@@ -165,17 +165,16 @@ def _measured(
             f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
         )
     group = groups[column]
-    everything = merge("rows", [groups[name] for name in rows])
-    sizes = [groups[name].size for name in rows]
+    wanted = [groups[name] for name in rows]
     later = [name for one in groups.values() for name in one.parameters]
     found: dict[Part, list[Tensor]] = {part: [] for part in parts}
     for vectors in _vectors(problem, group, probes, seed, len(parts)):
-        totals = total_products(problem, vectors, everything, group, parts, later=later)
-        for part, total in totals.items():
-            found[part].append(_squares(total, sizes))
+        pieces = squared_products(problem, vectors, wanted, group, parts, later=later)
+        for part, piece in pieces.items():
+            found[part].append(piece.cpu())
     squares = {}
-    for part, pieces in found.items():
-        values = torch.cat(pieces)
+    for part, blocks in found.items():
+        values = torch.cat(blocks)
         if not torch.isfinite(values).all():
             raise RunError(
                 f"curvature: products of {part} with {group.name} are not finite; look at the weights, "
@@ -206,12 +205,3 @@ def _together(problem: Problem, parts: int) -> int:
     limit = problem.memory_limit or default_limit(problem.device)
     one = sum(p.numel() * p.element_size() for p in problem.parameters.values()) * (parts + 1)
     return max(problem.plan.together, limit // (4 * one))
-
-
-def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
-    """‖·‖² of each piece of (k, all rows), as (k, pieces) in float64."""
-    norms = [
-        torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64)
-        for piece in products.split(list(sizes), dim=1)
-    ]
-    return torch.stack(norms, dim=1).square().cpu()

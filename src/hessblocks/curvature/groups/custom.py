@@ -58,7 +58,7 @@ def custom_groups(
         ArgumentError: a pattern matches no trainable parameter, a slice does not fit, or two groups
             share an entry.
     """
-    named = plain_model(model).named_parameters()
+    named = plain_model(model, sharded=True).named_parameters()
     parameters = {name: p for name, p in named if p.requires_grad}
     groups = {}
     for name, given in specifications.items():

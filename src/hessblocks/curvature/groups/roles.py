@@ -37,11 +37,10 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
         Groups by name, in the order of `model.named_parameters()`; a tied parameter appears once.
 
     Raises:
-        ArgumentError: unknown level, heads asked for where their number is not known, or a model
-            whose parameters are sharded over processes.
+        ArgumentError: unknown level, heads asked for where their number is not known.
     """
     check_name("level", level, LEVELS)
-    model = plain_model(model)
+    model = plain_model(model, sharded=True)
     config = getattr(model, "config", None)
     rules = [] if level == "tensor" else _rules_of(model, getattr(config, "model_type", ""))
     collected: dict[str, list[ParameterGroup]] = {}

@@ -50,7 +50,7 @@ class ParameterView:
 
     def write(self, tensors: Shaped[Tensor, "K ..."], values: Shaped[Tensor, "K size"]) -> None:
         """Set the cut of contiguous (K, *parameter shape) `tensors` to (K, size) `values`."""
-        self._cut(tensors).copy_(values.reshape(-1, *self.shape))
+        self._cut(tensors).copy_(values.reshape(values.shape[0], *self.shape))
 
     def positions(self) -> Int[Tensor, " size"]:
         """The entries' places in the flattened parameter, (size,)."""
@@ -169,8 +169,12 @@ def check_disjoint(
     return owned
 
 
-def plain_model(model: nn.Module) -> nn.Module:
+def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:
     """The model itself, out of DistributedDataParallel and torch.compile (which has no second derivative).
+
+    Args:
+        model: as it was given.
+        sharded: whether its parameters may be sharded over processes.
 
     Returns:
         The innermost module.
@@ -182,12 +186,12 @@ def plain_model(model: nn.Module) -> nn.Module:
     while isinstance(inner, DistributedDataParallel) or hasattr(inner, "_orig_mod"):
         name = "module" if isinstance(inner, DistributedDataParallel) else "_orig_mod"
         inner = inner.get_submodule(name)
-    sharded = [name for name, p in inner.named_parameters() if isinstance(p, DTensor)]
-    if sharded:
+    cut = [name for name, p in inner.named_parameters() if isinstance(p, DTensor)]
+    if cut and not sharded:
         raise ArgumentError(
-            f"model: {sharded[0]!r} and {len(sharded) - 1} more parameters are sharded (FSDP2 or tensor "
-            "parallel), and torch cannot differentiate such a model twice as a function of its "
-            "parameters; load an unsharded copy: torch.distributed.checkpoint.state_dict."
+            f"model: {cut[0]!r} and {len(cut) - 1} more parameters are sharded (FSDP2 or tensor "
+            "parallel), and closed forms need them whole; take products (hessblocks.Problem), or load an "
+            "unsharded copy: torch.distributed.checkpoint.state_dict."
             "get_model_state_dict with StateDictOptions(full_state_dict=True)"
         )
     return inner

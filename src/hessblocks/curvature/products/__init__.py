@@ -12,4 +12,4 @@ from hessblocks.curvature.products.operators import Functional, Hessian, OuterPr
 from hessblocks.curvature.products.passes import default_limit
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.repeatable import RepeatabilityWarning
-from hessblocks.curvature.products.totals import PrecisionWarning, total_products
+from hessblocks.curvature.products.totals import PrecisionWarning, own_products, squared_products

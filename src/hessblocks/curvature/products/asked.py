@@ -41,9 +41,9 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
         raise ArgumentError(
             f"{name}: expected a group of parameter_groups(model), got {type(group).__name__}"
         )
+    entries = problem.entries
     for view in group.views:
-        parameter = problem.parameters.get(view.parameter)
-        if parameter is None or view.end > parameter.numel():
+        if view.end > entries.get(view.parameter, -1):
             raise ArgumentError(
                 f"{name}: {group.name!r} does not fit the problem's model, in {view.parameter!r} (absent, "
                 "frozen or smaller there); take the group from parameter_groups of the same model"

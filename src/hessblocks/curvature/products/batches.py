@@ -28,6 +28,8 @@ class Batch:
     """Labels, or None where the batch has none."""
     number: int = 0
     """Place of the batch in the set that was given, counted from 0."""
+    idle: bool = False
+    """Whether it counts nothing: a process without work runs it beside others, for the weights it holds."""
 
     @property
     def inputs(self) -> Shaped[Tensor, "rows ..."]:

@@ -12,6 +12,8 @@ MISSING = (
     "derivative for .* not implemented|not support backward|double backward|once_differentiable"
 )
 """What torch says of operations without a second derivative."""
+SHARDED = "DTensor|invalid python storage"
+"""What it says where weights are met that are not whole."""
 
 
 @contextmanager
@@ -30,6 +32,11 @@ def said_in_a_sentence() -> Iterator[None]:
             raise RunError(
                 "curvature: out of memory; lower memory_limit, take shorter sequences or fewer probes, "
                 "or leave out the map; what is finished is kept"
+            ) from error
+        if re.search(SHARDED, str(error)):
+            raise RunError(
+                "curvature: the model uses a sharded weight outside of the layer that holds it, where it is not "
+                f"whole ({str(error).splitlines()[0]}); let the layer that holds it use it, or load an unsharded copy"
             ) from error
         if re.search(MISSING, str(error)):
             raise RunError(

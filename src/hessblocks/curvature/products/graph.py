@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hessblocks.conventions import Part
 from hessblocks.curvature.products.batches import Batch
 from hessblocks.curvature.products.losses import LossDerivatives
-from hessblocks.curvature.products.problem import Problem, check_finite
+from hessblocks.curvature.products.problem import Problem
 
 Tensors = dict[str, Float[Tensor, "K ..."] | None]
 """By parameter name, (K, *shape); None stands for zeros."""
@@ -49,7 +49,7 @@ class BatchGraph:
         with torch.enable_grad():
             logits, loss = problem.forward(batch, parameters | self._leaves)
             self._loss = loss.derivatives(logits.detach(), 1 / problem.valid)
-            check_finite(self._loss.total, batch)
+            problem.check_finite(self._loss.total, batch)
             self._residual = self._residual_of(logits, split=split)
             self._pullback = self._pull_back_residual(logits)
         self._logits = get_gradient_edge(logits) if logits.requires_grad else None

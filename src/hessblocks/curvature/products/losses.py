@@ -102,6 +102,22 @@ class CrossEntropy(BatchLoss):
         return LossDerivatives(total=total, gradient=gradient.view_as(logits), curvature=curvature)
 
 
+class Idle(BatchLoss):
+    """Nothing, as a function of any logits."""
+
+    valid = 0
+
+    def total(self, logits: Float[Tensor, "..."]) -> float:
+        """See `BatchLoss`."""
+        return 0.0
+
+    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
+        """See `BatchLoss`."""
+        return LossDerivatives(
+            total=0.0, gradient=torch.zeros_like(logits), curvature=torch.zeros_like
+        )
+
+
 @dataclass(frozen=True)
 class Differentiated(BatchLoss):
     """A loss that autodiff differentiates twice, by the logits alone."""

@@ -19,6 +19,7 @@ from hessblocks.curvature.products.batches import Batch
 from hessblocks.curvature.products.losses import LossFunction
 from hessblocks.curvature.products.repeatable import check_same
 from hessblocks.curvature.products.sharing import Processes
+from hessblocks.curvature.sharding import Cut
 from hessblocks.errors import ArgumentError, in_units, main_memory
 
 LARGE = 1 << 36
@@ -73,11 +74,16 @@ class Work(Protocol):
     loss: str | LossFunction
     device: torch.device
     processes: Processes
+    cuts: Mapping[str, Cut]
     memory_limit: int | None
 
     @property
     def parameters(self) -> dict[str, Float[Tensor, "..."]]:
         """The trainable parameters by name."""
+
+    @property
+    def weights(self) -> dict[str, Float[Tensor, "..."]]:
+        """All of them, frozen ones included."""
 
     def forward(
         self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]]
@@ -107,13 +113,13 @@ def make_plan(problem: Work) -> Plan:
     cost = _row_cost(problem)
     rest = limit - VECTORS * parameters
     rest = problem.processes.least(rest, problem.device)
-    if rest < cost.peak:
+    rows = problem.processes.least(rest // cost.peak, problem.device)
+    if rows < 1:
         raise ArgumentError(
             "memory_limit: one row of a batch needs about "
             f"{in_units(VECTORS * parameters + cost.peak)}, the limit is "
             f"{in_units(VECTORS * parameters + rest)}; raise the limit or shorten the sequences"
         )
-    rows = rest // cost.peak
     if problem.device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
     own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
@@ -125,10 +131,11 @@ def make_plan(problem: Work) -> Plan:
     shares = problem.processes.shares(pieces)
     most = max(piece.rows for piece in pieces)
     held = max(sum(piece.rows for piece in share) for share in shares) * cost.graph
+    hold = held + most * (cost.peak - cost.graph) <= rest
     return Plan(
-        passes=problem.processes.own_passes(pieces),
-        hold=held + most * (cost.peak - cost.graph) <= rest,
-        together=_together(rest, parameters, most, cost),
+        passes=problem.processes.evened(problem.processes.own_passes(pieces), pieces[0]),
+        hold=bool(problem.processes.least(int(hold), problem.device)),
+        together=1 if problem.cuts else _together(rest, parameters, most, cost),
         narrower=cost.narrower,
     )
 
@@ -164,7 +171,7 @@ def _row_cost(problem: Work) -> RowCost:
     widest = max(problem.batches, key=lambda batch: batch.inputs.numel() // batch.rows)
     row = widest.split(1)[0]
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
-    own = {p.untyped_storage().data_ptr() for p in problem.model.parameters()}
+    own = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
     saved: dict[int, int] = {}
     dtypes = {p.dtype for p in leaves.values()}
     wide = dtypes == {torch.float64}

@@ -18,11 +18,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.curvature.groups import plain_model
-from hessblocks.curvature.products.backend import backward_pass, differentiable, put_in
+from hessblocks.curvature.products.backend import (
+    backward_pass,
+    differentiable,
+    put_in,
+)
 from hessblocks.curvature.products.batches import Batch, unpack_all
 from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.losses import (
     BatchLoss,
+    Idle,
     LossFunction,
     callable_loss,
     given_labels,
@@ -31,6 +36,17 @@ from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
 from hessblocks.curvature.products.torch_losses import LOSSES, as_module, check_loss, torch_loss
+from hessblocks.curvature.sharding import (
+    Cut,
+    Way,
+    all_or_none,
+    code_of,
+    cuts_of,
+    is_whole,
+    own_rows,
+    parts_of,
+    run_in_parts,
+)
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
 
 
@@ -50,7 +66,8 @@ class Problem:
 
         Args:
             model: any module that returns logits (a tensor, `.logits`, or first in a tuple). It is
-                used as it stands when a product is asked for, in evaluation mode.
+                used as it stands when a product is asked for, in evaluation mode. One whose parameters
+                are sharded over processes (`curvature.sharded`, FSDP2's `fully_shard`) stays so.
             batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
                 alone; a list or a DataLoader, which is read once; or a single dict.
             loss: `causal-lm` (next token; labels default to the inputs without padding),
@@ -65,11 +82,11 @@ class Problem:
                 all-reduce a product. `batches`: all are given the same batches, whose rows are dealt
                 out. `vectors`: the same batches; those of each product are. `own`: each is given
                 batches of its own (a DistributedSampler), weighted by their valid tokens. None: each
-                process by itself.
+                process by itself; `batches` where the model is sharded.
 
         Raises:
             ArgumentError: no batches, batches of an unknown form, an unknown loss, a bad limit, parameters
-                sharded over processes, `shard` without a process group, or processes that were given
+                sharded in another way than by rows, or without layers, `shard` without a process group, or processes that were given
                 different weights, or different batches where they should be the same.
         """
         loss = as_module(loss)
@@ -82,9 +99,10 @@ class Problem:
             raise ArgumentError(
                 "model: compiled by torch.jit, which hides its operations; give the module itself"
             )
-        self.model = plain_model(model)
+        self.model = plain_model(model, sharded=True)
+        self.cuts: Mapping[str, Cut] = cuts_of(self.model)
         self.loss = loss
-        self.processes = processes(shard)
+        self.processes = processes(shard, sharded=bool(self.cuts))
         if memory_limit is not None:
             check_memory_limit(memory_limit)
         self.memory_limit = memory_limit
@@ -104,18 +122,34 @@ class Problem:
 
     @property
     def parameters(self) -> dict[str, Float[Tensor, "..."]]:
-        """The trainable parameters by name, without gradient history; tied ones once."""
-        return {
-            name: parameter.detach()
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
-        }
+        """The trainable parameters by name, without gradient history; tied ones once.
+
+        Of a sharded model these are the rows that this process holds.
+        """
+        named = self.model.named_parameters()
+        return {name: self._held(name, p) for name, p in named if p.requires_grad}
 
     @property
-    def state(self) -> tuple[tuple[int, int], ...]:
+    def weights(self) -> dict[str, Float[Tensor, "..."]]:
+        """As `parameters`, frozen ones included."""
+        return {name: self._held(name, p) for name, p in self.model.named_parameters()}
+
+    def _held(self, name: str, parameter: Tensor) -> Tensor:
+        return own_rows(parameter, self.cuts[name]) if self.cuts else parameter.detach()
+
+    @property
+    def entries(self) -> dict[str, int]:
+        """Entries of each trainable parameter, those of other processes included."""
+        return {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
+
+    @property
+    def state(self) -> tuple[Any, ...]:
         """Changes when a parameter or a buffer of the model does, but for changes through `.data`."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+        held = [*self.weights.values(), *self.model.buffers()]
+        sharded = (
+            self.model.parameters() if self.cuts else ()
+        )  # an optimiser counts up theirs alone
+        return tuple((t.data_ptr(), t._version) for t in held), *(p._version for p in sharded)
 
     @cached_property
     def plan(self) -> Plan:
@@ -133,7 +167,8 @@ class Problem:
         if isinstance(self.loss, nn.Module) and self.loss.reduction == "sum":
             return 1
         with torch.no_grad():
-            own = sum(self._count(batch) for batch in self.batches)
+            every = self.processes.evened(self.batches, self.batches[0])
+            own = sum(self._count(batch) for batch in every)
         count = self.processes.counted(own, self.device)
         if count == 0:
             raise ArgumentError("batches: every label is ignored; expected at least one valid")
@@ -145,7 +180,7 @@ class Problem:
         with torch.no_grad(), said_in_a_sentence():
             for batch in self.plan.passes:
                 logits, loss = self.forward(batch, self.parameters)
-                own += check_finite(loss.total(logits) / self.valid, batch)
+                own += self.check_finite(loss.total(logits) / self.valid, batch)
         if not self.processes.sum_losses:
             return own
         return float(
@@ -168,7 +203,7 @@ class Problem:
             RunError: the model returns no logits.
         """
         with differentiable(self.model, closed_forms=self._closed_forms) as seen:
-            put_in(self.model, parameters)
+            self._put_in(parameters)
             keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
             if self._takes_mapping(batch.keywords):
                 outputs = self.model(batch.keywords)
@@ -179,6 +214,8 @@ class Problem:
             self._closed_forms = False  # they carry two derivatives, and the model has used one
             return self.forward(batch, parameters)
         logits = _logits(outputs)
+        if batch.idle:
+            return logits, Idle()
         if self._loss_of is not None:
             return logits, self._loss_of(batch)
         assert callable(self.loss)
@@ -188,11 +225,44 @@ class Problem:
         """Where a graph of `forward` is differentiated: parts that are computed again meet the same state."""
         return backward_pass(self.model) if self._recomputed else nullcontext()
 
+    def check_finite(self, total: float, batch: Batch) -> float:
+        """Make sure that a batch's loss is a number; where processes wait for each other, on all of them.
+
+        Returns:
+            The loss as it came.
+
+        Raises:
+            RunError: it is not, here or elsewhere.
+        """
+        with all_or_none(self.device) if self.cuts else nullcontext():
+            return check_finite(total, batch)
+
+    def _put_in(self, parameters: Mapping[str, Tensor]) -> None:
+        """Let the model run at these parameters; inside `differentiable`."""
+        if not self.cuts:
+            put_in(self.model, parameters)
+            return
+        closed = self._closed_forms
+        own = self.weights | dict(parameters)
+        named = dict(self.model.named_parameters())
+        way = Way(
+            shards={id(p): own[name] for name, p in named.items()},
+            cuts={id(p): self.cuts[name] for name, p in named.items()},
+            settled=backward_pass,
+            again=lambda module: differentiable(module, closed_forms=closed),
+        )
+        run_in_parts(self.model, way)
+
     def _check_alike(self) -> None:
         """Make sure that processes which share the work were given the same."""
         if self.processes.shard is None:
             return
-        sums = [(name, float(p.double().sum())) for name, p in self.parameters.items()]
+        if self.cuts:
+            parts_of(self.model)
+            advice = "start all of them with the same"
+            self.processes.check_alike("code", code_of(self.model), advice)
+        named = [(n, p.detach()) for n, p in self.model.named_parameters() if p.requires_grad]
+        sums = [(name, float(p.double().sum())) for name, p in named if is_whole(p)]
         self.processes.check_alike("weights", repr(sums), "load the same model in each")
         if self.processes.shard != "own":
             seen = hashlib.sha256()
@@ -221,7 +291,7 @@ class Problem:
         return {"decoder_input_ids": shift(labels=given_labels(batch))}
 
     def _count(self, batch: Batch) -> float:
-        if self._loss_of is not None:
+        if self._loss_of is not None and not batch.idle:
             return self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
 

@@ -1,13 +1,14 @@
 """Several processes (torchrun): each takes a share of the batches or of the vectors.
 
-Products are linear in the data and in the vectors, so one all-reduce a product puts them together.
+Products are linear in the data and in the vectors, so one all-reduce a product puts them together. Where the
+model itself is sharded, its gradients are summed as its weights are gathered, and all must pass alike.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
+from hessblocks.curvature.products.batches import Batch
 from hessblocks.errors import ArgumentError, RunError, check_name
 
 SHARDS = ("batches", "vectors", "own")
@@ -31,6 +33,8 @@ class Processes:
     """Number of this process."""
     count: int = 1
     """How many there are."""
+    sharded: bool = False
+    """Whether each holds a part of the model alone."""
 
     def own_passes(self, passes: Sequence[Item]) -> list[Item]:
         """The passes that fall to this process."""
@@ -49,6 +53,13 @@ class Processes:
         least = torch.tensor(amount, device=device)
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         return int(least)
+
+    def evened(self, passes: list[Batch], spare: Batch) -> list[Batch]:
+        """As many passes on each process where the model is sharded: some then run idle."""
+        if not self.sharded:
+            return passes
+        most = -self.least(-len(passes), spare.inputs.device)
+        return [*passes, *[replace(spare, idle=True)] * (most - len(passes))]
 
     def rows_each(self, rows: int) -> int:
         """Most rows a pass may have for every process to get some."""
@@ -114,21 +125,33 @@ class Processes:
             dist.all_reduce(share.fill_(float("nan")))
 
 
-def processes(shard: str | None) -> Processes:
+def processes(shard: str | None, *, sharded: bool = False) -> Processes:
     """This process's place in the default process group.
+
+    Args:
+        shard: how the work is shared.
+        sharded: whether the model is cut over the processes; then batches are dealt out by default.
 
     Returns:
         The place, or a process alone where nothing is shared.
 
     Raises:
-        ArgumentError: an unknown way to share, or no process group.
+        ArgumentError: an unknown way to share, or one that does not fit, or no process group.
     """
-    if shard is None:
+    if shard is None and not sharded:
         return Processes()
+    shard = shard or "batches"
     check_name("shard", shard, SHARDS)
+    if sharded and shard == "vectors":
+        raise ArgumentError(
+            "shard: 'vectors' would give processes that hold parts of one model different work; "
+            "use 'batches', or 'own' where each has batches of its own"
+        )
     if not (dist.is_available() and dist.is_initialized()):
         raise ArgumentError(
             f"shard: {shard!r} needs several processes; start with torchrun and call "
             "torch.distributed.init_process_group first, or leave shard out"
         )
-    return Processes(shard=shard, rank=dist.get_rank(), count=dist.get_world_size())
+    return Processes(
+        shard=shard, rank=dist.get_rank(), count=dist.get_world_size(), sharded=sharded
+    )

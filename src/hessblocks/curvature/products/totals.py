@@ -13,10 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
-from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.linalg import working_dtype
 
 ROUNDING = 1e-12
@@ -36,7 +37,7 @@ def total_products(
     *,
     later: Sequence[str] = (),
 ) -> dict[Part, Float[Tensor, "K rows"]]:
-    """Products of a block of H_o, H_f or H with vectors.
+    """Products of a block of H_o, H_f or H with vectors, whole on every process.
 
     Args:
         problem: the function; where its work is shared between processes, all of them must ask for
@@ -47,6 +48,84 @@ def total_products(
         parts: which of H_o, H_f and H.
         later: parameters that further products will involve; where graphs are held, they are built
             once for all.
+
+    Returns:
+        (K, rows.size) for each part.
+
+    Raises:
+        RunError: a loss is not finite, or the memory is full.
+    """
+    if not problem.cuts:
+        return own_products(problem, vectors, rows, columns, parts, later=later)
+    own, wanted = OwnEntries.of(columns, problem.cuts), OwnEntries.of(rows, problem.cuts)
+    found = own_products(problem, own.read(vectors), wanted.group, own.group, parts, later=later)
+    return {part: wanted.together(product) for part, product in found.items()}
+
+
+def squared_products(
+    problem: Problem,
+    vectors: Float[Tensor, "K columns"],
+    rows: Sequence[ParameterGroup],
+    columns: ParameterGroup,
+    parts: Sequence[Part],
+    *,
+    later: Sequence[str] = (),
+) -> dict[Part, Float[Tensor, "K groups"]]:
+    """‖·‖² of what `total_products` gives, group of rows by group, in float64; no process holds them whole.
+
+    Args:
+        problem: as there.
+        vectors: (K, columns.size).
+        rows: groups whose rows are wanted.
+        columns: group that the vectors lie in.
+        parts: which of H_o, H_f and H.
+        later: as there.
+
+    Returns:
+        (K, groups) for each part.
+
+    Raises:
+        RunError: a loss is not finite, or the memory is full.
+    """
+    if problem.cuts:
+        own = OwnEntries.of(columns, problem.cuts)
+        vectors, columns = own.read(vectors), own.group
+        rows = [OwnEntries.of(group, problem.cuts).group for group in rows]
+    found = own_products(problem, vectors, merge("rows", rows), columns, parts, later=later)
+    squares = {part: _squares(total, [g.size for g in rows]) for part, total in found.items()}
+    if problem.cuts:
+        for each in squares.values():
+            problem.processes.total(each)
+    return squares
+
+
+def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
+    """‖·‖² of each piece of (K, all rows), as (K, pieces) in float64."""
+    norms = [
+        torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64)
+        for piece in products.split(list(sizes), dim=1)
+    ]
+    return torch.stack(norms, dim=1).square()
+
+
+def own_products(
+    problem: Problem,
+    vectors: Float[Tensor, "K columns"],
+    rows: ParameterGroup,
+    columns: ParameterGroup,
+    parts: Sequence[Part],
+    *,
+    later: Sequence[str] = (),
+) -> dict[Part, Float[Tensor, "K rows"]]:
+    """As `total_products`; of a sharded model groups, vectors and products are this process's entries.
+
+    Args:
+        problem: see there.
+        vectors: (K, columns.size).
+        rows: group whose rows are wanted.
+        columns: group that the vectors lie in.
+        parts: which of H_o, H_f and H.
+        later: see there.
 
     Returns:
         (K, rows.size) for each part.
@@ -115,9 +194,12 @@ def _add_up(
             for number, graph in enumerate(_graphs(problem, involved, parts)):
                 _collect(total[:, own], graph, mine, rows, columns, parts, add=number > 0)
     except Exception:
-        problem.processes.fail(total)
+        if not problem.cuts:
+            problem.processes.fail(total)
         raise
-    found = problem.processes.total(total).to(vectors.dtype)
+    if not problem.cuts:  # else the sums are taken where weights are gathered
+        problem.processes.total(total)
+    found = total.to(vectors.dtype)
     return dict(zip(parts, found, strict=True))
 
 

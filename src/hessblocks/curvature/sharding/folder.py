@@ -1,0 +1,155 @@
+"""A folder of safetensors, of which a process reads some rows of each tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Shaped
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from hessblocks.curvature.sharding.exchange import Cut
+from hessblocks.errors import ArgumentError
+
+
+class WeightsFolder:
+    """A saved Hugging Face model whose weights are read row by row."""
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        """Read which file holds which tensor.
+
+        Args:
+            folder: with `config.json` and `model.safetensors`, or several files and their index.
+
+        Raises:
+            ArgumentError: there are no safetensors.
+        """
+        self._folder = Path(folder)
+        index, single = (
+            self._folder / name for name in ("model.safetensors.index.json", "model.safetensors")
+        )
+        if not (index.exists() or single.exists()):
+            raise ArgumentError(
+                f"model: {folder} has no model.safetensors; save it with model.save_pretrained(folder)"
+            )
+        files = {single}
+        if index.exists():
+            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = {self._folder / name for name in listed.values()}
+        try:
+            opened = [safe_open(str(file), framework="pt") for file in sorted(files)]
+        except (OSError, SafetensorError) as error:
+            raise ArgumentError(f"model: {folder} cannot be read ({error})") from error
+        self._files: dict[str, Any] = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        self._prefix = ""
+
+    def empty_model(self) -> nn.Module:
+        """The model of the configuration, without memory for its parameters.
+
+        Returns:
+            The model; its buffers are real.
+
+        Raises:
+            ArgumentError: the configuration names no class of transformers, or its parameters are others.
+        """
+        from accelerate import init_empty_weights
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(self._folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"model: {self._folder} has no config.json of a model") from error
+        kind = _class_of(config)
+        with init_empty_weights(include_buffers=False):
+            model: Any = kind._from_config(config)
+        model.tie_weights()
+        self._prefix = f"{model.base_model_prefix}."
+        for parameter, names in _tied(model):
+            name = self._stored(names)
+            stored = self._files[name].get_slice(name).get_shape()
+            if tuple(stored) != tuple(parameter.shape):
+                raise ArgumentError(
+                    f"model: {names[0]!r} is {tuple(parameter.shape)} by config.json and {tuple(stored)} in the "
+                    "file; take the configuration that the weights were saved with"
+                )
+        return cast("nn.Module", model)
+
+    def rows(
+        self, names: Sequence[str], cut: Cut, dtype: torch.dtype | None
+    ) -> Shaped[Tensor, "own ..."]:
+        """This process's rows of a tensor, stored under one of several names.
+
+        Returns:
+            The rows, in the dtype asked for or that of the file.
+        """
+        name = self._stored(names)
+        file = self._files[name]
+        rows: Tensor = (
+            file.get_slice(name)[cut.own] if cut.shape else file.get_tensor(name)[None][cut.own]
+        )
+        return rows.to(dtype or rows.dtype).clone()
+
+    def fill_buffers(self, model: nn.Module, device: torch.device) -> None:
+        """Read the buffers that are stored, and put all on the device."""
+        for name, buffer in model.named_buffers():
+            with contextlib.suppress(ArgumentError), torch.no_grad():
+                stored = self._stored([name])
+                buffer.copy_(self._files[stored].get_tensor(stored))
+        for module in model.modules():
+            for name, held in module._buffers.items():
+                module._buffers[name] = None if held is None else held.to(device)
+
+    def digest(self) -> str:
+        """A fingerprint: names, dtypes and shapes of all tensors, and a row of each."""
+        seen = hashlib.sha256()
+        for name in sorted(self._files):
+            stored = self._files[name].get_slice(name)
+            seen.update(repr((name, stored.get_dtype(), stored.get_shape())).encode())
+            row = stored[:1] if stored.get_shape() else self._files[name].get_tensor(name)
+            seen.update(row.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return seen.hexdigest()
+
+    def _stored(self, names: Sequence[str]) -> str:
+        """The name in the files of a tensor with these names in the model."""
+        for name in names:
+            for other in (name, name.removeprefix(self._prefix), self._prefix + name):
+                if other in self._files:
+                    return other
+        raise ArgumentError(
+            f"model: {self._folder} has no tensor {names[0]!r}; convert it: load it once with from_pretrained "
+            "and save it with save_pretrained"
+        )
+
+
+def _class_of(config: Any) -> Any:
+    """The class that a configuration names, of transformers or registered with its Auto classes."""
+    import transformers
+
+    (name,) = (config.architectures or ["none"])[:1]
+    found = [getattr(transformers, name, None)]
+    for auto in (
+        value for key, value in vars(transformers).items() if key.startswith("AutoModelFor")
+    ):
+        found.append(auto._model_mapping.get(type(config), None))
+    for kind in found:
+        if getattr(kind, "__name__", None) == name:
+            return kind
+    raise ArgumentError(
+        f"model: config.json names the class {name!r}, which transformers does not know; build the model and "
+        "give sharded(model)"
+    )
+
+
+def _tied(model: nn.Module) -> list[tuple[Tensor, list[str]]]:
+    """Every parameter with all its names."""
+    names: dict[int, tuple[Tensor, list[str]]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), (parameter, []))[1].append(name)
+    return list(names.values())

@@ -1,0 +1,117 @@
+"""The entries of a group that a process holds, and whole vectors from them and back.
+
+Letters: K vectors multiplied together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.curvature.groups import ParameterGroup, ParameterView
+from hessblocks.curvature.sharding.exchange import Cut
+
+Box = tuple[slice, ...]
+"""Some entries of a view, by its axes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnEntries:
+    """This process's entries of a group."""
+
+    whole: ParameterGroup
+    """The group."""
+    group: ParameterGroup
+    """The same cut down to the rows held here, as a group of those."""
+    boxes: tuple[tuple[int, Box | None], ...]
+    """For each view of `group` the number of the view of `whole` that it is cut from, and its place there, if any."""
+
+    @classmethod
+    def of(cls, group: ParameterGroup, cuts: Mapping[str, Cut]) -> OwnEntries:
+        """Cut a group down to this process's rows.
+
+        Args:
+            group: of the whole model.
+            cuts: how each parameter is cut, by name.
+
+        Returns:
+            The entries, with an empty view of each parameter of which this process has none.
+        """
+        views: list[ParameterView] = []
+        boxes: list[tuple[int, Box | None]] = []
+        for number, view in enumerate(group.views):
+            start, stop = cuts[view.parameter].bounds
+            everything = tuple(slice(0, length) for length in view.shape)
+            for box in _inside(view, everything, start, stop):
+                views.append(_boxed(view, box, start))
+                boxes.append((number, box))
+            if not boxes or boxes[-1][0] != number:  # all processes name the same parameters
+                views.append(ParameterView(parameter=view.parameter, shape=(0,), stride=(1,)))
+                boxes.append((number, None))
+        found = ParameterGroup(
+            name=group.name, role=group.role, layer=group.layer, views=tuple(views)
+        )
+        return cls(whole=group, group=found, boxes=tuple(boxes))
+
+    def read(self, vectors: Float[Tensor, "K size"]) -> Float[Tensor, "K own"]:
+        """This process's entries of whole vectors."""
+        own = vectors.new_empty(vectors.shape[0], self.group.size)
+        for piece, place in self._pairs(own, vectors):
+            piece.copy_(place)
+        return own
+
+    def together(self, own: Float[Tensor, "K own"]) -> Float[Tensor, "K size"]:
+        """Whole vectors from the entries of all processes; on each of them."""
+        vectors = own.new_zeros(own.shape[0], self.whole.size)
+        for piece, place in self._pairs(own, vectors):
+            place.copy_(piece)
+        dist.all_reduce(vectors)
+        return vectors
+
+    def _pairs(self, own: Tensor, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same entries on both sides, where there are any."""
+        wholes = vectors.split([view.size for view in self.whole.views], dim=1)
+        pieces = own.split([view.size for view in self.group.views], dim=1)
+        for piece, (number, box) in zip(pieces, self.boxes, strict=True):
+            if box is not None:
+                place = wholes[number].unflatten(1, (*self.whole.views[number].shape, 1))
+                place = place[(slice(None), *box)]
+                yield piece.view(place.shape), place
+
+
+def _inside(view: ParameterView, box: Box, start: int, stop: int) -> Iterator[Box]:
+    """Boxes within `box` of the entries from `start` to `stop` of the flattened parameter."""
+    steps = [(s.stop - 1 - s.start) * step for s, step in zip(box, view.stride, strict=True)]
+    first = view.offset + sum(s.start * step for s, step in zip(box, view.stride, strict=True))
+    last = first + sum(steps)
+    if not view.size or last < start or first >= stop:
+        return
+    if start <= first and last < stop:
+        yield box
+        return
+    axis = max((a for a, step in enumerate(steps) if step), key=lambda a: view.stride[a])
+    step, beside = view.stride[axis], last - first - steps[axis]
+    low, high = box[axis].start, box[axis].stop
+    begin = min(max(low + -((first - start) // step), low), high)
+    end = max(min(low + (stop - 1 - beside - first) // step + 1, high), begin)
+    if begin < end:
+        yield (*box[:axis], slice(begin, end), *box[axis + 1 :])
+    for index in (*range(low, begin), *range(end, high)):
+        yield from _inside(
+            view, (*box[:axis], slice(index, index + 1), *box[axis + 1 :]), start, stop
+        )
+
+
+def _boxed(view: ParameterView, box: Box, start: int) -> ParameterView:
+    """The entries of a box, counted from entry `start` of the parameter."""
+    first = view.offset + sum(s.start * step for s, step in zip(box, view.stride, strict=True))
+    return ParameterView(
+        parameter=view.parameter,
+        shape=tuple(s.stop - s.start for s in box),
+        stride=view.stride,
+        offset=first - start,
+    )

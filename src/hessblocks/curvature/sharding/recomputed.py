@@ -1,0 +1,123 @@
+"""A part of a model of which only inputs are kept: forward, backward and double backward each compute it again.
+
+Non-reentrant checkpointing drops what the forward pass saves, but what a backward pass with `create_graph`
+saves, whole weights among it, stays. Here neither stays: the backward pass is one node of the graph too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+
+class Part(Protocol):
+    """A function of tensors that can be evaluated again."""
+
+    def settled(self) -> AbstractContextManager[object]:
+        """The state in which it is evaluated and differentiated; what it changed is put back."""
+
+    def __call__(
+        self, *tensors: Shaped[Tensor, "..."], again: bool = False
+    ) -> tuple[Shaped[Tensor, "..."], ...]:
+        """Its results, all of floating point; `again` where the model's forward pass is over."""
+
+
+class Recomputed(torch.autograd.Function):
+    """`part(*tensors)`, of which nothing but the tensors is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, part: Part, *tensors: Shaped[Tensor, "..."]
+    ) -> tuple[Shaped[Tensor, "..."], ...]:
+        """Evaluate it without a graph."""
+        ctx.part = part
+        ctx.save_for_backward(*tensors)
+        with part.settled():
+            return part(*tensors)
+
+    @staticmethod
+    def backward(
+        ctx: Any, *cotangents: Shaped[Tensor, "..."]
+    ) -> tuple[Shaped[Tensor, "..."] | None, ...]:
+        """Jᵀ of the part."""
+        wanted = ctx.needs_input_grad[1:]
+        return None, *_Pullback.apply(ctx.part, wanted, *ctx.saved_tensors, *cotangents)
+
+
+class _Pullback(torch.autograd.Function):
+    """(tensors, cotangents) ↦ Jᵀ cotangents, as one node."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, part: Part, wanted: Sequence[bool], *given: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Evaluate the part again, and its backward pass."""
+        ctx.part, ctx.wanted = part, wanted
+        ctx.save_for_backward(*given)
+        with part.settled(), torch.enable_grad():
+            tensors, cotangents = _leaves(given, wanted)
+            return _pulled(part, tensors, cotangents, wanted, create_graph=False)
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The derivative of ⟨Jᵀ cotangents, directions⟩ by tensors and cotangents."""
+        asked = ctx.needs_input_grad[2:]
+        with ctx.part.settled(), torch.enable_grad():
+            tensors, cotangents = _leaves(ctx.saved_tensors, ctx.wanted)
+            pulled = _pulled(ctx.part, tensors, cotangents, ctx.wanted, create_graph=True)
+            pairs = [
+                (value, direction)
+                for value, direction in zip(pulled, directions, strict=True)
+                if value is not None and direction is not None and value.requires_grad
+            ]
+            inputs = [t for t, a in zip([*tensors, *cotangents], asked, strict=True) if a]
+            found = iter(
+                torch.autograd.grad(
+                    [value for value, _ in pairs],
+                    inputs,
+                    [direction for _, direction in pairs],
+                    allow_unused=True,
+                )
+                if pairs
+                else [None] * len(inputs)
+            )
+        return None, None, *(next(found) if one else None for one in asked)
+
+
+def _leaves(given: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[list[Tensor], list[Tensor]]:
+    """Tensors and cotangents without their history."""
+    fresh = [tensor.detach() for tensor in given]
+    tensors, cotangents = fresh[: len(wanted)], fresh[len(wanted) :]
+    for tensor, one in zip(tensors, wanted, strict=True):
+        tensor.requires_grad_(one)
+    return tensors, [cotangent.requires_grad_() for cotangent in cotangents]
+
+
+def _pulled(
+    part: Part,
+    tensors: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    wanted: Sequence[bool],
+    *,
+    create_graph: bool,
+) -> tuple[Tensor | None, ...]:
+    results = part(*tensors, again=True)
+    inputs = [tensor for tensor, one in zip(tensors, wanted, strict=True) if one]
+    pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [result for result, _ in pairs],
+            inputs,
+            [cotangent for _, cotangent in pairs],
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+        if pairs
+        else [None] * len(inputs)
+    )
+    return tuple(next(found) if one else None for one in wanted)
