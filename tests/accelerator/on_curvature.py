@@ -20,6 +20,7 @@ from hessblocks.theory.verification.cases import arguments
 from tests.accelerator.alike import assert_alike, case_on
 from tests.accelerator.device import NAME, Elsewhere
 from tests.curvature.cases import CASES
+from tests.curvature.test_last_block import CASES as EXACT
 from tests.linalg.matrices import MATRICES
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -105,22 +106,42 @@ def test_norms_and_maps(name: str) -> None:
     assert_alike(measured, 1e-10)
 
 
-SLOW = [name for name in hb.PRESETS if name not in ("pre-ln", "sas-p")]
-
-
-@pytest.mark.parametrize(
-    "preset", ["pre-ln", "sas-p", *(pytest.param(p, marks=pytest.mark.slow) for p in SLOW)]
-)
+@pytest.mark.parametrize("preset", [pytest.param("pre-ln", marks=pytest.mark.slow), "sas-p"])
 def test_exact_curvature(preset: str) -> None:
     def measured(device: str) -> Any:
         case = case_on(preset, device)
         found = hb.exact_last_block(case.model, {"input_ids": torch.tensor([[1, 4, 2]])})
-        return [found.dense(part) for part in PARTS]
+        whole = found.whole("full")
+        vector = torch.ones(whole.shape[1], dtype=whole.dtype, device=device)
+        return [found.dense(part) for part in PARTS], whole.diagonal(), whole.adjoint() @ vector
 
     assert_alike(measured, 1e-10)
 
 
-@pytest.mark.parametrize("case", CLOSED_FORMS[::7], ids=lambda case: case.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_attention(name: str) -> None:
+    def measured(device: str) -> Any:
+        torch.manual_seed(0)
+        case = EXACT[name]()
+        found = hb.exact_attention_curvature(case.model.to(device), case.batches[0], case.loss)
+        return [found.dense(part) for part in PARTS]
+
+    assert_alike(measured, 1e-9)
+
+
+def test_scipy_gets_products_of_the_device() -> None:
+    matrix = torch.randn(5, 5, dtype=torch.float64)
+
+    def measured(device: str) -> Any:
+        operator = DenseOperator(matrix.to(device))
+        product = operator.to_scipy() @ matrix[0].numpy()
+        return torch.from_numpy(product), operator.dense(), hb.trace(operator).value
+
+    assert_alike(measured)
+
+
+@pytest.mark.parametrize("case", CLOSED_FORMS[1::11], ids=lambda case: case.name)
 def test_closed_forms(case: Any) -> None:
     def measured(device: str) -> Any:
         found = hb.attention_hessian(**arguments(case, device=device))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import hessblocks as hb
 from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import load_corpus
+from hessblocks.models import fold
 from hessblocks.progress import Progress
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.run_settings import RunSettings
@@ -56,7 +56,31 @@ def test_signal(preset: str) -> None:
     assert_alike(measured, 1e-9)
 
 
-class Stopped(Exception):
+def test_inspection_leaves_a_model_where_it_is(tmp_path: Path) -> None:
+    def measured(device: str) -> Any:
+        model = case_on("sas", device).model
+        tokens = {"input_ids": torch.tensor([[1, 2, 3, 4]])}
+        found = hb.measure_curvature(
+            model, tokens, out=tmp_path / device, groups=["*.query"], probes=4
+        )
+        rows = hb.measure_signal(model, tokens, jacobian_steps=0)
+        assert model.device.type == device
+        norms = [norm.value for parts in found.norms.values() for norm in parts.values()]
+        return norms, [row["value"] for row in rows]
+
+    assert_alike(measured, 1e-9)
+
+
+def test_gains_are_folded_in() -> None:
+    def measured(device: str) -> Any:
+        folded = fold(case_on("v-skipinit", device).model)
+        assert folded.device.type == device
+        return list(folded.parameters())
+
+    assert_alike(measured)
+
+
+class StoppedError(Exception):
     """Training was stopped."""
 
 
@@ -69,7 +93,7 @@ class StopsAt(Progress):
 
     def step(self, number: int, loss: float) -> None:
         if number == self.last:
-            raise Stopped
+            raise StoppedError
 
 
 def test_training_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +129,7 @@ def trained(corpus: Corpus, out: Path, device: str) -> list[float]:
     )
     folder = RunFolder(out)
     folder.prepare(config_of(settings, "train", corpus))
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         list(Run(settings, corpus, folder, StopsAt(9)).complete())
     assert any(folder.checkpoints.iterdir())
     rows = list(Run(settings, corpus, folder, Progress()).complete())
