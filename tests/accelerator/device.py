@@ -45,6 +45,14 @@ class Elsewhere(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(func, args, kwargs or {})
 
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Says that `nn.Module.to` must keep a parameter's identity, which shared ones rely on."""
+        return ["held"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], *_: Any) -> Elsewhere:
+        return Elsewhere(inner["held"])
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
             copied = self.detach().clone().requires_grad_(self.requires_grad)
@@ -157,4 +165,3 @@ for name in RESIZING:
     packet, overload = name.split(".") if "." in name else (name, "default")
     operation = getattr(getattr(torch.ops.aten, packet), overload)
     SOME.impl(name, functools.partial(made, operation), "PrivateUse1")
-torch.__future__.set_swap_module_params_on_conversion(True)  # or shared parameters would part

@@ -37,6 +37,15 @@ ESTIMATORS: dict[str, Callable[[hb.LinearOperator], Any]] = {
     "assembled": assemble,
 }
 
+SHORT = (
+    "simplified block",
+    "rotary, linear scores",
+    "normed queries",
+    "one matrix",
+    "mask by sequence",
+)
+"""Closed forms that take little and differ much."""
+
 
 def test_what_lies_on_the_cpu_is_refused() -> None:
     here, there = torch.ones(2), torch.ones(2, device=NAME)
@@ -113,7 +122,7 @@ def test_exact_curvature(preset: str) -> None:
         found = hb.exact_last_block(case.model, {"input_ids": torch.tensor([[1, 4, 2]])})
         whole = found.whole("full")
         vector = torch.ones(whole.shape[1], dtype=whole.dtype, device=device)
-        return [found.dense(part) for part in PARTS], whole.diagonal(), whole.adjoint() @ vector
+        return whole.dense(), whole.diagonal(), whole.adjoint() @ vector
 
     assert_alike(measured, 1e-10)
 
@@ -141,8 +150,10 @@ def test_scipy_gets_products_of_the_device() -> None:
     assert_alike(measured)
 
 
-@pytest.mark.parametrize("case", CLOSED_FORMS[1::11], ids=lambda case: case.name)
-def test_closed_forms(case: Any) -> None:
+@pytest.mark.parametrize("name", SHORT)
+def test_closed_forms(name: str) -> None:
+    (case,) = (case for case in CLOSED_FORMS if case.name == name)
+
     def measured(device: str) -> Any:
         found = hb.attention_hessian(**arguments(case, device=device))
         return [found.dense(part) for part in PARTS]
