@@ -1,7 +1,8 @@
 """Run benchmarks and write their figures: `python -m benchmarks [NAME ...]`.
 
 Each module of this folder with a `main()` prints one line a figure and returns them as a dictionary;
-they are written to `benchmarks/results/NAME.json` with versions, hardware and date.
+they are written to `benchmarks/results/NAME.json` with versions, hardware and date. All but `gpu` run on a
+CPU; that one is left out by default where there is no CUDA device.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import datetime
 import importlib
 import pkgutil
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -67,12 +69,15 @@ def main() -> None:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; default all"
     )
-    chosen = parser.parse_args().names or names()
+    everywhere = [name for name in names() if name != "gpu" or torch.cuda.is_available()]
+    chosen = parser.parse_args().names or everywhere
     if unknown := set(chosen) - set(names()):
         parser.error(f"NAME: {', '.join(sorted(unknown))} unknown; known: {', '.join(names())}")
     for name in chosen:
         figures = importlib.import_module(f"benchmarks.{name}").main()
         write_json(RESULTS / f"{name}.json", {"environment": environment(), "figures": figures})
+        if failed := figures.get("failed"):
+            sys.exit(f"{name}: failed: {', '.join(failed)}; the reasons are in the results.")
 
 
 if __name__ == "__main__":

@@ -57,24 +57,16 @@ def main() -> dict[str, Any]:
     results["training"] = ladder(Sizes(), rounds=15)
     results["shaped_attention"] = shaped_attention(rounds=9)
     results["memory"] = memory()
-    if torch.cuda.is_available():
-        results["gpu"] = gpu_ladder()
     return results
 
 
-def ladder(
-    sizes: Sizes, *, rounds: int, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> dict[str, Any]:
-    """Tokens per second of training steps (forward, backward, AdamW) of every block in turn.
-
-    On a GPU the models are compiled.
-    """
+def ladder(sizes: Sizes, *, rounds: int) -> dict[str, Any]:
+    """Tokens per second of training steps (forward, backward, AdamW) of every block in turn."""
     torch.manual_seed(0)
-    tokens = torch.randint(sizes.vocab_size, (sizes.batch, sizes.context), device=device)
-    models = {name: built(name, sizes).to(device, dtype).train() for name in LADDER}
+    tokens = torch.randint(sizes.vocab_size, (sizes.batch, sizes.context))
+    models = {name: built(name, sizes).train() for name in LADDER}
     flops = {name: step_flops(model, tokens) for name, model in models.items()}
-    steps = {name: training_step(model, tokens, device != "cpu") for name, model in models.items()}
-    peaks = {name: peak_bytes(step) for name, step in steps.items() if device != "cpu"}
+    steps = {name: training_step(model, tokens) for name, model in models.items()}
     seconds = alternated(steps, rounds)
     results: dict[str, Any] = {"sizes": asdict(sizes)}
     for name, model in models.items():
@@ -85,10 +77,8 @@ def ladder(
             "speed_over_pre_ln": seconds["pre-ln"] / seconds[name],
             "limit_by_flops": flops["pre-ln"] / flops[name],
         }
-        if name in peaks:
-            results[name]["peak_bytes"] = peaks[name]
         print(
-            f"{name}, {sizes.depth} x {sizes.width}, context {sizes.context}, {device}: "
+            f"{name}, {sizes.depth} x {sizes.width}, context {sizes.context}, cpu: "
             f"{results[name]['tokens_per_second']:.0f} tokens/s, {results[name]['parameters'] / 1e6:.1f}M parameters, "
             f"{results[name]['speed_over_pre_ln']:.3f} times pre-ln (limit by FLOPs {results[name]['limit_by_flops']:.3f})"
         )
@@ -123,14 +113,13 @@ def built(name: str, sizes: Sizes) -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
-def training_step(model: nn.Module, tokens: Tensor, compiled: bool) -> Callable[[], None]:
+def training_step(model: nn.Module, tokens: Tensor) -> Callable[[], None]:
     """Forward, backward and AdamW on one batch."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    run = torch.compile(model) if compiled else model
 
     def step() -> None:
         optimiser.zero_grad()
-        run(tokens, labels=tokens).loss.backward()
+        model(tokens, labels=tokens).loss.backward()
         optimiser.step()
 
     return step
@@ -142,34 +131,6 @@ def step_flops(model: nn.Module, tokens: Tensor) -> int:
         model(tokens, labels=tokens).loss.backward()
     model.zero_grad()
     return counter.get_total_flops()
-
-
-def peak_bytes(step: Callable[[], None]) -> int:
-    """Peak of the GPU's memory in a second step, when the optimiser's state exists."""
-    step()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    return torch.cuda.max_memory_allocated()
-
-
-def gpu_ladder() -> dict[str, Any]:
-    """The ladder at the published size in bf16, compiled, 16k tokens a step."""
-    return {
-        str(context): ladder(
-            Sizes(
-                depth=18,
-                width=768,
-                heads=12,
-                vocab_size=50_000,
-                context=context,
-                batch=16_384 // context,
-            ),
-            rounds=20,
-            device="cuda",
-            dtype=torch.bfloat16,
-        )
-        for context in (128, 1024, 4096)
-    }
 
 
 def memory() -> dict[str, Any]:

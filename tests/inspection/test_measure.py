@@ -10,6 +10,7 @@ import torch
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.inspection.measure import placed
 from hessblocks.inspection.samples import encoded_batch
 from hessblocks.inspection.subject import Subject
 from hessblocks.settings.inspected import CurvatureInspection
@@ -248,3 +249,13 @@ def test_the_token_just_behind_the_vocabulary_is_refused(
         expected = nullcontext() if fits else pytest.raises(ArgumentError, match="ids up to 30")
         with expected:
             encoded_batch(subject, settings)
+
+
+def test_a_model_on_the_second_device_of_a_kind_stays_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where `.to("cuda")` would take it to the first."""
+    model = torch.nn.Linear(2, 2, device="meta")
+    monkeypatch.setattr(model, "to", lambda device: pytest.fail(f"moved to {device}"))
+    assert placed("meta", model) is model
+    assert placed("meta", torch.nn.Linear(2, 2)).weight.is_meta

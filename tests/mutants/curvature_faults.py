@@ -2,6 +2,9 @@
 
 from tests.mutants.mutant import Mutant
 
+ON_CURVATURE = (
+    "accelerator/test_accelerator.py::test_the_numbers_are_those_of_the_cpu[on_curvature.py]"
+)
 CURVATURE = (
     Mutant(
         "the sample variance divides by n",
@@ -262,8 +265,8 @@ CURVATURE = (
     Mutant(
         "changed weights go unnoticed",
         file="curvature/products/problem.py",
-        find="tensor._version",
-        replace="0",
+        find="t.data_ptr(), t._version",
+        replace="t.data_ptr(), 0",
         tests=("curvature/test_problem.py::test_changed_weights_are_noticed",),
     ),
     Mutant(
@@ -315,7 +318,7 @@ CURVATURE = (
     Mutant(
         "a memory limit that cannot be kept is taken",
         file="curvature/products/passes.py",
-        find="if rest < cost.peak:",
+        find="if rows < 1:",
         replace="if False:",
         tests=(
             "curvature/test_memory.py::test_a_bad_limit_is_one_sentence",
@@ -532,5 +535,33 @@ CURVATURE = (
         find="rest = others.sum(-1, keepdim=True)",
         replace="rest = 1 - most",
         tests=("curvature/test_unembedding.py::test_almost_certain_tokens_keep_their_digits",),
+    ),
+    Mutant(
+        "probes stay on the CPU, whatever the device",
+        file="linalg/estimators/probes.py",
+        find="bits.to(device).to(dtype)",
+        replace="bits.to(dtype)",
+        tests=(ON_CURVATURE,),
+    ),
+    Mutant(
+        "each kind of device draws probes of its own",
+        file="linalg/estimators/probes.py",
+        find="torch.Generator()",
+        replace="torch.Generator(operator.device)",
+        tests=(ON_CURVATURE,),
+    ),
+    Mutant(
+        "the causal mask of the plain softmax is made on the CPU, a dropped device",
+        file="curvature/closed/softmax.py",
+        find="dtype=torch.bool, device=scores.device)",
+        replace="dtype=torch.bool)",
+        tests=(ON_CURVATURE,),
+    ),
+    Mutant(
+        "the rotation's quarter turn is indexed from the CPU, a dropped device",
+        file="theory/heads/rotation.py",
+        find="turned // 2, device=cosines.device",
+        replace="turned // 2",
+        tests=(ON_CURVATURE,),
     ),
 )

@@ -2,6 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
+ON_MODELS = "accelerator/test_accelerator.py::test_the_numbers_are_those_of_the_cpu[on_models.py]"
 MODELS = (
     Mutant(
         "scores are divided by the head width",
@@ -391,5 +392,28 @@ MODELS = (
         find="logits.argmax(axis=-1) == labels",
         replace="logits.argmax(axis=-1) != labels",
         tests=("masked/test_masked.py::test_a_score_is_the_share_of_right_answers",),
+    ),
+    Mutant(
+        "shaped attention counts its tokens on the CPU, a dropped device",
+        file="blocks/shaped.py",
+        find="torch.arange(1, tokens + 1, device=values.device)",
+        replace="torch.arange(1, tokens + 1)",
+        tests=(ON_MODELS,),
+    ),
+    Mutant(
+        "the signal's batch stays on the CPU, a dropped device",
+        file="signal/propagation.py",
+        find="tensor.to(device)",
+        replace="tensor",
+        tests=(ON_MODELS,),
+    ),
+    Mutant(
+        "a model that lies elsewhere is moved to the first device of its kind",
+        file="inspection/measure.py",
+        find="model if next(model.parameters()).device.type == device else ",
+        replace="",
+        tests=(
+            "inspection/test_measure.py::test_a_model_on_the_second_device_of_a_kind_stays_there",
+        ),
     ),
 )

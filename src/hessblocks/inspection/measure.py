@@ -105,7 +105,7 @@ def measure_curvature(
     }
     folder = out or Path("runs", f"curvature-{subject.name.replace('/', '-')}")
     limit = None if settings.memory_limit is None else int(settings.memory_limit * 1e9)
-    problem = Problem(subject.model.to(device), tokens, loss="causal-lm", memory_limit=limit)
+    problem = Problem(placed(device, subject.model), tokens, loss="causal-lm", memory_limit=limit)
     _ = problem.plan  # refuses a limit that is too low before the folder is made
     with claimed(folder, config):
         run = CurvatureRun(
@@ -165,11 +165,9 @@ def measure_signal(
     rows: list[dict[str, Any]] = []
     for name, (subject, tokens), place in zip(names, found, devices, strict=True):
         with progress.stage("signal", name):
-            labelled = {key: value.to(place) for key, value in tokens.items()}
-            labelled = {"labels": labelled["input_ids"], **labelled}
-            signal = propagate(
-                subject.model.to(place), labelled, jacobian_steps=settings.jacobian_steps
-            )
+            labelled = {"labels": tokens["input_ids"], **tokens}
+            model = placed(place, subject.model)
+            signal = propagate(model, labelled, jacobian_steps=settings.jacobian_steps)
         rows += [{"model": name, "seed": settings.seed, **row} for row in signal.to_rows()]
     if out:
         config = {
@@ -233,6 +231,11 @@ def _device(source: Source, device: str) -> str:
     if isinstance(source, nn.Module) and device == "auto":
         return next(source.parameters()).device.type
     return resolve_device(device)
+
+
+def placed(device: str, model: nn.Module) -> nn.Module:
+    """The model on a kind of device; on the second of a kind it stays there."""
+    return model if next(model.parameters()).device.type == device else model.to(device)
 
 
 def _distinct(names: Sequence[str], sources: Sequence[Source]) -> list[str]:

@@ -188,7 +188,7 @@ def _fold_layer(state: State, prefix: str, layer: Any, block: BlockConfig) -> No
 def _with_block(model: PreTrainedModel, block: BlockConfig, state: State) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     config.block = block.to_dict()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         folded: Any = type(model)(config)
     folded.to(device=model.device, dtype=model.dtype)
     folded.load_state_dict(state)

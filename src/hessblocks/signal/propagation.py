@@ -69,7 +69,8 @@ def propagate(
         model: a model of this library, or any whose layers stand in a `torch.nn.ModuleList` and take
             (sequences, tokens, width) first; attention is looked into where it has a method
             `matrix(x, context)`, as this library's has.
-        batch: inputs by name, or `input_ids` alone; with `labels`, gradient norms are measured too.
+        batch: inputs by name, or `input_ids` alone, on any device; with `labels`, gradient norms are measured
+            too.
         jacobian_steps: products with each layer's Jacobian for its condition number, on the first
             sequence; 0 leaves it out.
         dense_limit: tokens × width up to which the Jacobian is built instead, and the number exact.
@@ -83,7 +84,9 @@ def propagate(
     Cost: one pass forward (and backward, with labels), tokens × tokens buffers of one layer's
         attention and their singular values; for the Jacobians a copy of the model in double precision.
     """
-    inputs = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
+    given = {"input_ids": batch} if isinstance(batch, Tensor) else batch
+    device = next((p.device for p in model.parameters()), None)
+    inputs = {name: tensor.to(device) for name, tensor in given.items()}
     _check(inputs)
     layers, real = layers_of(model), real_tokens(inputs)
     attentions = [_attention(layer) for layer in layers]

@@ -146,10 +146,10 @@ class Problem:
     def state(self) -> tuple[Any, ...]:
         """Changes when a parameter or a buffer of the model does, but for changes through `.data`."""
         held = [*self.weights.values(), *self.model.buffers()]
-        sharded = (
-            self.model.parameters() if self.cuts else ()
+        counted = (
+            [*self.model.parameters()] if self.cuts else []
         )  # an optimiser counts up theirs alone
-        return tuple((t.data_ptr(), t._version) for t in held), *(p._version for p in sharded)
+        return tuple((t.data_ptr(), t._version) for t in held), *(p._version for p in counted)
 
     @cached_property
     def plan(self) -> Plan:

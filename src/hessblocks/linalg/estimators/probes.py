@@ -22,8 +22,8 @@ Distribution = Literal["rademacher", "gaussian"]
 class Probes:
     """A stream of probe vectors for one operator, the same however it is cut into blocks.
 
-    Each vector is drawn on its own, so that the k-th depends on the seed and on k alone (and on
-    the kind of device, whose generators differ).
+    Each vector is drawn on its own and on the CPU, so that the k-th depends on the seed and on k alone,
+    whatever the device: about 4 ns an entry there, and a byte of each sign moved.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Probes:
         """
         self._operator = operator
         self._distribution = distribution
-        self._generator = torch.Generator(operator.device).manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, count: int) -> Float[Tensor, "size count"]:
         """The next `count` probes as columns."""
@@ -51,12 +51,11 @@ class Probes:
             yield self.draw(min(step, count - start))
 
     def _draw_one(self) -> Tensor:
-        size, dtype = self._operator.shape[1], self._operator.dtype
-        generator, device = self._generator, self._operator.device
+        size, dtype, device = self._operator.shape[1], self._operator.dtype, self._operator.device
         if self._distribution == "gaussian":
-            return torch.randn(size, generator=generator, device=device, dtype=dtype)
-        bits = torch.randint(2, (size,), generator=generator, device=device, dtype=torch.int8)
-        return bits.to(dtype).mul_(2).sub_(1)
+            return torch.randn(size, generator=self._generator, dtype=dtype).to(device)
+        bits = torch.randint(2, (size,), generator=self._generator, dtype=torch.int8)
+        return bits.to(device).to(dtype).mul_(2).sub_(1)
 
 
 def multiply(

@@ -41,7 +41,7 @@ class Rotation:
         """
         turned = cosines.shape[-1]
         quarter = cosines.new_zeros(width, width)
-        half = torch.arange(turned // 2)
+        half = torch.arange(turned // 2, device=cosines.device)
         quarter[half, half + turned // 2] = 1.0
         quarter[half + turned // 2, half] = -1.0
         rest = (0, width - turned)

@@ -39,7 +39,8 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         return 0
-    tokens = torch.zeros(sequences, settings.model.context, dtype=torch.long)
+    shape = (sequences, settings.model.context)
+    tokens = torch.zeros(shape, dtype=torch.long, device=model.device)
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.training.bf16):

@@ -71,9 +71,8 @@ class Observer(TrainerCallback):
             yield from _curvature(model, self._batch(), self.wanted)
 
     def _batch(self) -> Example:
-        sample, device = self.wanted.sample, self.recorder.settings.device
-        batch = self.corpus.curvature_batch(sample.sequences, sample.tokens, sample.seed)
-        return {name: tensor.to(device) for name, tensor in batch.items()}
+        sample = self.wanted.sample
+        return self.corpus.curvature_batch(sample.sequences, sample.tokens, sample.seed)
 
 
 def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
@@ -146,7 +145,7 @@ def _norms(
 def _float32(model: Any) -> Iterator[None]:
     """Inside, the model computes in its own precision; bf16 training wraps its forward pass."""
     wrapped = model.__dict__.get("forward")
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # all that is random is drawn on the CPU
         if wrapped is None:
             yield
             return
