@@ -311,7 +311,7 @@ CURVATURE = (
     Mutant(
         "an optimiser's steps on a sharded model go unnoticed",
         file="curvature/products/problem.py",
-        find="*(p._version for p in sharded)",
+        find="*(p._version for p in counted)",
         replace="*(0 for p in sharded)",
         tests=("curvature/test_sharding.py",),
     ),
