@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hessblocks.curvature.columns import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.operators import Functional, Hessian
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import HessblocksError
