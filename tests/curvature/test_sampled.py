@@ -17,7 +17,7 @@ from hessblocks.curvature.products.batches import unpack
 from hessblocks.curvature.products.losses import CrossEntropy
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.torch_losses import LOSSES, torch_loss
-from hessblocks.curvature.sampled.gradients import gram_matrices, plan_samples
+from hessblocks.curvature.sampled.grams import gram_matrices, plan_samples
 from hessblocks.curvature.sampled.signs import signs
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.estimators.pairs import norms_from_pairs

@@ -48,6 +48,7 @@ ROOMS: dict[str, set[str]] = {
     "curvature.closed": set(),
     "curvature.groups": set(),
     "curvature.products": {"closed", "groups"},
+    "curvature.sampled": {"groups", "products"},
     "curvature.exact": {"groups", "products"},
     "curvature.verification": {"exact"},
     "training.folder": set(),

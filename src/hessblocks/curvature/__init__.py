@@ -2,7 +2,6 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.columns import ColumnSquares, column_squares
-from hessblocks.curvature.cost import Cost, Work, decide
 from hessblocks.curvature.exact import (
     Norms,
     attention_moments,
@@ -27,6 +26,7 @@ from hessblocks.curvature.map import (
     heterogeneity,
 )
 from hessblocks.curvature.own_norms import group_norms, norm_rows
+from hessblocks.curvature.pricing import Cost, Work, decide
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
     Functional,

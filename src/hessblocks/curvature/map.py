@@ -22,8 +22,8 @@ from hessblocks.curvature.columns import (
     norm_of,
     rows_of,
 )
-from hessblocks.curvature.cost import Blocks, Tell, Way, Work, decide
 from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.pricing import Blocks, Tell, Way, Work, decide
 from hessblocks.curvature.products import Problem, check_groups
 from hessblocks.curvature.sampled import gram_matrices
 from hessblocks.errors import check_name

@@ -7,8 +7,8 @@ from typing import Any
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.columns import check_probes, measured_squares
-from hessblocks.curvature.cost import Tell, Work, decide
 from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.pricing import Tell, Work, decide
 from hessblocks.curvature.products import Problem, check_groups
 from hessblocks.curvature.sampled import gram_matrices
 from hessblocks.linalg import Estimate, norms_from_pairs

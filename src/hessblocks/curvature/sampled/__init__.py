@@ -1,6 +1,6 @@
 """H_o of all blocks at once from gradients of random combinations of the logits, no second derivative taken."""
 
-from hessblocks.curvature.sampled.gradients import (
+from hessblocks.curvature.sampled.grams import (
     GramMatrices,
     Sampling,
     gram_matrices,

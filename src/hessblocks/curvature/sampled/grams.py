@@ -185,33 +185,35 @@ def _add_pass(
     step: Step | None,
 ) -> None:
     """Add what one pass over the data gives to each of this process's samples."""
-    leaves = {name: problem.parameters[name].requires_grad_() for name in whole.parameters}
+    parameters = problem.parameters
+    leaves = {name: parameters[name].requires_grad_() for name in whole.parameters}
     with torch.enable_grad():
-        logits, loss = problem.forward(rows, problem.parameters | leaves, twice=False)
+        logits, loss = problem.forward(rows, parameters, twice=False)
     values = logits.detach().to(working_dtype(logits.dtype))
     check_finite(loss.total(values) / problem.valid, rows)
     root = loss.root(values, 1 / problem.valid)
     data = problem.processes.rank if problem.processes.shard == "own" else 0
-    for sample in range(own.start, own.stop):
-        if logits.requires_grad:
-            drawn = signs(
-                rows, values.shape, values.device, seed=seed, sample=before + sample, data=data
-            )
-            with differentiable_once(problem.model):
-                found = torch.autograd.grad(
-                    logits,
-                    list(leaves.values()),
-                    root(drawn).to(logits.dtype),
-                    retain_graph=sample + 1 < own.stop,
-                    allow_unused=True,
-                )
-            tensors = {
-                name: None if one is None else one[None]
-                for name, one in zip(leaves, found, strict=True)
-            }
-            whole.collect(tensors, vectors[sample : sample + 1], add=True)
-        if step:
-            step(before + sample + 1)
+
+    def pulled_back(sample: int) -> Sequence[Tensor | None]:
+        """Jᵀ L ε, of which the graph is kept for the next sample."""
+        at = {"seed": seed, "sample": before + sample, "data": data}
+        direction = root(signs(rows, values.shape, values.device, **at)).to(logits.dtype)
+        return torch.autograd.grad(
+            logits,
+            list(leaves.values()),
+            direction,
+            retain_graph=sample + 1 < own.stop,
+            allow_unused=True,
+        )
+
+    with differentiable_once(problem.model):
+        for sample in range(own.start, own.stop):
+            if logits.requires_grad:
+                found = zip(leaves, pulled_back(sample), strict=True)
+                tensors = {name: None if one is None else one[None] for name, one in found}
+                whole.collect(tensors, vectors[sample : sample + 1], add=True)
+            if step:
+                step(before + sample + 1)
 
 
 def _inner_products(vectors: Tensor, sizes: Sequence[int]) -> Tensor:
