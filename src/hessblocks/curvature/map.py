@@ -122,7 +122,7 @@ def curvature_map(
             too small, or `sampled` for another part or for a loss given as a callable.
         RunError: a loss or a product is not finite.
 
-    Cost: about two gradients' time for each group and probe; a third less as a triangle, half or less as a
+    Cost: about two gradients' time for each group and probe; two fifths less as a triangle, half as a
         diagonal; sampled, two thirds of a gradient for each of 4 K samples, whatever the number of groups.
     """
     check_name("part", part, PARTS)
