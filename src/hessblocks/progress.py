@@ -28,5 +28,8 @@ class Progress:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
+    def note(self, text: str) -> None:
+        """A line about what is to come."""
+
     def step(self, done: int, loss: float | None) -> None:
         """So many steps of the stage are done; the last known training loss."""

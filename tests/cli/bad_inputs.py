@@ -279,6 +279,30 @@ CASES: dict[str, Bad] = {
         "--level: 'layer' is unknown",
         lambda p: gpt2(p / "m"),
     ),
+    "unknown method": Bad(
+        curvature("m", *LOOK, "--method", "sample"),
+        2,
+        "--method: 'sample' is unknown; did you mean 'sampled'",
+        lambda p: gpt2(p / "m"),
+    ),
+    "sampled parts": Bad(
+        curvature("m", *LOOK, "--method", "sampled"),
+        2,
+        "--method: sampled measures the outer part alone; add --parts outer",
+        lambda p: gpt2(p / "m"),
+    ),
+    "a budget below zero": Bad(
+        curvature("m", *LOOK, "--budget", "-1"),
+        2,
+        "--budget: expected minutes above 0, got -1",
+        lambda p: gpt2(p / "m"),
+    ),
+    "a budget too small for one product": Bad(
+        curvature("m", *LOOK, "--budget", "1e-9"),
+        2,
+        r"budget: too small; \d+ products, the fewest for an error bar, take about",
+        lambda p: gpt2(p / "m"),
+    ),
     "one probe": Bad(
         ("curvature", "m", *LOOK, "--probes", "1"), 2, "'--probes'", lambda p: gpt2(p / "m")
     ),

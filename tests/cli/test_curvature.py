@@ -12,8 +12,8 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 import hessblocks as hb
-from hessblocks.curvature.columns import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.inspection import curvature_run
@@ -98,6 +98,55 @@ def test_the_run_folder_holds_every_group_part_and_pair(shell: Shell, tmp_path: 
     whole = {row["quantity"]: float(row["value"]) for row in rows if row["part"] == "full"}
     names = ("heterogeneity_low", "heterogeneity", "heterogeneity_high")
     assert 1 <= whole[names[0]] < whole[names[1]] < whole[names[2]]
+
+
+def test_sampled_gradients_fill_the_same_tables_and_a_folder_goes_on(
+    shell: Shell, tmp_path: Path
+) -> None:
+    out, words = tmp_path / "out", ["--parts", "outer", "--map"]
+    outcome = preset(shell, out, *words)
+    assert outcome.status == 0, outcome.errors
+    groups = len(list((out / "groups").iterdir()))
+    line = f"map: 16 sampled gradients for all {groups} groups: 16 products, about"
+    assert line in outcome.errors
+    asked = json.loads((out / "config.json").read_text())["curvature"]
+    assert asked["samples"] == 16
+    cells, rows = table(out / "map.csv"), table(out / "results.csv")
+    assert len(cells) == groups**2
+    assert {cell["method"] for cell in cells} == {"sampled"}
+    own = {cell["row"]: cell["value"] for cell in cells if cell["row"] == cell["column"]}
+    norms = [row for row in rows if row["quantity"] == "frobenius_norm"]
+    sampled = [row for row in norms if row["method"] == "sampled"]
+    assert len(sampled) < len(norms) == groups  # the last attention is exact
+    assert all(float(row["value"]) == pytest.approx(float(own[row["group"]])) for row in sampled)
+    next((out / "groups").iterdir()).unlink()
+    assert preset(shell, out, *words).status == 0
+    assert table(out / "map.csv") == cells
+    by_probes = preset(shell, tmp_path / "probes", *words, "--method", "probes")
+    assert by_probes.status == 0
+    assert {cell["method"] for cell in table(tmp_path / "probes" / "map.csv")} <= {
+        "estimate",
+        "exact",
+    }
+    refused = preset(shell, out, *words, "--method", "probes")
+    assert refused.status == 2
+    assert "samples" in sentence(refused)
+
+
+@pytest.mark.parametrize("parts", ["outer", "full"])
+def test_a_budget_chooses_the_number_and_a_folder_keeps_it(
+    shell: Shell, tmp_path: Path, parts: str
+) -> None:
+    out, words = tmp_path / "out", ["--groups", "layers.1.*", "--parts", parts, "--budget", "0.01"]
+    assert preset(shell, out, *words).status == 0
+    asked = json.loads((out / "config.json").read_text())["curvature"]
+    assert asked["budget"] == 0.01
+    assert asked.get("samples", asked["probes"]) >= 4
+    rows = table(out / "results.csv")
+    next((out / "groups").iterdir()).unlink()
+    again = preset(shell, out, *words)
+    assert again.status == 0, again.errors
+    assert table(out / "results.csv") == rows
 
 
 def test_a_folder_of_an_earlier_version_shows_the_interval_too(
@@ -376,7 +425,9 @@ def test_a_full_memory_says_what_to_lower_and_finished_groups_are_kept(
 
     def full_at_last(graph: BatchGraph, vectors: Any, rows: Any) -> Any:
         calls.append(graph)
-        return real(graph, vectors, rows) if len(calls) < 3 else torch.empty(1 << 46)
+        return (
+            real(graph, vectors, rows) if len(calls) < 5 else torch.empty(1 << 46)
+        )  # two tell the cost
 
     words = ["--groups", "layers.0.attention.*", "--parts", "full", "--memory-limit", "0.5"]
     with monkeypatch.context() as patched:

@@ -299,5 +299,5 @@ def test_columns_can_be_combined_from_files() -> None:
     groups = parameter_groups(case.model)
     columns = [column_squares(case.problem, groups, name, probes=5) for name in groups]
     assert combine_columns(groups, columns, "outer") == curvature_map(
-        case.problem, groups, "outer", probes=5
+        case.problem, groups, "outer", probes=5, method="probes"
     )

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import hessblocks as hb
-from hessblocks.curvature.columns import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.groups.views import ParameterGroup
 from hessblocks.curvature.map import curvature_map
+from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.losses import CrossEntropy
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct

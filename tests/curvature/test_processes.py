@@ -43,6 +43,14 @@ def test_two_processes_find_what_one_finds(together: dict[str, Any], shard: str)
     alone, shared = found(CASES["pre-ln"](), None), together[shard]
     assert shared["value"] == pytest.approx(alone["value"], rel=1e-13)
     assert shared["norms"] == pytest.approx(alone["norms"], rel=1e-12)
+    sampled = torch.tensor(shared["sampled"]), torch.tensor(alone["sampled"])
+    if (
+        shard == "own"
+    ):  # each process has signs of its own, so that equal rows of two are not drawn alike
+        assert not torch.allclose(*sampled)
+        assert ((sampled[0] - sampled[1])[:, 0].abs() <= 5 * sampled[1][:, 1]).all()
+    else:
+        assert torch.allclose(*sampled, rtol=1e-9)
     for part in ("full", "functional"):
         difference = torch.tensor(shared[part]) - torch.tensor(alone[part])
         assert difference.abs().max() < 1e-6

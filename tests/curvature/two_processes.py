@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hessblocks.curvature.columns import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.map import curvature_map
+from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.operators import Functional, Hessian
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import HessblocksError
@@ -28,7 +29,9 @@ def found(case: Case, shard: str | None) -> dict[str, Any]:
     groups = parameter_groups(case.model)
     problem = Problem(case.model, case.batches, case.loss, shard=shard)
     norms = group_norms(problem, {GROUP: groups[GROUP]}, probes=5)[GROUP]
+    sampled = curvature_map(problem, groups, "outer", probes=4, method="sampled")
     return {
+        "sampled": [[cell.value, cell.standard_error] for cell in sampled.table.values()],
         "value": problem.value(),
         "full": Hessian(problem, groups[GROUP]).dense().tolist(),
         "functional": Functional(problem, groups[GROUP]).dense().tolist(),

@@ -50,6 +50,7 @@ ROOMS: dict[str, set[str]] = {
     "curvature.groups": set(),
     "curvature.sharding": {"groups"},
     "curvature.products": {"closed", "groups", "sharding"},
+    "curvature.sampled": {"groups", "products", "sharding"},
     "curvature.last_layer": {"groups", "products"},
     "curvature.exact": {"groups", "products", "last_layer"},
     "curvature.verification": {"exact", "last_layer"},

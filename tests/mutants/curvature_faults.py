@@ -355,8 +355,8 @@ CURVATURE = (
     Mutant(
         "beside exact columns estimates count once",
         file="curvature/map.py",
-        find="torch.where(exact, 1.0, 2.0)",
-        replace="torch.where(exact, 1.0, 1.0)",
+        find="(1.0 if other else 2.0) if exact",
+        replace="1.0 if exact",
         tests=(
             "curvature/test_map.py::test_with_more_probes_than_entries_all_is_exact",
             "curvature/test_map.py::test_the_share_covers_the_truth_as_its_error_says",
@@ -365,8 +365,8 @@ CURVATURE = (
     Mutant(
         "blocks that are hit twice use one half of their probes",
         file="curvature/map.py",
-        find="norm_of(torch.cat(both), exact=False)",
-        replace="norm_of(both[0], exact=False)",
+        find="norm_of(torch.cat(squares), exact=False)",
+        replace="norm_of(squares[0], exact=False)",
         tests=(
             "curvature/test_map.py::test_the_map_is_symmetric_and_uses_the_probes_of_both_columns",
         ),
@@ -563,5 +563,58 @@ CURVATURE = (
         find="turned // 2, device=cosines.device",
         replace="turned // 2",
         tests=(ON_CURVATURE,),
+    ),
+    Mutant(
+        "a sample is paired with itself",
+        file="linalg/estimators/pairs.py",
+        find=" * (1 - torch.eye(size, dtype=torch.float64, device=grams.device))",
+        replace="",
+        tests=("linalg/test_pairs.py::test_the_diagonal_of_inner_products_is_not_used",),
+    ),
+    Mutant(
+        "walks through samples may return",
+        file="linalg/estimators/pairs.py",
+        find=" - returning + both",
+        replace="",
+        tests=("linalg/test_pairs.py::test_traces_take_no_sample_twice",),
+    ),
+    Mutant(
+        "a square below zero loses its sign",
+        file="linalg/estimators/pairs.py",
+        find="squares.sign() * squares",
+        replace="squares",
+        tests=("linalg/test_pairs.py::test_a_square_below_zero_keeps_its_sign_and_says_so",),
+    ),
+    Mutant(
+        "equal rows of two batches share their signs",
+        file="curvature/sampled/signs.py",
+        find="{data} {batch.number} {row}",
+        replace="{data} {row}",
+        tests=(
+            "curvature/test_sampled.py::test_equal_rows_of_two_batches_have_signs_of_their_own",
+        ),
+    ),
+    Mutant(
+        "a cut into passes draws other signs",
+        file="curvature/sampled/signs.py",
+        find="range(batch.first, batch.first + rows)",
+        replace="range(rows)",
+        tests=("curvature/test_sampled.py::test_the_cut_into_passes_changes_no_sample",),
+    ),
+    Mutant(
+        "the root of a row's loss takes its whole share",
+        file="curvature/products/losses.py",
+        find="math.sqrt(share)",
+        replace="share",
+        tests=("curvature/test_sampled.py::test_named_losses_have_roots_too",),
+    ),
+    Mutant(
+        "a triangle reads every row",
+        file="curvature/columns.py",
+        find='"triangle": names[place:]',
+        replace='"triangle": names',
+        tests=(
+            "curvature/test_pricing.py::test_a_triangle_reads_each_block_once_and_a_diagonal_only_own_blocks",
+        ),
     ),
 )

@@ -1,7 +1,7 @@
 """Matrix-free curvature of any model: H, its outer-product and functional parts, group by group."""
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature.columns import ColumnSquares, column_squares, group_norms, norm_rows
+from hessblocks.curvature.columns import ColumnSquares, column_squares
 from hessblocks.curvature.exact import (
     Norms,
     attention_moments,
@@ -22,9 +22,12 @@ from hessblocks.curvature.groups import (
 from hessblocks.curvature.map import (
     CurvatureMap,
     combine_columns,
+    combine_samples,
     curvature_map,
     heterogeneity,
 )
+from hessblocks.curvature.own_norms import group_norms, norm_rows
+from hessblocks.curvature.pricing import Cost, Work, decide
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
     Functional,
@@ -35,6 +38,7 @@ from hessblocks.curvature.products import (
     Problem,
     RepeatabilityWarning,
 )
+from hessblocks.curvature.sampled import gram_matrices, plan_samples
 from hessblocks.curvature.sharding import sharded
 from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
 from hessblocks.statistics import Heterogeneity
@@ -42,6 +46,7 @@ from hessblocks.statistics import Heterogeneity
 __all__ = [
     "PARTS",
     "AttentionBackendWarning",
+    "Cost",
     "CurvatureMap",
     "Functional",
     "Hessian",

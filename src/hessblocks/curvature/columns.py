@@ -2,7 +2,7 @@
 
 Letters: K probes, z a probe that is zero outside group j, H_ij the block with rows i and columns j.
 E‖H_ij z‖² = ‖H_ij‖_F² for every i at once, since H z holds all H_ij z. Where only the groups' own
-blocks are asked for (`group_norms`), i = j alone is multiplied.
+blocks are asked for, i = j alone is multiplied.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,7 +20,6 @@ from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products import (
     Hessian,
     Problem,
-    check_groups,
     default_limit,
     squared_products,
 )
@@ -88,69 +86,16 @@ def column_squares(
         and probe taken together, bounded by the problem's memory limit.
     """
     own = int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
-    return _measured(problem, groups, column, rows or list(groups), parts, probes, seed=own)
+    return measured_squares(problem, groups, column, rows or list(groups), parts, probes, seed=own)
 
 
-def group_norms(
-    problem: Problem,
-    groups: Mapping[str, ParameterGroup],
-    *,
-    probes: int = 16,
-    seed: int = 0,
-    parts: Sequence[Part] = PARTS,
-) -> dict[str, dict[Part, Estimate]]:
-    """Frobenius norms of H_o, H_f and H for each group's own block.
-
-    The same numbers as `frobenius_norm` of each operator, but the parts share their probes and, where
-    the memory allows it, all groups share one graph. A group with no more entries than probes is computed
-    exactly, and its estimates say so.
-
-    Args:
-        problem: model, batches and loss.
-        groups: by name, as `parameter_groups` gives them.
-        probes: random vectors a group, at least 4.
-        seed: of the probes; groups of equal size draw the same from it.
-        parts: which parts.
-
-    Returns:
-        Estimates by group name and part.
-
-    Raises:
-        ArgumentError: too few probes, no groups, or groups of another model.
-
-    Cost: about one gradient a probe for a group of the first layer, less further up.
-    """
-    check_groups(problem, groups)
-    found = {}
-    for name in groups:
-        own = _measured(problem, groups, name, [name], parts, probes, seed)
-        found[name] = {part: own.norm(part, name) for part in parts}
-    return found
+def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
+    """The groups whose rows are read of a column: all, those from it on (triangle), or its own (diagonal)."""
+    place = names.index(column)
+    return list({"all": names, "triangle": names[place:], "diagonal": [column]}[blocks])
 
 
-def norm_rows(
-    groups: Mapping[str, ParameterGroup], norms: Mapping[str, Mapping[Part, Estimate]]
-) -> list[dict[str, Any]]:
-    """Tidy rows of what `group_norms` found.
-
-    Returns:
-        For each group and part quantity, layer, group, role, part, value, standard_error and method.
-    """
-    return [
-        {
-            "quantity": "frobenius_norm",
-            "layer": groups[name].layer,
-            "group": name,
-            "role": groups[name].role,
-            "part": part,
-            **norm.to_row(),
-        }
-        for name, parts in norms.items()
-        for part, norm in parts.items()
-    ]
-
-
-def _measured(
+def measured_squares(
     problem: Problem,
     groups: Mapping[str, ParameterGroup],
     column: str,
@@ -159,11 +104,16 @@ def _measured(
     probes: int,
     seed: int,
 ) -> ColumnSquares:
-    """‖H_ij z‖² of probes z in one group, for each group of rows; by unit vectors where they are no more."""
-    if probes < FEWEST_PROBES:
-        raise ArgumentError(
-            f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
-        )
+    """As `column_squares`, with the seed of the probes themselves.
+
+    Returns:
+        The squares of each group of rows and part.
+
+    Raises:
+        ArgumentError: too few probes.
+        RunError: a product is not finite.
+    """
+    check_probes(probes)
     group = groups[column]
     wanted = [groups[name] for name in rows]
     later = [name for one in groups.values() for name in one.parameters]
@@ -182,6 +132,18 @@ def _measured(
             )
         squares[part] = dict(zip(rows, map(tuple, values.T.tolist()), strict=True))
     return ColumnSquares(column=column, exact=group.size <= probes, squares=squares)
+
+
+def check_probes(probes: int) -> None:
+    """Make sure that there are enough for an error bar.
+
+    Raises:
+        ArgumentError: there are not.
+    """
+    if probes < FEWEST_PROBES:
+        raise ArgumentError(
+            f"probes: expected at least {FEWEST_PROBES} for an error bar, got {probes}"
+        )
 
 
 def _vectors(

@@ -1,6 +1,6 @@
 """The curvature map: how large each group × group block of the Hessian is, with error bars.
 
-Letters: K probes, s_ij = ‖H_ij‖_F², G groups.
+Letters: K probes, s_ij = ‖H_ij‖_F², G groups, B batches of S samples.
 """
 
 from __future__ import annotations
@@ -11,14 +11,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature.columns import ColumnSquares, column_squares, norm_of
+from hessblocks.curvature.columns import (
+    ColumnSquares,
+    check_probes,
+    column_squares,
+    norm_of,
+    rows_of,
+)
 from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.pricing import Blocks, Tell, Way, Work, decide
 from hessblocks.curvature.products import Problem, check_groups
+from hessblocks.curvature.sampled import gram_matrices
 from hessblocks.errors import check_name
-from hessblocks.linalg import Estimate, student_factor
+from hessblocks.linalg import Estimate, norms_from_pairs, student_factor
 from hessblocks.statistics import Heterogeneity, ends
 
 if TYPE_CHECKING:
@@ -36,9 +45,12 @@ class CurvatureMap:
     layers: tuple[int | None, ...]
     """Layer of each group, counted from 0; None outside the layers."""
     table: Mapping[tuple[str, str], Estimate]
-    """Norm of each block (row, column); (column, row) holds the same."""
-    off_diagonal_share: Estimate
-    """Share of the squared norm of the whole that lies off the groups' own blocks, 0 to 1."""
+    """Norm of each block (row, column) that was measured; (column, row) holds the same."""
+    off_diagonal_share: Estimate | None
+    """Share of the squared norm of the whole that lies off the groups' own blocks, 0 to 1; None where they alone
+    were measured."""
+    method: Way = "probes"
+    """probes or sampled; a sampled norm below zero is not told from zero."""
 
     @property
     def heterogeneity(self) -> Heterogeneity[Estimate]:
@@ -56,7 +68,13 @@ class CurvatureMap:
         """The map as a matplotlib figure: colours on a logarithmic scale, zeros in a colour of their own."""
         from hessblocks.figures import draw_heatmap
 
-        values = [[self.table[row, column].value for column in self.names] for row in self.names]
+        values = [
+            [
+                self.table[row, column].value if (row, column) in self.table else math.nan
+                for column in self.names
+            ]
+            for row in self.names
+        ]
         return draw_heatmap(self.names, self.layers, values, part=self.part)
 
 
@@ -66,36 +84,97 @@ def curvature_map(
     part: Part = "full",
     probes: int = 16,
     seed: int = 0,
+    *,
+    method: str = "auto",
+    blocks: Blocks = "all",
+    budget: float | None = None,
+    tell: Tell | None = None,
 ) -> CurvatureMap:
-    """Norms of all group × group blocks from G · K products instead of G² · K.
+    """Norms of all group × group blocks, from G · K products instead of G² · K, or for H_o from 4 K gradients.
 
-    A probe in group j gives ‖H_ij z‖² for all i. H is symmetric, so that block (i, j) is measured
+    By probes:     A probe in group j gives ‖H_ij z‖² for all i. H is symmetric, so that block (i, j) is measured
     twice, by column j and by column i, with nearly the same variance: the 2 K squares are averaged. A
     group with no more entries than probes is measured exactly, and so are its row and its column.
+
+    Sampled, for H_o alone: g = Jᵀ L ε with L Lᵀ the loss's curvature is one ordinary gradient, and pairs of them
+    give unbiased squares of all blocks at once (`norms_from_pairs`). Of blocks that are small beside their groups'
+    own, some come out below zero and keep their sign.
 
     Args:
         problem: model, batches and loss.
         groups: by name, as `parameter_groups` gives them.
         part: outer (H_o), functional (H_f) or full (H).
-        probes: K random vectors a group, at least 4.
+        probes: K random vectors a group, at least 4; 4 K samples.
         seed: of the probes.
+        method: `probes`, `sampled`, or `auto`: sampled for H_o where the loss tells its root, it costs less
+            and the samples fit the memory; the map's `method` says which.
+        blocks: `all`; `triangle`, each block by one column only, with K probes for 2 K; `diagonal`, the groups'
+            own only.
+        budget: minutes that take the place of `probes`.
+        tell: told what it will cost before it starts, such as `print`, from one product that is measured; by
+            default the log `hessblocks.curvature` is, at level INFO.
 
     Returns:
         The map; `.to_rows()`, `.plot()`, `.heterogeneity`, `.off_diagonal_share`.
 
     Raises:
-        ArgumentError: an unknown part, no group, too few probes.
+        ArgumentError: an unknown part, method or kind of blocks, no group, too few probes, a budget that is
+            too small, or `sampled` for another part or for a loss given as a callable.
         RunError: a loss or a product is not finite.
 
-    Cost: about two gradients' time for each group and probe.
+    Cost: about two gradients' time for each group and probe; two fifths less as a triangle, half as a
+        diagonal; sampled, two thirds of a gradient for each of 4 K samples, whatever the number of groups.
     """
     check_name("part", part, PARTS)
     check_groups(problem, groups)
+    check_probes(probes)
+    work = Work(problem=problem, groups=groups, parts=[part], blocks=blocks)
+    cost, sampling = decide(work, probes=probes, method=method, budget=budget, tell=tell)
+    if sampling:
+        grams = gram_matrices(problem, groups, sampling, seed=seed)
+        return combine_samples(groups, grams.products, own=blocks == "diagonal")
     columns = [
-        column_squares(problem, groups, name, parts=[part], probes=probes, seed=seed)
+        column_squares(
+            problem,
+            groups,
+            name,
+            rows=rows_of(list(groups), name, blocks),
+            parts=[part],
+            probes=cost.count,
+            seed=seed,
+        )
         for name in groups
     ]
     return combine_columns(groups, columns, part)
+
+
+def combine_samples(
+    groups: Mapping[str, ParameterGroup], products: Float[Tensor, "G B S S"], *, own: bool = False
+) -> CurvatureMap:
+    """The map of H_o from the inner products of samples.
+
+    Args:
+        groups: rows and columns, by name.
+        products: of each group, in the same order.
+        own: whether the groups' own blocks alone are wanted.
+
+    Returns:
+        The map.
+    """
+    names, found = tuple(groups), norms_from_pairs(products)
+    return CurvatureMap(
+        part="outer",
+        names=names,
+        layers=tuple(group.layer for group in groups.values()),
+        table={
+            (row, column): found.norm(i, j)
+            for i, row in enumerate(names)
+            for j, column in enumerate(names)
+            if i == j or not own
+        },
+        off_diagonal_share=None if own else found.off_diagonal_share,
+        method="sampled",
+    )
 
 
 def combine_columns(
@@ -105,29 +184,24 @@ def combine_columns(
 
     Args:
         groups: rows and columns, by name.
-        columns: one for each group, in the same order, each with all rows.
+        columns: one for each group, in the same order, each with all rows, those from its own on, or its own.
         part: one that the columns hold.
 
     Returns:
         The map of that part.
     """
     names = tuple(groups)
-    exact = torch.tensor([column.exact for column in columns])
-    squares = [
-        torch.tensor([column.squares[part][name] for name in names], dtype=torch.float64)
-        for column in columns
-    ]
-    table = {
-        (row, column): _cell(squares, exact.tolist(), i, j)
-        for i, row in enumerate(names)
-        for j, column in enumerate(names)
-    }
     return CurvatureMap(
         part=part,
         names=names,
         layers=tuple(group.layer for group in groups.values()),
-        table=table,
-        off_diagonal_share=_off_diagonal_share(squares, exact),
+        table={
+            (row, column): cell
+            for i, row in enumerate(names)
+            for j, column in enumerate(names)
+            if (cell := _cell(columns, part, i, j))
+        },
+        off_diagonal_share=_off_diagonal_share(columns, part),
     )
 
 
@@ -164,35 +238,60 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
     )
 
 
-def _cell(squares: Sequence[Tensor], exact: Sequence[bool], i: int, j: int) -> Estimate:
-    """Norm of block (i, j): exact where either column is, else from the probes of both."""
-    if exact[j] or i == j:
-        return norm_of(squares[j][i], exact=exact[j])
-    if exact[i]:
-        return norm_of(squares[i][j], exact=True)
-    both = (squares[j][i], squares[i][j]) if i < j else (squares[i][j], squares[j][i])
-    return norm_of(torch.cat(both), exact=False)
+def _cell(columns: Sequence[ColumnSquares], part: Part, i: int, j: int) -> Estimate | None:
+    """Norm of block (i, j): exact where either column is, else from the probes of both; None: of neither."""
+    ways = [(column, row) for column, row in ((j, i), (i, j)) if _holds(columns, part, column, row)]
+    for column, row in ways:
+        if columns[column].exact or i == j:
+            return columns[column].norm(part, columns[row].column)
+    if not ways:
+        return None
+    squares = [_squares(columns, part, *way) for way in sorted(ways, reverse=True)]
+    return norm_of(torch.cat(squares), exact=False)
 
 
-def _off_diagonal_share(squares: Sequence[Tensor], exact: Tensor) -> Estimate:
+def _holds(columns: Sequence[ColumnSquares], part: Part, column: int, row: int) -> bool:
+    return columns[row].column in columns[column].squares[part]
+
+
+def _squares(columns: Sequence[ColumnSquares], part: Part, column: int, row: int) -> Tensor:
+    return torch.tensor(columns[column].squares[part][columns[row].column], dtype=torch.float64)
+
+
+def _weight(columns: Sequence[ColumnSquares], part: Part, column: int, row: int) -> float:
+    """Share of blocks (row, column) and (column, row) that this column measures: exact ones replace others."""
+    if not _holds(columns, part, row, column):
+        return 2.0
+    exact, other = columns[column].exact, columns[row].exact
+    return (1.0 if other else 2.0) if exact else (0.0 if other else 1.0)
+
+
+def _off_diagonal_share(columns: Sequence[ColumnSquares], part: Part) -> Estimate | None:
     """Σ_{i≠j} s_ij / Σ_ij s_ij, with the delta method over the independent columns.
 
     Column j measures the blocks (i, j) and, by symmetry, (j, i) with weight one half each; an exact
     column replaces what others measured of its blocks. Within a column, all blocks share probes.
 
     Returns:
-        The share, 0 where everything is 0.
+        The share, 0 where everything is 0; None where only own blocks were measured.
     """
-    own, others = [], []
-    for j, column in enumerate(squares):
-        weights = torch.where(exact, 0.0, 1.0) if not exact[j] else torch.where(exact, 1.0, 2.0)
-        weights[j] = 0.0
-        own.append(column[j])
-        others.append((weights.double()[:, None] * column).sum(dim=0))
-    counts = [1 if e else len(diagonal) for e, diagonal in zip(exact.tolist(), own, strict=True)]
+    own, others, counts = [], [], []
+    places = range(len(columns))
+    for j in places:
+        own.append(_squares(columns, part, j, j))
+        rows = [i for i in places if i != j and _holds(columns, part, j, i)]
+        found = [_weight(columns, part, j, i) * _squares(columns, part, j, i) for i in rows]
+        others.append(torch.stack(found).sum(0) if found else torch.zeros_like(own[-1]))
+        counts.append(1 if columns[j].exact else len(own[-1]))
+        if (
+            not rows
+            and not any(_holds(columns, part, i, j) for i in places if i != j)
+            and len(columns) > 1
+        ):
+            return None
     outside = sum(float(o.sum()) / count for o, count in zip(others, counts, strict=True))
     total = outside + sum(float(d.sum()) / count for d, count in zip(own, counts, strict=True))
-    if total == 0 or bool(exact.all()):
+    if total == 0 or all(column.exact for column in columns):
         return Estimate(value=outside / total if total else 0.0, method="exact")
     share = outside / total
     variance = sum(

@@ -25,6 +25,8 @@ PART_WORDS = {
 """What each part is called in titles."""
 ZERO = "#D9D9D9"
 """Colour of a block that is exactly zero: none of the scale's."""
+UNTOLD = "#B9A3C9"
+"""Colour of a block whose norm is not told from zero: none of the scale's either."""
 DECADES = 12
 """Most decades of the colour scale, counted from the largest norm; smaller norms look alike."""
 CELL = 0.24
@@ -45,7 +47,7 @@ def draw_heatmap(
     Args:
         names: of the groups, in the order of rows and columns.
         layers: of the groups; None outside the layers.
-        values: norms ≥ 0, row by row; NaN where a block was not measured.
+        values: norms, row by row; NaN where a block was not measured, below zero where it is not told from zero.
         part: outer, functional or full.
 
     Returns:
@@ -79,11 +81,17 @@ def draw_heatmap(
 
 
 def _mark_zeros(axis: Axes, norms: np.ndarray) -> None:
-    zero = norms == 0
-    if zero.any():
-        axis.imshow(zero[..., None] * np.array(to_rgba(ZERO)), interpolation="nearest")
-        patch = Patch(facecolor=ZERO, edgecolor="#666666", label="exactly zero")
-        axis.legend(handles=[patch], loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
+    """Colour, and explain, blocks that are zero or not told from it."""
+    patches = []
+    for marked, colour, words in (
+        (norms == 0, ZERO, "exactly zero"),
+        (norms < 0, UNTOLD, "not told from zero"),
+    ):
+        if marked.any():
+            axis.imshow(marked[..., None] * np.array(to_rgba(colour)), interpolation="nearest")
+            patches.append(Patch(facecolor=colour, edgecolor="#666666", label=words))
+    if patches:
+        axis.legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
 
 
 def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> None:

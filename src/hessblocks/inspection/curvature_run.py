@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from hessblocks.conventions import Part
 from hessblocks.curvature import (
     Functional,
@@ -19,10 +21,13 @@ from hessblocks.curvature import (
     Problem,
     column_squares,
     exact_attention_curvature,
+    gram_matrices,
+    plan_samples,
 )
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.curvature_tables import write_tables
-from hessblocks.linalg import Estimate, spectral_density
+from hessblocks.inspection.spending import Spending
+from hessblocks.linalg import Estimate, PairNorms, norms_from_pairs, spectral_density
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import (
@@ -61,6 +66,8 @@ class CurvatureRun:
     """What is measured of."""
     settings: CurvatureInspection
     """What is measured."""
+    spending: Spending
+    """How much is spent on norms and map."""
     folder: Path
     """Prepared run folder."""
 
@@ -102,14 +109,17 @@ class CurvatureRun:
         """All that is asked of one group, as JSON values."""
         group, settings = self.groups[name], self.settings
         norms, squares = self._exact_norms(group), None
-        if settings.map or norms is None:
+        if self.spending.samples:
+            place = list(self.groups).index(name)
+            norms = norms or {"outer": self._sampled[1].norm(place, place)}
+        elif settings.map or norms is None:
             squares = column_squares(
                 self.problem,
                 self.groups,
                 name,
                 rows=None if settings.map else [name],
                 parts=settings.parts,
-                probes=settings.probes,
+                probes=self.spending.probes,
                 seed=settings.seed,
             )
             norms = norms or {part: squares.norm(part, name) for part in settings.parts}
@@ -122,6 +132,8 @@ class CurvatureRun:
         }
         if settings.map and squares is not None:
             record["column"] = asdict(squares)
+        elif settings.map:
+            record["samples"] = self._sampled[0][place].tolist()
         if settings.spectrum:
             record["spectra"] = {
                 part: self._spectrum(group, part) for part, norm in norms.items() if norm.value > 0
@@ -146,6 +158,13 @@ class CurvatureRun:
             )
             for part in self.settings.parts
         }
+
+    @cached_property
+    def _sampled(self) -> tuple[Tensor, PairNorms]:
+        """Inner products of the samples, (groups, batches, samples, samples), and the norms that they give."""
+        plan = plan_samples(self.problem, self.groups, self.spending.samples)
+        found = gram_matrices(self.problem, self.groups, plan, seed=self.settings.seed).products
+        return found, norms_from_pairs(found)
 
     @cached_property
     def _last_layer(self) -> int:

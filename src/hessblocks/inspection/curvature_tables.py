@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature import (
     ColumnSquares,
     CurvatureMap,
     ParameterGroup,
     combine_columns,
+    combine_samples,
     heterogeneity,
     norm_rows,
 )
@@ -60,6 +63,9 @@ def write_tables(
         if _all_have("column", records):
             columns = [ColumnSquares(**records[name]["column"]) for name in groups]
             maps = [combine_columns(groups, columns, part) for part in _ordered(columns[0].squares)]
+        elif _all_have("samples", records):
+            products = [torch.tensor(records[name]["samples"]).double() for name in groups]
+            maps = [combine_samples(groups, torch.stack(products))]
         rows += _summary_rows(norms, maps, loss)
     found = [ResultRow(**run, **row) for row in rows]
     write_results(folder / "results.csv", seal_rows(found, of))
@@ -84,7 +90,8 @@ def _summary_rows(
             for name, end in ends.items()
             if end is not None
         ]
-    rows += [("off_diagonal_share", one.part, one.off_diagonal_share) for one in maps]
+    shares = [(one.part, one.off_diagonal_share) for one in maps]
+    rows += [("off_diagonal_share", part, share) for part, share in shares if share]
     return [
         {"quantity": quantity, "part": part, **estimate.to_row()}
         for quantity, part, estimate in rows

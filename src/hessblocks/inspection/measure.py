@@ -23,6 +23,7 @@ from hessblocks.inspection.opening import (
     check_sources,
     opened,
 )
+from hessblocks.inspection.spending import chosen
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection, InspectionSettings, SignalInspection, make
 from hessblocks.signal import propagate
@@ -79,7 +80,8 @@ def measure_curvature(
         RunError: damaged files, a loss that is not finite, or `out` cannot be written.
 
     Cost:
-        `probes` products with H, H_o and H_f for each group.
+        `probes` products with H, H_o and H_f for each group; or, for H_o alone, four times as many gradients for
+        all groups together. It is told to `progress` before it starts, from one product that is measured.
     """
     progress = progress or Progress()
     settings, batch = _settings(CurvatureInspection, data, fields)
@@ -89,7 +91,12 @@ def measure_curvature(
         check_sizes_are_used([model], settings)
         known = parameter_groups(subject.model, level=settings.level)
         selected = select_groups(known, settings.groups)
-    measured = ("parts", "probes", "map", "spectrum", "level", "seed")
+    folder = out or Path("runs", f"curvature-{subject.name.replace('/', '-')}")
+    limit = None if settings.memory_limit is None else int(settings.memory_limit * 1e9)
+    problem = Problem(placed(device, subject.model), tokens, loss="causal-lm", memory_limit=limit)
+    # refuses a limit or a budget that is too low before the folder is made
+    spending = chosen(problem, selected, settings, folder, progress)
+    measured = ("parts", "map", "spectrum", "level", "seed")
     config = {
         "command": "curvature",
         "source": _said(model),
@@ -100,16 +107,20 @@ def measure_curvature(
         },
         "data": _described(settings, tokens),
         "groups": list(selected),
-        "curvature": {name: value for name, value in asdict(settings).items() if name in measured},
+        "curvature": {
+            **{name: value for name, value in asdict(settings).items() if name in measured},
+            **spending.said(),
+        },
         "device": device,
     }
-    folder = out or Path("runs", f"curvature-{subject.name.replace('/', '-')}")
-    limit = None if settings.memory_limit is None else int(settings.memory_limit * 1e9)
-    problem = Problem(placed(device, subject.model), tokens, loss="causal-lm", memory_limit=limit)
-    _ = problem.plan  # refuses a limit that is too low before the folder is made
     with claimed(folder, config):
         run = CurvatureRun(
-            name=subject.name, problem=problem, groups=selected, settings=settings, folder=folder
+            name=subject.name,
+            problem=problem,
+            groups=selected,
+            settings=settings,
+            spending=spending,
+            folder=folder,
         )
         run.complete(progress)
         if finish:

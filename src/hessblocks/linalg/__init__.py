@@ -2,14 +2,17 @@
 
 from hessblocks.linalg.estimators import (
     FEWEST_PROBES,
+    FEWEST_SAMPLES,
     ConditionNumber,
     DiagonalEstimate,
     Eigenvalues,
     Estimate,
+    PairNorms,
     Probes,
     diagonal,
     frobenius_norm,
     norm_from_squares,
+    norms_from_pairs,
     trace,
 )
 from hessblocks.linalg.kronecker import (
@@ -50,6 +53,7 @@ __all__ = [
     "ExactOperator",
     "KroneckerSum",
     "LinearOperator",
+    "PairNorms",
     "Probes",
     "Spectrum",
     "condition_number",
@@ -58,6 +62,7 @@ __all__ = [
     "frobenius_norm",
     "jensen_shannon_distance",
     "norm_from_squares",
+    "norms_from_pairs",
     "spectral_density",
     "trace",
 ]

@@ -45,7 +45,12 @@ class CurvatureInspection(InspectionSettings):
     parts: tuple[Part, ...] = PARTS
     """Parts of the Hessian with commas: outer, functional, full."""
     probes: Annotated[int, AtLeast(4)] = 16
-    """Random vectors a group."""
+    """Random vectors a group; four times as many sampled gradients stand for them."""
+    method: str = "auto"
+    """How norms and map are measured: probes, sampled (for --parts outer alone: gradients that serve all groups
+    at once), or auto for what is cheaper."""
+    budget: float | None = None
+    """Minutes for norms and map, by one product that is measured; takes the place of --probes."""
     spectrum: bool = False
     """Density of the eigenvalues of each group's block."""
     map: bool = False
@@ -61,6 +66,13 @@ class CurvatureInspection(InspectionSettings):
             check_name("--parts", part, PARTS)
         if not self.parts:
             raise ArgumentError(f"--parts: expected one or more of {', '.join(PARTS)}, got none.")
+        check_name("--method", self.method, ("auto", "probes", "sampled"))
+        if self.method == "sampled" and self.parts != ("outer",):
+            raise ArgumentError(
+                "--method: sampled measures the outer part alone; add --parts outer."
+            )
+        if self.budget is not None and not self.budget > 0:
+            raise ArgumentError(f"--budget: expected minutes above 0, got {self.budget}.")
         if not self.groups:
             raise ArgumentError("--groups: expected patterns with commas, got none.")
         ordered = tuple(part for part in PARTS if part in self.parts)

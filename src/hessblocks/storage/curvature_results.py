@@ -31,11 +31,11 @@ class MapRow:
     part: str
     """outer, functional or full."""
     value: float
-    """Nats per token."""
+    """Nats per token; below zero where a sampled norm is not told from zero."""
     standard_error: float | None
     """Of the value."""
     method: str
-    """exact or estimate."""
+    """exact, estimate or sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +236,7 @@ def least_rows(groups: Sequence[str], records: Mapping[str, Mapping[str, Any]]) 
     """
     whole = bool(groups) and len(records) == len(groups)
     parts = max((len(one.get("norms", ())) for one in records.values()), default=0)
-    mapped = whole and all("column" in one for one in records.values())
+    mapped = whole and all("column" in one or "samples" in one for one in records.values())
     curves = [curve for one in records.values() for curve in one.get("spectra", {}).values()]
     norms = [one for record in records.values() for one in record.get("norms", {}).items()]
     positive = {

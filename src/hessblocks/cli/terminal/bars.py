@@ -41,6 +41,10 @@ def _bars(*columns: ProgressColumn, field: str, transient: bool = True) -> Bars:
 class BarProgress(Progress):
     """One bar for the stage under way, a pulse where its steps are not counted."""
 
+    def note(self, text: str) -> None:
+        """Write the line."""
+        print(printable(text), file=sys.stderr, flush=True)
+
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
         """Show a bar meanwhile."""
@@ -57,6 +61,10 @@ class BarProgress(Progress):
 
 class LineProgress(Progress):
     """A line when a stage is over."""
+
+    def note(self, text: str) -> None:
+        """Write the line."""
+        print(printable(text), file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:

@@ -3,13 +3,20 @@
 from hessblocks.curvature.products.asked import check_groups
 from hessblocks.curvature.products.backend import (
     AttentionBackendWarning,
+    differentiable_once,
     evaluation_mode,
     uncompiled,
 )
 from hessblocks.curvature.products.batches import Batch, unpack
+from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.losses import LossFunction, causal_targets, given_labels
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
-from hessblocks.curvature.products.passes import default_limit
-from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
+from hessblocks.curvature.products.problem import Problem, check_finite
 from hessblocks.curvature.products.repeatable import RepeatabilityWarning
-from hessblocks.curvature.products.totals import PrecisionWarning, own_products, squared_products
+from hessblocks.curvature.products.totals import (
+    PrecisionWarning,
+    own_products,
+    squared_products,
+    total_products,
+)

@@ -83,6 +83,20 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
 
 
 @contextmanager
+def differentiable_once(model: nn.Module) -> Iterator[Watch]:
+    """Evaluation mode with the model's own kernels, forwards and backwards: enough for gradients.
+
+    Args:
+        model: is used inside.
+
+    Yields:
+        What the model was seen to do.
+    """
+    with evaluation_mode(model), uncompiled(), watching() as watch:
+        yield watch
+
+
+@contextmanager
 def backward_pass(model: nn.Module) -> Iterator[None]:
     """Where a graph is built, and where parts of `model` are computed again while it is differentiated."""
     with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH), uncompiled():

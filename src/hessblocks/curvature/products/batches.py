@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class Batch:
     """Place of the batch in the set that was given, counted from 0."""
     idle: bool = False
     """Whether it counts nothing: a process without work runs it beside others, for the weights it holds."""
+    first: int = 0
+    """Place of its first row in that batch, where it is a piece of it."""
 
     @property
     def inputs(self) -> Shaped[Tensor, "rows ..."]:
@@ -65,7 +67,11 @@ class Batch:
         if rows >= self.rows:
             return [self]
         return [
-            unpack(self._some(slice(start, start + rows)), self.inputs.device, number=self.number)
+            replace(
+                unpack(self._some(slice(start, start + rows)), self.inputs.device),
+                number=self.number,
+                first=self.first + start,
+            )
             for start in range(0, self.rows, rows)
         ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,19 @@ from hessblocks.curvature.closed import ClosedForms, Watch
 from hessblocks.curvature.products.batches import Batch
 from hessblocks.errors import ArgumentError
 
+CERTAIN = 1e4
+"""A logit so far above zeros that its probability is 1 to all digits."""
+ROUNDING = 1e-5
+"""Share of the largest curvature that may be rounding."""
 CHUNK = 1 << 22
 """Logits handled together where a temporary of their size is needed."""
 
 LossFunction = Callable[[Any, Any], Float[Tensor, "..."]]
 """From the model's outputs and the batch to the losses of the valid tokens or rows."""
+
+
+Root = Callable[[Shaped[Tensor, "..."]], Float[Tensor, "..."]]
+"""From signs shaped as the logits to L ε, where L Lᵀ is the loss's curvature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +65,10 @@ class BatchLoss(abc.ABC):
     @abc.abstractmethod
     def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
         """Sum, gradient and curvature at logits without gradient history, all times `share`."""
+
+    @abc.abstractmethod
+    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
+        """ε ↦ L ε with L Lᵀ = H_ℓ at logits without gradient history, times the root of `share`."""
 
 
 class CrossEntropy(BatchLoss):
@@ -101,6 +114,23 @@ class CrossEntropy(BatchLoss):
 
         return LossDerivatives(total=total, gradient=gradient.view_as(logits), curvature=curvature)
 
+    def root(self, logits: Float[Tensor, "... V"], share: float) -> Root:
+        """√p∘ε − p ⟨√p, ε⟩ of each row, whose L Lᵀ is diag(p) − ppᵀ."""
+        shares = math.sqrt(share) * (self._targets.flatten() != IGNORED).to(logits.dtype)[:, None]
+        roots = logits.softmax(-1).sqrt_().flatten(0, -2)
+
+        def times_root(signs: Tensor) -> Tensor:
+            found = torch.empty_like(roots)
+            flat = signs.flatten(0, -2)
+            for part in _row_chunks(roots):
+                weighted = roots[part] * flat[part]
+                inner = weighted.sum(-1, keepdim=True)
+                torch.addcmul(weighted, roots[part].square(), inner, value=-1, out=found[part])
+                found[part].mul_(shares[part])
+            return found.view_as(logits)
+
+        return times_root
+
 
 class Idle(BatchLoss):
     """Nothing, as a function of any logits."""
@@ -117,6 +147,10 @@ class Idle(BatchLoss):
             total=0.0, gradient=torch.zeros_like(logits), curvature=torch.zeros_like
         )
 
+    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
+        """See `BatchLoss`."""
+        return lambda signs: torch.zeros_like(logits)
+
 
 @dataclass(frozen=True)
 class Differentiated(BatchLoss):
@@ -126,6 +160,8 @@ class Differentiated(BatchLoss):
     """From the logits to the losses of the valid rows, or to their sum."""
     count: Callable[[], float]
     """What counts in the mean."""
+    classes: bool | None = None
+    """Whether it is linear in log-probabilities of classes, or a sum over entries; None: neither is known."""
 
     @property
     def valid(self) -> float:
@@ -164,6 +200,62 @@ class Differentiated(BatchLoss):
         return LossDerivatives(
             total=float(total.detach()), gradient=gradient.detach(), curvature=curvature
         )
+
+    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
+        """√(A p)∘ε − ... of each row for classes, √h∘ε for a sum over entries, whose curvature is diag(h).
+
+        Returns:
+            ε ↦ L ε.
+
+        Raises:
+            ArgumentError: the loss has a form that is not known, or is not convex.
+        """
+        if self.classes is None:
+            raise ArgumentError(
+                "loss: method='sampled' needs a root of the loss's curvature, which a callable does not tell; "
+                "use a loss by name, a loss module of torch, or method='probes'"
+            )
+        if not self.classes:
+            curvature = self.derivatives(logits, share).curvature(torch.ones_like(logits))
+            roots = _convex(curvature).sqrt()
+            return lambda signs: roots * signs
+        axis = min(1, logits.ndim - 1)
+        weights = _convex(self._weights(logits, share, axis)).sqrt()
+        halves = logits.softmax(axis).sqrt()
+
+        def times_root(signs: Tensor) -> Tensor:
+            weighted = halves * signs
+            return weights * (weighted - halves.square() * weighted.sum(axis, keepdim=True))
+
+        return times_root
+
+    def _weights(self, logits: Tensor, share: float, axis: int) -> Tensor:
+        """A of each row, whose loss is A log Σ exp(f) − ⟨a, f⟩: the gradient is A p − a at every f.
+
+        The first entry of the gradient is A − a_0 where all probability is with the first class, and −a_0 where
+        it is with the last.
+
+        Returns:
+            A, with an axis of one entry in the place of the classes.
+        """
+        if logits.shape[axis] == 1:
+            return torch.zeros_like(logits)
+        found = []
+        for sure in (0, -1):
+            certain = torch.zeros_like(logits)
+            certain.select(axis, sure).fill_(CERTAIN)
+            found.append(self.derivatives(certain, share).gradient.narrow(axis, 0, 1))
+        return found[0] - found[1]
+
+
+def _convex(curvature: Tensor) -> Tensor:
+    """Curvatures that are at least 0, rounding forgiven."""
+    if float(curvature.min()) < -ROUNDING * float(curvature.abs().max()):
+        raise ArgumentError(
+            "loss: method='sampled' needs a convex loss, and this one has negative curvature for these labels; "
+            "use method='probes'"
+        )
+    return curvature.clamp(min=0)
 
 
 def callable_loss(

@@ -34,6 +34,9 @@ REPLAY = 2.3
 LOGITS = 5
 """Further arrays of the size of the logits: probabilities, residual, direction, product (counted)."""
 
+SAMPLES_SHARE = 4
+"""Where gradients are kept beside the passes, these get at most one in so many of the bytes."""
+
 VECTORS = 4
 """Arrays of the size of the parameters: gradient, vector, product and its copy (counted)."""
 
@@ -48,6 +51,8 @@ class Plan:
     """Whether the graphs of all passes fit the memory together."""
     together: int
     """Vectors multiplied at once."""
+    peak: int = 0
+    """Bytes at the worst moment besides model and data, as far as was counted."""
     narrower: torch.dtype | None = None
     """What parts of a float64 model compute in, where it is less."""
 
@@ -86,7 +91,7 @@ class Work(Protocol):
         """All of them, frozen ones included."""
 
     def forward(
-        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]]
+        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True
     ) -> tuple[Float[Tensor, "..."], object]:
         """Logits of one batch at other parameters, and its loss."""
 
@@ -94,12 +99,14 @@ class Work(Protocol):
         """Where a graph of `forward` is differentiated."""
 
 
-def make_plan(problem: Work) -> Plan:
+def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
     """Choose rows a pass and vectors together.
 
     Args:
         problem: its `memory_limit` bounds what is used besides model and data; where it is None, a
             quarter of the machine's memory does, and a callable loss's batches are left whole.
+        twice: whether second derivatives will be asked for; if not, graphs are those of a gradient.
+        spare: bytes that the caller needs beside the passes.
 
     Returns:
         The passes that fall to this process, and how they are worked on.
@@ -110,16 +117,18 @@ def make_plan(problem: Work) -> Plan:
     """
     limit = problem.memory_limit or default_limit(problem.device)
     parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
-    cost = _row_cost(problem)
-    rest = limit - VECTORS * parameters
-    rest = problem.processes.least(rest, problem.device)
+    cost = _row_cost(problem, twice=twice)
+    fixed = VECTORS * parameters + spare
+    rest = problem.processes.least(limit - fixed, problem.device)
     rows = problem.processes.least(rest // cost.peak, problem.device)
     if rows < 1:
         raise ArgumentError(
             "memory_limit: one row of a batch needs about "
-            f"{in_units(VECTORS * parameters + cost.peak)}, the limit is "
-            f"{in_units(VECTORS * parameters + rest)}; raise the limit or shorten the sequences"
+            f"{in_units(fixed + cost.peak)}, the limit is "
+            f"{in_units(fixed + rest)}; raise the limit or shorten the sequences"
         )
+    if not twice:
+        rows = max(1, rows // SAMPLES_SHARE)
     if problem.device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
     own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
@@ -135,6 +144,7 @@ def make_plan(problem: Work) -> Plan:
     return Plan(
         passes=problem.processes.evened(problem.processes.own_passes(pieces), pieces[0]),
         hold=bool(problem.processes.least(int(hold), problem.device)),
+        peak=fixed + (held if hold and twice else 0) + most * cost.peak,
         together=1 if problem.cuts else _together(rest, parameters, most, cost),
         narrower=cost.narrower,
     )
@@ -166,7 +176,7 @@ def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
     return max(1, min(worth, fitting))
 
 
-def _row_cost(problem: Work) -> RowCost:
+def _row_cost(problem: Work, *, twice: bool) -> RowCost:
     """Measure one row of the batch with the most tokens a row."""
     widest = max(problem.batches, key=lambda batch: batch.inputs.numel() // batch.rows)
     row = widest.split(1)[0]
@@ -185,9 +195,9 @@ def _row_cost(problem: Work) -> RowCost:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        logits, _ = problem.forward(row, leaves)
-        check_same(logits.detach(), problem.forward(row, problem.parameters)[0])
-        if logits.requires_grad:  # further tensors are saved on the way back
+        logits, _ = problem.forward(row, leaves, twice=twice)
+        check_same(logits.detach(), problem.forward(row, problem.parameters, twice=twice)[0])
+        if twice and logits.requires_grad:  # further tensors are saved on the way back
             ones = torch.ones_like(logits, requires_grad=True)
             with problem.backward():
                 torch.autograd.grad(

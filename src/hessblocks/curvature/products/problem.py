@@ -21,6 +21,7 @@ from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.backend import (
     backward_pass,
     differentiable,
+    differentiable_once,
     put_in,
 )
 from hessblocks.curvature.products.batches import Batch, unpack_all
@@ -188,13 +189,14 @@ class Problem:
         )
 
     def forward(
-        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]]
+        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True
     ) -> tuple[Float[Tensor, "..."], BatchLoss]:
         """Logits of one batch at other parameters, and its loss as a function of them.
 
         Args:
             batch: one of `batches`, or a piece of it.
             parameters: all trainable parameters by name.
+            twice: whether second derivatives will be asked for; if not, the model's own kernels are used.
 
         Returns:
             The logits with their graph, and the batch's loss.
@@ -202,7 +204,11 @@ class Problem:
         Raises:
             RunError: the model returns no logits.
         """
-        with differentiable(self.model, closed_forms=self._closed_forms) as seen:
+        with (
+            differentiable(self.model, closed_forms=self._closed_forms)
+            if twice
+            else differentiable_once(self.model)
+        ) as seen:
             self._put_in(parameters)
             keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
             if self._takes_mapping(batch.keywords):
@@ -210,7 +216,7 @@ class Problem:
             else:
                 outputs = self.model(*batch.arguments, **keywords)
         self._recomputed |= seen.recomputed
-        if seen.differentiated and self._closed_forms:
+        if twice and seen.differentiated and self._closed_forms:
             self._closed_forms = False  # they carry two derivatives, and the model has used one
             return self.forward(batch, parameters)
         logits = _logits(outputs)

@@ -122,7 +122,7 @@ def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Dif
         counted = labels[labels != module.ignore_index]
         return counted.numel() if module.weight is None else float(module.weight[counted].sum())
 
-    return Differentiated(losses, count)
+    return Differentiated(losses, count, classes=of_classes)
 
 
 LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {

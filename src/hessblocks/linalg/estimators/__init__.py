@@ -9,6 +9,7 @@ from hessblocks.linalg.estimators.estimates import (
     Method,
 )
 from hessblocks.linalg.estimators.norm import FEWEST_PROBES, frobenius_norm, norm_from_squares
+from hessblocks.linalg.estimators.pairs import FEWEST_SAMPLES, PairNorms, norms_from_pairs
 from hessblocks.linalg.estimators.probes import (
     Probes,
     assemble,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-Method = Literal["exact", "estimate"]
+Method = Literal["exact", "estimate", "sampled"]
 Stop = Literal["count", "tolerance", "limit"]
 
 
@@ -25,9 +25,10 @@ class Estimate:
     standard_error: float = 0.0
     """Standard error of `value` over probes; 0 for exact results."""
     probes: int = 0
-    """Products spent: random probes and the bases made of them; 0 for exact results."""
+    """Products spent: random probes and the bases made of them, or samples; 0 for exact results."""
     method: Method = "estimate"
-    """`exact` (closed form or assembled matrix) or `estimate` (random probes)."""
+    """`exact` (closed form or assembled matrix), `estimate` (random probes) or `sampled` (inner products of
+    samples: a norm below zero is not told from zero)."""
     stopped_by: Stop = "count"
     """`count` (the probes asked for), `tolerance` (met) or `limit` (tolerance not met)."""
 
@@ -50,7 +51,9 @@ class Estimate:
         """Value and standard error in three significant digits."""
         if self.method == "exact":
             return f"{self.value:.4g} (exact)"
-        return f"{self.value:.3g} ± {self.standard_error:.1g} ({self.probes} probes)"
+        spent = f"{self.probes} {'samples' if self.method == 'sampled' else 'probes'}"
+        told = "" if self.value >= 0 or self.method != "sampled" else ", not told from zero"
+        return f"{self.value:.3g} ± {self.standard_error:.1g} ({spent}{told})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

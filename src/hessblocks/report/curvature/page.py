@@ -50,7 +50,8 @@ def write_curvature_report(folder: Path) -> Path:
             for name, path in pictures.items()
         ],
         data=results.config["data"],
-        probes=results.config["curvature"]["probes"],
+        spent=_spent(results),
+        sampled="samples" in results.config["curvature"],
         columns=("Group", "Role", *results.parts),
         rows=[
             (
@@ -64,6 +65,14 @@ def write_curvature_report(folder: Path) -> Path:
         settings=[*setting_rows(settings), *environment_rows(results.environment)],
         files=[name for name in FILES if (folder / name).exists()],
     )
+
+
+def _spent(results: CurvatureResults) -> str:
+    """What the norms were estimated from."""
+    asked = results.config["curvature"]
+    if "samples" in asked:
+        return f"{asked['samples']} sampled gradients for all groups"
+    return f"{asked['probes']} random probes a group"
 
 
 def text(norm: Norm) -> str:

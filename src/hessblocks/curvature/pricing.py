@@ -1,0 +1,248 @@
+"""What norms and maps cost, measured on one product before they start, and which way is taken.
+
+Letters: K probes, G groups. A group's K products cost about a gradient each; 4 K sampled gradients, two thirds of one
+each, give the same error for all groups together (docs/curvature.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from hessblocks.conventions import Part
+from hessblocks.curvature.columns import rows_of
+from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.products import Problem, total_products
+from hessblocks.curvature.sampled import (
+    Sampling,
+    gram_matrices,
+    plan_samples,
+    root_is_known,
+)
+from hessblocks.errors import ArgumentError, check_name, in_units
+from hessblocks.linalg import FEWEST_PROBES, FEWEST_SAMPLES
+
+Way = Literal["probes", "sampled"]
+Blocks = Literal["all", "triangle", "diagonal"]
+METHODS = ("auto", "probes", "sampled")
+BLOCKS: tuple[Blocks, ...] = ("all", "triangle", "diagonal")
+SAMPLES_A_PROBE = 4
+"""Samples that tell as much of every group as a probe in each (derived in docs/curvature.md)."""
+PRODUCT = {"all": 1.0, "triangle": 0.6, "diagonal": 0.5}
+"""Gradients that a product of H_o costs, by the blocks that are read; mean over the columns of a deep model (measured)."""
+SAMPLE = 0.7
+"""Gradients that a sample costs."""
+FORWARD = 1 / 3
+"""Share of the forward pass in the first sample."""
+MOST = 1024
+"""Probes or samples that a budget buys at most."""
+LOG = logging.getLogger("hessblocks.curvature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What is about to be spent."""
+
+    method: Way
+    """probes (products with random vectors in each group) or sampled (random gradients, for H_o alone)."""
+    count: int
+    """Probes a group, or samples in all."""
+    groups: int
+    """G."""
+    products: int
+    """Products, or backward passes, in all."""
+    seconds: float | None
+    """Seconds, from one product; None where it was not asked for."""
+    bytes: int
+    """At the worst moment, besides model and data, as far as was counted."""
+
+    def __str__(self) -> str:
+        """One line."""
+        each = f"{self.count} probes in each of {self.groups} groups"
+        if self.method == "sampled":
+            each = f"{self.count} sampled gradients for all {self.groups} groups"
+        took = "" if self.seconds is None else f", about {_said(self.seconds)}"
+        return f"{each}: {self.products} products{took}, {in_units(self.bytes)}"
+
+
+Tell = Callable[[Cost], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is asked for."""
+
+    problem: Problem
+    """Model, batches and loss."""
+    groups: Mapping[str, ParameterGroup]
+    """By name."""
+    parts: Sequence[Part]
+    """Of H_o, H_f and H."""
+    blocks: Blocks
+    """Which of them are read."""
+
+    def products(self, probes: int) -> int:
+        """Products of all columns; a small group needs no more than it has entries."""
+        return sum(min(probes, group.size) for group in self.groups.values())
+
+
+def decide(
+    work: Work, *, probes: int, method: str, budget: float | None, tell: Tell | None
+) -> tuple[Cost, Sampling | None]:
+    """Choose the way and how much of it, and say what it will cost.
+
+    Args:
+        work: what is asked for.
+        probes: K; 4 K samples stand for them.
+        method: probes, sampled, or auto for what is cheaper.
+        budget: minutes that take the place of `probes`.
+        tell: told the cost before the work starts; by default the log is, at level INFO.
+
+    Returns:
+        The cost, and how samples are drawn where they are.
+
+    Raises:
+        ArgumentError: an unknown method or kind of blocks, `sampled` for another part than H_o or for a loss
+            that does not tell a root, or a budget that is too small.
+    """
+    check_name("method", method, METHODS)
+    check_name("blocks", work.blocks, BLOCKS)
+    if budget is not None and not budget > 0:
+        raise ArgumentError(f"budget: expected minutes above 0, got {budget}")
+    if method == "sampled" and list(work.parts) != ["outer"]:
+        raise ArgumentError(
+            "method: 'sampled' measures H_o alone, since a sample mixes the blocks of H_f and H; "
+            f"ask for part 'outer' or use method='probes' (asked for: {', '.join(work.parts)})"
+        )
+    started, measured = time.perf_counter(), bool(budget or tell or LOG.isEnabledFor(logging.INFO))
+    sampling = None
+    if method == "sampled" or (method == "auto" and _sampling_is_cheaper(work, probes)):
+        sampling = _fitting(work, SAMPLES_A_PROBE * probes, needed=method == "sampled")
+    way = _sampled if sampling else _by_probes
+    cost, fixed, each = way(work, sampling, probes, measured)
+    if budget is not None:
+        count = _affordable(work, cost, fixed, each, 60 * budget - (time.perf_counter() - started))
+        if sampling:
+            sampling = plan_samples(work.problem, work.groups, count)
+            cost = replace(cost, bytes=sampling.bytes)
+            count = sampling.batches * sampling.size
+        products = count if sampling else work.products(count)
+        cost = replace(cost, count=count, products=products, seconds=fixed + each * products)
+    if measured:
+        (tell or LOG.info)(cost if tell else str(cost))  # type: ignore[arg-type]
+    return cost, sampling
+
+
+def _sampling_is_cheaper(work: Work, probes: int) -> bool:
+    """Whether 4 K samples cost less than the products of K probes a group."""
+    if list(work.parts) != ["outer"] or not root_is_known(work.problem):
+        return False
+    samples = max(FEWEST_SAMPLES, SAMPLES_A_PROBE * probes)
+    return SAMPLE * samples < PRODUCT[work.blocks] * work.products(probes)
+
+
+def _fitting(work: Work, samples: int, *, needed: bool) -> Sampling | None:
+    """How samples are drawn; None where they do not fit the memory and are not insisted on."""
+    try:
+        return plan_samples(work.problem, work.groups, samples)
+    except ArgumentError:
+        if needed:
+            raise
+        return None
+
+
+def _sampled(
+    work: Work, sampling: Sampling | None, probes: int, measured: bool
+) -> tuple[Cost, float, float]:
+    """Cost of samples, its share that is spent once, and that of each."""
+    assert sampling
+    count = sampling.batches * sampling.size
+    one = replace(sampling, batches=1, size=1)
+    seconds = (
+        _clocked(lambda: gram_matrices(work.problem, work.groups, one), work) if measured else 0.0
+    )
+    fixed, each = sampling.batches * FORWARD * seconds, (1 - FORWARD) * seconds
+    cost = Cost(
+        method="sampled",
+        count=count,
+        groups=len(work.groups),
+        products=count,
+        seconds=fixed + each * count if measured else None,
+        bytes=sampling.bytes,
+    )
+    return cost, fixed, each
+
+
+def _by_probes(
+    work: Work, sampling: Sampling | None, probes: int, measured: bool
+) -> tuple[Cost, float, float]:
+    """Cost of probes, its share that is spent once, and that of each: of the first column, at most."""
+    problem, groups = work.problem, work.groups
+    name, group = next(iter(groups.items()))
+    rows = merge("rows", [groups[one] for one in rows_of(list(groups), name, work.blocks)])
+    later = [one for known in groups.values() for one in known.parameters]
+    like = problem.parameters[group.parameters[0]]
+    vector = torch.ones(1, group.size, dtype=like.dtype, device=like.device)
+
+    def product() -> object:
+        return total_products(problem, vector, rows, group, work.parts, later=later)
+
+    fixed = each = 0.0
+    if measured:
+        each = _clocked(product, work)
+        if problem.plan.hold:  # the first has built the graphs
+            fixed, each = each, _clocked(product, work)
+    products = work.products(probes)
+    vectors = (1 + len(work.parts)) * rows.size * problem.plan.together * like.element_size()
+    cost = Cost(
+        method="probes",
+        count=probes,
+        groups=len(groups),
+        products=products,
+        seconds=fixed + each * products if measured else None,
+        bytes=problem.plan.peak + vectors,
+    )
+    return cost, fixed, each
+
+
+def _affordable(work: Work, cost: Cost, fixed: float, each: float, seconds: float) -> int:
+    """Probes or samples that so many seconds allow; the same in every process.
+
+    Returns:
+        The count.
+
+    Raises:
+        ArgumentError: fewer than an error bar needs.
+    """
+    sampled = cost.method == "sampled"
+    least = FEWEST_SAMPLES if sampled else FEWEST_PROBES
+    products = least if sampled else work.products(least)
+    at_once = 1 if sampled else len(work.groups)
+    count = min(MOST, int((seconds - fixed) / max(each * at_once, 1e-9)))
+    count = work.problem.processes.least(max(count, 0), work.problem.device)
+    if count < least:
+        needed = fixed + each * products
+        raise ArgumentError(
+            f"budget: too small; {products} products, the fewest for an error bar, take about {_said(needed)} "
+            f"({each:.2g} s each): give that much, or choose fewer groups"
+        )
+    return count
+
+
+def _clocked(run: Callable[[], object], work: Work) -> float:
+    """Seconds of one call, the device's work included."""
+    start = time.perf_counter()
+    run()
+    if work.problem.device.type == "cuda":
+        torch.cuda.synchronize(work.problem.device)
+    return time.perf_counter() - start
+
+
+def _said(seconds: float) -> str:
+    """A time as a person reads it."""
+    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:.3g} minutes"

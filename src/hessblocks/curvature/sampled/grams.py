@@ -1,0 +1,242 @@
+"""Samples of H_o, and their inner products group by group.
+
+Letters: G groups, B batches of samples, S samples of a batch. With L Lᵀ the loss's curvature and ε random signs,
+g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one ordinary backward pass. The samples of a batch are held
+together, in the dtype of the parameters or float32; what remains of them are S × S inner products a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.products import (
+    Batch,
+    Plan,
+    Problem,
+    default_limit,
+    differentiable_once,
+    make_plan,
+    said_in_a_sentence,
+)
+from hessblocks.curvature.sampled.signs import signs
+from hessblocks.curvature.sharding import OwnEntries
+from hessblocks.errors import ArgumentError, RunError, in_units
+from hessblocks.linalg import FEWEST_SAMPLES, working_dtype
+
+AT_ONCE = 1 << 18
+"""Entries multiplied before their inner products are added up in float64."""
+Step = Callable[[int], object]
+"""Told how many samples are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How samples are drawn."""
+
+    plan: Plan
+    """The passes over the data."""
+    batches: int
+    """B, batches of samples."""
+    size: int
+    """S, samples of each; pairs are taken within a batch."""
+    bytes: int
+    """At the worst moment, besides model and data."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GramMatrices:
+    """Inner products of the samples, group by group."""
+
+    names: tuple[str, ...]
+    """The groups, in their order."""
+    products: Float[Tensor, "G B S S"]
+    """g_sⁱ·g_tⁱ in float64 on the CPU."""
+
+
+def root_is_known(problem: Problem) -> bool:
+    """Whether the loss tells a root of its curvature: all but callables do."""
+    return not callable(problem.loss) or isinstance(problem.loss, nn.Module)
+
+
+def plan_samples(problem: Problem, groups: Mapping[str, ParameterGroup], samples: int) -> Sampling:
+    """Choose how many samples are held together: all of them where they fit, else as few batches as do.
+
+    Args:
+        problem: its memory limit, by default a quarter of the machine's memory, bounds what is held.
+        groups: whose entries are held.
+        samples: at least so many are drawn, the same number in each batch.
+
+    Returns:
+        The passes, and the batches of samples.
+
+    Raises:
+        ArgumentError: too few samples, or not even 8 of them fit.
+    """
+    if samples < FEWEST_SAMPLES:
+        raise ArgumentError(
+            f"samples: expected at least {FEWEST_SAMPLES} for an error bar, got {samples}"
+        )
+    if not root_is_known(problem):
+        raise ArgumentError(
+            "loss: method='sampled' needs a root of the loss's curvature, which a callable does not tell; "
+            "use a loss by name, a loss module of torch, or method='probes'"
+        )
+    limit = problem.memory_limit or default_limit(problem.device)
+    one = sum(group.size for group in groups.values()) * _dtype(problem).itemsize
+    if problem.cuts:
+        one = -(-one // problem.processes.count)
+    try:
+        with said_in_a_sentence():
+            plan = make_plan(problem, twice=False, spare=FEWEST_SAMPLES * one)
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"{error}, or choose fewer groups: {FEWEST_SAMPLES} sampled gradients of {in_units(one)} "
+            "are held together"
+        ) from error
+    fixed = plan.peak - FEWEST_SAMPLES * one
+    fitting = problem.processes.least((limit - fixed) // one, problem.device)
+    batches = -(-samples // max(FEWEST_SAMPLES, min(samples, fitting)))
+    size = max(FEWEST_SAMPLES, -(-samples // batches))
+    return Sampling(plan=plan, batches=batches, size=size, bytes=fixed + size * one)
+
+
+def gram_matrices(
+    problem: Problem,
+    groups: Mapping[str, ParameterGroup],
+    sampling: Sampling,
+    *,
+    seed: int = 0,
+    step: Step | None = None,
+) -> GramMatrices:
+    """Draw samples of H_o and multiply them with each other, group by group.
+
+    Args:
+        problem: model, batches and loss.
+        groups: by name.
+        sampling: how many, from `plan_samples`.
+        seed: of the signs.
+        step: told after each sample how many are drawn.
+
+    Returns:
+        The inner products; `norms_from_pairs` reads the norms of all blocks from them.
+
+    Raises:
+        RunError: a loss or a gradient is not finite, or the memory is full.
+
+    Cost: a forward pass a batch of samples, and a backward pass a sample.
+    """
+    held = list(groups.values())
+    if problem.cuts:
+        held = [OwnEntries.of(group, problem.cuts).group for group in held]
+    whole = merge("samples", held)
+    sizes = [group.size for group in held]
+    found = []
+    for batch in range(sampling.batches):
+        with said_in_a_sentence():
+            vectors = _samples(problem, whole, sampling, batch, seed, step)
+            inner = _inner_products(vectors, sizes)
+            found.append((problem.processes.total(inner) if problem.cuts else inner).cpu())
+    products = torch.stack(found, dim=1)
+    if not torch.isfinite(products).all():
+        raise RunError(
+            "curvature: sampled gradients of H_o are not finite; look at the weights, or use float64 parameters"
+        )
+    return GramMatrices(names=tuple(groups), products=products)
+
+
+def _samples(
+    problem: Problem,
+    whole: ParameterGroup,
+    sampling: Sampling,
+    batch: int,
+    seed: int,
+    step: Step | None,
+) -> Tensor:
+    """One batch of samples, (S, entries of all groups)."""
+    shape = sampling.size, whole.size
+    vectors = torch.zeros(shape, dtype=_dtype(problem), device=problem.device)
+    own = problem.processes.own_vectors(sampling.size)
+    try:
+        for number, rows in enumerate(sampling.plan.passes):
+            _add_pass(
+                problem,
+                rows,
+                whole,
+                vectors,
+                own,
+                batch * sampling.size,
+                seed,
+                step if not number else None,
+            )
+    except Exception:
+        if not problem.cuts:
+            problem.processes.fail(vectors)
+        raise
+    return vectors if problem.cuts else problem.processes.total(vectors)
+
+
+def _add_pass(
+    problem: Problem,
+    rows: Batch,
+    whole: ParameterGroup,
+    vectors: Tensor,
+    own: slice,
+    before: int,
+    seed: int,
+    step: Step | None,
+) -> None:
+    """Add what one pass over the data gives to each of this process's samples."""
+    parameters = problem.parameters
+    leaves = {name: parameters[name].requires_grad_() for name in whole.parameters}
+    with torch.enable_grad():
+        logits, loss = problem.forward(rows, parameters, twice=False)
+    values = logits.detach().to(working_dtype(logits.dtype))
+    problem.check_finite(loss.total(values) / problem.valid, rows)
+    root = loss.root(values, 1 / problem.valid)
+    data = problem.processes.rank if problem.processes.shard == "own" else 0
+
+    def pulled_back(sample: int) -> Sequence[Tensor | None]:
+        """Jᵀ L ε, of which the graph is kept for the next sample."""
+        at = {"seed": seed, "sample": before + sample, "data": data}
+        direction = root(signs(rows, values.shape, values.device, **at)).to(logits.dtype)
+        return torch.autograd.grad(
+            logits,
+            list(leaves.values()),
+            direction,
+            retain_graph=sample + 1 < own.stop,
+            allow_unused=True,
+        )
+
+    with differentiable_once(problem.model):
+        for sample in range(own.start, own.stop):
+            if logits.requires_grad:
+                found = zip(leaves, pulled_back(sample), strict=True)
+                tensors = {name: None if one is None else one[None] for name, one in found}
+                whole.collect(tensors, vectors[sample : sample + 1], add=True)
+            if step:
+                step(before + sample + 1)
+
+
+def _inner_products(vectors: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(groups, S, S) in float64 from (S, entries of all groups)."""
+    found = []
+    for piece in vectors.split(list(sizes), dim=1):
+        total = torch.zeros(2 * (len(vectors),), dtype=torch.float64, device=vectors.device)
+        for some in piece.split(AT_ONCE, dim=1):
+            total += some @ some.mT
+        found.append(total)
+    return torch.stack(found)
+
+
+def _dtype(problem: Problem) -> torch.dtype:
+    """What samples are held in: at least float32."""
+    dtype = torch.float32
+    for parameter in problem.parameters.values():
+        dtype = torch.promote_types(dtype, parameter.dtype)
+    return dtype

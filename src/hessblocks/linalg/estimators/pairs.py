@@ -1,0 +1,153 @@
+"""Norms of all blocks of A = F Fᵀ from inner products of samples g = F ε, without any product with A.
+
+Letters: G groups, B batches of samples, S samples of a batch, U = ‖A_ij‖_F², K_i = F_iᵀF_i. Samples g_s = F ε_s have
+E g gᵀ = A, so that for s ≠ t the product of (g_sⁱ·g_tⁱ) and (g_sʲ·g_tʲ) has the mean tr K_i K_j = ‖A_ij‖_F². The mean
+over all pairs of a batch is a U-statistic. For entries of ε that are ±1 (or normal, where it is an equality), by
+Hoeffding's decomposition and the fourth moments of ε, with i and j in the place of every block,
+
+    Var ≤ 4 (S−2) / (S (S−1)) · ζ₁ + 2 / (S (S−1)) · ζ₂,   ζ₁ = tr K_i²K_j² + tr K_iK_jK_iK_j,
+    ζ₂ = U_ii U_jj + U_ij² + 4 tr K_i²K_j² + 2 tr K_iK_jK_iK_j,
+
+and each trace has its own unbiased estimate: the mean over walks s → t → u → v → s through four samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.errors import ArgumentError
+from hessblocks.linalg.estimators.estimates import Estimate
+
+FEWEST_SAMPLES = 8
+"""Samples of a batch below which too few pairs and walks are left for an error bar."""
+SKEW = 2.0
+"""How much wider a bar is where few directions dominate; chosen with the factor for few samples (docs/estimators.md)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairNorms:
+    """Norms of all blocks, with their errors."""
+
+    values: Float[Tensor, "G G"]
+    """‖A_ij‖_F; below zero where the squared estimate is: not told from zero."""
+    standard_errors: Float[Tensor, "G G"]
+    """Of the values."""
+    off_diagonal_share: Estimate
+    """Share of ‖A‖_F² that lies off the groups' own blocks."""
+    samples: int
+    """S · B."""
+
+    def norm(self, row: int, column: int) -> Estimate:
+        """Norm of one block."""
+        return Estimate(
+            value=float(self.values[row, column]),
+            standard_error=float(self.standard_errors[row, column]),
+            probes=self.samples,
+            method="sampled",
+        )
+
+
+def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
+    """Norms of all G² blocks from the samples' inner products, group by group.
+
+    The squared estimates are unbiased. With ρ = Var / U², at most 1, and w the share of ζ₁ in the variance, the bar of a
+    square is √Var · (1 + 2 ρ w) · √((n−1)/(n−6)), n = S B; that of the norm is the longer way from it to the root of
+    either end of that bar, below zero counting as zero. (1 + 2 ρ w) is for the skewness where few directions
+    dominate: the estimate of the variance is then low just when the norm is.
+
+    Args:
+        grams: g_sⁱ·g_tⁱ by group and batch of samples; the diagonals are not used. Batches are independent, and
+            pairs are taken within them.
+
+    Returns:
+        Norms, errors, and the share off the diagonal.
+
+    Raises:
+        ArgumentError: fewer than 8 samples in a batch.
+
+    Cost: G² S³ B operations.
+
+    Source: Hoeffding (1948) for the variance of a U-statistic.
+    """
+    batches, size = grams.shape[1], grams.shape[2]
+    if size < FEWEST_SAMPLES:
+        raise ArgumentError(f"samples: expected at least {FEWEST_SAMPLES} in a batch, got {size}")
+    hollow = grams.double() * (1 - torch.eye(size, dtype=torch.float64, device=grams.device))
+    every = torch.cat([hollow, hollow.sum(0, keepdim=True)])
+    squares, crossed, walked = _moments(every)
+    few = math.sqrt((batches * size - 1) / (batches * size - 6))
+    single, paired = 4 * (size - 2), 2.0
+    scale = size * (size - 1) * batches
+    own = squares.diagonal()
+    first = single / scale * (crossed + walked)
+    second = own[:, None] * own + squares.square() + 4 * crossed + 2 * walked
+    variance = first + paired / scale * second
+    tiny = torch.finfo(torch.float64).tiny
+    skewed = (variance / squares.square().clamp(min=tiny)).clamp(max=1) * first
+    errors = variance.sqrt() * (1 + SKEW * skewed / variance.clamp(min=tiny)) * few
+    spread = single / scale * 2 * crossed
+    spread = spread + paired / scale * (2 * squares.square() + 4 * crossed + 2 * walked)
+    return PairNorms(
+        values=_root(squares)[:-1, :-1],
+        standard_errors=_error_of_root(squares, errors)[:-1, :-1],
+        off_diagonal_share=_off_diagonal(squares, spread, few, batches * size),
+        samples=batches * size,
+    )
+
+
+def _moments(hollow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Unbiased tr K_iK_j, tr K_i²K_j² and tr K_iK_jK_iK_j from (G, B, S, S) with zero diagonals.
+
+    Walks that come back to a sample before their end are subtracted.
+
+    Returns:
+        The traces, (G, G) each, the last two at least 0.
+    """
+    groups, batches, size, _ = hollow.shape
+    pairs = size * (size - 1) * batches
+    walks = pairs * (size - 2) * (size - 3)
+    flat, double = hollow.flatten(1), (hollow @ hollow).flatten(1)
+    twice = hollow.square().flatten(1)
+    rows = hollow.square().sum(-1).flatten(1)
+    returning = double.new_zeros(groups, groups)
+    walked = double.new_zeros(groups, groups)
+    for one in range(groups):
+        joint = hollow[one] @ hollow[one:]
+        walked[one, one:] = (joint * joint.mT).sum((1, 2, 3))
+        returning[one, one:] = (hollow[one] * hollow[one:]).sum(-1).square().sum((1, 2))
+    returning, walked = (
+        found + found.triu(diagonal=1).T for found in (returning.triu(), walked.triu())
+    )
+    both = twice @ twice.T
+    crossed = (double @ double.T - rows @ rows.T - returning + both) / walks
+    walked = (walked - 2 * returning + both) / walks
+    crossed = crossed.clamp(min=0)
+    return flat @ flat.T / pairs, crossed, torch.minimum(walked.clamp(min=0), crossed)
+
+
+def _root(squares: Tensor) -> Tensor:
+    return squares.sign() * squares.abs().sqrt()
+
+
+def _error_of_root(squares: Tensor, errors: Tensor) -> Tensor:
+    """From the root to those of both ends of a bar, whichever is farther."""
+    low, high = ((squares + side * errors).clamp(min=0).sqrt() for side in (-1, 1))
+    root = _root(squares)
+    return torch.maximum(root - low, high - root)
+
+
+def _off_diagonal(squares: Tensor, spread: Tensor, few: float, samples: int) -> Estimate:
+    """1 − Σ_i U_ii / U with the delta method; the last row and column are those of the whole."""
+    total = float(squares[-1, -1])
+    if total == 0:
+        return Estimate(value=0.0, probes=samples, method="sampled")
+    own = float(squares.diagonal()[:-1].sum()) / total
+    weights = torch.ones_like(squares[0])
+    weights[-1] = -own
+    error = float((weights @ spread @ weights).clamp(min=0).sqrt()) / total * few
+    return Estimate(value=1 - own, standard_error=error, probes=samples, method="sampled")
