@@ -132,6 +132,27 @@ CURVATURE = (
         tests=("linalg/test_spectrum.py::test_the_error_of_an_average_is_that_of_pooled_probes",),
     ),
     Mutant(
+        "a vector is made orthogonal to its neighbours only",
+        file="linalg/spectra/rows.py",
+        find="coefficients += _project_out(vector, stacks, tolerance * before)",
+        replace="pass",
+        tests=("linalg/test_lanczos.py::test_the_basis_stays_orthonormal",),
+    ),
+    Mutant(
+        "what a lack of symmetry takes away is no residual",
+        file="linalg/spectra/krylov.py",
+        find="self._lost + uneven @ uneven.T, twist.T @ twist",
+        replace="self._lost, twist.T @ twist",
+        tests=("linalg/test_lanczos.py",),
+    ),
+    Mutant(
+        "the largest in size are the largest",
+        file="linalg/spectra/lanczos.py",
+        find="values.abs().sort(stable=True)",
+        replace="values.sort(stable=True)",
+        tests=("linalg/test_lanczos.py",),
+    ),
+    Mutant(
         "the search for eigenvalues ends before it has settled",
         file="linalg/spectra/lanczos.py",
         find="if settled or",
