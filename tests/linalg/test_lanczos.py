@@ -142,17 +142,21 @@ def test_a_search_holds_its_basis_and_two_vectors(which: Which, count: int) -> N
     assert found.vectors.untyped_storage().nbytes() == found.vectors.nbytes
 
 
-def test_residuals_of_an_operator_that_is_not_symmetric_are_those_of_its_products() -> None:
-    """T is made symmetric, so that such an operator has wrong values: the residual says how wrong."""
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("basis_size", "share"), [(60, 1e-9), (20, 0.4)])
+def test_residuals_of_an_operator_that_is_not_symmetric_are_those_of_its_products(
+    count: int, basis_size: int, share: float
+) -> None:
+    """T is made symmetric, so that such an operator has wrong values: the residual says how wrong, exactly without restarts."""
     matrix = MATRICES["flat"] + 0.1 * torch.triu(torch.ones(SIZE, SIZE).double(), 1)
     op = DenseOperator(matrix, symmetric=True)
     with pytest.warns(UserWarning, match="not converged"):
-        found = extreme_eigenvalues(op, 2, "both", basis_size=20, max_products=60)
+        found = extreme_eigenvalues(op, count, "both", basis_size=basis_size, max_products=38)
     measured = torch.linalg.vector_norm(
         matrix @ found.vectors - found.vectors * found.values, dim=0
     )
     assert float(measured.min()) > 0.1
-    torch.testing.assert_close(measured, found.residuals, rtol=0.05, atol=0)
+    torch.testing.assert_close(measured, found.residuals, rtol=share, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -266,7 +270,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(ArgumentError, match="count"):
         extreme_eigenvalues(operator("flat"), 0)
     with pytest.raises(RunError, match="not finite"):
-        extreme_eigenvalues(Counted(torch.eye(SIZE), infinite=3))
+        extreme_eigenvalues(Counted(MATRICES["flat"], infinite=3))
     for start in ("vectors", torch.ones(SIZE + 1), torch.ones(SIZE, 2, 1)):
         with pytest.raises(ArgumentError, match=r"start: expected .*\(60,\).*got"):
             extreme_eigenvalues(operator("flat"), start=start)  # type: ignore[arg-type]

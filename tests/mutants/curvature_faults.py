@@ -132,6 +132,27 @@ CURVATURE = (
         tests=("linalg/test_spectrum.py::test_the_error_of_an_average_is_that_of_pooled_probes",),
     ),
     Mutant(
+        "a loader that changes is believed",
+        file="curvature/products/batches.py",
+        find="batch.digest(sampled=True) != self._seen[number]",
+        replace="False",
+        tests=("curvature/test_large_data.py::test_a_loader_that_changes_is_refused",),
+    ),
+    Mutant(
+        "a loader that shuffles shuffles anew",
+        file="curvature/products/batches.py",
+        find="                self._set(outside)\n",
+        replace="                pass\n",
+        tests=("curvature/test_large_data.py",),
+    ),
+    Mutant(
+        "every process takes all pieces of what is read anew",
+        file="curvature/products/passes.py",
+        find="return islice(pieces, self.turns.start, None, self.turns.step)",
+        replace="return pieces",
+        tests=("curvature/test_large_data.py::test_processes_share_what_is_read_anew",),
+    ),
+    Mutant(
         "a vector is made orthogonal to its neighbours only",
         file="linalg/spectra/rows.py",
         find="coefficients += _project_out(vector, stacks, tolerance * before)",
@@ -141,8 +162,8 @@ CURVATURE = (
     Mutant(
         "what a lack of symmetry takes away is no residual",
         file="linalg/spectra/krylov.py",
-        find="self._lost + uneven @ uneven.T, twist.T @ twist",
-        replace="self._lost, twist.T @ twist",
+        find="lost.square().diag()) + uneven.T @ uneven",
+        replace="lost.square().diag())",
         tests=("linalg/test_lanczos.py",),
     ),
     Mutant(

@@ -34,7 +34,12 @@ class Processes:
 
     def own_passes(self, passes: Sequence[Item]) -> list[Item]:
         """The passes that fall to this process."""
-        return self.shares(passes)[self.rank if self.shard == "batches" else 0]
+        return list(passes[self.turns])
+
+    @property
+    def turns(self) -> slice:
+        """Which of all passes fall to this process."""
+        return slice(self.rank, None, self.count) if self.shard == "batches" else slice(0, None, 1)
 
     def shares(self, passes: Sequence[Item]) -> list[list[Item]]:
         """The passes of every process, of which `own_passes` is this one's."""

@@ -147,11 +147,8 @@ class KrylovBasis:
         corner = inner[old:]
         projection[old:, old:] = (corner + corner.T) / 2
         self.projection = projection
-        uneven = inner[:old] - self._coupling.T
-        twist = (corner - corner.T) / 2
-        self._lost = torch.block_diag(
-            self._lost + uneven @ uneven.T, twist.T @ twist + torch.diag(lost.square())
-        )
+        uneven = torch.cat([self._coupling - inner[:old].T, (corner - corner.T) / 2], dim=1)
+        self._lost = torch.block_diag(self._lost, lost.square().diag()) + uneven.T @ uneven
 
     def _draw(self, number: int, start: Float[Tensor, " N"] | None = None) -> None:
         """Put a random vector into the next block, orthogonal to all before it, or a start with a little of it."""

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -205,9 +205,7 @@ def _iterate(
             basis.restart(rotation[:, kept], values[kept])
 
 
-def _start(
-    op: LinearOperator, start: Eigenvalues | Float[Tensor, "N ..."] | None
-) -> Float[Tensor, "N some"] | None:
+def _start(op: LinearOperator, start: Any) -> Float[Tensor, "N some"] | None:
     """The vectors to begin with, of length 1 each.
 
     Returns:
