@@ -154,7 +154,7 @@ CURVATURE = (
     ),
     Mutant(
         "a vector is made orthogonal to its neighbours only",
-        file="linalg/spectra/rows.py",
+        file="linalg/spectra/orthogonal.py",
         find="coefficients += _project_out(vector, stacks, tolerance * before)",
         replace="pass",
         tests=("linalg/test_lanczos.py::test_the_basis_stays_orthonormal",),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hessblocks.linalg.estimators import Probes, multiply
 from hessblocks.linalg.operators import LinearOperator, working_dtype
-from hessblocks.linalg.spectra.rows import NEGLIGIBLE, orthogonalise, rotate
+from hessblocks.linalg.spectra.orthogonal import NEGLIGIBLE, orthogonalise, rotate
 
 NOISE = 0.01
 """Length of the random part of a start that was given, so that no eigenvector is missed for good."""

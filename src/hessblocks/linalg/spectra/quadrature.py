@@ -17,7 +17,7 @@ from hessblocks.linalg.estimators import (
     multiply,
 )
 from hessblocks.linalg.operators import LinearOperator, working_dtype
-from hessblocks.linalg.spectra.rows import NEGLIGIBLE, length, orthogonalise
+from hessblocks.linalg.spectra.orthogonal import NEGLIGIBLE, length, orthogonalise
 from hessblocks.linalg.spectra.spectrum import Spectrum
 
 

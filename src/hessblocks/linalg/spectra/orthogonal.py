@@ -23,7 +23,7 @@ TURNED_AT_ONCE = 1 << 11
 MOST_PASSES = 4
 
 
-def pieces(
+def _pieces(
     *tensors: Float[Tensor, "... N"], at_once: int = AT_ONCE
 ) -> Iterator[tuple[Tensor, ...]]:
     """The same stretches of the last axis of all tensors, one after the other."""
@@ -69,7 +69,7 @@ def orthogonalise(
 
 def length(vector: Float[Tensor, " N"]) -> float:
     """Euclidean length; pieces are summed in float64."""
-    squares = [piece @ piece for (piece,) in pieces(vector)]
+    squares = [piece @ piece for (piece,) in _pieces(vector)]
     return math.sqrt(float(torch.stack(squares).sum(dtype=torch.float64)))
 
 
@@ -81,7 +81,7 @@ def rotate(stacks: Sequence[Float[Tensor, "rows N"]], rotation: Float[Tensor, "k
         rotation: of the k rows.
     """
     turn = rotation.T.to(stacks[0].device)
-    for some in pieces(*stacks, at_once=TURNED_AT_ONCE):
+    for some in _pieces(*stacks, at_once=TURNED_AT_ONCE):
         turned = turn @ torch.cat(some).double()
         for piece in some:
             piece[: len(turned)] = turned[: len(piece)]
@@ -101,12 +101,12 @@ def _project_out(vector: Tensor, stacks: Sequence[Tensor], tolerated: float = 0.
     """One pass: the coefficients, and the vector without its part, in place, unless all are tolerated."""
     sizes = [len(stack) for stack in stacks]
     total = torch.zeros(sum(sizes), dtype=torch.float64, device=vector.device)
-    for piece, *some in pieces(vector, *stacks):
+    for piece, *some in _pieces(vector, *stacks):
         total += torch.cat([rows @ piece for rows in some])
     if tolerated and float(total.abs().max()) <= tolerated:
         return torch.zeros(len(total), dtype=torch.float64)
     factors = total.to(vector.dtype).split(sizes)
-    for piece, *some in pieces(vector, *stacks):
+    for piece, *some in _pieces(vector, *stacks):
         for rows, factor in zip(some, factors, strict=True):
             piece.addmv_(rows.T, factor, alpha=-1)
     return total.cpu()
