@@ -139,7 +139,7 @@ CURVATURE = (
         tests=("curvature/test_large_data.py::test_a_loader_that_changes_is_refused",),
     ),
     Mutant(
-        "a loader that shuffles shuffles anew",
+        "reading a loader anew leaves its random state behind",
         file="curvature/products/batches.py",
         find="                self._set(outside)\n",
         replace="                pass\n",
