@@ -2,18 +2,45 @@
 
 import warnings
 
+import hessian_eigenthings
 import numpy as np
 import pytest
 import torch
 from scipy.sparse.linalg import eigsh
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg.operators.operator import DenseOperator
+from hessblocks.linalg.operators.operator import DenseOperator, LinearOperator
 from hessblocks.linalg.spectra.condition import condition_number
 from hessblocks.linalg.spectra.krylov import KrylovBasis
-from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues
+from hessblocks.linalg.spectra.lanczos import Which, extreme_eigenvalues
+from tests.curvature.live_bytes import LiveBytes
 from tests.linalg.matrices import MATRICES, SIZE, operator, small_and_special, with_eigenvalues
-from tests.linalg.test_estimators import NotFinite
+
+
+class Counted(DenseOperator):
+    """A symmetric matrix whose products are counted; one of them may be infinite."""
+
+    def __init__(self, matrix: torch.Tensor, infinite: int = 0) -> None:
+        super().__init__(matrix, symmetric=True)
+        self.count, self._infinite = 0, infinite
+
+    def _matmat(self, columns: torch.Tensor) -> torch.Tensor:
+        self.count += columns.shape[1]
+        return super()._matmat(columns) / (0 if self.count == self._infinite else 1)
+
+
+class Scaled(LinearOperator):
+    """A diagonal matrix of any size, whose product is one new vector for each given one."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(
+            (size, size), dtype=torch.float32, device=torch.device("cpu"), symmetric=True
+        )
+        self._diagonal = torch.linspace(-1, 2, size)
+
+    def _matmat(self, columns: torch.Tensor) -> torch.Tensor:
+        return (self._diagonal * columns.T).T
+
 
 EVERY = MATRICES | small_and_special()
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -51,6 +78,100 @@ def test_eigenvalues_are_those_of_scipy(name: str) -> None:
     np.testing.assert_allclose(ours.numpy(), theirs.copy(), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_largest_in_size_are_those_of_dense_algebra(name: str, count: int) -> None:
+    """Of either sign, in falling order of their values; scipy's word for it is LM."""
+    exact = torch.linalg.eigvalsh(EVERY[name])
+    sizes = exact.abs().sort(descending=True).values[:count]
+    op = DenseOperator(EVERY[name], symmetric=True)
+    found = extreme_eigenvalues(op, count, "LM", tolerance=1e-7)
+    assert found.converged
+    torch.testing.assert_close(
+        found.values.abs().sort(descending=True).values, sizes, rtol=0, atol=1e-6
+    )
+    assert torch.equal(found.values, found.values.sort(descending=True).values)
+    named = extreme_eigenvalues(op, count, "magnitude", tolerance=1e-7)
+    assert torch.equal(named.values, found.values)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("LA", "largest"), ("SA", "smallest")])
+def test_words_of_scipy_name_the_same_ends(theirs: str, ours: str) -> None:
+    op = operator("block_hollow")
+    values = extreme_eigenvalues(op, 2, theirs, tolerance=1e-10).values  # type: ignore[arg-type]
+    assert torch.equal(values, extreme_eigenvalues(op, 2, ours, tolerance=1e-10).values)  # type: ignore[arg-type]
+    scipys = np.sort(eigsh(op.to_scipy(), k=2, which=theirs, return_eigenvectors=False))[::-1]
+    np.testing.assert_allclose(values.numpy(), scipys.copy(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("which", ["largest", "both", "LM"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_was_found_before_is_a_start_that_saves_products(which: Which, count: int) -> None:
+    """A matrix moved by 1e-4 is solved in fewer products, with the same answer, from vectors as from the result."""
+    matrix = with_eigenvalues(torch.linspace(-0.9, 1, 400) ** 3)
+    before = extreme_eigenvalues(
+        DenseOperator(matrix, symmetric=True), count, which, tolerance=1e-6
+    )
+    moved = matrix + 1e-4 * with_eigenvalues(torch.linspace(-1, 1, 400)).flip(0, 1)
+    op = Counted((moved + moved.T) / 2)
+    cold = extreme_eigenvalues(op, count, which, tolerance=1e-4)
+    assert op.count == cold.products
+    for start in (before, before.vectors, -3 * before.vectors.float()):
+        warm = extreme_eigenvalues(op, count, which, tolerance=1e-4, start=start)
+        assert warm.converged
+        assert warm.products < 0.7 * cold.products
+        torch.testing.assert_close(warm.values, cold.values, rtol=0, atol=1e-4)
+
+
+def test_a_start_in_the_wrong_place_still_finds_the_ends() -> None:
+    """The eigenvector of another eigenvalue: the random part of the start finds the largest."""
+    values, vectors = torch.linalg.eigh(MATRICES["flat"])
+    found = extreme_eigenvalues(operator("flat"), 1, "largest", start=vectors[:, 5], tolerance=1e-9)
+    assert float(found.values[0]) == pytest.approx(float(values[-1]), abs=1e-8)
+
+
+@pytest.mark.parametrize(("which", "count"), [("LM", 1), ("both", 1), ("both", 4)])
+def test_a_search_holds_its_basis_and_two_vectors(which: Which, count: int) -> None:
+    """Counted where tensors are made and freed, results and starts included, over a restart."""
+    size, basis_size = 400_000, 24
+    op = Scaled(size)
+    with LiveBytes() as live, pytest.warns(UserWarning, match="not converged"):
+        found = extreme_eigenvalues(op, count, which, basis_size=basis_size, max_products=30)
+    assert found.products >= 30
+    assert live.peak / (4 * size) <= basis_size + 2 + 0.75  # pieces
+    assert found.vectors.untyped_storage().nbytes() == found.vectors.nbytes
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("basis_size", "share"), [(60, 1e-9), (20, 0.4)])
+def test_residuals_of_an_operator_that_is_not_symmetric_are_those_of_its_products(
+    count: int, basis_size: int, share: float
+) -> None:
+    """T is made symmetric, so that such an operator has wrong values: the residual says how wrong, exactly without restarts."""
+    matrix = MATRICES["flat"] + 0.1 * torch.triu(torch.ones(SIZE, SIZE).double(), 1)
+    op = DenseOperator(matrix, symmetric=True)
+    with pytest.warns(UserWarning, match="not converged"):
+        found = extreme_eigenvalues(op, count, "both", basis_size=basis_size, max_products=38)
+    measured = torch.linalg.vector_norm(
+        matrix @ found.vectors - found.vectors * found.values, dim=0
+    )
+    assert float(measured.min()) > 0.1
+    torch.testing.assert_close(measured, found.residuals, rtol=share, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_residuals_are_no_worse_than_those_of_hessian_eigenthings(seed: int) -> None:
+    """At equal products and from the same vector: the same Krylov space, in float32."""
+    matrix = with_eigenvalues(torch.logspace(0, -4, 500).double()).float()
+    op = Counted((matrix + matrix.T) / 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = extreme_eigenvalues(op, 1, "LM", max_products=12, tolerance=0, seed=seed)
+    foreign = hessian_eigenthings.LambdaOperator(op.__matmul__, 500)
+    theirs = hessian_eigenthings.lanczos(foreign, k=1, max_iter=ours.products, seed=seed)
+    assert float(ours.residuals[0]) <= 1.01 * float(theirs.residuals[0]) + 1e-6
+
+
 @pytest.mark.parametrize("basis_size", [12, 13, 24])
 def test_a_restarted_basis_finds_what_a_large_one_finds(basis_size: int) -> None:
     """12 is the least that is taken: the values wanted and two blocks."""
@@ -69,7 +190,7 @@ def test_the_basis_stays_orthonormal(name: str) -> None:
     """Without re-orthogonalisation a converged Ritz value returns as a ghost."""
     size = len(EVERY[name])
     op = DenseOperator(EVERY[name], symmetric=True)
-    basis = KrylovBasis(op, block=min(2, size), room=size, seed=0, probe_chunk=None)
+    basis = KrylovBasis(op, block=min(2, size), room=size, seed=0)
     while not basis.complete:
         basis.extend()
     identity = torch.eye(size, dtype=torch.float64)
@@ -149,4 +270,10 @@ def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(ArgumentError, match="count"):
         extreme_eigenvalues(operator("flat"), 0)
     with pytest.raises(RunError, match="not finite"):
-        extreme_eigenvalues(NotFinite())
+        extreme_eigenvalues(Counted(MATRICES["flat"], infinite=3))
+    for start in ("vectors", torch.ones(SIZE + 1), torch.ones(SIZE, 2, 1)):
+        with pytest.raises(ArgumentError, match=r"start: expected .*\(60,\).*got"):
+            extreme_eigenvalues(operator("flat"), start=start)  # type: ignore[arg-type]
+    for start in (torch.zeros(SIZE), torch.full((SIZE,), torch.nan), torch.ones(SIZE, 0)):
+        with pytest.raises(ArgumentError, match=r"start: .* length above 0"):
+            extreme_eigenvalues(operator("flat"), start=start)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, RunError, in_units
+
+SAMPLED = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class Batch:
     """One batch, taken apart into what the model sees and what the loss sees."""
 
     raw: Any
-    """As it came, on the model's device; a callable loss gets this."""
+    """As it came; a callable loss gets this, on the model's device."""
     arguments: tuple[Any, ...] = ()
     """Positional arguments of the model."""
     keywords: dict[str, Any] = field(default_factory=dict)
@@ -48,19 +51,33 @@ class Batch:
         """Sequences, images or examples."""
         return self.inputs.shape[0]
 
-    def digest(self) -> bytes:
-        """A fingerprint of all tensors of the batch: form, dtype, shape and values."""
+    def tensors(self) -> list[Shaped[Tensor, "..."]]:
+        """All tensors of the batch."""
+        found: list[Tensor] = []
+        _map(self.raw, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        return found
+
+    def digest(self, *, sampled: bool = False) -> bytes:
+        """A fingerprint of all tensors of the batch: form, dtype, shape and values.
+
+        Args:
+            sampled: of large tensors take some 65,536 values, evenly spread.
+
+        Returns:
+            32 bytes.
+        """
         seen = hashlib.sha256()
-
-        def note(tensor: Tensor) -> Tensor:
+        for tensor in self.tensors():
             seen.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-            seen.update(
-                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            )
-            return tensor
-
-        _map(self.raw, note)
+            flat = tensor.detach().flatten()
+            if sampled:
+                flat = flat[:: max(1, flat.numel() // SAMPLED)]
+            seen.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return seen.digest()
+
+    def on(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        return unpack(self.raw, device, number=self.number)
 
     def split(self, rows: int) -> list[Batch]:
         """The same batch in pieces of at most so many rows."""
@@ -85,14 +102,14 @@ class Batch:
         return self.keywords.get("attention_mask")
 
 
-def unpack(batch: Any, device: torch.device, *, number: int = 0) -> Batch:
+def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch:
     """One batch as it came, in parts and on the model's device.
 
     Args:
         batch: a mapping of keyword arguments, with `labels` beside them; a pair (inputs, labels) whose
             inputs are a tensor, several tensors or a mapping; or the inputs alone. Lists of numbers
             count as tensors.
-        device: where the model is.
+        device: where the model is; None: each tensor stays where it is.
         number: its place in the set.
 
     Returns:
@@ -101,7 +118,7 @@ def unpack(batch: Any, device: torch.device, *, number: int = 0) -> Batch:
     Raises:
         ArgumentError: none of these.
     """
-    raw = _map(batch, lambda tensor: tensor.to(device))
+    raw = _map(batch, lambda tensor: tensor if device is None else tensor.to(device))
     if isinstance(raw, tuple | list) and 1 <= len(raw) <= 2:
         inputs, labels = raw if len(raw) == 2 else (raw[0], None)
     else:
@@ -122,25 +139,157 @@ def unpack(batch: Any, device: torch.device, *, number: int = 0) -> Batch:
     )
 
 
-def unpack_all(batches: Iterable[Any], device: torch.device) -> list[Batch]:
-    """All batches on the model's device; a single dict, tensor or pair counts as one batch.
+class Batches:
+    """A set of batches that can be read again and again, on the model's device one at a time.
 
-    Returns:
-        The batches, numbered as they came.
-
-    Returns:
-        At least one batch.
-
-    Raises:
-        ArgumentError: there is none, or one of an unknown form.
+    Lists stay as they are. What is read from a loader is kept as long as it fits the limit; else the
+    loader is read anew each time, from the random state that it was first read in, so that it
+    shuffles alike, and what it gives is held to what it gave at first.
     """
-    is_pair = isinstance(batches, tuple) and len(batches) == 2 and isinstance(batches[1], Tensor)
-    if isinstance(batches, Mapping | Tensor) or is_pair:
-        batches = [batches]
-    unpacked = [unpack(batch, device, number=number) for number, batch in enumerate(batches)]
-    if not unpacked:
-        raise ArgumentError("batches: expected at least one batch, got none")
-    return unpacked
+
+    def __init__(
+        self,
+        given: Iterable[Any],
+        device: torch.device,
+        *,
+        limit: int,
+        number: int | None = None,
+        whole_digest: bool = False,
+    ) -> None:
+        """Read everything once.
+
+        Args:
+            given: batches, or a single dict, tensor or pair.
+            device: where the model is.
+            limit: bytes that may be kept of what is not a list.
+            number: batches to take, the first ones; None: all.
+            whole_digest: whether `digest` is asked for.
+
+        Raises:
+            ArgumentError: there is no batch, one of an unknown form, or an iterator that gives more than
+                may be kept.
+        """
+        is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Tensor)
+        if isinstance(given, Mapping | Tensor) or is_pair:
+            given = [given]
+        if number is not None and number < 1:
+            raise ArgumentError(f"num_batches: expected at least 1, got {number}")
+        self._given, self._device, self._number = given, device, number
+        self._order = _Order(given)
+        self._kept: list[Batch] | None = []
+        self._seen: list[bytes] = []
+        self.rows: list[int] = []
+        """Rows of each batch."""
+        self._read_first(limit, whole_digest)
+        if not self.rows:
+            raise ArgumentError("batches: expected at least one batch, got none")
+
+    def _read_first(self, limit: int, whole_digest: bool) -> None:
+        in_memory, once = isinstance(self._given, list | tuple), isinstance(self._given, Iterator)
+        whole, held, most = hashlib.sha256(), 0, 0
+        for number, raw in enumerate(islice(self._given, self._number)):
+            batch = unpack(raw, None, number=number)
+            self.rows.append(batch.rows)
+            if (tokens := batch.inputs.numel() // max(1, batch.rows)) > most or not number:
+                most, self._widest = tokens, _map(batch.split(1)[0].raw, Tensor.clone)
+            if whole_digest:
+                whole.update(batch.digest())
+            if not in_memory:
+                held += sum(tensor.nbytes for tensor in batch.tensors())
+                self._seen.append(b"" if once else batch.digest(sampled=True))
+            if held > limit and once:
+                raise ArgumentError(
+                    "batches: an iterator can be read only once, and what it gives does not fit into "
+                    f"{in_units(limit)}; give a DataLoader or another iterable that can be read again, take "
+                    "fewer with num_batches, or raise memory_limit"
+                )
+            if held > limit:
+                self._kept = None
+            if self._kept is not None:
+                self._kept.append(batch)
+        self.digest = whole.hexdigest()
+
+    @property
+    def resident(self) -> bool:
+        """Whether all are kept, and on the model's device."""
+        return self._kept is not None and all(
+            tensor.device == self._device for batch in self._kept for tensor in batch.tensors()
+        )
+
+    @property
+    def widest_row(self) -> Batch:
+        """One row of the batch with the most inputs a row, in memory of its own."""
+        return unpack(self._widest, self._device)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> Batch:
+        """One batch, counted from 0."""
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        return next(islice(self, number, None))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Every batch, on the model's device.
+
+        Raises:
+            RunError: a loader gives other batches than before.
+        """
+        for batch in self._again() if self._kept is None else self._kept:
+            yield batch.on(self._device)
+
+    def _again(self) -> Iterator[Batch]:
+        number = -1
+        for number, raw in enumerate(islice(self._order.read(self._given), self._number)):
+            batch = unpack(raw, None, number=number)
+            if number >= len(self) or batch.digest(sampled=True) != self._seen[number]:
+                raise self._changed(number)
+            yield batch
+        if number + 1 < len(self):
+            raise self._changed(number + 1)
+
+    def _changed(self, number: int) -> RunError:
+        return RunError(
+            f"batches: batch {number} (counted from 0) is not what it was when the loader was first read; what is "
+            "read anew for each product must be the same each time: take random numbers in it from torch alone, "
+            "raise memory_limit so that the batches are kept, or give a list"
+        )
+
+
+class _Order:
+    """The random state in which an iterable was first read, put in place whenever it is read again."""
+
+    def __init__(self, given: Any) -> None:
+        sampler = getattr(given, "sampler", None)
+        own = (getattr(given, "generator", None), getattr(sampler, "generator", None))
+        found = [torch.default_generator, *(g for g in own if isinstance(g, torch.Generator))]
+        self._generators = list({id(generator): generator for generator in found}.values())
+        self._begin = self._states()
+
+    def read(self, given: Iterable[Any]) -> Iterator[Any]:
+        """Read again; between two items all generators are as the caller left them."""
+        now, items = self._begin, None
+        while True:
+            outside = self._states()
+            self._set(now)
+            try:
+                items = iter(given) if items is None else items
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                now = self._states()
+                self._set(outside)
+            yield item
+
+    def _states(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def _set(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
 
 
 def _checked(labels: Any) -> Tensor | None:

@@ -5,9 +5,10 @@ The loss is a sum over rows, so the cut changes no answer, only where rounding h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice, repeat
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hessblocks.curvature.products.batches import Batch
+from hessblocks.curvature.products.batches import Batch, Batches
 from hessblocks.curvature.products.losses import LossFunction
 from hessblocks.curvature.products.repeatable import check_same
 from hessblocks.curvature.products.sharing import Processes
@@ -42,10 +43,42 @@ VECTORS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Pieces of batches that come to the model's device one at a time, whenever they are asked for."""
+
+    batches: Batches
+    """What they are cut from."""
+    most: Callable[[int], int]
+    """Rows a piece may have, from the rows of its batch."""
+    turns: slice
+    """Which of them fall to this process."""
+    idle: int = 0
+    """Passes besides that count nothing, so that all processes pass alike."""
+
+    def sizes(self) -> list[int]:
+        """Rows of the pieces of all processes."""
+        found = []
+        for rows in self.batches.rows:
+            most = max(1, self.most(rows))
+            found += [min(most, rows - start) for start in range(0, max(1, rows), most)]
+        return found
+
+    def __len__(self) -> int:
+        """How many fall to this process."""
+        return len(self.sizes()[self.turns]) + self.idle
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Read the batches and cut them."""
+        pieces = (piece for batch in self.batches for piece in batch.split(self.most(batch.rows)))
+        yield from islice(pieces, self.turns.start, None, self.turns.step)
+        yield from repeat(replace(self.batches.widest_row, idle=True), self.idle)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """How the work is cut."""
 
-    passes: list[Batch]
+    passes: Sequence[Batch] | Passes
     """Pieces of the batches, passed through the model one at a time."""
     hold: bool
     """Whether the graphs of all passes fit the memory together."""
@@ -75,7 +108,7 @@ class Work(Protocol):
     """What the plan needs to know of a problem."""
 
     model: nn.Module
-    batches: list[Batch]
+    batches: Batches
     loss: str | LossFunction
     device: torch.device
     processes: Processes
@@ -131,18 +164,23 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
         rows = max(1, rows // SAMPLES_SHARE)
     if problem.device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
+    turns = problem.processes.turns
     own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
     if _rows_are_tied(problem) or (own and problem.memory_limit is None):
-        pieces = problem.batches
+        passes = Passes(batches=problem.batches, most=lambda rows: rows, turns=turns)
     else:
         shared = problem.processes.rows_each
-        pieces = [p for b in problem.batches for p in b.split(min(rows, shared(b.rows)))]
-    shares = problem.processes.shares(pieces)
-    most = max(piece.rows for piece in pieces)
-    held = max(sum(piece.rows for piece in share) for share in shares) * cost.graph
+        passes = Passes(
+            batches=problem.batches, most=lambda whole: min(rows, shared(whole)), turns=turns
+        )
+    sizes = passes.sizes()
+    most = max(sizes)
+    held = max(sum(share) for share in problem.processes.shares(sizes)) * cost.graph
     hold = held + most * (cost.peak - cost.graph) <= rest
+    idle = problem.processes.idle(len(passes), problem.device)
+    passes = replace(passes, idle=idle)
     return Plan(
-        passes=problem.processes.evened(problem.processes.own_passes(pieces), pieces[0]),
+        passes=list(passes) if problem.batches.resident else passes,
         hold=bool(problem.processes.least(int(hold), problem.device)),
         peak=fixed + (held if hold and twice else 0) + most * cost.peak,
         together=1 if problem.cuts else _together(rest, parameters, most, cost),
@@ -178,8 +216,7 @@ def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
 
 def _row_cost(problem: Work, *, twice: bool) -> RowCost:
     """Measure one row of the batch with the most tokens a row."""
-    widest = max(problem.batches, key=lambda batch: batch.inputs.numel() // batch.rows)
-    row = widest.split(1)[0]
+    row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
     own = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
     saved: dict[int, int] = {}

@@ -6,10 +6,10 @@ ragged batches, padding and the cut into batches do not change the answer.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from hessblocks.curvature.products.backend import (
     differentiable_once,
     put_in,
 )
-from hessblocks.curvature.products.batches import Batch, unpack_all
+from hessblocks.curvature.products.batches import Batch, Batches
 from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.losses import (
     BatchLoss,
@@ -33,7 +33,7 @@ from hessblocks.curvature.products.losses import (
     callable_loss,
     given_labels,
 )
-from hessblocks.curvature.products.passes import Plan, make_plan
+from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
 from hessblocks.curvature.products.torch_losses import LOSSES, as_module, check_loss, torch_loss
@@ -62,15 +62,17 @@ class Problem:
         *,
         memory_limit: int | None = None,
         shard: str | None = None,
+        num_batches: int | None = None,
     ) -> None:
-        """Take the batches in; nothing is computed yet.
+        """Read the batches once; nothing is computed yet.
 
         Args:
             model: any module that returns logits (a tensor, `.logits`, or first in a tuple). It is
                 used as it stands when a product is asked for, in evaluation mode. One whose parameters
                 are sharded over processes (`curvature.sharded`, FSDP2's `fully_shard`) stays so.
             batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
-                alone; a list or a DataLoader, which is read once; or a single dict.
+                alone; a list, a single dict, or a DataLoader. What a loader gives is kept where it fits
+                `memory_limit`; else the loader is read anew for each product, in the same order.
             loss: `causal-lm` (next token; labels default to the inputs without padding),
                 `masked-lm`, `seq2seq` (encoder-decoders; labels of the decoder), `classification`,
                 `regression` (squared error, mean over entries); a loss module of torch such as
@@ -78,16 +80,18 @@ class Problem:
                 returns the losses of the valid tokens or rows. Labels of −100 are ignored.
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
                 together accordingly. None: a quarter of the machine's memory. With a callable loss a
-                limit says that its rows do not depend on each other.
+                limit says that its rows do not depend on each other. It also bounds what is kept of a loader.
             shard: how several processes (torchrun) share the work, each given the same model; one
                 all-reduce a product. `batches`: all are given the same batches, whose rows are dealt
                 out. `vectors`: the same batches; those of each product are. `own`: each is given
                 batches of its own (a DistributedSampler), weighted by their valid tokens. None: each
                 process by itself; `batches` where the model is sharded.
+            num_batches: batches to take at most, the first ones; None: all.
 
         Raises:
-            ArgumentError: no batches, batches of an unknown form, an unknown loss, a bad limit, parameters
-                sharded in another way than by rows, or without layers, `shard` without a process group, or processes that were given
+            ArgumentError: no batches, an iterator that gives more than may be kept, batches of an unknown form, an unknown
+                loss, a bad limit, parameters sharded in another way than by rows, or without layers, `shard`
+                without a process group, or processes that were given
                 different weights, or different batches where they should be the same.
         """
         loss = as_module(loss)
@@ -112,7 +116,13 @@ class Problem:
         first = next(iter(self.parameters.values()))
         self.device = first.device
         notice_randomness(model, batches)
-        self.batches = unpack_all(batches, self.device)
+        self.batches = Batches(
+            batches,
+            self.device,
+            limit=memory_limit or default_limit(torch.device("cpu")),
+            number=num_batches,
+            whole_digest=shard in ("batches", "vectors"),
+        )
         self._check_alike()
         self._closed_forms = True
         self._recomputed = False
@@ -168,8 +178,9 @@ class Problem:
         if isinstance(self.loss, nn.Module) and self.loss.reduction == "sum":
             return 1
         with torch.no_grad():
-            every = self.processes.evened(self.batches, self.batches[0])
-            own = sum(self._count(batch) for batch in every)
+            own = sum(self._count(batch) for batch in self.batches)
+            for _ in range(self.processes.idle(len(self.batches), self.device)):
+                self._count(replace(self.batches.widest_row, idle=True))
         count = self.processes.counted(own, self.device)
         if count == 0:
             raise ArgumentError("batches: every label is ignored; expected at least one valid")
@@ -271,11 +282,8 @@ class Problem:
         sums = [(name, float(p.double().sum())) for name, p in named if is_whole(p)]
         self.processes.check_alike("weights", repr(sums), "load the same model in each")
         if self.processes.shard != "own":
-            seen = hashlib.sha256()
-            for batch in self.batches:
-                seen.update(batch.digest())
             self.processes.check_alike(
-                "batches", seen.hexdigest(), "give all of them the same ones, or use shard='own'"
+                "batches", self.batches.digest, "give all of them the same ones, or use shard='own'"
             )
 
     def _takes_mapping(self, names: Mapping[str, object]) -> bool:
@@ -297,8 +305,8 @@ class Problem:
         return {"decoder_input_ids": shift(labels=given_labels(batch))}
 
     def _count(self, batch: Batch) -> float:
-        if self._loss_of is not None and not batch.idle:
-            return self._loss_of(batch).valid
+        if self._loss_of is not None:
+            return 0 if batch.idle else self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
 
 

@@ -1,7 +1,7 @@
 """Whether the same question gives the same answer: said before work is wasted.
 
-Curvature is computed in evaluation mode from batches that are read once, so most causes of chance
-are removed; what that changes is said, and what cannot be removed is refused.
+Curvature is computed in evaluation mode from batches that are the same for every product, so most causes
+of chance are removed; what that changes is said, and what cannot be removed is refused.
 """
 
 from __future__ import annotations
@@ -85,6 +85,6 @@ def _loader_notices(batches: Any) -> Iterator[str]:
     if isinstance(sampler, RandomSampler | WeightedRandomSampler) and not seeded:
         dropped = ", and it drops a random last batch" if batches.drop_last else ""
         yield (
-            f"the loader shuffles{dropped}; its batches are read once, so that all products see the "
+            f"the loader shuffles{dropped}; its batches are taken in one order, so that all products see the "
             "same, but another run sees others: give it generator=torch.Generator().manual_seed(0)"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -16,7 +16,6 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.products.batches import Batch
 from hessblocks.errors import ArgumentError, RunError, check_name
 
 SHARDS = ("batches", "vectors", "own")
@@ -38,7 +37,12 @@ class Processes:
 
     def own_passes(self, passes: Sequence[Item]) -> list[Item]:
         """The passes that fall to this process."""
-        return self.shares(passes)[self.rank if self.shard == "batches" else 0]
+        return list(passes[self.turns])
+
+    @property
+    def turns(self) -> slice:
+        """Which of all passes fall to this process."""
+        return slice(self.rank, None, self.count) if self.shard == "batches" else slice(0, None, 1)
 
     def shares(self, passes: Sequence[Item]) -> list[list[Item]]:
         """The passes of every process, of which `own_passes` is this one's."""
@@ -54,12 +58,9 @@ class Processes:
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         return int(least)
 
-    def evened(self, passes: list[Batch], spare: Batch) -> list[Batch]:
-        """As many passes on each process where the model is sharded: some then run idle."""
-        if not self.sharded:
-            return passes
-        most = -self.least(-len(passes), spare.inputs.device)
-        return [*passes, *[replace(spare, idle=True)] * (most - len(passes))]
+    def idle(self, passes: int, device: torch.device) -> int:
+        """Passes that this one lacks to have as many as any, where the model is sharded and all must pass alike."""
+        return -self.least(-passes, device) - passes if self.sharded else 0
 
     def rows_each(self, rows: int) -> int:
         """Most rows a pass may have for every process to get some."""

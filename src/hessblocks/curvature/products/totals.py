@@ -147,7 +147,7 @@ def _say_precision(problem: Problem) -> None:
     if problem.precision_known or not (problem.plan.narrower and problem.plan.passes):
         return
     problem.precision_known = True
-    first, names = problem.plan.passes[0], tuple(problem.parameters)
+    first, names = next(iter(problem.plan.passes)), tuple(problem.parameters)
     draw = torch.Generator().manual_seed(0)
     vectors = {
         name: torch.randn(1, *p.shape, generator=draw, dtype=p.dtype).to(p.device)

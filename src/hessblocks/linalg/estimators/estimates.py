@@ -77,13 +77,13 @@ class Eigenvalues:
     values: Float[Tensor, " count"]
     """Eigenvalues in falling order, float64 on the CPU."""
     residuals: Float[Tensor, " count"]
-    """‖A v − λ v‖ of each unit vector, measured; an eigenvalue of A lies within it."""
+    """‖A v − λ v‖ of each unit vector, from the products made; an eigenvalue of A lies within it."""
     vectors: Float[Tensor, "size count"]
     """Unit eigenvectors as columns, in the operator's dtype and on its device."""
     converged: bool
     """Whether every residual is at most the tolerance times the largest |eigenvalue| seen."""
     products: int
-    """Products with single vectors spent, the measurement of the residuals included."""
+    """Products with single vectors spent."""
 
 
 @dataclass(frozen=True, kw_only=True)

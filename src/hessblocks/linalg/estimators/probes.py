@@ -42,6 +42,8 @@ class Probes:
 
     def draw(self, count: int) -> Float[Tensor, "size count"]:
         """The next `count` probes as columns."""
+        if count == 1:  # needs no copy
+            return self._draw_one()[:, None]
         return torch.stack([self._draw_one() for _ in range(count)], dim=1)
 
     def blocks(self, count: int, at_once: int | None) -> Iterator[Float[Tensor, "size some"]]:
@@ -79,7 +81,8 @@ def _check_range(operator: LinearOperator, products: Tensor) -> None:
     """Refuse products that are not finite, or whose squares would not be."""
     if not products.numel():
         return
-    largest = float(products.abs().max())
+    low, high = products.aminmax()
+    largest = max(-float(low), float(high))
     name = f"operator @ probes: {type(operator).__name__} {operator.shape} in {operator.dtype}"
     if not math.isfinite(largest):
         raise RunError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hessblocks.linalg.estimators import ConditionNumber
 from hessblocks.linalg.operators import LinearOperator, working_dtype
-from hessblocks.linalg.spectra.lanczos import find_extremes
+from hessblocks.linalg.spectra.lanczos import Wanted, find_extremes
 
 
 def condition_number(
@@ -55,8 +55,7 @@ def condition_number(
     rounding = 10 * torch.finfo(working_dtype(op.dtype)).eps * math.sqrt(target.shape[0])
     ends = find_extremes(
         target,
-        1,
-        "both",
+        Wanted(count=1, which="both"),
         allowed=lambda values, scale: (tolerance * values.abs()).clamp_min(rounding * scale),
         max_products=max_products,
         basis_size=basis_size,

@@ -1,7 +1,7 @@
 """A growing orthonormal basis and the projection of an operator on it (block Lanczos).
 
-Letters: A symmetric (N, N), V the basis (N, k), T = VᵀA V, b the block, C the coupling to the next
-block V': A V = V T + V' C.
+Letters: A symmetric (N, N), V the basis (N, k), T = VᵀA V, b vectors in a block, C the coupling to the
+next block V': A V = V T + V' C, but for what rounding or a lack of symmetry takes away.
 """
 
 from __future__ import annotations
@@ -11,21 +11,31 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg.estimators import Probes, multiply
-from hessblocks.linalg.operators import LinearOperator, inner_products, working_dtype
+from hessblocks.linalg.operators import LinearOperator, working_dtype
+from hessblocks.linalg.spectra.orthogonal import NEGLIGIBLE, orthogonalise, rotate
 
-PASSES = 2
-NEGLIGIBLE = 100
+NOISE = 0.01
+"""Length of the random part of a start that was given, so that no eigenvector is missed for good."""
 
 
 class KrylovBasis:
     """The basis V, its projection T and the block that comes next.
 
-    Every new block is orthogonalised against the whole basis, twice, so that eigenvalues appear as
-    often as they should and no more.
+    Every new vector is orthogonalised against the whole basis, so that eigenvalues appear as often
+    as they should and no more. Memory is the basis and two blocks: the next one, and the products that
+    become it.
     """
 
     def __init__(
-        self, operator: LinearOperator, *, block: int, room: int, seed: int, probe_chunk: int | None
+        self,
+        operator: LinearOperator,
+        *,
+        block: int,
+        room: int,
+        seed: int,
+        results: int = 0,
+        probe_chunk: int | None = None,
+        start: Float[Tensor, "N some"] | None = None,
     ) -> None:
         """Start from Gaussian vectors, which miss no eigenvector.
 
@@ -34,109 +44,130 @@ class KrylovBasis:
             block: vectors multiplied together.
             room: basis vectors to hold at most.
             seed: of the start.
+            results: vectors that `combine` will be asked for.
             probe_chunk: vectors multiplied at once.
+            start: vectors of length 1 to begin with; they are shared out among those of the block.
         """
         self._operator = operator
         self._probe_chunk = probe_chunk
         self._source = Probes(operator, seed=seed, distribution="gaussian")
         self._dtype = working_dtype(operator.dtype)
-        self._storage = torch.empty(
-            operator.shape[0], room, dtype=self._dtype, device=operator.device
-        )
-        self.size = 0
-        self.products = 0
+        self._length = operator.shape[0]
+        head = min(results, room)
+        self._stacks = [self._empty(head), self._empty(room - head)]
+        self._room, self.size, self.products = room, 0, 0
         self.projection: Float[Tensor, "k k"] = torch.zeros(0, 0, dtype=torch.float64)
-        self.coupling: Float[Tensor, "b k"] = torch.zeros(block, 0, dtype=torch.float64)
-        self._next = self._fresh(block, self._storage[:, :0])
+        self._coupling = torch.zeros(block, 0, dtype=torch.float64)
+        self._lost = torch.zeros(0, 0, dtype=torch.float64)
+        self._next = self._empty(block)
+        for number in range(block):
+            self._draw(number, None if start is None else start[:, number::block].sum(1))
 
     @property
-    def vectors(self) -> Float[Tensor, "size k"]:
-        """V."""
-        return self._storage[:, : self.size]
+    def vectors(self) -> Float[Tensor, "N k"]:
+        """V, copied together."""
+        return torch.cat(self._filled()).T
 
     @property
     def full(self) -> bool:
         """Whether the next block no longer fits into the room."""
-        return self.size + self._next.shape[1] > self._storage.shape[1]
+        return self.size + len(self._next) > self._room
 
     @property
     def complete(self) -> bool:
         """Whether the basis spans the whole space."""
-        return self.size == self._operator.shape[0]
+        return self.size == self._length
 
     def extend(self) -> None:
         """Take the next block in and multiply it."""
-        width = self._next.shape[1]
-        self._storage[:, self.size : self.size + width] = self._next
-        self.size += width
-        products = multiply(
-            self._operator, self._next.to(self._operator.dtype), self._probe_chunk
-        ).to(self._dtype)
-        self.products += width
-        remainder, coefficients = _project_out(products, self.vectors)
-        self._grow(coefficients, width)
-        self._find_next(remainder)
+        block = self._next
+        for row in block:
+            self._row(self.size).copy_(row)
+            self.size += 1
+        self.products += len(block)
+        block.copy_(multiply(self._operator, block.T.to(self._operator.dtype), self._probe_chunk).T)
+        self._find_next()
+
+    def residuals(self, rotation: Float[Tensor, "k some"]) -> Float[Tensor, " some"]:
+        """‖A v − θ v‖ of Ritz vectors V · rotation with their Ritz values, from the products that were made."""
+        coupled = (self._coupling @ rotation).square().sum(0)
+        lost = torch.einsum("ks,kl,ls->s", rotation, self._lost, rotation).clamp_min(0)
+        return (coupled + lost).sqrt()
 
     def restart(self, rotation: Float[Tensor, "k kept"], values: Float[Tensor, " kept"]) -> None:
         """Keep the Ritz vectors V · rotation alone, with their Ritz values (thick restart)."""
-        kept = rotation.shape[1]
-        self._storage[:, :kept] = self.vectors @ rotation.to(self._storage)
-        self.size = kept
+        rotate(self._filled(), rotation)
+        self.size = rotation.shape[1]
         self.projection = torch.diag(values)
+        self._coupling = self._coupling @ rotation
+        self._lost = rotation.T @ self._lost @ rotation
 
-    def _grow(self, coefficients: Tensor, width: int) -> None:
+    def combine(self, rotation: Float[Tensor, "k results"]) -> Float[Tensor, "N results"]:
+        """The vectors V · rotation, in the memory of the basis, which ends here."""
+        rotate(self._filled(), rotation)
+        head = self._stacks[0]
+        self._stacks = []
+        return head[: rotation.shape[1]].T
+
+    def _find_next(self) -> None:
+        """Make the products A V' the next block, column by column; T and C grow by their coefficients."""
+        block, old = self._next, self.size - len(self._next)
+        width = min(len(block), self._length - self.size)
+        coupled = self._coupling.any(0).nonzero()
+        near = int(coupled[0]) if len(coupled) else old
+        inner = torch.zeros(self.size, len(block), dtype=torch.float64)
+        outer = torch.zeros(len(block), self.size, dtype=torch.float64)
+        lost = torch.zeros(len(block), dtype=torch.float64)
+        known = float(self.projection.abs().max()) if old else 0.0
+        alive = 0
+        for number, row in enumerate(block):
+            found, left = orthogonalise(row, [*self._filled(), block[:alive]], near)
+            inner[:, number] = found[: self.size]
+            outer[:alive, old + number] = found[self.size :]
+            scale = max(float(inner.abs().max()), known)
+            noise = NEGLIGIBLE * torch.finfo(self._dtype).eps * scale
+            if alive < width and left > noise:
+                torch.div(row, left, out=block[alive])
+                outer[alive, old + number] = left
+                alive += 1
+            else:
+                lost[number] = left
+        self._next = block[:width]
+        for number in range(alive, width):  # a Krylov space has ended
+            self._draw(number)
+        self._grow(inner, lost)
+        self._coupling = outer[:width]
+
+    def _grow(self, inner: Float[Tensor, "k b"], lost: Float[Tensor, " b"]) -> None:
+        """Border T with the new block's coefficients; note what the symmetric T leaves out."""
+        old = self.size - len(lost)
         projection = torch.zeros(self.size, self.size, dtype=torch.float64)
-        old = self.size - width
         projection[:old, :old] = self.projection
-        projection[:, old:] = coefficients.cpu()
-        projection[old:, :old] = coefficients[:old].cpu().T
-        corner = projection[old:, old:]
+        projection[:, old:], projection[old:, :old] = inner, inner[:old].T
+        corner = inner[old:]
         projection[old:, old:] = (corner + corner.T) / 2
         self.projection = projection
+        uneven = torch.cat([self._coupling - inner[:old].T, (corner - corner.T) / 2], dim=1)
+        self._lost = torch.block_diag(self._lost, lost.square().diag()) + uneven.T @ uneven
 
-    def _find_next(self, remainder: Tensor) -> None:
-        """Split the remainder A V − V T into the next block and its coupling."""
-        width = min(remainder.shape[1], self._operator.shape[0] - self.size)
-        self.coupling = torch.zeros(width, self.size, dtype=torch.float64)
-        if width == 0:
-            self._next = remainder[:, :0]
-            return
-        block, factor = torch.linalg.qr(remainder)
-        scale = float(self.projection.abs().max())
-        noise = NEGLIGIBLE * torch.finfo(self._dtype).eps * scale
-        alive = factor.double().diagonal().abs() > noise
-        if not alive.all():
-            block = self._replace_dead(block, alive, width)
-        else:
-            block = torch.linalg.qr(_project_out(block, self.vectors)[0])[0][:, :width]
-        self.coupling[:, -remainder.shape[1] :] = inner_products(block, remainder).cpu()
-        self._next = block
+    def _draw(self, number: int, start: Float[Tensor, " N"] | None = None) -> None:
+        """Put a random vector into the next block, orthogonal to all before it, or a start with a little of it."""
+        row = self._next[number]
+        row.copy_(self._source.draw(1)[:, 0])
+        if start is not None:
+            row *= NOISE / self._length**0.5
+            row += start
+        for _ in range(2):  # what is left of a vector in the span is rounding
+            _, left = orthogonalise(row, [*self._filled(), self._next[:number]], 0)
+            row /= left
 
-    def _replace_dead(self, block: Tensor, alive: Tensor, width: int) -> Tensor:
-        """Keep the directions above rounding and put fresh random ones for the others."""
-        known = block[:, alive][:, :width]
-        if known.shape[1]:
-            known = torch.linalg.qr(_project_out(known, self.vectors)[0])[0]
-        fresh = self._fresh(width - known.shape[1], torch.cat([self.vectors, known], dim=1))
-        return torch.cat([known, fresh], dim=1)
+    def _empty(self, rows: int) -> Tensor:
+        return torch.empty(rows, self._length, dtype=self._dtype, device=self._operator.device)
 
-    def _fresh(self, count: int, against: Tensor) -> Tensor:
-        """Random orthonormal vectors, orthogonal to those of `against`."""
-        if count == 0:
-            return against[:, :0]
-        vectors = self._source.draw(count).to(self._dtype)
-        for _ in range(PASSES):
-            vectors = torch.linalg.qr(_project_out(vectors, against)[0])[0]
-        return vectors
+    def _filled(self) -> list[Tensor]:
+        head, tail = self._stacks
+        return [head[: self.size], tail[: max(self.size - len(head), 0)]]
 
-
-def _project_out(columns: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """The columns without their part in the basis, and their coefficients in it (float64)."""
-    coefficients = torch.zeros(
-        basis.shape[1], columns.shape[1], dtype=torch.float64, device=basis.device
-    )
-    for _ in range(PASSES):
-        part = inner_products(basis, columns)
-        columns = columns - basis @ part.to(basis.dtype)
-        coefficients += part
-    return columns, coefficients
+    def _row(self, number: int) -> Tensor:
+        head, tail = self._stacks
+        return head[number] if number < len(head) else tail[number - len(head)]

@@ -1,6 +1,6 @@
-"""Eigenvalues at the ends of a spectrum by block Lanczos with thick restarts.
+"""Eigenvalues at the ends of a spectrum by Lanczos with thick restarts.
 
-Letters: A the symmetric matrix, V the basis, T = VᵀA V, θ its eigenvalues (Ritz values),
+Letters: A the symmetric matrix (N, N), V the basis, T = VᵀA V, θ its eigenvalues (Ritz values),
 k vectors of the basis.
 """
 
@@ -9,20 +9,48 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.linalg.estimators import Eigenvalues, check_probes, check_square, multiply
+from hessblocks.linalg.estimators import Eigenvalues, check_probes, check_square
 from hessblocks.linalg.operators import LinearOperator, working_dtype
 from hessblocks.linalg.spectra.krylov import KrylovBasis
 
-Which = Literal["largest", "smallest", "both"]
+Which = Literal["largest", "smallest", "both", "magnitude", "LA", "SA", "LM"]
+SAME: dict[str, Which] = {"LA": "largest", "SA": "smallest", "LM": "magnitude"}
+"""scipy's words for ends of a spectrum."""
+
 Allowed = Callable[[Float[Tensor, " wanted"], float], Float[Tensor, " wanted"]]
 SAFETY = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which eigenvalues are looked for."""
+
+    count: int
+    """Eigenvalues at each end named."""
+    which: Which
+    """`largest`, `smallest`, `both` or `magnitude`."""
+
+    @property
+    def ends(self) -> int:
+        """How many ends there are."""
+        return 2 if self.which == "both" else 1
+
+    def among(self, values: Float[Tensor, " k"], more: int = 0) -> Int[Tensor, " chosen"]:
+        """Where they stand among rising values, up to `more` further ones at each end with them."""
+        size, count = len(values), self.count + more
+        if self.which == "magnitude":
+            return values.abs().sort(stable=True).indices[-count:].sort().values
+        top = 0 if self.which == "smallest" else min(count, size)
+        bottom = 0 if self.which == "largest" else min(count, size - top)
+        return torch.cat([torch.arange(bottom), torch.arange(size - top, size)])
 
 
 def extreme_eigenvalues(
@@ -35,33 +63,40 @@ def extreme_eigenvalues(
     basis_size: int = 64,
     seed: int = 0,
     probe_chunk: int | None = None,
+    start: Eigenvalues | Float[Tensor, "N ..."] | None = None,
 ) -> Eigenvalues:
-    """The algebraically largest or smallest eigenvalues of a symmetric operator, or both.
+    """The algebraically largest or smallest eigenvalues of a symmetric operator, both, or the largest in size.
 
-    Block Lanczos: the block is as wide as the eigenvalues asked for at one end (at least 2), so
-    that eigenvalues up to that multiplicity are all found; re-orthogonalised against the whole
-    basis; restarted with the best Ritz vectors when the basis is full.
+    Block Lanczos: the block is as wide as the eigenvalues asked for at one end, so that eigenvalues
+    up to that multiplicity are all found; re-orthogonalised against the whole basis; restarted with
+    the best Ritz vectors when the basis is full.
 
     Args:
         op: symmetric operator (N, N).
         count: eigenvalues wanted at each end; all N if the ends meet.
-        which: `largest`, `smallest` or `both` ends.
+        which: `largest`, `smallest`, `both` ends, or `magnitude`, the largest |θ|; also scipy's `LA`, `SA`
+            and `LM`.
         tolerance: largest residual ‖A v − θ v‖ wanted, as a share of the largest |θ|; None: the
             root of the dtype's rounding (1.5e-8 in float64, 3e-4 in float32).
         max_products: products with single vectors after which the search ends, with a warning.
-        basis_size: vectors held at most; memory is that times N numbers.
+        basis_size: vectors held at most, besides two more; memory is that times N numbers.
         seed: of the random start.
         probe_chunk: vectors multiplied at once; bounds the operator's memory.
+        start: what was found before, of an operator near this one: vectors, or the result of a call.
+            They are shared out among the vectors of the first block, with 1 % of a random vector each.
+            An eigenvalue that they have no part in is found late, or not before the search ends.
 
     Returns:
-        Values in falling order, residuals measured with one more product each, and whether all are
-        within the tolerance. A residual bounds the distance to the nearest eigenvalue.
+        Values in falling order, their residuals, which follow from the products that were made, and
+        whether all are within the tolerance. A residual bounds the distance to the nearest eigenvalue.
 
     Raises:
-        ArgumentError: the operator is not symmetric, or the basis is too small for what is asked.
+        ArgumentError: the operator is not symmetric, the basis is too small for what is asked, or a
+            start does not fit.
         RunError: a product is not finite.
 
-    Cost: as many products as the gaps need, at most `max_products` and one more for each value.
+    Cost: as many products as the gaps need, at most `max_products` and a block. For each product the
+    basis is read twice.
 
     Source: Golub and Underwood (1977), block Lanczos; Wu and Simon (2000), thick restart.
     """
@@ -73,13 +108,13 @@ def extreme_eigenvalues(
     share = math.sqrt(torch.finfo(working_dtype(op.dtype)).eps) if tolerance is None else tolerance
     found = find_extremes(
         op,
-        count,
-        which,
+        Wanted(count=count, which=SAME.get(which, which)),
         allowed=lambda chosen, scale: torch.full_like(chosen, share * scale),
         max_products=max_products,
         basis_size=basis_size,
         seed=seed,
         probe_chunk=probe_chunk,
+        start=_start(op, start),
     )
     if not found.converged:
         warnings.warn(
@@ -93,80 +128,104 @@ def extreme_eigenvalues(
 
 def find_extremes(
     op: LinearOperator,
-    count: int,
-    which: Which,
+    wanted: Wanted,
     *,
     allowed: Allowed,
     max_products: int,
     basis_size: int,
     seed: int,
     probe_chunk: int | None,
+    start: Float[Tensor, "N some"] | None = None,
 ) -> Eigenvalues:
-    """Block Lanczos until the residuals are allowed, without a warning where they are not.
+    """Lanczos until the residuals are allowed, without a warning where they are not.
 
     Args:
         op: symmetric operator.
-        count: eigenvalues wanted at each end.
-        which: `largest`, `smallest` or `both` ends.
+        wanted: which eigenvalues.
         allowed: the largest residual of each value, from the values and the largest |θ|.
         max_products: products with single vectors after which the search ends.
         basis_size: basis vectors held at most.
         seed: of the random start.
-        probe_chunk: vectors multiplied at once; None: a whole block.
+        probe_chunk: vectors multiplied at once; None: all.
+        start: vectors of length 1 to begin with.
 
     Returns:
-        Values in falling order; `converged` says whether the measured residuals are allowed.
+        Values in falling order; `converged` says whether the residuals are allowed.
 
     Raises:
         ArgumentError: the basis is too small for what is asked.
     """
     size = op.shape[0]
-    block, room = min(max(count, 2), size), min(basis_size, size)
-    total = len(_positions(size, count, which))
-    if room < min(total + 2 * block, size):
+    block, total = min(wanted.count, size), min(wanted.ends * wanted.count, size)
+    least = min(total + 2 * block, size)
+    if basis_size < least:
         raise ArgumentError(
-            f"basis_size: expected at least {total + 2 * block} for {total} "
+            f"basis_size: expected at least {least} for {total} "
             f"eigenvalues in blocks of {block}, got {basis_size}"
         )
-    basis = KrylovBasis(op, block=block, room=room, seed=seed, probe_chunk=probe_chunk)
-    values, rotation, scale = _iterate(basis, count, which, allowed, max_products)
+    held = max(basis_size - 2 * (block - 1), least)  # two blocks are held beside the basis
+    basis = KrylovBasis(
+        op,
+        block=block,
+        room=min(held, size, max(max_products, total) + block),
+        seed=seed,
+        results=total,
+        probe_chunk=probe_chunk,
+        start=start,
+    )
+    values, rotation, scale = _iterate(basis, wanted, allowed, max_products)
     values, rotation = values.flip(0), rotation.flip(1)
-    vectors = (basis.vectors @ rotation.to(basis.vectors)).to(op.dtype)
-    difference = multiply(op, vectors, probe_chunk).double()
-    difference -= vectors.double() * values.to(vectors.device)
-    residuals = torch.linalg.vector_norm(difference, dim=0).cpu()
+    residuals = basis.residuals(rotation)
     return Eigenvalues(
         values=values,
         residuals=residuals,
-        vectors=vectors,
+        vectors=basis.combine(rotation).to(op.dtype),
         converged=bool((residuals <= allowed(values, scale)).all()),
-        products=basis.products + len(values),
+        products=basis.products,
     )
 
 
 def _iterate(
-    basis: KrylovBasis, count: int, which: Which, allowed: Allowed, max_products: int
+    basis: KrylovBasis, wanted: Wanted, allowed: Allowed, max_products: int
 ) -> tuple[Float[Tensor, " wanted"], Float[Tensor, "k wanted"], float]:
     """Grow the basis until the wanted values are settled; they, their rotation, the largest |θ|."""
-    ends = 2 if which == "both" else 1
+    ends, total = wanted.ends, wanted.ends * wanted.count
     while True:
         basis.extend()
         values, rotation = torch.linalg.eigh(basis.projection)
         scale = float(values.abs().max())
-        if basis.size >= ends * count or basis.complete:
-            chosen = _positions(basis.size, count, which)
-            residuals = torch.linalg.vector_norm(basis.coupling @ rotation[:, chosen], dim=0)
+        if basis.size >= total or basis.complete:
+            chosen = wanted.among(values)
+            residuals = basis.residuals(rotation[:, chosen])
             settled = bool((residuals <= SAFETY * allowed(values[chosen], scale)).all())
             if settled or basis.complete or basis.products >= max_products:
                 return values[chosen], rotation[:, chosen], scale
         if basis.full:
-            extra = max((basis.size // 2 - ends * count) // ends, 0)
-            kept = _positions(basis.size, count + extra, which)
+            kept = wanted.among(values, max((basis.size // 2 - total) // ends, 0))
             basis.restart(rotation[:, kept], values[kept])
 
 
-def _positions(size: int, count: int, which: Which) -> Int[Tensor, " chosen"]:
-    """Where up to `count` at the ends named stand among `size` rising values; the upper end goes first."""
-    top = 0 if which == "smallest" else min(count, size)
-    bottom = 0 if which == "largest" else min(count, size - top)
-    return torch.cat([torch.arange(bottom), torch.arange(size - top, size)])
+def _start(op: LinearOperator, start: Any) -> Float[Tensor, "N some"] | None:
+    """The vectors to begin with, of length 1 each.
+
+    Returns:
+        Columns on the operator's device; None where none were given.
+
+    Raises:
+        ArgumentError: they do not fit the operator, or one of them has no direction.
+    """
+    if start is None:
+        return None
+    given = start.vectors if isinstance(start, Eigenvalues) else start
+    if not isinstance(given, Tensor) or given.ndim not in (1, 2) or len(given) != op.shape[0]:
+        shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        raise ArgumentError(
+            f"start: expected what extreme_eigenvalues has returned, or vectors ({op.shape[0]},) or "
+            f"({op.shape[0]}, some), got {shape}"
+        )
+    columns = given.detach().to(op.device, working_dtype(op.dtype)).reshape(op.shape[0], -1)
+    lengths = torch.linalg.vector_norm(columns, dim=0, dtype=torch.float64)
+    if not columns.shape[1] or not bool(((lengths > 0) & lengths.isfinite()).all()):
+        raise ArgumentError("start: expected vectors with a length above 0, all of them finite")
+    found: Tensor = columns / lengths.to(columns)
+    return found

@@ -17,7 +17,7 @@ from hessblocks.linalg.estimators import (
     multiply,
 )
 from hessblocks.linalg.operators import LinearOperator, working_dtype
-from hessblocks.linalg.spectra.krylov import NEGLIGIBLE, PASSES
+from hessblocks.linalg.spectra.orthogonal import NEGLIGIBLE, length, orthogonalise
 from hessblocks.linalg.spectra.spectrum import Spectrum
 
 
@@ -36,8 +36,8 @@ def spectral_density(
     Lanczos from each probe gives nodes θ_s (eigenvalues of T_k) and weights τ_s (squared first
     entries of its eigenvectors) with Σ_s τ_s f(θ_s) = zᵀf(A) z / N, exactly so for polynomials of
     degree up to 2 S − 1; its mean over probes is unbiased for the mean of f over the eigenvalues.
-    All probes advance together, each re-orthogonalised against its whole basis. Exact, and said so,
-    where N ≤ S.
+    All probes advance together, each kept orthogonal to its whole basis to the root of rounding, which
+    leaves T exact to rounding (Simon 1984). Exact, and said so, where N ≤ S.
 
     Args:
         op: symmetric operator (N, N).
@@ -99,39 +99,23 @@ def lanczos_quadrature(
     bases = torch.zeros(count, steps, op.shape[0], dtype=dtype, device=op.device)
     diagonal = torch.zeros(count, steps, dtype=torch.float64)
     beside = torch.zeros(count, steps, dtype=torch.float64)
-    vectors, _ = _normalised(probes.to(dtype).T, torch.zeros(count, dtype=torch.float64))
+    bases[:, 0] = probes.T
+    for basis in bases:
+        basis[0] /= length(basis[0])
     for step in range(steps):
-        bases[:, step] = vectors
-        products = multiply(op, vectors.T.to(op.dtype)).to(dtype).T
-        diagonal[:, step] = (vectors.double() * products.double()).sum(1).cpu()
-        scale = (diagonal.abs() + beside).amax(1)
-        remainder = _orthogonalised(products, bases[:, : step + 1])
-        vectors, beside[:, step] = _normalised(
-            remainder, NEGLIGIBLE * torch.finfo(dtype).eps * scale
-        )
+        products = multiply(op, bases[:, step].T.to(op.dtype)).to(dtype).T.contiguous()
+        for probe, (basis, row) in enumerate(zip(bases, products, strict=True)):
+            found, left = orthogonalise(
+                row, [basis[: step + 1]], max(step - 1, 0), tolerance=torch.finfo(dtype).eps ** 0.5
+            )
+            diagonal[probe, step] = found[-1]
+            scale = float((diagonal[probe].abs() + beside[probe]).max())
+            if left > NEGLIGIBLE * torch.finfo(dtype).eps * scale and step + 1 < steps:
+                beside[probe, step] = left
+                torch.div(row, left, out=basis[step + 1])
         if not beside[:, step].any():
             break
     tridiagonal = torch.diag_embed(diagonal)
     tridiagonal += torch.diag_embed(beside[:, :-1], 1) + torch.diag_embed(beside[:, :-1], -1)
     nodes, rotations = torch.linalg.eigh(tridiagonal)
     return nodes, rotations[:, 0].square()
-
-
-def _orthogonalised(
-    products: Float[Tensor, "count size"], bases: Float[Tensor, "count k size"]
-) -> Float[Tensor, "count size"]:
-    """Each row without its part in its own basis."""
-    for _ in range(PASSES):
-        parts = torch.bmm(bases, products[..., None])
-        products = products - torch.bmm(bases.mT, parts)[..., 0]
-    return products
-
-
-def _normalised(
-    rows: Float[Tensor, "count size"], negligible: Float[Tensor, " count"]
-) -> tuple[Float[Tensor, "count size"], Float[Tensor, " count"]]:
-    """Rows of length 1 and the lengths they had; negligible rows become zero."""
-    lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu()
-    alive = lengths > negligible
-    factors = torch.where(alive, 1 / torch.where(alive, lengths, 1.0), 0.0)
-    return rows * factors.to(rows)[:, None], torch.where(alive, lengths, 0.0)
