@@ -151,8 +151,8 @@ CURVATURE = (
     Mutant(
         "every process takes all pieces of what is read anew",
         file="curvature/products/passes.py",
-        find="return islice(pieces, self.turns.start, None, self.turns.step)",
-        replace="return pieces",
+        find="yield from islice(pieces, self.turns.start, None, self.turns.step)",
+        replace="yield from pieces",
         tests=("curvature/test_large_data.py::test_processes_share_what_is_read_anew",),
     ),
     Mutant(
