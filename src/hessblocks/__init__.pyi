@@ -32,6 +32,7 @@ from .curvature import (
     exact_last_block as exact_last_block,
     group_norms as group_norms,
     parameter_groups as parameter_groups,
+    second_order_attention as second_order_attention,
 )
 from .errors import (
     ArgumentError as ArgumentError,

@@ -320,6 +320,27 @@ CURVATURE = (
         ),
     ),
     Mutant(
+        "tiles forget that the row sum of G and O moves",
+        file="curvature/attention/tangents.py",
+        find="change = -(self._g * out).sum(-1, keepdim=True)",
+        replace="change = 0 * -(self._g * out).sum(-1, keepdim=True)",
+        tests=("curvature/test_second_order_attention.py::test_tiles_are_autograd",),
+    ),
+    Mutant(
+        "a window is one key too wide",
+        file="curvature/attention/sight.py",
+        find="keys <= queries - behind",
+        replace="keys < queries - behind",
+        tests=("curvature/test_second_order_attention.py::test_tiles_are_autograd",),
+    ),
+    Mutant(
+        "the graph of a measured row is never freed",
+        file="curvature/products/passes.py",
+        find="return tensor.detach()",
+        replace="return tensor",
+        tests=("curvature/test_second_order_attention.py::test_a_plan_keeps_no_graph",),
+    ),
+    Mutant(
         "a norm loses a term of its second derivative",
         file="curvature/closed/layer_norms.py",
         find="met * -s)",

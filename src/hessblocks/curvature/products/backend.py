@@ -75,8 +75,8 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
             yield watch
     if watch.attention and fused_allowed:
         warnings.warn(
-            "curvature: fused attention has no second derivative; its plain form (SDPBackend.MATH) is "
-            "used while curvature is computed",
+            "curvature: fused attention has no second derivative; its plain form (SDPBackend.MATH) "
+            "or, in long contexts, tiles are used while curvature is computed",
             AttentionBackendWarning,
             stacklevel=1,
         )

@@ -1,0 +1,3 @@
+"""Softmax attention with two derivatives and memory linear in the context."""
+
+from hessblocks.curvature.attention.call import attend_twice, misfits, second_order_attention
