@@ -334,6 +334,15 @@ CURVATURE = (
         tests=("curvature/test_second_order_attention.py::test_tiles_are_autograd",),
     ),
     Mutant(
+        "tiles take the place of any attention",
+        file="curvature/attention/hugging_face.py",
+        find="or not torch.allclose(expected, found, rtol=near, atol=near)",
+        replace="or not torch.allclose(found, found, rtol=near, atol=near)",
+        tests=(
+            "curvature/test_attention_registry.py::test_a_function_that_is_another_is_left_alone",
+        ),
+    ),
+    Mutant(
         "the graph of a measured row is never freed",
         file="curvature/products/passes.py",
         find="return tensor.detach()",
