@@ -34,6 +34,7 @@ from .curvature import (
     group_norms as group_norms,
     parameter_groups as parameter_groups,
     select_groups as select_groups,
+    second_order_attention as second_order_attention,
 )
 from .errors import (
     ArgumentError as ArgumentError,

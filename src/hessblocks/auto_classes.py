@@ -4,6 +4,8 @@
 stand-in answers by importing `hessblocks.models`, which registers the real classes. (Importing them as
 soon as transformers' auto module is loaded would be too early: `transformers.modeling_utils` loads that
 module half-way through its own import.)
+
+`attn_implementation="second_order"` becomes known in the same way, once transformers' own functions are.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -19,6 +22,10 @@ from typing import Any
 MODEL_TYPE = "hessblocks"
 AUTO = "transformers.models.auto.configuration_auto"
 """The module of `AutoConfig`."""
+MODELING = "transformers.modeling_utils"
+"""The module of the attention functions."""
+SECOND_ORDER = "second_order"
+"""Name of attention with two derivatives and linear memory."""
 
 
 class StandIn:
@@ -41,11 +48,14 @@ def _configuration() -> Any:
 
 
 class _Watch(MetaPathFinder):
-    """Sees the module of `AutoConfig` imported, once."""
+    """Sees a module imported, once."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """Let the others find the module; add the stand-in when it has been executed."""
-        if fullname != AUTO:
+        """Let the others find the module; act when it has been executed."""
+        if fullname != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -54,7 +64,7 @@ class _Watch(MetaPathFinder):
 
             def executed(module: ModuleType) -> None:
                 execute(module)
-                _register(module)
+                self._then(module)
 
             spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec
@@ -64,9 +74,22 @@ def _register(module: Any) -> None:
     module.AutoConfig.register(MODEL_TYPE, StandIn)
 
 
+def _register_attention(module: Any) -> None:
+    masks = importlib.import_module("transformers.masking_utils")
+    module.AttentionInterface.register(SECOND_ORDER, _second_order)
+    masks.AttentionMaskInterface.register(SECOND_ORDER, masks.sdpa_mask)
+
+
+def _second_order(*arguments: Any, **keywords: Any) -> Any:
+    return importlib.import_module("hessblocks.curvature").registered_attention(
+        *arguments, **keywords
+    )
+
+
 def announce() -> None:
-    """Register the stand-in: now where transformers' auto module is loaded, else when it will be."""
-    if AUTO in sys.modules:
-        _register(sys.modules[AUTO])
-    else:
-        sys.meta_path.insert(0, _Watch())
+    """Register both: now where transformers' modules are loaded, else when they will be."""
+    for name, then in ((AUTO, _register), (MODELING, _register_attention)):
+        if name in sys.modules:
+            then(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, _Watch(name, then))

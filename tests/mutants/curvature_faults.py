@@ -386,6 +386,36 @@ CURVATURE = (
         ),
     ),
     Mutant(
+        "tiles forget that the row sum of G and O moves",
+        file="curvature/attention/tangents.py",
+        find="change = -(self._g * out).sum(-1, keepdim=True)",
+        replace="change = 0 * -(self._g * out).sum(-1, keepdim=True)",
+        tests=("curvature/test_second_order_attention.py::test_tiles_are_autograd",),
+    ),
+    Mutant(
+        "a window is one key too wide",
+        file="curvature/attention/sight.py",
+        find="keys <= queries - behind",
+        replace="keys < queries - behind",
+        tests=("curvature/test_second_order_attention.py::test_tiles_are_autograd",),
+    ),
+    Mutant(
+        "tiles take the place of any attention",
+        file="curvature/attention/hugging_face.py",
+        find="or not torch.allclose(expected, found, rtol=near, atol=near)",
+        replace="or not torch.allclose(found, found, rtol=near, atol=near)",
+        tests=(
+            "curvature/test_attention_registry.py::test_a_function_that_is_another_is_left_alone",
+        ),
+    ),
+    Mutant(
+        "the graph of a measured row is never freed",
+        file="curvature/products/passes.py",
+        find="return tensor.detach()",
+        replace="return tensor",
+        tests=("curvature/test_second_order_attention.py::test_a_plan_keeps_no_graph",),
+    ),
+    Mutant(
         "a norm loses a term of its second derivative",
         file="curvature/closed/layer_norms.py",
         find="met * -s)",

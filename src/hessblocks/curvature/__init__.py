@@ -1,6 +1,7 @@
 """Matrix-free curvature of any model: H, its outer-product and functional parts, group by group."""
 
 from hessblocks.conventions import PARTS, Part
+from hessblocks.curvature.attention import registered_attention, second_order_attention
 from hessblocks.curvature.columns import ColumnSquares, column_squares
 from hessblocks.curvature.exact import (
     Norms,
@@ -66,7 +67,9 @@ __all__ = [
     "exact_last_block",
     "group_norms",
     "parameter_groups",
+    "registered_attention",
     "second_moment_figure",
+    "second_order_attention",
     "select_groups",
     "sharded",
 ]

@@ -13,7 +13,14 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from hessblocks.curvature.attention import attend_twice, misfits
 from hessblocks.curvature.closed.watch import note_derivative
+
+LONG = 512
+"""Keys from which on tiles are as fast as the plain form, and smaller (measured)."""
+
+DTYPES = (torch.float32, torch.float64)
+"""Others are left to torch in the plain form; tiles take them."""
 
 
 def attention(
@@ -26,7 +33,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """`torch.nn.functional.scaled_dot_product_attention` without dropout, by plain products.
+    """`torch.nn.functional.scaled_dot_product_attention` without dropout, by tiles or by plain products.
+
+    Tiles serve contexts of at least `LONG` keys, whose mask gets no gradient.
 
     Args:
         query: (..., heads, tokens, width).
@@ -41,7 +50,13 @@ def attention(
     Returns:
         (..., heads, tokens, value width); NotImplemented where the call is left to torch.
     """
-    if dropout_p > 0:
+    if dropout_p > 0 or (is_causal and attn_mask is not None):
+        return NotImplemented
+    if key.shape[-2] >= LONG and not any(
+        misfits(query, key, value, attn_mask, is_causal, enable_gqa)
+    ):
+        return attend_twice(query, key, value, attn_mask, is_causal, scale, noticed=note_derivative)
+    if any(t.dtype not in DTYPES for t in (query, key, value)):
         return NotImplemented
     if enable_gqa:
         shared = query.shape[-3] // key.shape[-3]

@@ -20,12 +20,9 @@ from hessblocks.curvature.closed import corrected
 from hessblocks.curvature.closed import layer_norms as closed_norms
 from hessblocks.curvature.closed import pointwise as closed_pointwise
 from hessblocks.curvature.closed import softmax as closed_softmax
+from hessblocks.curvature.closed.softmax import DTYPES
 from hessblocks.curvature.closed.watch import Watch
 from hessblocks.errors import RunError
-
-DTYPES = (torch.float32, torch.float64)
-"""Others are left to torch, whose kernels add up in float32."""
-
 
 _GELUS = {"none": closed_pointwise.Gelu(), "tanh": closed_pointwise.TanhGelu()}
 _SILU, _TANH = closed_pointwise.Silu(), closed_pointwise.Tanh()
@@ -90,7 +87,8 @@ class ClosedForms(TorchFunctionMode):
         if right is not None:
             return right(*args, **kwargs)
         closed = self._functions.get(func)
-        return closed(*args, **kwargs) if closed and _fits(args, kwargs) else NotImplemented
+        fits = func is F.scaled_dot_product_attention or _fits(args, kwargs)
+        return closed(*args, **kwargs) if closed and fits else NotImplemented
 
 
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from hessblocks.curvature.closed import (
     Watch,
     spell_weight_norms,
     swap_activations,
+    swap_eager,
     watching,
 )
 
@@ -71,12 +72,13 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
     with backward_pass(model), watching() as watch:
         if closed_forms:
             swap_activations(model, watch)
-        with ClosedForms(watch, swap=closed_forms):
+        eager = swap_eager(watch) if closed_forms else nullcontext()
+        with ClosedForms(watch, swap=closed_forms), eager:
             yield watch
     if watch.attention and fused_allowed:
         warnings.warn(
-            "curvature: fused attention has no second derivative; its plain form (SDPBackend.MATH) is "
-            "used while curvature is computed",
+            "curvature: fused attention has no second derivative; its plain form (SDPBackend.MATH) "
+            "or, in long contexts, tiles are used while curvature is computed",
             AttentionBackendWarning,
             stacklevel=1,
         )

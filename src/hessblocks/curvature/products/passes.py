@@ -229,7 +229,7 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # an output would hold itself, and its graph, for ever
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         logits, _ = problem.forward(row, leaves, twice=twice)

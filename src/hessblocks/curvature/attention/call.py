@@ -1,0 +1,196 @@
+"""`second_order_attention`: what is asked is checked, brought into one form, and computed.
+
+Letters: B sequences, H heads, G key heads, T queries, S keys, D head width, V value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from hessblocks.curvature.attention.function import attention
+from hessblocks.curvature.attention.sight import Sight, Size
+from hessblocks.errors import ArgumentError
+
+
+def second_order_attention(
+    query: Float[Tensor, "..."],
+    key: Float[Tensor, "..."],
+    value: Float[Tensor, "..."],
+    attn_mask: Shaped[Tensor, "..."] | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, "..."] | None = None,
+) -> Float[Tensor, "..."]:
+    """`torch.nn.functional.scaled_dot_product_attention` with two derivatives and linear memory.
+
+    softmax(scale · q kᵀ) v by tiles whose scores are computed anew, in the first backward pass (torch's
+    own fused kernel where there is one) and in the second. Works under `torch.autograd.grad` with
+    `create_graph=True`, `torch.func.grad`, `jvp` and `vmap`, in any composition of two derivatives.
+
+    Args:
+        query: (..., H, T, D); float64, float32, or half precision that is computed in float32.
+        key: (..., G, S, D); G = H, or a divisor with `enable_gqa`.
+        value: (..., G, S, V).
+        attn_mask: broadcastable to (..., H, T, S); booleans (True: is seen) or numbers added to the
+            scores. It gets no gradient, and may stand beside `is_causal`.
+        dropout_p: 0; there for the sake of the signature.
+        is_causal: whether query number i sees no key after number i.
+        scale: of the scores; 1/√D by default.
+        enable_gqa: whether several query heads share a key head.
+        window: keys that a query sees, counted back from its own; needs `is_causal`.
+        softcap: c of c tanh(score / c), before the mask.
+        sinks: a score a head that takes its share of the softmax and gives no value.
+
+    Returns:
+        (..., H, T, V); zeros for a query that sees nothing.
+
+    Raises:
+        ArgumentError: shapes, heads, mask, window, softcap or sinks that do not fit, dropout, or a mask
+            that needs a gradient.
+
+    Cost: 2 products of T × S × width forwards, 5 backwards, 12 twice backwards (half of it if causal);
+        memory of the inputs' size and of one tile.
+
+    Source: the tangent of the backward pass of Dao et al. (2022), derived in docs/curvature.md.
+    """
+    if dropout_p:
+        raise ArgumentError(
+            f"dropout_p: expected 0, since tiles are computed anew; got {dropout_p}"
+        )
+    facts: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks}
+    wrong = next(misfits(query, key, value, attn_mask, is_causal, enable_gqa, **facts), None)
+    if wrong is not None:
+        raise ArgumentError(wrong)
+    return attend_twice(query, key, value, attn_mask, is_causal, scale, **facts)
+
+
+def attend_twice(
+    query: Float[Tensor, "..."],
+    key: Float[Tensor, "..."],
+    value: Float[Tensor, "..."],
+    mask: Shaped[Tensor, "..."] | None,
+    causal: bool,
+    scale: float | None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, "..."] | None = None,
+    size: Size | None = None,
+    noticed: Callable[[], None] | None = None,
+) -> Float[Tensor, "..."]:
+    """`second_order_attention` of arguments that fit; `size` and `noticed` as in `Sight`."""
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind) and query.dtype == torch.float32:  # as torch's own does
+        query, key, value = (t.to(torch.get_autocast_dtype(kind)) for t in (query, key, value))
+    dtype = query.dtype
+    working = torch.promote_types(dtype, torch.float32)
+    leading = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
+    q, k, v = (
+        t.to(working).expand(*leading, *t.shape[-3:]).reshape(-1, *t.shape[-3:])
+        for t in (query, key, value)
+    )
+    sight = Sight(
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        mask=None if mask is None else _five_axes(mask, leading, q, k),
+        size=size,
+        noticed=noticed,
+    )
+    sink = None if sinks is None else sinks.to(working)[None]
+    with torch.autocast(kind, enabled=False):
+        out = attention(q, k, v, sink, sight)
+    return out.to(dtype).reshape(*leading, *out.shape[1:])
+
+
+def _five_axes(mask: Tensor, leading: torch.Size, query: Tensor, key: Tensor) -> Tensor:
+    """A mask as (B or 1, G or 1, R or 1, T, S), without a copy where there is at most one leading axis."""
+    tokens = (query.shape[2], key.shape[2])
+    mask = mask[(None,) * (len(leading) + 3 - mask.ndim)]
+    if len(leading) > 1 and any(size > 1 for size in mask.shape[:-3]):
+        mask = mask.expand(*leading, *mask.shape[-3:]).flatten(0, len(leading) - 1)
+    mask = mask.reshape(-1, *mask.shape[-3:])
+    groups = key.shape[1] if mask.shape[1] > 1 else 1
+    axes: Tensor = mask.unflatten(1, (groups, -1)).expand(-1, -1, -1, *tokens)
+    return axes
+
+
+def misfits(
+    query: Float[Tensor, "..."],
+    key: Float[Tensor, "..."],
+    value: Float[Tensor, "..."],
+    mask: Shaped[Tensor, "..."] | None,
+    causal: bool,
+    shared: bool,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, "..."] | None = None,
+) -> Iterator[str]:
+    """What does not fit in the arguments of `second_order_attention`, a sentence each."""
+    yield from _misfits_of_tensors(query, key, value)
+    heads, own = query.shape[-3], key.shape[-3]
+    if heads != own and not (shared and heads % own == 0):
+        yield (
+            f"key: expected {heads} heads as the query has, or a divisor of them and enable_gqa=True; "
+            f"got {own}"
+        )
+    if window is not None and (window < 1 or not causal):
+        yield (
+            f"window: expected at least 1 and is_causal=True, got {window} and is_causal={causal}; "
+            "another window is a boolean attn_mask"
+        )
+    if softcap is not None and not softcap > 0:
+        yield f"softcap: expected a number above 0, got {softcap}"
+    if sinks is not None and tuple(sinks.shape) != (heads,):
+        yield f"sinks: expected one a head, ({heads},), got {tuple(sinks.shape)}"
+    if mask is not None:
+        yield from _misfits_of_mask(mask, (*query.shape[:-1], key.shape[-2]))
+
+
+def _misfits_of_tensors(query: Tensor, key: Tensor, value: Tensor) -> Iterator[str]:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.ndim < 3 or 0 in tensor.shape:
+            yield (
+                f"{name}: expected (..., heads, tokens, width), none of them 0; "
+                f"got {tuple(tensor.shape)}"
+            )
+        if tensor.dtype != query.dtype or not tensor.is_floating_point():
+            yield f"{name}: expected floats of the query's dtype, {query.dtype}; got {tensor.dtype}"
+    if key.shape[-1] != query.shape[-1] or key.shape[-3:-1] != value.shape[-3:-1]:
+        yield (
+            f"key: expected heads and tokens of the values, {tuple(value.shape[-3:-1])}, and the queries' "
+            f"width, {query.shape[-1]}; got {tuple(key.shape[-3:])}"
+        )
+    try:
+        torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
+    except RuntimeError:
+        yield f"key: its axes {tuple(key.shape[:-3])} do not fit the query's {tuple(query.shape[:-3])}"
+
+
+def _misfits_of_mask(mask: Tensor, scores: tuple[int, ...]) -> Iterator[str]:
+    try:
+        fits = torch.broadcast_shapes(mask.shape, scores) == scores
+    except RuntimeError:
+        fits = False
+    if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        yield (
+            f"attn_mask: expected booleans or floats broadcastable to {scores}, "
+            f"got {mask.dtype} {tuple(mask.shape)}"
+        )
+    if mask.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(mask):
+        yield (
+            "attn_mask: needs a gradient or is mapped over, and tiles take it as a constant; detach it, or "
+            "use torch.nn.functional.scaled_dot_product_attention under sdpa_kernel(SDPBackend.MATH)"
+        )

@@ -1,0 +1,137 @@
+"""Attention by tiles in the form of transformers' registry, and whether it is what a model's own function does.
+
+Letters: B sequences, H heads, T queries, S keys, G key heads, D head width, V value width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from hessblocks.curvature.attention.call import attend_twice, misfits, second_order_attention
+from hessblocks.errors import ArgumentError
+
+FOREIGN = ("position_bias", "cache", "head_mask")
+"""Arguments of transformers' functions that change the result in a way that tiles do not know."""
+
+
+def registered_attention(
+    module: nn.Module,
+    query: Float[Tensor, "B H T D"],
+    key: Float[Tensor, "B G S D"],
+    value: Float[Tensor, "B G S V"],
+    attention_mask: Shaped[Tensor, "..."] | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " H"] | None = None,
+    **others: Any,
+) -> tuple[Float[Tensor, "B T H V"], None]:
+    """`second_order_attention` as transformers calls it, with the masks that it makes for sdpa.
+
+    Returns:
+        The mixed values and, in place of weights, None.
+
+    Raises:
+        ArgumentError: an argument that tiles do not know, or what `second_order_attention` refuses.
+    """
+    for name in FOREIGN:
+        if others.get(name) is not None:
+            raise ArgumentError(
+                f"attn_implementation: {type(module).__name__} gives {name}, which second_order does not "
+                "take; use eager or sdpa"
+            )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = bool(causal) and attention_mask is None and query.shape[2] > 1
+    mixed = second_order_attention(
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout,
+        causal,
+        scaling,
+        enable_gqa=True,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def in_place_of(
+    own: Callable[..., Any],
+    module: nn.Module,
+    query: Float[Tensor, "..."],
+    key: Float[Tensor, "..."],
+    value: Float[Tensor, "..."],
+    mask: Shaped[Tensor, "..."] | None = None,
+    *,
+    noticed: Callable[[], None],
+    **others: Any,
+) -> tuple[Float[Tensor, "..."], None] | None:
+    """What a model's own eager function returns, by tiles and without the weights.
+
+    Whether tiles do the same is seen on few small random tokens, with all arguments of this call.
+
+    Args:
+        own: the function.
+        module: that calls it.
+        query: (B, H, T, D).
+        key: (B, G, S, D).
+        value: (B, G, S, V).
+        mask: that `own` gets.
+        noticed: called where the first derivative is taken with a graph.
+        others: what else `own` gets.
+
+    Returns:
+        The mixed values (B, T, H, V) and None; None alone where it is another function, its weights are
+        asked for, or tiles do not know the form.
+    """
+    config = getattr(module, "config", None)
+    asked = others.get("output_attentions") or getattr(config, "output_attentions", False)
+    if asked or others.get("dropout") or module._forward_hooks or query.ndim != 4:
+        return None
+    facts = {"softcap": others.get("softcap"), "sinks": others.get("s_aux")}
+    known = inspect.signature(own).parameters
+    if any(isinstance(t, Tensor) and n != "s_aux" and n in known for n, t in others.items()):
+        return None
+    if any(misfits(query, key, value, mask, False, True, **facts)):
+        return None
+    scale = others.get("scaling")
+
+    def tiles(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        mixed = attend_twice(query, key, value, mask, False, scale, noticed=noticed, **facts)
+        return mixed.transpose(1, 2)
+
+    few = _few(query, key, value, mask)
+    try:
+        with torch.no_grad():
+            expected, found = own(module, *few, **others)[0], tiles(*few)
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return None
+    near = 1e-5 if query.dtype in (torch.float32, torch.float64) else 5e-2
+    if expected.shape != found.shape or not torch.allclose(expected, found, rtol=near, atol=near):
+        return None
+    return tiles(query, key, value, mask), None
+
+
+def _few(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Five queries and keys of one sequence, random; and a mask of the same form as the one there is."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, t.shape[1], 5, t.shape[3], generator=draw).to(t) for t in (query, key, value)
+    )
+    if mask is None:
+        return q, k, v, None
+    few = torch.ones(1, mask.shape[-3] if mask.ndim > 2 else 1, 5, 5, dtype=torch.bool).tril()
+    if mask.dtype != torch.bool:
+        few = torch.zeros(few.shape).masked_fill(~few, -2.0).to(mask.dtype)
+    return q, k, v, few.to(mask.device)

@@ -1,0 +1,145 @@
+"""Which keys a query sees, and the cut of queries × keys into tiles that hold all keys their queries see.
+
+Letters: B sequences, G key heads, R query heads a key head, N = B G, T queries, S keys, D head width,
+I queries and J keys of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large tiles are."""
+
+    rows: int
+    """Queries of all R heads together, at most; one of each at least."""
+    scores: int
+    """Most scores of one pair; an eighth of that is filled up with further pairs."""
+
+
+CPU = Size(rows=128, scores=1 << 20)
+"""Products of 128 rows are at full speed, and their scores stay in the caches (measured)."""
+OTHERS = Size(rows=1 << 20, scores=1 << 25)
+"""Of accelerators: few, large products."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some queries of some pairs of sequence and key head, and all keys that they see."""
+
+    pairs: slice
+    """Of N."""
+    queries: slice
+    """Of T, of all R heads."""
+    keys: slice
+    """Of S."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """What the scores are besides products of queries and keys."""
+
+    scale: float
+    """Of the products."""
+    causal: bool = False
+    """Whether query number i sees no key after number i."""
+    window: int | None = None
+    """How many keys a query sees, counted back from its own; needs `causal`."""
+    softcap: float | None = None
+    """c of c tanh(score / c)."""
+    mask: Shaped[Tensor, "#B #G #R T S"] | None = None
+    """Booleans (True: is seen) or numbers added to the scores; without gradient."""
+    size: Size | None = None
+    """Of tiles; None: what the device takes best."""
+    noticed: Callable[[], None] | None = None
+    """Called where the first derivative is taken with a graph."""
+    _tiles: dict[tuple[int, ...], list[Tile]] = field(default_factory=dict)
+    """By N, R, T, S."""
+
+    @property
+    def added(self) -> bool:
+        """Whether numbers are added to the scores."""
+        return self.mask is not None and self.mask.dtype != torch.bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether the products alone make the scores, with or without `causal`."""
+        return self.mask is None and self.window is None and self.softcap is None
+
+    def tiles(self, query: Float[Tensor, "N R T D"], keys: int) -> list[Tile]:
+        """Tiles of these queries and S keys; those that see nothing are left out."""
+        counts = (*query.shape[:3], keys)
+        if counts not in self._tiles:
+            size = self.size or (CPU if query.device.type == "cpu" else OTHERS)
+            pairs, shared, queries = counts[:3]
+            self._tiles[counts] = list(self._cut(pairs, shared, queries, keys, size))
+        return self._tiles[counts]
+
+    def _cut(self, pairs: int, shared: int, queries: int, keys: int, size: Size) -> Iterator[Tile]:
+        rows = max(1, min(size.rows, size.scores // keys) // shared)
+        together = max(1, size.scores // (8 * shared * min(rows, queries) * keys))
+        for start in range(0, queries, rows):
+            some = slice(start, min(queries, start + rows))
+            first, last = self._seen(some, keys)
+            for pair in range(0, pairs if first < last else 0, together):
+                yield Tile(slice(pair, min(pairs, pair + together)), some, slice(first, last))
+
+    def _seen(self, queries: slice, keys: int) -> tuple[int, int]:
+        """The first key that one of some queries sees, and the one behind the last."""
+        first, last = 0, keys
+        if self.causal:
+            last = min(keys, queries.stop)
+        if self.window is not None:
+            first = max(0, queries.start - self.window + 1)
+        if self.mask is None:
+            return first, last
+        some = self.mask[..., queries, first:last]
+        if self.added:
+            some = some > torch.finfo(some.dtype).min / 2
+            some = some | ~some.any(-1, keepdim=True)  # a row at the minimum is uniform
+        numbers = some.flatten(0, 3).any(0).nonzero()
+        if len(numbers) == 0:
+            return 0, 0
+        return first + int(numbers[0]), first + int(numbers[-1]) + 1
+
+    def of(self, tile: Tile, groups: int) -> Shaped[Tensor, "#N #R I J"] | None:
+        """The mask of one tile, for G key heads."""
+        if self.mask is None:
+            return None
+        part = self.mask[..., tile.queries, tile.keys]
+        if part.shape[0] == part.shape[1] == 1:
+            return part[0]
+        pairs = torch.arange(tile.pairs.start, tile.pairs.stop, device=part.device)
+        return part[pairs // groups % part.shape[0], pairs % groups % part.shape[1]]
+
+    def forbid(self, scores: Float[Tensor, "N R I J"], tile: Tile, groups: int, to: float) -> None:
+        """Put `to` where a query does not see a key, in place."""
+        mask = self.of(tile, groups)
+        if mask is not None and not self.added:
+            scores.masked_fill_(~mask, to)
+        if self.causal:
+            self._forbid(scores, tile, tile.queries.start + 1, tile.keys.stop, to, behind=0)
+        if self.window is not None:
+            end = tile.queries.stop - self.window
+            self._forbid(scores, tile, tile.keys.start, end, to, behind=self.window)
+
+    @staticmethod
+    def _forbid(
+        scores: Tensor, tile: Tile, start: int, stop: int, to: float, *, behind: int
+    ) -> None:
+        """Among keys `start` to `stop`: those after the query, or those `behind` it by that many."""
+        start, stop = max(start, tile.keys.start), min(stop, tile.keys.stop)
+        if start >= stop:
+            return
+        keys = torch.arange(start, stop, device=scores.device)
+        queries = torch.arange(tile.queries.start, tile.queries.stop, device=scores.device)[:, None]
+        unseen: Bool[Tensor, "I J"] = keys <= queries - behind if behind else keys > queries
+        edge = scores[..., start - tile.keys.start : stop - tile.keys.start]
+        edge.masked_fill_(unseen, to)

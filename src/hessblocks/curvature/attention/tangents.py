@@ -1,0 +1,222 @@
+"""The tangent of attention's first backward pass, which is its double backward pass as well.
+
+Letters: N pairs of sequence and key head, R query heads a key head, T queries, S keys, D head width,
+V value width; those of `tiles`; K vectors; (a, b, c) tangents of (q, k, v), or cotangents of (q̄, k̄, v̄):
+⟨a, q̄⟩ + ⟨b, k̄⟩ + ⟨c, v̄⟩ = ⟨G, Ȯ⟩ at fixed G, so that both ways meet in
+
+    Ṡ = s (a kᵀ + q bᵀ),  Ṗ = P ∘ (Ṡ − ρ) with ρ = Σ P ∘ Ṡ,  Ȯ = Ṗ v + P c,  δ̇ = Σ G ∘ Ȯ,
+    X = G vᵀ − δ,  Z = P ∘ X,  Ż = Ṗ ∘ X + P ∘ (G cᵀ − δ̇)
+    of q̄: s (Ż k + Z b);  of k̄: s (Żᵀ q + Zᵀ a);  of v̄: Ṗᵀ G;  of O: Ȯ
+
+A sink is one more key a head, with value zero and a score of its own: it joins ρ. Under a softcap
+c tanh(S / c) its slope multiplies Ṡ and Z, and its bend joins Ż.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.curvature.attention.sight import Tile
+from hessblocks.curvature.attention.tiles import Heads, columns, put, rows, slope
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the first two passes left of each row."""
+
+    top: Float[Tensor, "N R T"]
+    """See `attend`."""
+    rest: Float[Tensor, "N R T"]
+    """See `attend`."""
+    cotangent: Float[Tensor, "N R T V"] | None = None
+    """G; None where the tangent of O alone is asked for."""
+    met: Float[Tensor, "N R T"] | None = None
+    """δ."""
+    sink: Float[Tensor, "N R T"] | None = None
+    """The sink's own weight."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """K tangents of queries, keys, values and sinks, or of what the passes return; None: zeros."""
+
+    query: Float[Tensor, "*K N R T D"] | None = None
+    key: Float[Tensor, "*K N S D"] | None = None
+    value: Float[Tensor, "*K N S V"] | None = None
+    sink: Float[Tensor, "*K N R T"] | None = None
+    """Of a tangent: each row's own, that of its head. Of a result: ρ."""
+    out: Float[Tensor, "*K N R T V"] | None = None
+    """Of O."""
+
+    def number(self, which: int) -> Vectors:
+        """One of them."""
+        q, k, v, sink, out = (
+            None if t is None else t[which]
+            for t in (self.query, self.key, self.value, self.sink, self.out)
+        )
+        return Vectors(q, k, v, sink, out)
+
+
+def push_forward(
+    heads: Heads, kept: Rows, tangents: Vectors, count: int, wanted: Sequence[bool]
+) -> Vectors:
+    """The tangents of the forward pass and, where G is known, of the first backward pass.
+
+    Args:
+        heads: queries, keys, values.
+        kept: of the first two passes.
+        tangents: K of each.
+        count: K; they share P, X and Z of a tile.
+        wanted: whether those of q̄, k̄ and v̄ are.
+
+    Returns:
+        Tangents of q̄, k̄, v̄ and O, and ρ where there is a sink.
+
+    Cost: 12 products of queries × keys × width a tile, 2 of them for all K together.
+    """
+    likes = (heads.query, heads.key, heads.value)
+    into = [
+        like.new_zeros(count, *like.shape) if one else None
+        for like, one in zip(likes, wanted, strict=True)
+    ]
+    shape = (count, *heads.query.shape[:3])
+    mean = None if kept.sink is None else heads.query.new_zeros(shape)
+    out = heads.query.new_zeros(*shape, heads.value.shape[-1])
+    results = Vectors(into[0], into[1], into[2], mean, out)
+    for tile in heads.tiles:
+        work = _Work(heads, kept, tile)
+        for which in range(count):
+            work.push(tangents.number(which), results.number(which))
+    return results
+
+
+class _Work:
+    """One tile: what all vectors share, and what each adds."""
+
+    def __init__(self, heads: Heads, kept: Rows, tile: Tile) -> None:
+        self._tile, self._scale, self._cap = tile, heads.sight.scale, heads.sight.softcap
+        self._q, self._k = rows(heads.query, tile), columns(heads.key, tile)
+        self._v = columns(heads.value, tile)
+        self._weights, self._bent = heads.weights(tile, kept.top, kept.rest)
+        self._slope = None if self._bent is None else slope(self._bent)
+        self._sink = None if kept.sink is None else rows(kept.sink, tile)
+        if kept.cotangent is not None:
+            assert kept.met is not None
+            self._g = rows(kept.cotangent, tile)
+            self._centred = torch.baddbmm(-rows(kept.met, tile), self._g, self._v.mT)
+            self._pulled = self._weights * self._centred
+            self._met = self._pulled if self._slope is None else self._pulled * self._slope
+
+    def push(self, tangents: Vectors, results: Vectors) -> None:
+        """Write and add one vector's share."""
+        a, b, c = (
+            None if tangents.query is None else rows(tangents.query, self._tile),
+            None if tangents.key is None else columns(tangents.key, self._tile),
+            None if tangents.value is None else columns(tangents.value, self._tile),
+        )
+        moved = self._moved_scores(a, b)
+        shares = self._moved_weights(moved, tangents, results)
+        out = None if shares is None else torch.bmm(shares, self._v)
+        if c is not None:
+            out = torch.bmm(self._weights, c) if out is None else out.baddbmm_(self._weights, c)
+        if out is not None:
+            assert results.out is not None
+            put(results.out, self._tile, out)
+        wanted = (results.query, results.key, results.value)
+        if all(one is None for one in wanted):
+            return
+        if results.value is not None and shares is not None:
+            columns(results.value, self._tile).baddbmm_(shares.mT, self._g)
+        if results.query is not None or results.key is not None:
+            self._add(self._moved_pull(moved, shares, out, c), a, b, results)
+
+    def _moved_scores(self, a: Tensor | None, b: Tensor | None) -> Tensor | None:
+        """Ṡ, before the softcap."""
+        scale = self._scale
+        if a is None or b is None:
+            left, right = (self._q, b) if a is None else (a, self._k)
+            return None if right is None else torch.bmm(left, right.mT).mul_(scale)
+        left, right = torch.cat([a, self._q], -1).mul_(scale), torch.cat([self._k, b], -1)
+        return torch.bmm(left, right.mT)
+
+    def _moved_weights(
+        self, moved: Tensor | None, tangents: Vectors, results: Vectors
+    ) -> Tensor | None:
+        """Ṗ; ρ is written down where there is a sink."""
+        mean = None
+        if moved is not None:
+            shares = (
+                moved * self._weights
+                if self._slope is None
+                else moved * self._slope * self._weights
+            )
+            mean = shares.sum(-1, keepdim=True)
+        if tangents.sink is not None:
+            assert self._sink is not None
+            of_sink = self._sink * rows(tangents.sink, self._tile)
+            mean = of_sink if mean is None else mean + of_sink
+        if mean is None:
+            return None
+        if results.sink is not None:
+            put(results.sink, self._tile, mean[..., 0])
+        if moved is None:
+            return -mean * self._weights
+        return shares.addcmul_(self._weights, mean, value=-1)
+
+    def _moved_pull(
+        self, moved: Tensor | None, shares: Tensor | None, out: Tensor | None, c: Tensor | None
+    ) -> Tensor | None:
+        """Ż."""
+        if out is None:
+            return None
+        change = -(self._g * out).sum(-1, keepdim=True)
+        if c is not None:
+            change = torch.baddbmm(change, self._g, c.mT)
+        pulled = self._weights * change if shares is None else None
+        if pulled is None:
+            assert shares is not None
+            pulled = (shares * self._centred).addcmul_(self._weights, change)
+        if self._slope is None:
+            return pulled
+        pulled.mul_(self._slope)
+        if moved is not None:
+            assert self._bent is not None
+            assert self._cap is not None
+            bend = (self._bent * self._slope).mul_(moved).mul_(-2 / self._cap)
+            pulled.addcmul_(self._pulled, bend)
+        return pulled
+
+    def _add(
+        self, pulled: Tensor | None, a: Tensor | None, b: Tensor | None, results: Vectors
+    ) -> None:
+        """S (Ż k + Z b) and s (Żᵀ q + Zᵀ a)."""
+        scale, tile = self._scale, self._tile
+        if results.query is not None:
+            terms = [
+                (z, x)
+                for z, x in ((pulled, self._k), (self._met, b))
+                if z is not None and x is not None
+            ]
+            if terms:
+                found = _sum_of_products(terms)
+                put(results.query, tile, found.mul_(scale))
+        if results.key is not None:
+            place = columns(results.key, tile)
+            if pulled is not None:
+                place.baddbmm_(pulled.mT, self._q, alpha=scale)
+            if a is not None:
+                place.baddbmm_(self._met.mT, a, alpha=scale)
+
+
+def _sum_of_products(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Σ left right."""
+    (left, right), *others = terms
+    found = torch.bmm(left, right)
+    for left, right in others:
+        found.baddbmm_(left, right)
+    return found

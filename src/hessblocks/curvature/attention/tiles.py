@@ -1,0 +1,142 @@
+"""Attention and its first backward pass, tile by tile, from recomputed scores.
+
+Letters: q, k, v a tile's rows; s scale; P weights; O = P v; G = ∂L/∂O; δ = Σ G ∘ O a row;
+N pairs of sequence and key head (n of a tile), R query heads a key head, T queries, S keys, I rows of a tile
+(its queries of all R heads), J its keys, D head width, V value width.
+
+    Z = P ∘ (G vᵀ − δ);  q̄ = s Z k,  k̄ = s Zᵀ q,  v̄ = Pᵀ G
+
+A softcap puts c tanh(S / c) between products and softmax; its slope multiplies Z.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.curvature.attention.sight import Sight, Tile
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Queries, keys, values and what else makes P."""
+
+    query: Float[Tensor, "N R T D"]
+    key: Float[Tensor, "N S D"]
+    value: Float[Tensor, "N S V"]
+    sight: Sight
+    groups: int
+    """G, key heads of a sequence."""
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """All of them."""
+        return self.sight.tiles(self.query, self.key.shape[1])
+
+    def scores(self, tile: Tile) -> tuple[Float[Tensor, "n I J"], Float[Tensor, "n I J"] | None]:
+        """Scores of a tile, what is not seen included, and t = tanh(S / c) under a softcap."""
+        sight, bent = self.sight, None
+        found = torch.bmm(rows(self.query, tile), columns(self.key, tile).mT).mul_(sight.scale)
+        if sight.softcap is not None:
+            bent = found.div_(sight.softcap).tanh_()
+            found = bent * sight.softcap
+        if sight.added:
+            mask = sight.of(tile, self.groups)
+            assert mask is not None
+            self._by_head(found).add_(mask)
+        return found, bent
+
+    def weights(
+        self, tile: Tile, top: Float[Tensor, "N R T"], rest: Float[Tensor, "N R T"]
+    ) -> tuple[Float[Tensor, "n I J"], Float[Tensor, "n I J"] | None]:
+        """P of a tile from the logarithm of its sums, and t under a softcap."""
+        bent = None
+        if self.sight.added or self.sight.softcap is not None:
+            found, bent = self.scores(tile)
+            found.sub_(rows(top, tile)).sub_(rows(rest, tile))  # one by one: the minimum absorbs
+        else:
+            q, k = rows(self.query, tile), columns(self.key, tile)
+            found = torch.baddbmm(-rows(top + rest, tile), q, k.mT, alpha=self.sight.scale)
+        found.exp_()
+        self.forbid(found, tile, 0.0)
+        return found, bent
+
+    def forbid(self, scores: Float[Tensor, "n I J"], tile: Tile, to: float) -> None:
+        """See `Sight.forbid`."""
+        self.sight.forbid(self._by_head(scores), tile, self.groups, to)
+
+    def _by_head(self, scores: Tensor) -> Tensor:
+        by_head: Tensor = scores.unflatten(1, (self.query.shape[1], -1))
+        return by_head
+
+
+def rows(x: Float[Tensor, "N R T *D"], tile: Tile) -> Float[Tensor, "n I D"]:
+    """A tile's rows of all R heads in one axis; numbers a row as a column."""
+    part = (x if x.ndim == 4 else x[..., None])[tile.pairs, :, tile.queries]
+    return part.flatten(1, 2)
+
+
+def columns(x: Float[Tensor, "N S D"], tile: Tile) -> Float[Tensor, "n J D"]:
+    """A tile's keys or values."""
+    return x[tile.pairs, tile.keys]
+
+
+def attend(
+    heads: Heads,
+) -> tuple[Float[Tensor, "N R T V"], Float[Tensor, "N R T"], Float[Tensor, "N R T"]]:
+    """O, and the logarithm of the sums of exponentials in two numbers: the largest score and the rest.
+
+    Returns:
+        O, largest and rest; a row that sees nothing has O = 0 and −∞ for the largest.
+    """
+    query, value = heads.query, heads.value
+    out = query.new_zeros(*query.shape[:3], value.shape[-1])
+    top, rest = query.new_full(query.shape[:3], -torch.inf), query.new_zeros(query.shape[:3])
+    for tile in heads.tiles:
+        scores, _ = heads.scores(tile)
+        heads.forbid(scores, tile, -torch.inf)
+        largest = scores.amax(-1, keepdim=True)
+        scores.sub_(largest.masked_fill(largest == -torch.inf, 0.0)).exp_()
+        sums = scores.sum(-1, keepdim=True)
+        mixed = torch.bmm(scores, columns(value, tile)).div_(sums.masked_fill(sums == 0, 1.0))
+        put(out, tile, mixed)
+        put(top, tile, largest[..., 0])
+        put(rest, tile, sums.masked_fill_(sums == 0, 1.0).log_()[..., 0])
+    return out, top, rest
+
+
+def pull_back(
+    heads: Heads,
+    cotangent: Float[Tensor, "N R T V"],
+    met: Float[Tensor, "N R T"],
+    top: Float[Tensor, "N R T"],
+    rest: Float[Tensor, "N R T"],
+) -> tuple[Float[Tensor, "N R T D"], Float[Tensor, "N S D"], Float[Tensor, "N S V"]]:
+    """The first backward pass: q̄, k̄ and v̄ from G and δ (`met`)."""
+    for_query, for_key = torch.zeros_like(heads.query), torch.zeros_like(heads.key)
+    for_value = torch.zeros_like(heads.value)
+    scale = heads.sight.scale
+    for tile in heads.tiles:
+        weights, bent = heads.weights(tile, top, rest)
+        g, k, v = rows(cotangent, tile), columns(heads.key, tile), columns(heads.value, tile)
+        columns(for_value, tile).baddbmm_(weights.mT, g)
+        weights.mul_(torch.baddbmm(-rows(met, tile), g, v.mT))
+        if bent is not None:
+            weights.mul_(slope(bent))
+        put(for_query, tile, torch.bmm(weights, k).mul_(scale))
+        columns(for_key, tile).baddbmm_(weights.mT, rows(heads.query, tile), alpha=scale)
+    return for_query, for_key, for_value
+
+
+def slope(bent: Float[Tensor, "n I J"]) -> Float[Tensor, "n I J"]:
+    """The derivative of the softcap, from t."""
+    return (bent * bent).neg_().add_(1)
+
+
+def put(whole: Float[Tensor, "N R T *D"], tile: Tile, part: Float[Tensor, "n I *D"]) -> None:
+    """Write a tile's rows where they belong."""
+    place = whole[tile.pairs, :, tile.queries]
+    place.copy_(part.reshape(place.shape))
