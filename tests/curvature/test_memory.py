@@ -138,3 +138,14 @@ def test_a_product_at_a_wide_vocabulary_keeps_to_its_limit() -> None:
     with LiveBytes() as live:
         _ = OuterProduct(problem, group) @ torch.ones(group.size)
     assert live.peak < 110_000_000
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_what_was_measured_for_the_plan_is_freed(implementation: str) -> None:
+    model, batch = model_and_batch()
+    if implementation == "eager":
+        model.set_attn_implementation("eager")
+    problem = Problem(model, batch)
+    with LiveBytes() as live:
+        _ = problem.plan
+    assert live.now < live.peak / 20
