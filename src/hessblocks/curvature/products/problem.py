@@ -21,16 +21,20 @@ from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.backend import backward_pass, differentiable, put_in
 from hessblocks.curvature.products.batches import Batch, unpack_all
 from hessblocks.curvature.products.failures import said_in_a_sentence
-from hessblocks.curvature.products.losses import (
-    BatchLoss,
-    LossFunction,
-    callable_loss,
-    given_labels,
-)
+from hessblocks.curvature.products.losses import LossFunction, callable_loss, given_labels
 from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
 from hessblocks.curvature.products.torch_losses import LOSSES, as_module, check_loss, torch_loss
+from hessblocks.curvature.readout import (
+    BatchLoss,
+    LogitsUsed,
+    Readout,
+    RowLoss,
+    compute_logits_late,
+    end_of,
+    readout_of,
+)
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
 
 
@@ -95,7 +99,7 @@ class Problem:
         notice_randomness(model, batches)
         self.batches = unpack_all(batches, self.device)
         self._check_alike()
-        self._closed_forms = True
+        self._closed_forms = self._logits_late = True
         self._recomputed = False
         self.held: tuple[Any, list[Any]] | None = None
         self.precision_known = False
@@ -144,8 +148,8 @@ class Problem:
         own = 0.0
         with torch.no_grad(), said_in_a_sentence():
             for batch in self.plan.passes:
-                logits, loss = self.forward(batch, self.parameters)
-                own += check_finite(loss.total(logits) / self.valid, batch)
+                end = end_of(*self.forward(batch, self.parameters), 1 / self.valid)
+                own += check_finite(end.total(), batch)
         if not self.processes.sum_losses:
             return own
         return float(
@@ -154,7 +158,7 @@ class Problem:
 
     def forward(
         self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]]
-    ) -> tuple[Float[Tensor, "..."], BatchLoss]:
+    ) -> tuple[Readout, BatchLoss]:
         """Logits of one batch at other parameters, and its loss as a function of them.
 
         Args:
@@ -162,31 +166,41 @@ class Problem:
             parameters: all trainable parameters by name.
 
         Returns:
-            The logits with their graph, and the batch's loss.
+            How the logits are made, with their graph, and the batch's loss.
 
         Raises:
             RunError: the model returns no logits.
         """
-        with differentiable(self.model, closed_forms=self._closed_forms) as seen:
-            put_in(self.model, parameters)
-            keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
-            if self._takes_mapping(batch.keywords):
-                outputs = self.model(batch.keywords)
-            else:
-                outputs = self.model(*batch.arguments, **keywords)
+        loss = None if self._loss_of is None else self._loss_of(batch)
+        try:
+            with differentiable(self.model, closed_forms=self._closed_forms) as seen:
+                put_in(self.model, parameters)
+                if self._logits_late and isinstance(loss, RowLoss):
+                    compute_logits_late(self.model, seen)
+                outputs = self._outputs(batch)
+        except LogitsUsed:
+            self._logits_late = False
+            return self.forward(batch, parameters)
         self._recomputed |= seen.recomputed
         if seen.differentiated and self._closed_forms:
-            self._closed_forms = False  # they carry two derivatives, and the model has used one
+            # they carry two derivatives, and the model has used one
+            self._closed_forms = self._logits_late = False
             return self.forward(batch, parameters)
         logits = _logits(outputs)
-        if self._loss_of is not None:
-            return logits, self._loss_of(batch)
-        assert callable(self.loss)
-        return logits, callable_loss(self.loss, batch, outputs, logits)
+        if loss is None:
+            assert callable(self.loss)
+            loss = callable_loss(self.loss, batch, outputs, logits)
+        return readout_of(logits), loss
 
     def backward(self) -> AbstractContextManager[object]:
         """Where a graph of `forward` is differentiated: parts that are computed again meet the same state."""
         return backward_pass(self.model) if self._recomputed else nullcontext()
+
+    def _outputs(self, batch: Batch) -> Any:
+        if self._takes_mapping(batch.keywords):
+            return self.model(batch.keywords)
+        keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
+        return self.model(*batch.arguments, **keywords)
 
     def _check_alike(self) -> None:
         """Make sure that processes which share the work were given the same."""
