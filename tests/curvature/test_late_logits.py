@@ -295,3 +295,22 @@ def test_no_tensor_of_tokens_by_words_is_ever_held(
         found = problem.value() if part == "value" else OPERATORS[part](problem, group) @ vector
     del found
     assert live.peak < 0.4 * words * length * 4
+
+
+def test_a_row_without_any_label_adds_nothing() -> None:
+    torch.manual_seed(0)
+    model, ids = stir(gpt2()), tokens(2)
+    labels = ids.clone()
+    labels[1] = -100
+    both = Problem(
+        model,
+        [
+            {"input_ids": row[None], "labels": lab[None]}
+            for row, lab in zip(ids, labels, strict=True)
+        ],
+    )
+    one = Problem(model, [{"input_ids": ids[:1]}])
+    group = merge("everything", list(parameter_groups(model, "tensor").values()))
+    vector = torch.randn(group.size, dtype=torch.float64)
+    for kind in OPERATORS.values():
+        assert torch.equal(kind(both, group) @ vector, kind(one, group) @ vector)
