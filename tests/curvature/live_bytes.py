@@ -17,7 +17,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
-        self._now = 0
+        self.now = 0
         self._known: dict[int, Any] = {}
 
     def __torch_dispatch__(
@@ -30,7 +30,7 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_leaves(found):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage(), given)
-        self.peak = max(self.peak, self._now)
+        self.peak = max(self.peak, self.now)
         return found
 
     def _count(self, storage: torch.UntypedStorage, given: set[int]) -> None:
@@ -39,8 +39,8 @@ class LiveBytes(TorchDispatchMode):
             return
 
         def freed(_: Any) -> None:
-            self._now -= size
+            self.now -= size
             self._known.pop(key, None)
 
         self._known[key] = weakref.ref(storage, freed)
-        self._now += size
+        self.now += size

@@ -64,7 +64,7 @@ QUANTITIES = {
 def test_a_lower_limit_gives_the_same_numbers_and_a_lower_peak(name: str) -> None:
     model, batch = model_and_batch()
     groups, found, peaks = parameter_groups(model), [], []
-    for limit in (None, 8_000_000, 2_500_000):
+    for limit in (None, 8_000_000, 1_600_000):
         problem = Problem(model, batch, memory_limit=limit)
         _ = problem.plan
         with LiveBytes() as live:
@@ -134,7 +134,18 @@ def test_a_product_at_a_wide_vocabulary_keeps_to_its_limit() -> None:
     problem = Problem(model, torch.randint(0, VOCABULARY, (4, 32)), memory_limit=110_000_000)
     group = parameter_groups(model)["layers.0.attention.query"]
     _ = problem.plan
-    assert not problem.plan.hold
+    assert len(problem.plan.passes) > 1
     with LiveBytes() as live:
         _ = OuterProduct(problem, group) @ torch.ones(group.size)
     assert live.peak < 110_000_000
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_what_was_measured_for_the_plan_is_freed(implementation: str) -> None:
+    model, batch = model_and_batch()
+    if implementation == "eager":
+        model.set_attn_implementation("eager")
+    problem = Problem(model, batch)
+    with LiveBytes() as live:
+        _ = problem.plan
+    assert live.now < live.peak / 20

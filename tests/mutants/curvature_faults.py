@@ -689,4 +689,27 @@ CURVATURE = (
             "curvature/test_pricing.py::test_a_triangle_reads_each_block_once_and_a_diagonal_only_own_blocks",
         ),
     ),
+    Mutant(
+        "the residual is not pulled back through the direction of the unembedding",
+        file="curvature/readout/loss_end.py",
+        find="self._add(into, residual.expand(len(at), -1, -1), to, change)",
+        replace="self._add(into, residual.expand(len(at), -1, -1), to, None)",
+        tests=("curvature/test_late_logits.py::test_all_blocks_are_those_of_dense_autodiff",),
+    ),
+    Mutant(
+        "logits that the model changed in place are taken as they were",
+        file="curvature/readout/late_logits.py",
+        find="return logits.readout if logits.made is None else Readout(logits.made)",
+        replace="return logits.readout",
+        tests=(
+            "curvature/test_late_logits.py::test_whatever_is_done_to_the_logits_is_part_of_the_loss",
+        ),
+    ),
+    Mutant(
+        "what the plan measures is never freed",
+        file="curvature/products/passes.py",
+        find="return tensor.detach()",
+        replace="return tensor",
+        tests=("curvature/test_memory.py::test_what_was_measured_for_the_plan_is_freed",),
+    ),
 )

@@ -21,8 +21,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.products.batches import Batch
-from hessblocks.curvature.products.losses import LossDerivatives
 from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.readout import end_of
 
 Tensors = dict[str, Float[Tensor, "K ..."] | None]
 """By parameter name, (K, *shape); None stands for zeros."""
@@ -47,34 +47,40 @@ class BatchGraph:
         self._backward = problem.backward
         self._leaves = {name: parameters[name].requires_grad_() for name in names}
         with torch.enable_grad():
-            logits, loss = problem.forward(batch, parameters | self._leaves)
-            self._loss = loss.derivatives(logits.detach(), 1 / problem.valid)
-            problem.check_finite(self._loss.total, batch)
-            self._residual = self._residual_of(logits, split=split)
-            self._pullback = self._pull_back_residual(logits)
-        self._logits = get_gradient_edge(logits) if logits.requires_grad else None
+            readout, loss = problem.forward(batch, parameters | self._leaves)
+            self._end = end_of(readout, loss, 1 / problem.valid)
+            total, gradients = self._end.attach("functional" if split else "full")
+            problem.check_finite(total, batch)
+            self._pullback = self._pull_back(readout.hidden, gradients)
+        own = {id(leaf): name for name, leaf in self._leaves.items()}
+        self._of_end = [own.get(id(tensor)) for tensor in self._end.inputs]
+        self._hidden, self._residual = (
+            get_gradient_edge(t) if t.requires_grad else None
+            for t in (readout.hidden, gradients[0])
+        )
+        self._pullback += [
+            (name, get_gradient_edge(value))
+            for name, value in zip(self._of_end, gradients, strict=True)
+            if name is not None
+        ]
         self.together = problem.plan.together
 
-    def _residual_of(self, logits: Tensor, *, split: bool) -> Tensor:
-        if split:
-            return self._loss.gradient.requires_grad_()
-        attached: Tensor = _Residual.apply(logits, self._loss)
-        return attached
-
-    def _pull_back_residual(self, logits: Tensor) -> dict[str, GradientEdge]:
+    def _pull_back(
+        self, hidden: Tensor, gradients: Sequence[Tensor]
+    ) -> list[tuple[str, GradientEdge]]:
         """Where the graph of each parameter's Jᵀ r ends; the values themselves are not kept."""
-        if not logits.requires_grad:
-            return {}
+        if not hidden.requires_grad:
+            return []
         leaves = list(self._leaves.values())
         with self._backward():
             pulled = torch.autograd.grad(
-                logits, leaves, self._residual, create_graph=True, allow_unused=True
+                hidden, leaves, gradients[0], create_graph=True, allow_unused=True
             )
-        return {
-            name: get_gradient_edge(value)
+        return [
+            (name, get_gradient_edge(value))
             for name, value in zip(self._leaves, pulled, strict=True)
             if value is not None and value.requires_grad
-        }
+        ]
 
     @property
     def parameters(self) -> Mapping[str, Float[Tensor, "..."]]:
@@ -91,7 +97,7 @@ class BatchGraph:
         Returns:
             By parameter name, (K, *shape).
         """
-        return self._replay(vectors, [self._leaves[name] for name in rows], rows)
+        return self._replay(vectors, rows)
 
     def split(
         self,
@@ -110,57 +116,58 @@ class BatchGraph:
             By part and parameter name, (K, *shape).
         """
         wanted = rows if "functional" in parts or "full" in parts else ()
-        leaves = [*(self._leaves[name] for name in wanted), self._residual]
-        functional = self._replay(vectors, leaves, [*wanted, _PUSHED])
-        pushed = functional.pop(_PUSHED)
+        functional = self._replay(vectors, wanted, pushed=self._residual is not None)
+        pushed = functional.pop(_PUSHED, None)
         found: dict[Part, Tensors] = {"functional": functional}
         if "outer" in parts or "full" in parts:
-            found["outer"] = self._pull_back_curvature(pushed, rows)
+            found["outer"] = self._pull_back_curvature(pushed, vectors, rows)
         if "full" in parts:
             found["full"] = {name: _add(found["outer"][name], functional[name]) for name in rows}
         return {part: found[part] for part in parts}
 
     def _replay(
-        self, vectors: Mapping[str, Tensor], inputs: Sequence[Tensor], names: Sequence[str]
+        self, vectors: Mapping[str, Tensor], rows: Sequence[str], *, pushed: bool = False
     ) -> Tensors:
-        """∂⟨g, z⟩ / ∂ inputs, under the given names."""
-        pulled = {name: self._pullback[name] for name in vectors if name in self._pullback}
-        if not pulled:
+        """∂⟨g, z⟩ by the parameters in `rows`, and by the residual where J z is asked for."""
+        names = list(rows)
+        inputs: list[Any] = [self._leaves[name] for name in rows]
+        if pushed:
+            names, inputs = [*names, _PUSHED], [*inputs, self._residual]
+        pulled = [(edge, vectors[name]) for name, edge in self._pullback if name in vectors]
+        if not (pulled and inputs):
             return dict.fromkeys(names)
+        self._end.wanted = [name is None or name in rows for name in self._of_end]
         with self._backward():
-            found = _gradients(list(pulled.values()), inputs, [vectors[name] for name in pulled])
+            found = _gradients([edge for edge, _ in pulled], [z for _, z in pulled], inputs)
         return dict(zip(names, found, strict=True))
 
-    def _pull_back_curvature(self, pushed: Tensor | None, rows: Sequence[str]) -> Tensors:
+    def _pull_back_curvature(
+        self, pushed: Tensor | None, vectors: Mapping[str, Tensor], rows: Sequence[str]
+    ) -> Tensors:
         """Jᵀ H_ℓ u."""
-        if pushed is None:
-            return dict.fromkeys(rows)
-        curvature = self._loss.curvature
-        curved = curvature(pushed[0])[None] if len(pushed) == 1 else torch.vmap(curvature)(pushed)
-        leaves = [self._leaves[name] for name in rows]
-        with self._backward():
-            pulled = _gradients([self._logits], leaves, [curved])
-        return dict(zip(rows, pulled, strict=True))
+        found: Tensors = dict.fromkeys(rows)
+        directions = [pushed, *(vectors.get(name or "") for name in self._of_end[1:])]
+        if all(direction is None for direction in directions):
+            return found
+        wanted = [name in rows for name in self._of_end]
+        wanted[0] = self._hidden is not None
+        curved, *own = self._end.products("outer", directions, wanted)
+        if curved is not None:
+            leaves = [self._leaves[name] for name in rows]
+            with self._backward():
+                pulled = _gradients([self._hidden], [curved], leaves)
+            found = dict(zip(rows, pulled, strict=True))
+        for name, value in zip(self._of_end[1:], own, strict=True):
+            if name is not None and value is not None:
+                found[name] = _add(found[name], value)
+        return found
 
 
 _PUSHED = "J z"
 
 
-class _Residual(torch.autograd.Function):
-    """r = ∂ℓ/∂f as a node of the graph, whose own derivative is the loss's curvature."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, loss: LossDerivatives) -> Tensor:
-        ctx.loss = loss
-        return loss.gradient.view_as(logits)
-
-    @staticmethod
-    def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor, None]:
-        return ctx.loss.curvature(directions[0]), None
-
-
 def _gradients(
-    outputs: Sequence[Any], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+    outputs: Sequence[Any], cotangents: Sequence[Tensor], inputs: Sequence[Any]
 ) -> list[Tensor | None]:
     """Vector-Jacobian products for (K, ...) cotangents; one vector goes without vmap, which is faster."""
     used: list[bool] = []

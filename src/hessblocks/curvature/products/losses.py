@@ -1,15 +1,14 @@
 """Losses as functions of the logits: sum over the valid rows, gradient, curvature.
 
 Everything is computed in the dtype of the logits; the model's own loss, which may cast to float32,
-is never used. Letters: p probabilities, u a direction in logit space, V classes.
+is never used. Letters: p probabilities, u a direction in logit space, N rows, V classes.
 """
 
 from __future__ import annotations
 
-import abc
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,57 +20,19 @@ from torch.nn import functional as F  # noqa: N812
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.closed import ClosedForms, Watch
 from hessblocks.curvature.products.batches import Batch
+from hessblocks.curvature.readout import BatchLoss, LossDerivatives, Root, RowLoss, rows_together
 from hessblocks.errors import ArgumentError
 
 CERTAIN = 1e4
 """A logit so far above zeros that its probability is 1 to all digits."""
 ROUNDING = 1e-5
 """Share of the largest curvature that may be rounding."""
-CHUNK = 1 << 22
-"""Logits handled together where a temporary of their size is needed."""
 
 LossFunction = Callable[[Any, Any], Float[Tensor, "..."]]
 """From the model's outputs and the batch to the losses of the valid tokens or rows."""
 
 
-Root = Callable[[Shaped[Tensor, "..."]], Float[Tensor, "..."]]
-"""From signs shaped as the logits to L ε, where L Lᵀ is the loss's curvature."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossDerivatives:
-    """A batch's share of the loss at one point."""
-
-    total: float
-    """Sum over the valid rows, times the share of one."""
-    gradient: Float[Tensor, "..."]
-    """∂ total / ∂ logits, shaped as the logits."""
-    curvature: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
-    """u ↦ H_ℓ u for one direction shaped as the logits; may be vmapped."""
-
-
-class BatchLoss(abc.ABC):
-    """The loss of one batch as a function of its logits, summed over its valid rows."""
-
-    @property
-    @abc.abstractmethod
-    def valid(self) -> float:
-        """What counts in the mean: valid tokens, labelled rows or target entries."""
-
-    @abc.abstractmethod
-    def total(self, logits: Float[Tensor, "..."]) -> float:
-        """The sum of the losses."""
-
-    @abc.abstractmethod
-    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
-        """Sum, gradient and curvature at logits without gradient history, all times `share`."""
-
-    @abc.abstractmethod
-    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """ε ↦ L ε with L Lᵀ = H_ℓ at logits without gradient history, times the root of `share`."""
-
-
-class CrossEntropy(BatchLoss):
+class CrossEntropy(RowLoss):
     """−log p of the target, over classes on the last axis.
 
     Its curvature is the closed form p∘u − p (p·u) of each row.
@@ -88,31 +49,47 @@ class CrossEntropy(BatchLoss):
 
     def total(self, logits: Float[Tensor, "... V"]) -> float:
         """See `BatchLoss`."""
-        check_targets(self._targets, logits)
+        check_targets(self._targets, tuple(logits.shape))
         rows, targets = logits.flatten(0, -2), self._targets.flatten()
-        return sum(
-            float(F.cross_entropy(rows[part], targets[part], ignore_index=IGNORED, reduction="sum"))
-            for part in _row_chunks(rows)
+        step = rows_together(rows.shape[1])
+        pieces = zip(rows.split(step), targets.split(step), strict=True)
+        return math.fsum(
+            float(F.cross_entropy(part, some, ignore_index=IGNORED, reduction="sum"))
+            for part, some in pieces
         )
 
     def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
         """See `BatchLoss`."""
         total = self.total(logits) * share
-        targets = self._targets.flatten()
-        shares = share * (targets != IGNORED).to(logits.dtype)[:, None]
-        shared = logits.softmax(-1).flatten(0, -2).mul_(shares)  # p, times the share of its row
-        gradient = shared.scatter_add(1, targets.clamp(min=0)[:, None], -shares)
+        gradient, curvature = self.at(logits.clone(), share)
+        return LossDerivatives(
+            total=total, gradient=gradient, curvature=lambda u: curvature(u.clone())
+        )
+
+    def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
+        """See `RowLoss`."""
+        check_targets(self._targets, (*rows, classes))
+        return (self._targets.flatten() != IGNORED).nonzero()[:, 0]
+
+    def some(self, rows: slice | Int[Tensor, " N"]) -> CrossEntropy:
+        """See `RowLoss`."""
+        return CrossEntropy(self._targets.flatten()[rows])
+
+    def at(
+        self, logits: Float[Tensor, "... V"], share: float
+    ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
+        """See `RowLoss`."""
+        targets = self._targets[..., None]
+        shares = share * (targets != IGNORED).to(logits.dtype)
+        shared = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+        shared.mul_(shares / shared.sum(-1, keepdim=True))  # p, times the share of its row
+        gradient = shared.scatter_add(-1, targets.clamp(min=0), -shares)
 
         def curvature(direction: Tensor) -> Tensor:
-            flat = direction.flatten(0, -2)
-            pieces = []
-            for part in _row_chunks(flat):
-                weighted = shared[part] * flat[part]
-                inner = weighted.sum(-1, keepdim=True) / share
-                pieces.append(torch.addcmul(weighted, shared[part], inner, value=-1))
-            return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view_as(direction)
+            inner = shared[..., None, :] @ direction[..., None]
+            return direction.sub_(inner[..., 0] / share).mul_(shared)
 
-        return LossDerivatives(total=total, gradient=gradient.view_as(logits), curvature=curvature)
+        return gradient, curvature
 
     def root(self, logits: Float[Tensor, "... V"], share: float) -> Root:
         """√p∘ε − p ⟨√p, ε⟩ of each row, whose L Lᵀ is diag(p) − ppᵀ."""
@@ -122,7 +99,8 @@ class CrossEntropy(BatchLoss):
         def times_root(signs: Tensor) -> Tensor:
             found = torch.empty_like(roots)
             flat = signs.flatten(0, -2)
-            for part in _row_chunks(roots):
+            step = rows_together(roots.shape[1])
+            for part in (slice(start, start + step) for start in range(0, len(roots), step)):
                 weighted = roots[part] * flat[part]
                 inner = weighted.sum(-1, keepdim=True)
                 torch.addcmul(weighted, roots[part].square(), inner, value=-1, out=found[part])
@@ -299,27 +277,21 @@ def _with_logits(outputs: Any, logits: Tensor) -> Any:
     return other
 
 
-def _row_chunks(rows: Tensor) -> Iterator[slice]:
-    """Slices of (N, V) rows with at most CHUNK entries each, or one row."""
-    step = max(1, CHUNK // rows.shape[1])
-    return (slice(start, start + step) for start in range(0, rows.shape[0], step))
-
-
-def check_targets(targets: Int[Tensor, "..."], logits: Float[Tensor, "... V"]) -> None:
-    """Make sure that cross-entropy can be taken.
+def check_targets(targets: Int[Tensor, "..."], logits: tuple[int, ...]) -> None:
+    """Make sure that cross-entropy can be taken of logits of this shape.
 
     Raises:
         ArgumentError: shapes or classes do not fit.
     """
-    if targets.shape != logits.shape[:-1]:
+    if targets.shape != logits[:-1]:
         raise ArgumentError(
-            f"labels: expected shape {tuple(logits.shape[:-1])} to go with logits of shape "
-            f"{tuple(logits.shape)}, got {tuple(targets.shape)}"
+            f"labels: expected shape {logits[:-1]} to go with logits of shape "
+            f"{logits}, got {tuple(targets.shape)}"
         )
     counted = targets[targets != IGNORED]
-    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < logits.shape[-1]:
+    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < logits[-1]:
         raise ArgumentError(
-            f"labels: expected classes from 0 to {logits.shape[-1] - 1} (or {IGNORED} to ignore), "
+            f"labels: expected classes from 0 to {logits[-1] - 1} (or {IGNORED} to ignore), "
             f"got {int(counted.min())} to {int(counted.max())}"
         )
 

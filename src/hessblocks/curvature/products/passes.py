@@ -20,6 +20,7 @@ from hessblocks.curvature.products.batches import Batch, Batches
 from hessblocks.curvature.products.losses import LossFunction
 from hessblocks.curvature.products.repeatable import check_same
 from hessblocks.curvature.products.sharing import Processes
+from hessblocks.curvature.readout import Readout, rows_together
 from hessblocks.curvature.sharding import Cut
 from hessblocks.errors import ArgumentError, in_units, main_memory
 
@@ -33,7 +34,7 @@ REPLAY = 2.3
 """Peak of building and replaying a graph, in sizes of what the graph has saved (measured)."""
 
 LOGITS = 5
-"""Further arrays of the size of the logits: probabilities, residual, direction, product (counted)."""
+"""Further arrays of the size of the logits held: probabilities, residual, direction, product (counted)."""
 
 SAMPLES_SHARE = 4
 """Where gradients are kept beside the passes, these get at most one in so many of the bytes."""
@@ -125,7 +126,7 @@ class Work(Protocol):
 
     def forward(
         self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True
-    ) -> tuple[Float[Tensor, "..."], object]:
+    ) -> tuple[Readout, object]:
         """Logits of one batch at other parameters, and its loss."""
 
     def backward(self) -> AbstractContextManager[object]:
@@ -229,24 +230,30 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             saved[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # an output would hold itself, and its graph, for ever
+        return tensor.detach()  # a graph that saved its own output would hold itself for ever
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        logits, _ = problem.forward(row, leaves, twice=twice)
-        check_same(logits.detach(), problem.forward(row, problem.parameters, twice=twice)[0])
-        if twice and logits.requires_grad:  # further tensors are saved on the way back
-            ones = torch.ones_like(logits, requires_grad=True)
+        readout, _ = problem.forward(row, leaves, twice=twice)
+        check_same(readout, problem.forward(row, problem.parameters, twice=twice)[0])
+        if twice and readout.hidden.requires_grad:  # further tensors are saved on the way back
+            ones = torch.ones_like(readout.hidden, requires_grad=True)
             with problem.backward():
                 torch.autograd.grad(
-                    logits, list(leaves.values()), ones, create_graph=True, allow_unused=True
+                    readout.hidden,
+                    list(leaves.values()),
+                    ones,
+                    create_graph=True,
+                    allow_unused=True,
                 )
     graph = sum(saved.values())
-    size = logits.numel() * logits.element_size()
-    tokens = max(logits.numel() // max(1, logits.shape[-1]), _tokens(row))
+    each = readout.hidden.element_size()
+    size = readout.hidden.numel() * each
+    temporary = min(rows_together(readout.classes), readout.tokens) * readout.classes * each
+    tokens = max(readout.tokens, _tokens(row))
     return RowCost(
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
-        peak=int(REPLAY * graph) + LOGITS * size,
+        peak=int(REPLAY * graph) + LOGITS * (size if readout.weight is None else temporary),
         narrower=min(dtypes - {torch.float64}, key=lambda t: t.itemsize, default=None)
         if wide
         else None,

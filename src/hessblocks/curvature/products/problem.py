@@ -27,7 +27,6 @@ from hessblocks.curvature.products.backend import (
 from hessblocks.curvature.products.batches import Batch, Batches
 from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.losses import (
-    BatchLoss,
     Idle,
     LossFunction,
     callable_loss,
@@ -37,6 +36,15 @@ from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
 from hessblocks.curvature.products.torch_losses import LOSSES, as_module, check_loss, torch_loss
+from hessblocks.curvature.readout import (
+    BatchLoss,
+    LogitsUsed,
+    Readout,
+    RowLoss,
+    compute_logits_late,
+    end_of,
+    readout_of,
+)
 from hessblocks.curvature.sharding import (
     Cut,
     Way,
@@ -124,7 +132,7 @@ class Problem:
             whole_digest=shard in ("batches", "vectors"),
         )
         self._check_alike()
-        self._closed_forms = True
+        self._closed_forms = self._logits_late = True
         self._recomputed = False
         self.held: tuple[Any, list[Any]] | None = None
         self.precision_known = False
@@ -191,8 +199,8 @@ class Problem:
         own = 0.0
         with torch.no_grad(), said_in_a_sentence():
             for batch in self.plan.passes:
-                logits, loss = self.forward(batch, self.parameters)
-                own += self.check_finite(loss.total(logits) / self.valid, batch)
+                end = end_of(*self.forward(batch, self.parameters), 1 / self.valid)
+                own += self.check_finite(end.total(), batch)
         if not self.processes.sum_losses:
             return own
         return float(
@@ -201,7 +209,7 @@ class Problem:
 
     def forward(
         self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True
-    ) -> tuple[Float[Tensor, "..."], BatchLoss]:
+    ) -> tuple[Readout, BatchLoss]:
         """Logits of one batch at other parameters, and its loss as a function of them.
 
         Args:
@@ -210,33 +218,40 @@ class Problem:
             twice: whether second derivatives will be asked for; if not, the model's own kernels are used.
 
         Returns:
-            The logits with their graph, and the batch's loss.
+            How the logits are made, with their graph, and the batch's loss.
 
         Raises:
             RunError: the model returns no logits.
         """
-        with (
-            differentiable(self.model, closed_forms=self._closed_forms)
-            if twice
-            else differentiable_once(self.model)
-        ) as seen:
-            self._put_in(parameters)
-            keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
-            if self._takes_mapping(batch.keywords):
-                outputs = self.model(batch.keywords)
-            else:
-                outputs = self.model(*batch.arguments, **keywords)
+        loss: BatchLoss | None = None
+        if batch.idle:
+            loss = Idle()
+        elif self._loss_of is not None:
+            loss = self._loss_of(batch)
+        late = twice and self._logits_late and not self.cuts and isinstance(loss, RowLoss)
+        try:
+            with (
+                differentiable(self.model, closed_forms=self._closed_forms)
+                if twice
+                else differentiable_once(self.model)
+            ) as seen:
+                self._put_in(parameters)
+                if late:
+                    compute_logits_late(self.model, seen)
+                outputs = self._outputs(batch)
+        except LogitsUsed:
+            self._logits_late = False
+            return self.forward(batch, parameters)
         self._recomputed |= seen.recomputed
         if twice and seen.differentiated and self._closed_forms:
-            self._closed_forms = False  # they carry two derivatives, and the model has used one
+            # they carry two derivatives, and the model has used one
+            self._closed_forms = self._logits_late = False
             return self.forward(batch, parameters)
         logits = _logits(outputs)
-        if batch.idle:
-            return logits, Idle()
-        if self._loss_of is not None:
-            return logits, self._loss_of(batch)
-        assert callable(self.loss)
-        return logits, callable_loss(self.loss, batch, outputs, logits)
+        if loss is None:
+            assert callable(self.loss)
+            loss = callable_loss(self.loss, batch, outputs, logits)
+        return readout_of(logits), loss
 
     def backward(self) -> AbstractContextManager[object]:
         """Where a graph of `forward` is differentiated: parts that are computed again meet the same state."""
@@ -269,6 +284,12 @@ class Problem:
             again=lambda module: differentiable(module, closed_forms=closed),
         )
         run_in_parts(self.model, way)
+
+    def _outputs(self, batch: Batch) -> Any:
+        if self._takes_mapping(batch.keywords):
+            return self.model(batch.keywords)
+        keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
+        return self.model(*batch.arguments, **keywords)
 
     def _check_alike(self) -> None:
         """Make sure that processes which share the work were given the same."""

@@ -18,13 +18,13 @@ from torch.nn import functional as F  # noqa: N812
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.products.batches import Batch
 from hessblocks.curvature.products.losses import (
-    BatchLoss,
     CrossEntropy,
     Differentiated,
     LossFunction,
     causal_targets,
     given_labels,
 )
+from hessblocks.curvature.readout import BatchLoss
 from hessblocks.errors import ArgumentError, unknown_name
 
 KNOWN: dict[type[nn.Module], Callable[..., Float[Tensor, ""]]] = {

@@ -195,7 +195,8 @@ def _add_pass(
     parameters = problem.parameters
     leaves = {name: parameters[name].requires_grad_() for name in whole.parameters}
     with torch.enable_grad():
-        logits, loss = problem.forward(rows, parameters, twice=False)
+        readout, loss = problem.forward(rows, parameters, twice=False)
+    logits = readout.hidden
     values = logits.detach().to(working_dtype(logits.dtype))
     problem.check_finite(loss.total(values) / problem.valid, rows)
     root = loss.root(values, 1 / problem.valid)

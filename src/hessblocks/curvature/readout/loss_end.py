@@ -1,0 +1,355 @@
+"""The last node of a graph: the loss φ as a function of the logits, or of h, W and b with logits h Wᵀ + b.
+
+The gradient of φ and the products of its second derivative are closed forms of the loss's own. Where the
+logits come from h, W and b, they are computed again for each product, some rows at a time, so that no
+tensor of tokens × classes is ever held; rows whose label is ignored are left out.
+
+Letters: f logits, r = ∂φ/∂f, H_ℓ = ∂²φ/∂f², p probabilities, N rows that count, V classes, D width of h,
+K directions together; a, Z, z directions of h, W and b, u = a Wᵀ + h Zᵀ + z.
+
+The gradient (r W, rᵀ h, Σ r) has, along (a, Z, z), the derivatives
+
+- full: (q W + r Z, qᵀ h + rᵀ a, Σ q) with q = H_ℓ u
+- outer: what holds q; functional: what holds r.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+from torch.autograd.function import Function
+
+from hessblocks.conventions import Part
+from hessblocks.curvature.readout.late_logits import Readout, rows_together
+
+WORDS = 1 << 10
+"""Classes whose logits a CPU makes together; all at once took 1.6 times as long (measured)."""
+
+Directions = Sequence[Float[Tensor, "K ..."] | None]
+"""Of each input, (K, *shape); None stands for zeros."""
+
+
+Root = Callable[[Shaped[Tensor, "..."]], Float[Tensor, "..."]]
+"""From signs shaped as the logits to L ε, where L Lᵀ is the loss's curvature."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossDerivatives:
+    """A batch's share of the loss at one point."""
+
+    total: float
+    """Sum over the valid rows, times the share of one."""
+    gradient: Float[Tensor, "..."]
+    """∂ total / ∂ logits, shaped as the logits."""
+    curvature: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
+    """u ↦ H_ℓ u for one direction shaped as the logits; may be vmapped."""
+
+
+class BatchLoss(abc.ABC):
+    """The loss of one batch as a function of its logits, summed over its valid rows."""
+
+    @property
+    @abc.abstractmethod
+    def valid(self) -> float:
+        """What counts in the mean: valid tokens, labelled rows or target entries."""
+
+    @abc.abstractmethod
+    def total(self, logits: Float[Tensor, "..."]) -> float:
+        """The sum of the losses."""
+
+    @abc.abstractmethod
+    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
+        """Sum, gradient and curvature at logits without gradient history, all times `share`."""
+
+    @abc.abstractmethod
+    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
+        """ε ↦ L ε with L Lᵀ = H_ℓ at logits without gradient history, times the root of `share`."""
+
+
+class RowLoss(BatchLoss):
+    """A loss that is a sum over rows of logits, and can be cut into them."""
+
+    @abc.abstractmethod
+    def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
+        """Which rows count, of all of them in one line.
+
+        Args:
+            rows: shape of the logits without their last axis.
+            classes: V.
+        """
+
+    @abc.abstractmethod
+    def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
+        """The loss of some of the rows."""
+
+    @abc.abstractmethod
+    def at(
+        self, logits: Float[Tensor, "... V"], share: float
+    ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
+        """Gradient and curvature alone, written over `logits` and over the directions.
+
+        The curvature takes directions with further axes in front.
+        """
+
+
+class LossEnd(abc.ABC):
+    """φ at one point."""
+
+    def __init__(self, inputs: Sequence[Float[Tensor, "..."] | None]) -> None:
+        """Hold what φ is a function of, with the graph behind it."""
+        self.inputs = tuple(t for t in inputs if t is not None)
+        self.wanted: Sequence[bool] = (True,) * len(self.inputs)
+        """By which of the inputs the graph is differentiated at the moment."""
+        self.present: Sequence[bool] = ()
+        """Which of the products of that moment are not zero."""
+
+    @abc.abstractmethod
+    def total(self) -> float:
+        """φ."""
+
+    @abc.abstractmethod
+    def start(self) -> tuple[float, Float[Tensor, "..."]]:
+        """φ, and ∂φ by the first input; before any product."""
+
+    @abc.abstractmethod
+    def products(
+        self, part: Part, directions: Directions, wanted: Sequence[bool]
+    ) -> list[Float[Tensor, "K ..."] | None]:
+        """One part of the second derivative times directions.
+
+        Args:
+            part: the full one; `functional`, that of f ↦ ⟨r, f⟩ with r fixed; or `outer`, the rest.
+            directions: of each input, not all None.
+            wanted: which inputs' rows are computed.
+
+        Returns:
+            Of each input; None where it is zero or not wanted.
+        """
+
+    def attach(self, part: Part) -> tuple[float, tuple[Float[Tensor, "..."], ...]]:
+        """φ, and its gradient as a node of the graph whose derivative is one part of the second derivative.
+
+        Returns:
+            φ, and ∂φ by each input; only the first has values, since nobody reads the others'.
+        """
+        total, first = self.start()
+        gradients: tuple[Tensor, ...] = _Gradient.apply(self, part, first, *self.inputs)
+        return total, gradients
+
+
+def end_of(readout: Readout, loss: BatchLoss, share: float) -> LossEnd:
+    """The last node of a graph.
+
+    Args:
+        readout: where the logits come from.
+        loss: of the batch.
+        share: what it is multiplied by.
+
+    Returns:
+        φ as a function of h, W and b, or of the logits where these were made.
+    """
+    if readout.weight is None:
+        return _OfLogits(readout, loss, share)
+    assert isinstance(loss, RowLoss)
+    return _OfHidden(readout, loss, share)
+
+
+class _OfLogits(LossEnd):
+    def __init__(self, readout: Readout, loss: BatchLoss, share: float) -> None:
+        super().__init__(readout.inputs)
+        self._logits, self._loss, self._share = readout.hidden.detach(), loss, share
+
+    def total(self) -> float:
+        return self._loss.total(self._logits) * self._share
+
+    def start(self) -> tuple[float, Tensor]:
+        found = self._loss.derivatives(self._logits, self._share)
+        self._curvature = found.curvature
+        return found.total, found.gradient
+
+    def products(
+        self, part: Part, directions: Directions, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        (u,) = directions
+        if part == "functional" or u is None:
+            return [None]
+        return [self._curvature(u[0])[None] if len(u) == 1 else torch.vmap(self._curvature)(u)]
+
+
+class _OfHidden(LossEnd):
+    def __init__(self, readout: Readout, loss: RowLoss, share: float) -> None:
+        super().__init__(readout.inputs)
+        hidden, weight, bias = readout.hidden, readout.weight, readout.bias
+        assert weight is not None
+        self._rows = loss.counted(tuple(hidden.shape[:-1]), readout.classes)
+        self._loss, self._share = loss.some(self._rows), share
+        self._hidden, self._shape = self._counted(hidden.detach()[None])[0], hidden.shape
+        self._weight, self._bias = weight.detach(), None if bias is None else bias.detach()
+
+    def _counted(self, hidden: Tensor) -> Tensor:
+        """The rows that count, (K, N, D)."""
+        return hidden.flatten(1, -2)[:, self._rows]
+
+    def _spread(self, rows: Tensor) -> Tensor:
+        """Rows that count where they belong, the others zero; (K, *shape of h)."""
+        hidden = rows.new_zeros(
+            len(rows), self._shape.numel() // max(1, self._shape[-1]), self._shape[-1]
+        )
+        return hidden.index_copy_(1, self._rows, rows).view(-1, *self._shape)
+
+    def _pieces(self) -> Iterator[tuple[slice, RowLoss, Tensor]]:
+        """Some rows, their loss and their logits."""
+        for rows in _cut(len(self._rows), rows_together(len(self._weight))):
+            shift = None if self._bias is None else self._bias[None]
+            logits = self._pushed(self._hidden[None, rows], shift=shift)[0]
+            yield rows, self._loss.some(rows), logits
+
+    def total(self) -> float:
+        return sum(loss.total(logits) for _, loss, logits in self._pieces()) * self._share
+
+    def start(self) -> tuple[float, Tensor]:
+        total, gradient = 0.0, torch.empty_like(self._hidden)
+        for rows, loss, logits in self._pieces():
+            total += loss.total(logits) * self._share
+            torch.mm(loss.at(logits, self._share)[0], self._weight, out=gradient[rows])
+        return total, self._spread(gradient[None])[0]
+
+    def products(
+        self, part: Part, directions: Directions, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Some rows and some directions at a time; the logits of a row are made once for all directions."""
+        a, changes, shifts = (*directions, None)[:3]
+        together = next(len(d) for d in directions if d is not None)
+        a = None if a is None else self._counted(a)
+        shapes = (self._hidden.shape, *(t.shape for t in self.inputs[1:]))
+        moves = (part != "functional" or changes is not None, part != "functional" or a is not None)
+        found: list[Tensor | None] = [
+            self._hidden.new_zeros(together, *shape) if want and move else None
+            for shape, want, move in zip(
+                shapes, wanted, (*moves, part != "functional"), strict=False
+            )
+        ]
+        for rows, loss, logits in self._pieces():
+            residual, curvature = loss.at(logits, self._share)
+            for block in _cut(together, rows_together(logits.numel())):
+                into = [None if t is None else t[block] for t in (*found, None)[:3]]
+                if into[0] is not None:
+                    into[0] = into[0][:, rows]
+                at = self._hidden[rows].expand(len(range(together)[block]), -1, -1)
+                to, change, shift = (None if t is None else t[block] for t in (a, changes, shifts))
+                to = None if to is None else to[:, rows]
+                if part != "functional":
+                    curved = curvature(self._pushed(to, at, change, shift))
+                    self._add(into, curved, at, self._weight.expand(len(at), -1, -1))
+                    if into[2] is not None:
+                        into[2] += curved.sum(1)
+                if part != "outer":
+                    self._add(into, residual.expand(len(at), -1, -1), to, change)
+        if found[0] is not None:
+            found[0] = self._spread(found[0])
+        return found
+
+    def _pushed(
+        self,
+        to: Tensor | None = None,
+        at: Tensor | None = None,
+        change: Tensor | None = None,
+        shift: Tensor | None = None,
+    ) -> Tensor:
+        """u, (K, rows, V), some words at a time, which is faster on a CPU."""
+        like = at if to is None else to
+        assert like is not None
+        u = (torch.zeros_like if to is None else torch.empty_like)(
+            like[..., :1].expand(-1, -1, len(self._weight)), memory_format=torch.contiguous_format
+        )
+        for words in _cut(
+            len(self._weight), WORDS if u.device.type == "cpu" else len(self._weight)
+        ):
+            if to is not None:
+                torch.mm(
+                    to.flatten(0, 1),
+                    self._weight[words].T,
+                    out=u.view(-1, len(self._weight))[:, words],
+                )
+            if at is not None and change is not None:
+                u[..., words].baddbmm_(at, change[:, words].mT)
+        return u if shift is None else u.add_(shift[:, None])
+
+    @staticmethod
+    def _add(
+        into: Sequence[Tensor | None], rows: Tensor, hidden: Tensor | None, weight: Tensor | None
+    ) -> None:
+        """Pull (K, rows, V) back to h through `weight`, and to W through `hidden`."""
+        if into[0] is not None and weight is not None:
+            into[0].baddbmm_(rows, weight)
+        if into[1] is not None and hidden is not None:
+            into[1].baddbmm_(rows.mT, hidden)
+
+
+def _cut(size: int, most: int) -> Iterator[slice]:
+    """Pieces of nearly equal length, none longer than `most`."""
+    pieces = -(-size // max(1, most))
+    step = -(-size // max(1, pieces))
+    return (slice(start, start + step) for start in range(0, size, max(1, step)))
+
+
+class _Gradient(Function):
+    """The gradient of φ by its inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, end: LossEnd, part: Part, first: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.end, ctx.part = end, part
+        ctx.set_materialize_grads(False)
+        return (first.view_as(first), *(t.new_zeros(()).expand_as(t) for t in inputs[1:]))
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = iter(_Products.apply(ctx.end, ctx.part, *directions))
+        return None, None, None, *(next(found) if there else None for there in ctx.end.present)
+
+
+class _Products(Function):
+    """`LossEnd.products` inside of `torch.vmap` as outside of it."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(end: LossEnd, part: Part, *directions: Tensor | None) -> tuple[Tensor, ...]:
+        one = [None if d is None else d[None] for d in directions]
+        return tuple(t[0] for t in _present(end, part, one))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: there is no third derivative."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        axes: tuple[int | None, ...],
+        end: LossEnd,
+        part: Part,
+        *directions: Tensor | None,
+    ) -> tuple[tuple[Tensor, ...], int]:
+        together = [
+            d
+            if d is None
+            else d.expand(info.batch_size, *d.shape)
+            if axis is None
+            else d.movedim(axis, 0)
+            for axis, d in zip(axes[2:], directions, strict=True)
+        ]
+        return tuple(_present(end, part, together)), 0
+
+
+def _present(end: LossEnd, part: Part, directions: Directions) -> list[Tensor]:
+    found = end.products(part, directions, end.wanted)
+    end.present = [t is not None for t in found]
+    return [t for t in found if t is not None]
