@@ -214,6 +214,16 @@ def estimates(cut: bool) -> dict[str, Any]:
     return {
         "norms": [estimate.value for parts in norms.values() for estimate in parts.values()],
         "map": [e.value for e in hb.curvature_map(problem, chosen, probes=4).table.values()],
+        "sampled": [
+            parts["outer"].value
+            for parts in group_norms(
+                problem, chosen, parts=["outer"], probes=8, method="sampled"
+            ).values()
+        ],
+        "chosen": [
+            parts["outer"].value
+            for parts in group_norms(problem, chosen, parts=["outer"], probes=8).values()
+        ],
         "trace": hb.trace(operator, probes=6).value,
         "ends": hb.extreme_eigenvalues(Hessian(problem, key), basis_size=8, tolerance=0.1).values,
         "block": Hessian(problem, rows=key, columns=groups["final.norm"]).dense(),

@@ -277,8 +277,8 @@ CURVATURE = (
     Mutant(
         "the Gauss-Newton of softmax lacks the rank-one part",
         file="curvature/products/losses.py",
-        find="shared[part], inner, value=-1)",
-        replace="shared[part], inner, value=-0.0)",
+        find="direction.sub_(inner[..., 0] / share).mul_(shared)",
+        replace="direction.mul_(shared)",
         tests=("curvature/test_problem.py::test_the_closed_form_of_cross_entropy_is_autodiffs",),
     ),
     Mutant(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -186,9 +187,10 @@ class Problem:
         if isinstance(self.loss, nn.Module) and self.loss.reduction == "sum":
             return 1
         with torch.no_grad():
-            own = sum(self._count(batch) for batch in self.batches)
-            for _ in range(self.processes.idle(len(self.batches), self.device)):
-                self._count(replace(self.batches.widest_row, idle=True))
+            # asked for first: where the model is sharded, all must pass alike
+            spare = replace(self.batches.widest_row, idle=True)
+            idle = [spare] * self.processes.idle(len(self.batches), self.device)
+            own = sum(self._count(batch) for batch in chain(self.batches, idle))
         count = self.processes.counted(own, self.device)
         if count == 0:
             raise ArgumentError("batches: every label is ignored; expected at least one valid")
