@@ -416,7 +416,9 @@ def main(out: Path) -> None:
     if dist.get_rank() == 0:
         out.write_text(json.dumps(results), encoding="utf-8")
     dist.barrier()
-    os._exit(0)  # threads of a mesh's own groups may outlive it, and then abort the interpreter's exit
+    os._exit(
+        0
+    )  # threads of a mesh's own groups may outlive it, and then abort the interpreter's exit
 
 
 def own_data(case: Case) -> dict[str, float]:
