@@ -152,7 +152,9 @@ class Resident:
         gather, derivative = dist.all_gather_into_tensor, Scatter.backward
 
         def counting(into: Tensor, own: Tensor) -> None:
-            time.sleep(0.005)  # gloo's thread lets go of what it gathered last a moment after it is done
+            time.sleep(
+                0.005
+            )  # gloo's thread lets go of what it gathered last a moment after it is done
             gather(into, own)
             if not self._directions:
                 self.now += into.numel()
