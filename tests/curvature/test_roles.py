@@ -135,6 +135,18 @@ def test_torchs_own_layers_are_cut_where_torch_cuts_them() -> None:
         parameter_groups(model, "head")
 
 
+def test_weights_of_keys_that_have_another_width_are_apart() -> None:
+    attention = nn.MultiheadAttention(8, 2, kdim=4, vdim=6)
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"self_attn": attention})])})
+    sizes = {name: group.size for name, group in parameter_groups(model).items()}
+    assert sizes == {
+        "layers.0.attention.query": 72,
+        "layers.0.attention.key": 40,
+        "layers.0.attention.value": 56,
+        "layers.0.attention.projection": 72,
+    }
+
+
 def test_two_towers_stay_two() -> None:
     towers = nn.ModuleDict(
         {

@@ -166,8 +166,10 @@ def _misfits_of_tensors(query: Tensor, key: Tensor, value: Tensor) -> Iterator[s
                 f"{name}: expected (..., heads, tokens, width), none of them 0; "
                 f"got {tuple(tensor.shape)}"
             )
-        if tensor.dtype != query.dtype or not tensor.is_floating_point():
-            yield f"{name}: expected floats of the query's dtype, {query.dtype}; got {tensor.dtype}"
+        if not tensor.is_floating_point():
+            yield f"{name}: expected floating-point numbers, got {tensor.dtype}; use {name}.float()"
+        if tensor.dtype != query.dtype:
+            yield f"{name}: expected the query's dtype, {query.dtype}; got {tensor.dtype}"
     if key.shape[-1] != query.shape[-1] or key.shape[-3:-1] != value.shape[-3:-1]:
         yield (
             f"key: expected heads and tokens of the values, {tuple(value.shape[-3:-1])}, and the queries' "

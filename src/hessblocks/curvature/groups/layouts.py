@@ -332,6 +332,7 @@ ARCHITECTURES: dict[str, list[Rule]] = {
 """Rules by the `model_type` of a Hugging Face configuration."""
 
 _TORCH = {
+    **{role: rf"self_attn\.{role[0]}_proj_weight" for role in _READ},
     "fused": r"self_attn\.in_proj_(weight|bias)",
     "cross.fused": r"multihead_attn\.in_proj_(weight|bias)",
     "projection": r"self_attn\.out_proj",
