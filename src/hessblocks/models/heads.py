@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
     CausalLMOutputWithPast,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
@@ -123,6 +124,11 @@ class _WithoutCache(HessblocksPreTrainedModel):
 
     _result: ClassVar[type[ModelOutput]]
 
+    def _trunk(self, others: dict[str, Any], **inputs: Tensor | None) -> BaseModelOutputWithPast:
+        kept = {name: value for name, value in others.items() if name not in HARMLESS}
+        outputs: BaseModelOutputWithPast = self.model(**inputs, return_dict=True, **kept)
+        return outputs
+
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         return cross_entropy(logits, labels, items)
 
@@ -159,13 +165,12 @@ class _WithoutCache(HessblocksPreTrainedModel):
         Raises:
             ArgumentError: as in `HessblocksForCausalLM`.
         """
-        outputs = self.model(
+        outputs = self._trunk(
+            others,
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            return_dict=True,
-            **{name: value for name, value in others.items() if name not in HARMLESS},
         )
         logits = self._logits(outputs.last_hidden_state, attention_mask)
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
@@ -188,14 +193,30 @@ class HessblocksForMaskedLM(_WithoutCache, _LanguageModel):
         return logits
 
 
-class HessblocksForSequenceClassification(_WithoutCache):
+class _Scored(_WithoutCache):
+    """The trunk with a linear map to scores."""
+
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: HessblocksConfig) -> None:
+        """Build the model; weights are drawn from torch's global random state."""
+        super().__init__(config)
+        self.model = HessblocksModel(config)
+        self.score = nn.Linear(config.hidden_size, self._scores(config), bias=False)
+        self.post_init()
+
+    @staticmethod
+    def _scores(config: HessblocksConfig) -> int:
+        return config.num_labels or 2
+
+
+class HessblocksForSequenceClassification(_Scored):
     """A model that gives each sequence a class, from the mean of its unpadded tokens.
 
     `labels`, (sequences,), are the classes. With `num_labels=1` they are numbers, and the loss is the mean
     squared error.
     """
 
-    accepts_loss_kwargs = True
     _result = SequenceClassifierOutput
 
     def __init__(self, config: HessblocksConfig) -> None:
@@ -204,15 +225,12 @@ class HessblocksForSequenceClassification(_WithoutCache):
         Raises:
             ArgumentError: another problem than one class, or one number, a sequence.
         """
-        super().__init__(config)
         fitting = "regression" if config.num_labels == 1 else "single_label_classification"
         if config.problem_type not in (None, fitting):
             raise ArgumentError(
                 f"problem_type: expected {fitting} with num_labels={config.num_labels}, got {config.problem_type!r}"
             )
-        self.model = HessblocksModel(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels or 2, bias=False)
-        self.post_init()
+        super().__init__(config)
 
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         of_one = self.config.num_labels == 1
@@ -234,21 +252,13 @@ class HessblocksForSequenceClassification(_WithoutCache):
         return logits
 
 
-class HessblocksForTokenClassification(_WithoutCache):
+class HessblocksForTokenClassification(_Scored):
     """A model that gives each token a class.
 
     `labels`, (sequences, tokens), are the classes, −100 ignored.
     """
 
-    accepts_loss_kwargs = True
     _result = TokenClassifierOutput
-
-    def __init__(self, config: HessblocksConfig) -> None:
-        """Build the model; weights are drawn from torch's global random state."""
-        super().__init__(config)
-        self.model = HessblocksModel(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels or 2, bias=False)
-        self.post_init()
 
     def _logits(
         self, hidden: Tensor, attention_mask: Tensor | None
@@ -257,15 +267,15 @@ class HessblocksForTokenClassification(_WithoutCache):
         return logits
 
 
-class HessblocksForQuestionAnswering(HessblocksPreTrainedModel):
+class HessblocksForQuestionAnswering(_Scored):
     """A model that marks the first and the last token of an answer in each sequence."""
 
-    def __init__(self, config: HessblocksConfig) -> None:
-        """Build the model; weights are drawn from torch's global random state."""
-        super().__init__(config)
-        self.model = HessblocksModel(config)
-        self.score = nn.Linear(config.hidden_size, 2, bias=False)
-        self.post_init()
+    accepts_loss_kwargs = False
+    """Its loss is the mean over the sequences of its own batch."""
+
+    @staticmethod
+    def _scores(config: HessblocksConfig) -> int:
+        return 2
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -297,13 +307,12 @@ class HessblocksForQuestionAnswering(HessblocksPreTrainedModel):
         """
         if (start_positions is None) != (end_positions is None):
             raise ArgumentError("start_positions: give both start_positions and end_positions")
-        outputs = self.model(
+        outputs = self._trunk(
+            others,
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            return_dict=True,
-            **{name: value for name, value in others.items() if name not in HARMLESS},
         )
         start, end = self.score(outputs.last_hidden_state).unbind(-1)
         loss = None
