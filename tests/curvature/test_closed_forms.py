@@ -8,12 +8,15 @@ import pytest
 import torch
 import transformers.activations as hf
 from torch import Tensor, nn
+from torch.func import grad, jacrev, vmap
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessblocks.curvature.closed.swap import ClosedForms, swap_activations
+from hessblocks.curvature.closed.pointwise import TanhGelu
+from hessblocks.curvature.closed.swap import ClosedActivations, ClosedForms, swap_activations
 from hessblocks.curvature.closed.watch import Watch
 from hessblocks.curvature.products.backend import evaluation_mode
+from hessblocks.errors import RunError
 
 PADDING = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])
 ADDED = torch.tensor([[0.0, -1.0, -torch.inf], [0.5, 0.0, 0.0], [0.0, 0.0, 2.0]])
@@ -164,3 +167,28 @@ def test_a_third_derivative_is_refused() -> None:
     (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"once_differentiable|not have been used"):
         torch.autograd.grad(second.sum(), x)
+
+
+@pytest.mark.parametrize(
+    "function", [tanh_gelu, F.gelu, F.silu, torch.tanh], ids=["steps", "gelu", "silu", "tanh"]
+)
+def test_activations_can_be_transformed(function: Callable[[Tensor], Tensor]) -> None:
+    """torch.func's Jacobians and Hessians of a batch; a third derivative would come out as zero, so it is refused."""
+    ours = TanhGelu() if function is tanh_gelu else function
+    x = torch.randn(3, 4, dtype=torch.float64)
+    mixed = torch.randn(4, 4, dtype=torch.float64)
+
+    def derivatives(curve: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        def layer(row: Tensor) -> Tensor:
+            return curve(mixed @ row) @ mixed
+
+        bend = grad(lambda row: layer(row).square().sum())
+        return vmap(jacrev(layer))(x), vmap(jacrev(bend))(x)
+
+    expected = derivatives(function)
+    with ClosedActivations():
+        found = derivatives(ours)
+        with pytest.raises(RunError, match="third"):
+            jacrev(jacrev(grad(lambda row: ours(row).square().sum())))(x[0])
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine - theirs).abs().max() <= 1e-13 * theirs.abs().max()

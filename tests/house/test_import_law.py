@@ -53,7 +53,7 @@ ROOMS: dict[str, set[str]] = {
     "curvature.readout": {"closed"},
     "curvature.products": {"closed", "groups", "sharding", "readout"},
     "curvature.sampled": {"groups", "products", "sharding"},
-    "curvature.last_layer": {"groups", "products"},
+    "curvature.last_layer": {"closed", "groups", "products"},
     "curvature.exact": {"groups", "products", "last_layer"},
     "curvature.verification": {"exact", "last_layer"},
     "training.folder": set(),

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
     CausalLMOutputWithPast,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
@@ -124,10 +123,9 @@ class _WithoutCache(HessblocksPreTrainedModel):
 
     _result: ClassVar[type[ModelOutput]]
 
-    def _trunk(self, others: dict[str, Any], **inputs: Tensor | None) -> BaseModelOutputWithPast:
+    def _trunk(self, others: dict[str, Any], **inputs: Tensor | None) -> Any:
         kept = {name: value for name, value in others.items() if name not in HARMLESS}
-        outputs: BaseModelOutputWithPast = self.model(**inputs, return_dict=True, **kept)
-        return outputs
+        return self.model(**inputs, return_dict=True, **kept)
 
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         return cross_entropy(logits, labels, items)

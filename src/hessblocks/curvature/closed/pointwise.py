@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from hessblocks.curvature.closed.watch import note_derivative
+from hessblocks.errors import RunError
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
@@ -32,7 +33,7 @@ class Curve(abc.ABC):
 
     def __call__(self, x: Values) -> Values:
         """f(x)."""
-        y: Tensor = _Forwards.apply(x, self)
+        y: Tensor = _Forwards.apply(x, self)[0]
         return y
 
     @abc.abstractmethod
@@ -119,36 +120,78 @@ class Silu(Curve):
 
 
 class _Forwards(Function):
-    """y = f(x)."""
+    """y = f(x), and f'(x)."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, curve: Curve) -> Tensor:
-        y, slope = curve.value_and_slope(x)
-        ctx.curve = curve
-        ctx.save_for_backward(x, slope)
-        return y
+    def forward(x: Tensor, curve: Curve) -> tuple[Tensor, Tensor]:
+        return curve.value_and_slope(x)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, ctx.curve = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, None]:
         x, slope = ctx.saved_tensors
-        (g,) = cotangents
+        g = _alone(cotangents)
+        if g is None:
+            return None, None
         if not torch.is_grad_enabled():
             return g * slope, None
         note_derivative()
-        return _Backwards.apply(g, x, slope, ctx.curve), None
+        return _Backwards.apply(g, x, slope, ctx.curve)[0], None
 
 
 class _Backwards(Function):
-    """g f'(x) as a function of g and x."""
+    """g f'(x) as a function of g and x, and g f''(x)."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, slope: Tensor, curve: Curve) -> Tensor:
-        ctx.save_for_backward(slope, curve.bend(x).mul_(g))
-        return g * slope
+    def forward(g: Tensor, x: Tensor, slope: Tensor, curve: Curve) -> tuple[Tensor, Tensor]:
+        return g * slope, curve.bend(x) * g
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(inputs[2], output[1])
+
+    @staticmethod
+    def backward(
+        ctx: Any, *cotangents: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None, None]:
         slope, bent = ctx.saved_tensors
-        (v,) = cotangents
-        return v * slope, v * bent, None, None
+        v = _alone(cotangents)
+        return (None, None, None, None) if v is None else (*_Last.apply(v, slope, bent), None, None)
+
+
+class _Last(Function):
+    """v f'(x) and v g f''(x)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(v: Tensor, slope: Tensor, bent: Tensor) -> tuple[Tensor, Tensor]:
+        return v * slope, v * bent
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[None, None, None]:
+        _alone((None, *cotangents))
+        return None, None, None
+
+
+def _alone(cotangents: tuple[Tensor | None, ...]) -> Tensor | None:
+    """The first cotangent; the derivatives beside it are for our own use and have none."""
+    if any(one is not None for one in cotangents[1:]):
+        raise RunError(
+            "hessblocks: an activation has two derivatives here, and a third was asked for (once_differentiable)"
+        )
+    return cotangents[0]

@@ -29,18 +29,23 @@ from hessblocks.errors import RunError
 _GELUS = {"none": closed_pointwise.Gelu(), "tanh": closed_pointwise.TanhGelu()}
 _SILU, _TANH = closed_pointwise.Silu(), closed_pointwise.Tanh()
 
+ACTIVATIONS: dict[Any, Callable[..., Any]] = {
+    F.gelu: lambda x, approximate="none": _GELUS[approximate](x),
+    F.silu: lambda x, inplace=False: NotImplemented if inplace else _SILU(x),
+    F.tanh: _TANH,
+    torch.tanh: _TANH,
+    Tensor.tanh: _TANH,
+}
+"""Those of `FUNCTIONS` that `torch.func` can transform too."""
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    **ACTIVATIONS,
     F.scaled_dot_product_attention: closed_softmax.attention,
     F.embedding: embedding,
     F.linear: linear,
     torch.addmm: addmm,
     F.layer_norm: closed_norms.layer_norm,
     F.rms_norm: closed_norms.rms_norm,
-    F.gelu: lambda x, approximate="none": _GELUS[approximate](x),
-    F.silu: lambda x, inplace=False: NotImplemented if inplace else _SILU(x),
-    F.tanh: _TANH,
-    torch.tanh: _TANH,
-    Tensor.tanh: _TANH,
 }
 """By function of torch; what returns NotImplemented leaves the call to torch."""
 
@@ -97,6 +102,19 @@ class ClosedForms(TorchFunctionMode):
         closed = self._functions.get(func)
         fits = func in CHOOSING or _fits(args, kwargs)
         return closed(*args, **kwargs) if closed and fits else NotImplemented
+
+
+class ClosedActivations(TorchFunctionMode):
+    """Calls the closed form of activations alone."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Pass the call on, to ours or to torch."""
+        kwargs = kwargs or {}
+        closed = ACTIVATIONS.get(func)
+        found = closed(*args, **kwargs) if closed and _fits(args, kwargs) else NotImplemented
+        return func(*args, **kwargs) if found is NotImplemented else found
 
 
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from hessblocks.curvature.closed import ClosedActivations, Watch, swap_activations
 from hessblocks.curvature.products import evaluation_mode, uncompiled
 from hessblocks.errors import ArgumentError
 
@@ -105,12 +106,17 @@ def uncovered(limit: str) -> ArgumentError:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, nothing compiled, graphs allowed; the model is afterwards what it was."""
+    """Evaluation mode, nothing compiled, graphs allowed, activations whose derivatives are closed forms.
+
+    The model is afterwards what it was.
+    """
     device = next(model.parameters()).device.type
     with (
         torch.inference_mode(False),
         torch.autocast(device, enabled=False),
         evaluation_mode(model),
         uncompiled(),
+        ClosedActivations(),
     ):
+        swap_activations(model, Watch())
         yield
