@@ -1,6 +1,8 @@
 """The page in headless Chromium: drawn, quiet, readable on wide and narrow screens."""
 
 import json
+import re
+from collections.abc import Iterable
 from types import SimpleNamespace
 
 import pytest
@@ -263,4 +265,27 @@ def test_the_page_is_dark_where_that_is_preferred(browser, page, tmp_path) -> No
         """const card = getComputedStyle(document.querySelector('.card')), body = getComputedStyle(document.body);
         return [body.backgroundColor, body.color, card.backgroundColor]"""
     )
-    assert colours == ["rgb(23, 25, 28)", "rgb(232, 232, 232)", "rgb(255, 255, 255)"]
+    assert colours == ["rgb(23, 25, 28)", "rgb(232, 232, 232)", "rgb(23, 25, 28)"]
+    drawn = browser.execute_script(
+        """const marks = [...document.querySelectorAll('.plot .points path, .plot .lines path, .swatch path')];
+        const words = [...document.querySelectorAll('.plot text')];
+        return [...marks, ...words].flatMap((each) => {
+            const style = getComputedStyle(each);
+            return [style.fill, style.stroke].filter((colour) => colour.startsWith('rgb('));
+        })"""
+    )
+    assert len(drawn) > 100
+    assert min(map(contrast_with_night, set(drawn))) >= 3, "what is drawn can be seen"
+
+
+def contrast_with_night(colour: str) -> float:
+    """Of WCAG 2, of `rgb(r, g, b)` on the dark page."""
+    return (luminance(map(int, re.findall(r"\d+", colour))) + 0.05) / (
+        luminance((23, 25, 28)) + 0.05
+    )
+
+
+def luminance(colour: Iterable[int]) -> float:
+    parts = (c / 255 for c in colour)
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

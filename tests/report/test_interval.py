@@ -55,7 +55,7 @@ def test_the_bars_of_the_figure_reach_to_its_ends(results) -> None:
 
 
 def test_the_headline_and_the_summary_have_it(results) -> None:
-    assert re.search(r"[\d,]+ \[[\d,]+, [\d,]+\] in pre-ln", headline(results))
+    assert re.search(r"[\d,]+ \[[\d,]+, [\d,]+\] in pre-ln", " ".join(headline(results)))
     for preset in summary(results)["presets"].values():
         ratio = preset["heterogeneity"]["after"]
         assert 1 <= ratio["low"] <= ratio["value"] <= ratio["high"]

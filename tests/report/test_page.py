@@ -72,7 +72,7 @@ def test_anchors_are_unique_and_the_contents_lead_to_them(page) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "After training, curvature is more even than in pre-ln in 4 of 4 other blocks",
+        "After training, curvature is more even than in pre-ln in parallel, sas, sas-p and sas-p-no-norm (",
         "n = 256 held-out tokens (8 windows of 32), 16 random probes a group",
         "Mean over 2 seeds (0, 1)",
         "hessblocks compare --presets pre-ln,parallel,sas,sas-p,sas-p-no-norm",
@@ -121,7 +121,8 @@ def test_a_partial_folder_gives_a_page_that_says_what_is_missing(tmp_path) -> No
     text = write_report(made.write(tmp_path)).read_text()
     assert "pre-ln, seed 0: not finished." in text
     assert "sas, seed 0: no curvature after training." in text
-    assert "Before training, curvature is more even than in pre-ln in 1 of 1 other blocks" in text
+    assert "Before training, curvature is more even than in pre-ln in sas (largest" in text
+    assert "After training, curvature is" not in text
 
 
 def test_a_folder_with_nothing_but_a_config_gives_a_page(tmp_path) -> None:
@@ -137,7 +138,7 @@ def test_a_single_run_without_curvature_gives_a_page(tmp_path) -> None:
     made.config = {"command": "train", "preset": "sas", "seed": 0, "curvature": None}
     made.rows = [row for row in made.rows if row["quantity"] != "frobenius_norm"]
     text = write_report(made.write(tmp_path)).read_text()
-    assert "The lowest final loss is 5.07 nats per token, of sas." in text
+    assert "After 200 steps the held-out loss of sas is 5.07 nats per token." in text
     assert "Not there yet" not in text
 
 
@@ -150,7 +151,7 @@ def test_a_diverged_run_is_named(tmp_path) -> None:
         lambda row: row.update(value="nan"), preset="sas-p-no-norm", quantity="loss", stage="final"
     )
     text = write_report(made.write(tmp_path)).read_text()
-    assert "; sas-p-no-norm diverged." in text
+    assert ">sas-p-no-norm diverged.<" in text
     assert "diverged (seed 0)" in text
     assert "sas-p-no-norm (diverged at step 100)" in text
     assert "are cut off" in text
@@ -159,10 +160,10 @@ def test_a_diverged_run_is_named(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("ratios", "words"),
     [
-        ((100, 10, 50), "more even than in pre-ln in 2 of 2 other blocks"),
+        ((100, 10, 50), "After training, curvature is more even than in pre-ln in sas and sas-p ("),
         (
             (100, 98, 400),
-            "in 0 of 2 other blocks and less even in 1, and not told apart within 2 standard errors in 1",
+            "less even than in pre-ln in sas-p, not told apart from that of pre-ln in sas (",
         ),
     ],
 )
@@ -179,7 +180,24 @@ def test_the_headline_counts_only_differences_of_two_standard_errors(
                 | about
                 | {"standard_error": 0.05 * value, "method": "estimate"}
             )
-    assert words in headline(load_results(made.write(tmp_path)))
+    assert words in headline(load_results(made.write(tmp_path)))[-1]
+
+
+@pytest.mark.parametrize(("seeds", "apart"), [((0,), True), ((0, 1, 2), True), ((0, 1, 2), False)])
+def test_the_headline_tells_losses_with_what_seeds_allow(tmp_path, seeds, apart) -> None:
+    made = Folder(presets=("sas", "pre-ln"), seeds=seeds)
+    for row in made.rows:
+        if row["quantity"] == "loss" and row["stage"] == "final":
+            above = 0.5 if row["preset"] == "sas" and apart else 0.0
+            row["value"] = 3 + above + 0.1 * int(row["seed"])
+    loss, speed, *_ = headline(load_results(made.write(tmp_path)))
+    if len(seeds) == 1:
+        assert loss.endswith("of pre-ln is 3.00 nats per token; sas ends 0.500 above.")
+    else:
+        told = "ends 0.50 ± 0.08 above." if apart else "(not told apart)."
+        assert re.search(r"is 3.10 ± 0.06 nats per token; sas ", loss)
+        assert loss.endswith(told)
+    assert re.match(r"Speed is [\d,]+ tokens per second in pre-ln, \d\.\d\d of it in sas", speed)
 
 
 def test_plotly_accepts_every_panel(page) -> None:

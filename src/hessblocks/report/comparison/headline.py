@@ -1,10 +1,13 @@
-"""The answer in one sentence, computed from the numbers."""
+"""The answer in a few sentences, computed from the numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from hessblocks.figures import number
+from hessblocks.report.comparison.budget import matched, steps_of
 from hessblocks.report.comparison.captions import ratio_text, with_error
 from hessblocks.report.comparison.table import ComparisonRow, comparison_rows
 from hessblocks.statistics import Average, Heterogeneity
@@ -13,80 +16,120 @@ from hessblocks.storage import FolderResults
 BASELINE = "pre-ln"
 SURE = 2.0
 """Differences of fewer joint standard errors count as no difference."""
+SEVERAL = 4
+"""Blocks up to which each one's number is told, beyond them the baseline's and the two extremes."""
 
 
-def headline(results: FolderResults) -> str:
-    """Whether the other blocks' curvature is more even than the baseline's, and who trains best.
+def headline(results: FolderResults) -> tuple[str, ...]:
+    """What training gave each block, how fast, and whose curvature is the more even, before and after.
 
     The baseline is pre-ln, or the first block where pre-ln was not compared. Two values differ
-    when they are more than two joint standard errors apart.
+    when they are more than two joint standard errors apart; of one seed those are errors of the estimate.
 
     Returns:
-        One sentence; it says so where nothing is measured yet.
+        A sentence each; one that says so where nothing is measured yet.
     """
     rows = comparison_rows(results)
-    parts = [part for part in (_evenness(rows), _loss(rows), _diverged(rows)) if part]
-    if not parts:
-        return "Nothing is measured yet."
-    sentence = "; ".join(parts)
-    return f"{sentence[0].upper()}{sentence[1:]}."
+    base = next((row for row in rows if row.preset == BASELINE), rows[0])
+    sentences = (
+        *_losses(rows, base, results),
+        *_speeds(rows, base),
+        *_evenness("before", "Before training", rows, base),
+        *_evenness("after", "After training", rows, base),
+        *_diverged(rows),
+    )
+    return sentences or ("Nothing is measured yet.",)
 
 
 def difference(first: Average, second: Average) -> int:
     """The sign of first − second, 0 where it is within two joint standard errors."""
-    error = math.hypot(first.standard_error or 0.0, second.standard_error or 0.0)
     gap = first.value - second.value
-    if abs(gap) <= SURE * error:
+    if abs(gap) <= SURE * _joint(first, second):
         return 0
     return (gap > 0) - (gap < 0)
 
 
-def _baseline(rows: Sequence[ComparisonRow]) -> ComparisonRow:
-    return next((row for row in rows if row.preset == BASELINE), rows[0])
+def _joint(first: Average, second: Average) -> float:
+    return math.hypot(first.standard_error or 0.0, second.standard_error or 0.0)
 
 
-def _evenness(rows: Sequence[ComparisonRow]) -> str:
-    for moment, stage in (("after training", "after"), ("before training", "before")):
-        ratios = {row.preset: ratio for row in rows if (ratio := getattr(row, stage)) is not None}
-        base = _baseline(rows).preset
-        if base not in ratios:
-            continue
-        own = f"{ratio_text(ratios[base])} in {base}"
-        if len(ratios) == 1:
-            return f"{moment}, the largest group norm of the Hessian over the smallest is {own}"
-        return f"{moment}, {_compared(base, ratios)}"
-    return ""
-
-
-def _compared(base: str, ratios: dict[str, Heterogeneity[Average]]) -> str:
-    others = {name: found.ratio for name, found in ratios.items() if name != base}
-    signs = {name: difference(ratio, ratios[base].ratio) for name, ratio in others.items()}
-    more = [name for name, sign in signs.items() if sign < 0]
-    less = [name for name, sign in signs.items() if sign > 0]
-    text = f"curvature is more even than in {base} in {len(more)} of {len(others)} other blocks"
-    if less:
-        text += f" and less even in {len(less)}"
-    if unsure := len(others) - len(more) - len(less):
-        text += f", and not told apart within {SURE:g} standard errors in {unsure}"
-    extreme = min(others, key=lambda name: others[name].value)
-    return (
-        f"{text} (largest over smallest group norm: {ratio_text(ratios[base])} in {base}, "
-        f"{ratio_text(ratios[extreme])} in {extreme}, the lowest of them)"
-    )
-
-
-def _loss(rows: Sequence[ComparisonRow]) -> str:
+def _losses(
+    rows: Sequence[ComparisonRow], base: ComparisonRow, results: FolderResults
+) -> Iterator[str]:
     losses = {row.preset: row.final_loss for row in rows if row.final_loss is not None}
     if not losses:
-        return ""
-    best = min(losses, key=lambda name: losses[name].value)
-    text = f"the lowest final loss is {with_error(losses[best])} nats per token, of {best}"
-    base = _baseline(rows).preset
-    if base in losses and base != best:
-        text += f" ({with_error(losses[base])} in {base})"
-    return text
+        return
+    first = base.preset if base.preset in losses else next(iter(losses))
+    steps = steps_of(results, first) if matched(results) == "steps" else None
+    after = "At the end" if steps is None else f"After {steps:,} steps"
+    own = f"{after} the held-out loss of {first} is {with_error(losses[first])} nats per token"
+    told = [f"{name} {_gap(each, losses[first])}" for name, each in losses.items() if name != first]
+    yield f"{own}{'; ' if told else ''}{', '.join(told)}."
 
 
-def _diverged(rows: Sequence[ComparisonRow]) -> str:
+def _gap(loss: Average, base: Average) -> str:
+    gap = loss.value - base.value
+    side = "above" if gap > 0 else "below"
+    error = _joint(loss, base)
+    if not error:
+        return f"ends {number(abs(gap))} {side}"
+    apart = with_error(replace(loss, value=abs(gap), standard_error=error))
+    return f"ends {apart} {side}{'' if difference(loss, base) else ' (not told apart)'}"
+
+
+def _speeds(rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]:
+    own = base.tokens_per_second
+    others = [
+        f"{row.tokens_per_second.value / own.value:.2f} of it in {row.preset}"
+        for row in rows
+        if own is not None and row is not base and row.tokens_per_second is not None
+    ]
+    if own is not None and others:
+        yield f"Speed is {number(own.value)} tokens per second in {base.preset}, {_listed(others)}."
+
+
+def _evenness(
+    stage: str, moment: str, rows: Sequence[ComparisonRow], base: ComparisonRow
+) -> Iterator[str]:
+    ratios = {row.preset: ratio for row in rows if (ratio := getattr(row, stage)) is not None}
+    if base.preset not in ratios:
+        return
+    measure = "largest over smallest group norm of the Hessian"
+    if len(ratios) == 1:
+        yield f"{moment}, the {measure} is {ratio_text(ratios[base.preset])} in {base.preset}."
+        return
+    yield f"{moment}, curvature is {_compared(base.preset, ratios)} ({measure}: {_told(base.preset, ratios)})."
+
+
+def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
+    signs = {
+        name: difference(found.ratio, ratios[base].ratio)
+        for name, found in ratios.items()
+        if name != base
+    }
+    clauses = (
+        (-1, f"more even than in {base} in"),
+        (1, f"less even than in {base} in"),
+        (0, f"not told apart from that of {base} in"),
+    )
+    found = [(words, [name for name in signs if signs[name] == sign]) for sign, words in clauses]
+    return ", ".join(f"{words} {_listed(names)}" for words, names in found if names)
+
+
+def _told(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
+    names = list(ratios)
+    if len(names) > SEVERAL:
+        ends = (find(names, key=lambda name: ratios[name].ratio.value) for find in (min, max))
+        names = list(dict.fromkeys((base, *ends)))
+    return ", ".join(f"{ratio_text(ratios[name])} in {name}" for name in names)
+
+
+def _diverged(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     names = [row.preset for row in rows if row.diverged]
-    return f"{', '.join(names)} diverged" if names else ""
+    if names:
+        yield f"{_listed(names)} diverged."
+
+
+def _listed(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

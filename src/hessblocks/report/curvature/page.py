@@ -43,7 +43,7 @@ def write_curvature_report(folder: Path) -> Path:
         "curvature.html",
         title=f"hessblocks curvature: {results.name}",
         heading=f"The curvature of {results.name}",
-        headline=_headline(results),
+        headline=(_headline(results),),
         missing=results.missing,
         figures=[
             {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": inlined(path)}

@@ -64,7 +64,7 @@ def write_gallery(folder: Path, order: Sequence[str] = ()) -> Path:
         "studies.html",
         title="hessblocks: figures and tables reproduced",
         heading="Figures and tables reproduced",
-        headline=f"{len(sections)} {studies}, each beside what was published or expected.",
+        headline=(f"{len(sections)} {studies}, each beside what was published or expected.",),
         sections=sections,
         not_begun=not_begun(folder),
     )

@@ -11,8 +11,18 @@
     plotlyServerURL: "",
   };
 
+  const NIGHT = { // colours of a figure on a dark page; the others are bright enough
+    "#ffffff": "#17191c", "#222222": "#e8e8e8", "#dddddd": "#34383e", "#cccccc": "#44484e",
+    "#666666": "#b4b4b4", "#000000": "#e8e8e8", "#882255": "#d98cb3", "#332288": "#9a90e8",
+  };
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+
+  function coloured(text) {
+    return dark ? text.replace(/#[0-9a-f]{6}/gi, (each) => NIGHT[each.toLowerCase()] ?? each) : text;
+  }
+
   function draw(card) {
-    const panels = JSON.parse(card.querySelector("script").textContent);
+    const panels = JSON.parse(coloured(card.querySelector("script").textContent));
     const plots = [...card.querySelectorAll(".plot")];
     for (const button of card.querySelectorAll("button[data-key]")) {
       button.addEventListener("click", () => toggle(button, plots, panels));
