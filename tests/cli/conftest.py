@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+import hessblocks.cli.terminal.work  # noqa: F401  # its names are bound before a test patches hessblocks.report
 from tests.cli.helpers import Shell
 from tests.data.helpers import write_code
 
