@@ -1,172 +1,19 @@
-"""Draw every preset from its own configuration: `python docs/draw_blocks.py` writes docs/blocks.svg.
-
-What a preset lacks, against pre-ln, is drawn dashed; what it trains from a special initial value is filled.
-"""
+"""Draw every preset from its own configuration: `python docs/draw_blocks.py` writes docs/blocks.svg."""
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 
 import hessblocks as hb
-from hessblocks.blocks import Branch, Identity, NoNorm, Norm, Weight
+from hessblocks.models import drawn
 from hessblocks.storage import write_text
 
 FILE = Path(__file__).with_name("blocks.svg")
-PER_ROW, COLUMN, ROW, STEP = 5, 176, 372, 32
-STYLE = """
-svg { background: #ffffff; font: 12px system-ui, sans-serif; fill: #1b1f24; }
-.name { font-weight: 600; font-size: 14px; }
-.box { fill: #ffffff; stroke: #57606a; }
-.special { fill: #ddf4ff; stroke: #0969da; }
-.gone { fill: #ffffff; stroke: #8c959f; stroke-dasharray: 4 3; }
-.no-skip { fill: none; stroke: #8c959f; stroke-dasharray: 4 3; }
-.gone-text { fill: #6e7781; }
-.line { fill: none; stroke: #57606a; stroke-width: 1.5; }
-"""
-
-
-class Drawing:
-    """SVG elements of one column; x runs to the right from its left edge, y down from the top."""
-
-    def __init__(self, left: int, top: int) -> None:
-        self.left, self.top = left, top
-        self.elements: list[str] = []
-
-    def box(self, x: int, y: int, width: int, label: str, kind: str = "box") -> None:
-        """A labelled box; `kind` is box, special or gone."""
-        self.elements.append(
-            f'<rect class="{kind}" x="{self.left + x}" y="{self.top + y}" width="{width}" height="22" rx="4"/>'
-        )
-        self.text(x + width // 2, y + 15, label, "gone-text" if kind == "gone" else "")
-
-    def text(self, x: int, y: int, words: str, kind: str = "") -> None:
-        """Words centred at (x, y)."""
-        self.elements.append(
-            f'<text class="{kind}" x="{self.left + x}" y="{self.top + y}" text-anchor="middle">{escape(words)}</text>'
-        )
-
-    def line(self, *points: tuple[int, int], kind: str = "line") -> None:
-        """A line through the points."""
-        path = " ".join(f"{self.left + x},{self.top + y}" for x, y in points)
-        self.elements.append(f'<polyline class="{kind}" points="{path}"/>')
-
-
-def column(name: str, left: int, top: int) -> list[str]:
-    """The block of one preset."""
-    block, drawing = hb.preset(name), Drawing(left, top)
-    drawing.text(88, 18, name, "name")
-    drawing.text(88, ROW - 20, "x")
-    if block.layout == "parallel":
-        _parallel(block, drawing)
-    else:
-        _sequential(block, drawing)
-    return drawing.elements
-
-
-def _sequential(block: hb.BlockConfig, drawing: Drawing) -> None:
-    drawing.line((88, 30), (88, ROW - 34))
-    post = block.norm_placement == "post"
-    bottom = ROW - 66
-    _sub_block(drawing, block, bottom, post, attention=True)
-    _sub_block(drawing, block, bottom - 6 * STEP, post, attention=False)
-
-
-def _sub_block(
-    drawing: Drawing, block: hb.BlockConfig, bottom: int, post: bool, *, attention: bool
-) -> None:
-    """From the norm (or, with post, the first matrix) up to the sum."""
-    y = bottom
-    if not post:
-        _norm(drawing, block.norm, 38, y)
-        y -= STEP
-    if attention:
-        y = _attention(drawing, block, 38, y, 97)
-    else:
-        _mlp(drawing, block, 38, y, 97)
-        y -= STEP
-    branch = block.attention_branch if attention else block.mlp_branch
-    _skip(drawing, branch, y + 11, bottom + 27)
-    if post:
-        _norm(drawing, block.norm, 38, y - 26)
-
-
-def _parallel(block: hb.BlockConfig, drawing: Drawing) -> None:
-    bottom = ROW - 96
-    top = bottom - 4 * STEP + 11
-    drawing.line((88, ROW - 34), (88, bottom))
-    drawing.line((70, bottom), (70, top), (88, top), (88, 30))
-    drawing.line((135, bottom + 11), (143, bottom + 11), (143, top), (88, top))
-    _norm(drawing, block.norm, 38, bottom)
-    _attention(drawing, block, 24, bottom - STEP, 93)
-    _mlp(drawing, block, 121, bottom - 2 * STEP, 44)
-    _skip(drawing, block.attention_branch, top, bottom + 34)
-    drawing.text(88, top + 5, "⊕", "name")
-
-
-def _attention(drawing: Drawing, block: hb.BlockConfig, x: int, y: int, width: int) -> int:
-    """Matrices, mixing and projection; returns the y above them."""
-    attention, third = block.attention, width // 3
-    for place, (label, weight) in enumerate(
-        (("Q", attention.query), ("K", attention.key), ("V", attention.value))
-    ):
-        drawing.box(x + place * (third + 2), y, third - 2, label, _kind(weight))
-    kind = "box" if attention.shaping is None else "special"
-    drawing.box(x, y - STEP, width, _mixing(block), kind)
-    drawing.box(x, y - 2 * STEP, width, "P", _kind(attention.projection))
-    return y - 3 * STEP
-
-
-def _mixing(block: hb.BlockConfig) -> str:
-    if block.attention.shaping is not None:
-        return "αI+βA−γC"
-    return "A" if isinstance(block.attention.query_key_norm, NoNorm) else "A, QK-norm"
-
-
-def _mlp(drawing: Drawing, block: hb.BlockConfig, x: int, y: int, width: int) -> None:
-    drawing.box(x, y, width, "SwiGLU" if block.mlp.gated else "MLP")
-
-
-def _kind(weight: Weight) -> str:
-    if isinstance(weight, Identity):
-        return "gone"
-    return "box" if weight.initial == "normal" else "special"
-
-
-def _norm(drawing: Drawing, norm: Norm, x: int, y: int) -> None:
-    drawing.box(x, y, 97, "norm", "gone" if isinstance(norm, NoNorm) else "box")
-
-
-def _skip(drawing: Drawing, branch: Branch, top: int, bottom: int) -> None:
-    """The sum, the skip around the sub-block, and the branch's gain."""
-    drawing.line(
-        (88, bottom),
-        (14, bottom),
-        (14, top),
-        (88, top),
-        kind="line" if branch.has_skip else "no-skip",
-    )
-    if branch.has_skip:
-        drawing.text(88, top + 5, "⊕", "name")
-    if branch.trainable:
-        drawing.text(150, top + 4, "β/√L" if branch.over_sqrt_depth else "β")
 
 
 def drawing() -> str:
     """The whole picture as SVG."""
-    rows = -(-len(hb.PRESETS) // PER_ROW)
-    size = f'width="{PER_ROW * COLUMN}" height="{rows * ROW}"'
-    view = f'viewBox="0 0 {PER_ROW * COLUMN} {rows * ROW}"'
-    elements = [
-        element
-        for place, name in enumerate(hb.PRESETS)
-        for element in column(name, place % PER_ROW * COLUMN, place // PER_ROW * ROW)
-    ]
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} role="img">'
-    title = (
-        "<title>The presets: what each keeps, drops (dashed) and starts specially (blue)</title>"
-    )
-    return "\n".join([opening, title, f"<style>{STYLE}</style>", *elements, "</svg>"]) + "\n"
+    return drawn({name: hb.preset(name) for name in hb.PRESETS})
 
 
 if __name__ == "__main__":

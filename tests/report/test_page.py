@@ -200,6 +200,15 @@ def test_the_headline_tells_losses_with_what_seeds_allow(tmp_path, seeds, apart)
     assert re.match(r"Speed is [\d,]+ tokens per second in pre-ln, \d\.\d\d of it in sas", speed)
 
 
+def test_the_blocks_are_drawn_as_a_picture_that_runs_nothing(tmp_path) -> None:
+    folder = Folder(presets=("sas",)).write(tmp_path)
+    assert 'src="data:image/svg' not in write_report(folder).read_text()
+    (folder / "blocks.svg").write_text("<svg><script>alert(1)</script></svg>")
+    text = write_report(folder).read_text()
+    assert text.count('<img src="data:image/svg+xml;base64,') == 1
+    assert "alert(1)" not in text
+
+
 def test_plotly_accepts_every_panel(page) -> None:
     results = load_results(page.parent)
     panels = [p for d in all_figures(results) for p in plotly_panels(d)]

@@ -45,5 +45,5 @@ def _visible(value: Any) -> Any:
 
 
 def inlined(picture: Path) -> str:
-    """A png file in base64, to stand inside the page."""
+    """A picture in base64, to stand inside the page; scripts of an svg do not run there."""
     return base64.b64encode(picture.read_bytes()).decode("ascii")

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.data import Corpus
+from hessblocks.models import drawn
 from hessblocks.progress import Progress
-from hessblocks.settings import ComparisonSettings, RunSettings
+from hessblocks.settings import ComparisonSettings, RunSettings, SharedSettings
 from hessblocks.storage import (
     gathered,
     is_trained,
@@ -25,7 +26,7 @@ from hessblocks.storage import (
 from hessblocks.training.execution import together
 from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.matching import steps_of
-from hessblocks.training.preparation import config_of, line_files
+from hessblocks.training.preparation import config_of, line_files, model_without_weights
 from hessblocks.training.run import Run
 
 
@@ -56,6 +57,7 @@ def compare(
             return
         config = config_of(settings, command, corpus)
         with claimed(out, config, growing=("presets", "seeds")) as folder:
+            _draw(out, settings, settings.presets, corpus.vocab_size)
             runs = settings.runs(steps_of(settings, corpus, folder, progress))
             there = [folder.run(run.preset, run.seed).path for run in runs]
             mended(out, gathered(out, there), "gathered anew from the runs")
@@ -66,6 +68,13 @@ def compare(
                 _gather(folder, runs, corpus.vocab_size)
             if finish:
                 finish(out)
+
+
+def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int) -> None:
+    """The blocks as a picture, for the page."""
+    models = {name: model_without_weights(settings.model, name, vocab_size) for name in presets}
+    drawing = drawn({name: model.config.block_config for name, model in models.items()})
+    write_text(out / "blocks.svg", drawing)
 
 
 def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:
@@ -109,6 +118,7 @@ def train(
     with together(settings, [settings.preset], corpus) as deciding:
         if deciding:
             with claimed(out, config_of(settings, command, corpus)) as folder:
+                _draw(out, settings, [settings.preset], corpus.vocab_size)
                 Run(settings, corpus, folder, progress).complete()
                 if finish:
                     finish(out)

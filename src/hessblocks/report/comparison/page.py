@@ -61,6 +61,7 @@ def write_report(folder: Path) -> Path:
             for row in comparison_rows(results)
         ],
         zero_groups=zero_groups(results),
+        blocks=inlined(blocks) if (blocks := folder / "blocks.svg").is_file() else "",
         figures=[_shown(figure, folder / "figures") for figure in all_figures(results)],
         command=command_line(results.settings),
         settings=list(setting_rows(results.settings.values)),
