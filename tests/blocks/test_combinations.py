@@ -28,7 +28,7 @@ Choice = tuple[str, dict[str, Any]]
 
 SLOTS: dict[str, list[Choice]] = {
     "norm": [
-        ("norm", {"norm": norm}) for norm in (LayerNorm(), DyT(), NoNorm(), RMSNorm(gain=0.5))
+        ("norm", {"norm": norm}) for norm in (LayerNorm(), DyT(), NoNorm(), RMSNorm(gain=None))
     ],
     "first_norm": [("first_norm", {"first_norm": LayerNorm()})],
     "position": [("position", {"position": RotaryPosition()})],
@@ -48,7 +48,8 @@ SLOTS: dict[str, list[Choice]] = {
         )
     ],
     "query_key_norm": [
-        ("norm", {"attention.query_key_norm": norm}) for norm in (RMSNorm(), LayerNorm(), DyT())
+        ("norm", {"attention.query_key_norm": norm})
+        for norm in (RMSNorm(gain=None), LayerNorm(), DyT())
     ],
     "query_norm": [("query_norm|norm", {"attention.query_norm": RMSNorm(gain=0.0)})],
     **{
@@ -104,6 +105,7 @@ SLOTS: dict[str, list[Choice]] = {
         ("mlp", {"mlp.activation": "gelu", "mlp.gated": True}),
         ("mlp", {"mlp.activation": "leaky-relu", "mlp.negative_slope": 0.2}),
         ("mlp", {"mlp.activation": "silu"}),
+        ("mlp", {"mlp.activation": "relu-squared"}),
         ("mlp", {"mlp.activation": "gelu", "mlp.input": Dense(init="zeros")}),
     ],
     "mlp.input": [

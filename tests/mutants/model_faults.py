@@ -54,6 +54,13 @@ MODELS = (
         tests=("blocks/test_config.py::test_every_slot_builds_trains_and_is_causal",),
     ),
     Mutant(
+        "ReLU² is not squared",
+        file="blocks/mlp.py",
+        find="F.relu(x).square()",
+        replace="F.relu(x)",
+        tests=("models/test_newer_parts.py::test_relu_squared_is_that_of_transformers",),
+    ),
+    Mutant(
         "the MLP gain is 1",
         file="blocks/presets.py",
         find="1.7 * block.width",

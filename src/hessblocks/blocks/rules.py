@@ -121,7 +121,8 @@ def _zero_pairs(block: BlockFields) -> Iterator[str]:
     for name, zeros in branches.items():
         if len(zeros) > 1:
             yield f"{name}: {zeros[0]} and {zeros[1]} {NO_GRADIENT}"
-    flat = mlp.activation == "relu" or (mlp.activation == "leaky-relu" and mlp.negative_slope == 0)
+    flat = mlp.activation in ("relu", "relu-squared")
+    flat |= mlp.activation == "leaky-relu" and mlp.negative_slope == 0
     if mlp.input.initial == "zeros" and (mlp.gated or flat):
         partner = "gated=True" if mlp.gated else f"activation={mlp.activation!r}"
         yield f"mlp: a zero input and {partner} exclude each other: there would never be a gradient"
