@@ -83,8 +83,10 @@ SLOTS: dict[str, list[Choice]] = {
                 Reparametrised(init="tied-orthogonal"),
                 Reparametrised(initial_gain=0.0),
             ],
+            "gate": [Dense(init="zeros"), Identity(), Reparametrised(initial_gain=0.0)],
         }.items()
     },
+    "gate_per": [("gate", {"attention.gate": Dense(), "attention.gate_per": "head"})],
     "attention_branch": [
         ("attention_branch|skip", {"attention_branch": branch})
         for branch in (

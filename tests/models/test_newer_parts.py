@@ -8,10 +8,24 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 from transformers.activations import ACT2FN
+from transformers.models.qwen3_next import Qwen3NextConfig
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
 import hessblocks as hb
-from hessblocks.blocks import MLP, RMSNorm, with_slots
+from hessblocks.blocks import (
+    MLP,
+    Attention,
+    Context,
+    Reparametrised,
+    RMSNorm,
+    RotaryPosition,
+    Shaping,
+    with_slots,
+)
+from hessblocks.blocks import Dense as DenseWeight
 from hessblocks.conventions import PARTS
+from hessblocks.models.fold import fold, merged_block
+from hessblocks.training.trained_gains import gain_values
 from tests.curvature.cases import Case, padded_batches
 from tests.curvature.oracle import Dense, check_partition, dense
 from tests.models.cases import ids, perturbed
@@ -23,6 +37,9 @@ TYPED: dict[str, list[str]] = {
         *("attention.query=dense", "attention.query_key_norm=rms"),
         "attention.query_key_norm.gain=none",
     ],
+    "gate": ["attention.gate=dense", "attention.gate.bias=true"],
+    "gate a head": ["attention.gate=dense", "attention.gate_per=head"],
+    "gate, shaped": ["attention.gate=reparametrised", "attention.shaping=shaping"],
 }
 """Slots of each part, as they are typed."""
 
@@ -100,11 +117,79 @@ def test_a_gainless_norm_has_rows_of_length_one_an_entry_and_no_parameter() -> N
     assert RMSNorm.from_dict(RMSNorm(gain=None).to_dict()) == RMSNorm(gain=None)
 
 
+def test_a_gate_on_each_entry_is_that_of_qwen3_next() -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+    config = Qwen3NextConfig(hidden_size=16, attn_implementation="eager", **sizes)
+    theirs, x = Qwen3NextAttention(config, layer_idx=3), torch.randn(2, 6, 16)
+    part = Attention(query_key_norm=RMSNorm(eps=1e-6), gate=DenseWeight())
+    ours = part.build(width=16, heads=4, key_value_heads=2, layer=0)
+    with torch.no_grad():
+        fused = torch.stack([w.weight.unflatten(0, (4, 4)) for w in (ours.query, ours.gate)], dim=1)
+        theirs.q_proj.weight.copy_(fused.flatten(0, 2))
+        for mine, name in (("key", "k"), ("value", "v"), ("projection", "o")):
+            getattr(theirs, f"{name}_proj").weight.copy_(getattr(ours, mine).weight)
+    rotation = RotaryPosition().rotation(torch.arange(6)[None], 4, x.dtype)
+    mask = torch.full((6, 6), -torch.inf).triu(1)[None, None]
+    expected = theirs(x, (rotation[0][:, 0], rotation[1][:, 0]), mask)[0]
+    assert torch.allclose(ours(x, Context(rotation=rotation)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("per", ["entry", "head"])
+@pytest.mark.parametrize("shaping", [None, Shaping(alpha=0.7, gamma=0.3)], ids=["plain", "shaped"])
+def test_a_gate_multiplies_what_each_head_returns(per: str, shaping: Shaping | None) -> None:
+    part = Attention(gate=DenseWeight(std=1.0, bias=True), gate_per=per, shaping=shaping)
+    made, x = part.build(width=8, heads=2, key_value_heads=2, layer=0), torch.randn(3, 5, 8)
+    matrix = made.matrix(x, Context())
+    values, gates = made.value(x), (x @ made.gate.weight.T + made.gate.bias).sigmoid()
+    heads = []
+    for head in range(2):
+        own = slice(4 * head, 4 * head + 4)
+        gate = gates[..., own] if per == "entry" else gates[..., head : head + 1]
+        heads.append(gate * (matrix[:, head] @ values[..., own]))
+    expected = torch.cat(heads, dim=-1) @ made.projection.weight.T
+    assert torch.allclose(made(x, Context()), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gate", "gate a head"])
+def test_closed_forms_refuse_a_gate_by_name(name: str) -> None:
+    case, _ = solved(name)
+    for exact in (hb.exact_attention_curvature, hb.exact_last_block):
+        with pytest.raises(hb.ArgumentError, match="covers attention without a gate on what its"):
+            exact(case.model, case.batches[0])
+
+
+@pytest.mark.parametrize("name", ["gate", "gate a head", "gate, shaped"])
+def test_gates_are_folded_but_values_are_not_merged_across_them(name: str) -> None:
+    model, tokens = model_of(name), ids(2, 6)
+    assert torch.allclose(fold(model)(tokens).logits, model(tokens).logits, atol=1e-5)
+    bare = hb.preset("pre-ln", width=4, heads=1)
+    gated = with_slots(bare, ["position=no", *TYPED[name]])
+    assert merged_block(gated).attention.projection == gated.attention.projection
+
+
+def test_heads_of_a_gate_are_groups_and_its_gains_have_names_of_their_own() -> None:
+    groups = hb.parameter_groups(solved("gate a head")[0].model, level="head")
+    assert groups["layers.1.attention.gate.head.1"].size == 4
+    slots = {
+        "attention.gate": Reparametrised(trainable_gains=True),
+        "mlp": MLP(gated=True, input=Reparametrised(trainable_gains=True)),
+    }
+    found = [row["quantity"] for row in gain_values(perturbed("pre-ln", slots=slots, depth=1))]
+    assert sorted(found) == [
+        f"{gain}_{of}" for gain in ("alpha", "beta") for of in ("G", "gate", "in")
+    ]
+
+
 @pytest.mark.bad_input
 def test_what_excludes_each_other_is_refused() -> None:
     block = hb.preset("pre-ln", width=8, heads=2)
     for slots, message in (
         (["mlp.activation=relu-squared", "mlp.input.init=zeros"], "a zero input and activation="),
+        (["attention.gate_per=head"], "gate_per='head' and no gate exclude each other"),
+        (
+            ["attention.gate=identity", "attention.gate_per=head"],
+            "gate with initial value 'identity' and gate_per='head' exclude each other",
+        ),
         (["norm=layer", "norm.gain=none"], r"norm\.gain: expected a number, got 'none'"),
     ):
         with pytest.raises(hb.ArgumentError, match=message):

@@ -61,6 +61,29 @@ MODELS = (
         tests=("models/test_newer_parts.py::test_relu_squared_is_that_of_transformers",),
     ),
     Mutant(
+        "the gate reads what the heads return",
+        file="blocks/attention.py",
+        find="self.gate(x)",
+        replace="self.gate(mixed.transpose(1, 2).flatten(2))",
+        tests=("models/test_newer_parts.py::test_a_gate_on_each_entry_is_that_of_qwen3_next",),
+    ),
+    Mutant(
+        "values are merged across a gate",
+        file="models/fold.py",
+        find="attention.gate is None and ",
+        replace="",
+        tests=(
+            "models/test_newer_parts.py::test_gates_are_folded_but_values_are_not_merged_across_them",
+        ),
+    ),
+    Mutant(
+        "the closed form overlooks a gate",
+        file="curvature/last_layer/from_hessblocks.py",
+        find="if attention.gate is not None:",
+        replace="if False:",
+        tests=("models/test_newer_parts.py::test_closed_forms_refuse_a_gate_by_name",),
+    ),
+    Mutant(
         "the MLP gain is 1",
         file="blocks/presets.py",
         find="1.7 * block.width",

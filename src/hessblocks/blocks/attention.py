@@ -52,6 +52,10 @@ class Attention(BlockPart, kind="attention"):
     """W_V of the first layer, where it differs."""
     projection: Weight = Dense()
     """The output projection."""
+    gate: Weight | None = None
+    """W_G: what each head returns is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5, position G1)."""
+    gate_per: str = one_of("entry", "head")
+    """Whether each entry of a head, or each head, has a gate of its own."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -95,6 +99,8 @@ class SelfAttention(nn.Module):
         self.query_norm = part.resolved_query_norm.build(query_width)
         self.key_norm = part.query_key_norm.build(query_width)
         self.gains = part.shaping.build(heads) if part.shaping is not None else None
+        gates = heads * (self.head_width if part.gate_per == "entry" else 1)
+        self.gate = part.gate.build(width, gates) if part.gate is not None else None
         if isinstance(self.projection, Tied) and getattr(part.projection, "init", None) == TIED:
             self.projection.tie_to(self.value)
 
@@ -114,11 +120,13 @@ class SelfAttention(nn.Module):
         query, key, own = self._project(x, context.rotation)
         key, value = (key, own) if cache is None else cache(key, own)
         mixed = self._mix(query, key, value, own, context)
+        if self.gate is not None:
+            mixed = mixed * self._split(self.gate(x).sigmoid(), self.heads)
         projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
 
     def matrix(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B H T T"]:
-        """What multiplies the values of each head: A, or αI + βA − γC.
+        """What multiplies the values of each head, before its gate: A, or αI + βA − γC.
 
         For looking at: it is the mixing of an identity in the place of the values, and needs the
         tokens × tokens buffer that `forward` does without.

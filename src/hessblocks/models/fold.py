@@ -55,7 +55,7 @@ def merged_block(block: BlockConfig) -> BlockConfig:
         attention = attention.replace(query_key="one-matrix")
     if attention == block.attention:
         raise ArgumentError(
-            "merge: no two matrices are neighbours; identities, biases, query-key norms and rotary positions stand between"
+            "merge: no two matrices are neighbours; identities, biases, gates, query-key norms and rotary positions stand between"
         )
     return block.replace(attention=attention)
 
@@ -81,7 +81,7 @@ def merge_layer(state: State, prefix: str, wide: BlockConfig, merged: BlockConfi
 def _values_touch(block: BlockConfig) -> bool:
     attention = block.attention
     values = (attention.value, attention.first_value or attention.value, attention.projection)
-    return all(weight == PLAIN for weight in values)
+    return attention.gate is None and all(weight == PLAIN for weight in values)
 
 
 def _scores_touch(block: BlockConfig) -> bool:
@@ -142,7 +142,7 @@ def fold(
 
 def _folded_block(block: BlockConfig) -> BlockConfig:
     attention, mlp = block.attention, block.mlp
-    names = ("query", "key", "value", "first_value", "projection")
+    names = ("query", "key", "value", "first_value", "projection", "gate")
     plain = {"gain": 1.0, "trainable": False, "over_sqrt_depth": False}
     return block.replace(
         attention=attention.replace(**{name: _dense(getattr(attention, name)) for name in names}),
