@@ -61,7 +61,7 @@ def test_a_saved_model_is_loaded_as_it_was(name: str, tmp_path) -> None:
 
 
 @parts
-@pytest.mark.parametrize("preset", ["pre-ln", "sas-p"])
+@pytest.mark.parametrize("preset", ["pre-ln", "sas-p", "parallel+sas-p"])
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 def test_decoding_with_a_cache_equals_the_whole_pass(name: str, preset: str, static: bool) -> None:
     model, tokens = model_of(name, preset), ids(2, 10)

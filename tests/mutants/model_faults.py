@@ -84,6 +84,13 @@ MODELS = (
         tests=("models/test_newer_parts.py::test_closed_forms_refuse_a_gate_by_name",),
     ),
     Mutant(
+        "every layer has the first block of a pattern",
+        file="models/modeling.py",
+        find="Layer(own, layer",
+        replace="Layer(block, layer",
+        tests=("models/test_patterns.py::test_each_layer_is_that_of_its_own_preset",),
+    ),
+    Mutant(
         "the MLP gain is 1",
         file="blocks/presets.py",
         find="1.7 * block.width",

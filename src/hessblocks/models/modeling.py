@@ -35,12 +35,13 @@ class HessblocksModel(HessblocksPreTrainedModel):
     def __init__(self, config: HessblocksConfig) -> None:
         """Build the layers; weights are drawn from torch's global random state."""
         super().__init__(config)
-        block = config.block_config
+        blocks = config.blocks
+        block = blocks[0]
         self.position = block.position
         self.token_embedding: nn.Module = nn.Embedding(config.vocab_size, block.width)
         self.position_embedding = block.position.build(config.context, block.width)
         self.layers = nn.ModuleList(
-            Layer(block, layer, config.depth) for layer in range(config.depth)
+            Layer(own, layer, config.depth) for layer, own in enumerate(blocks)
         )
         self.final_norm = block.final_norm.build(block.width)
         own = [] if isinstance(block.position, LearnedPosition) else [self.position_embedding]
