@@ -36,6 +36,7 @@ SLOTS: dict[str, list[Choice]] = {
     "mlp_width": [("mlp_width", {"mlp_width": WIDTH})],
     "scores": [("scores", {"attention.scores": "linear"})],
     "query_key": [("query_key='one-matrix'", {"attention.query_key": "one-matrix"})],
+    "window": [("window", {"attention.window": 2})],
     "temperature": [("temperature", {"attention.temperature": 2.0})],
     "shaping": [
         ("shaping|centre", {"attention.shaping": shaping})
@@ -137,7 +138,10 @@ def refusal(*choices: dict[str, Any]) -> str | None:
 
 def outputs(blocks: nn.ModuleList, block: hb.BlockConfig, x: Tensor) -> Tensor:
     places = torch.arange(x.shape[1])[None]
-    context = Context(rotation=block.position.rotation(places, block.head_width, x.dtype))
+    context = Context(
+        rotation=block.position.rotation(places, block.head_width, x.dtype),
+        windows={2: torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).tril().triu(-1)},
+    )
     for layer in blocks:
         x = layer(x, context)
     return x

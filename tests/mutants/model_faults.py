@@ -91,6 +91,36 @@ MODELS = (
         tests=("models/test_patterns.py::test_each_layer_is_that_of_its_own_preset",),
     ),
     Mutant(
+        "the centre of shaped attention overlooks the window",
+        file="blocks/attention.py",
+        find="context.aligned and self.window is None and",
+        replace="context.aligned and",
+        tests=("models/test_windows.py::test_the_centre_is_uniform_over_the_window",),
+    ),
+    Mutant(
+        "a mask of one's own is not narrowed to the window",
+        file="models/modeling.py",
+        find="attention_mask & near",
+        replace="attention_mask",
+        tests=("models/test_windows.py::test_a_mask_of_ones_own_is_narrowed_to_the_window",),
+    ),
+    Mutant(
+        "a window has one token more",
+        file="models/modeling.py",
+        find="_Window(name, window)",
+        replace="_Window(name, window + 1)",
+        tests=("models/test_windows.py::test_a_window_is_that_of_mistral",),
+    ),
+    Mutant(
+        "the closed form overlooks the window",
+        file="curvature/last_layer/from_hessblocks.py",
+        find="window=attention.window",
+        replace="window=None",
+        tests=(
+            "curvature/test_last_block.py::test_every_block_equals_dense_autodiff[outer-window]",
+        ),
+    ),
+    Mutant(
         "the MLP gain is 1",
         file="blocks/presets.py",
         find="1.7 * block.width",

@@ -40,6 +40,8 @@ class Attention(BlockPart, kind="attention"):
     """Norm over each head's queries and keys."""
     query_norm: Norm | None = None
     """Norm over each head's queries, where it differs from the keys'."""
+    window: int | None = None
+    """Tokens that a token attends to, itself the last of them (Jiang et al., 2023, section 2); None: all before it."""
     temperature: float = above_zero(1.0)
     """Divides the scores."""
     query: Weight = Dense()
@@ -88,6 +90,7 @@ class SelfAttention(nn.Module):
         self.num_key_value_groups: int = heads // key_value_heads
         self.head_width = width // heads
         self.linear = part.scores == "linear"
+        self.window = part.window
         self.one_matrix = part.query_key == "one-matrix"
         inner = key_value_heads * self.head_width
         query_width = width if self.one_matrix else self.head_width
@@ -167,11 +170,12 @@ class SelfAttention(nn.Module):
         causal = (
             context.causal and query.shape[2] > 1
         )  # behind a cache one query attends to all keys
-        return kernel(self, query, key, value, context.mask, scale=self.scale, causal=causal)
+        mask = context.mask_of(self.window)
+        return kernel(self, query, key, value, mask, scale=self.scale, causal=causal)
 
     def _centre(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        """C V: a running mean or, behind a cache or a mask of its own kind, attention at zero scores."""
-        if context.aligned and value.shape[2] == query.shape[2]:
+        """C V: a running mean or, behind a cache, in a window or under another mask, attention at zero scores."""
+        if context.aligned and self.window is None and value.shape[2] == query.shape[2]:
             return self._repeat(centre(value, causal=context.causal, allowed=context.allowed))
         return self._attend(torch.zeros_like(query), key, value, context)
 

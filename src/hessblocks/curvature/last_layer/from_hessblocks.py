@@ -75,7 +75,9 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         matrices,
         heads=attention.heads,
         groups=attention.key_value_heads,
-        permitted=permitted(inputs, batch.attention_mask, causal=model.config.causal),
+        permitted=permitted(
+            inputs, batch.attention_mask, causal=model.config.causal, window=attention.window
+        ),
         scale=float(attention.scale),
         softmax=not attention.linear,
         rotation=None
