@@ -28,7 +28,7 @@ Choice = tuple[str, dict[str, Any]]
 
 SLOTS: dict[str, list[Choice]] = {
     "norm": [
-        ("norm", {"norm": norm}) for norm in (LayerNorm(), DyT(), NoNorm(), RMSNorm(gain=0.5))
+        ("norm", {"norm": norm}) for norm in (LayerNorm(), DyT(), NoNorm(), RMSNorm(gain=None))
     ],
     "first_norm": [("first_norm", {"first_norm": LayerNorm()})],
     "position": [("position", {"position": RotaryPosition()})],
@@ -36,6 +36,7 @@ SLOTS: dict[str, list[Choice]] = {
     "mlp_width": [("mlp_width", {"mlp_width": WIDTH})],
     "scores": [("scores", {"attention.scores": "linear"})],
     "query_key": [("query_key='one-matrix'", {"attention.query_key": "one-matrix"})],
+    "window": [("window", {"attention.window": 2})],
     "temperature": [("temperature", {"attention.temperature": 2.0})],
     "shaping": [
         ("shaping|centre", {"attention.shaping": shaping})
@@ -48,7 +49,8 @@ SLOTS: dict[str, list[Choice]] = {
         )
     ],
     "query_key_norm": [
-        ("norm", {"attention.query_key_norm": norm}) for norm in (RMSNorm(), LayerNorm(), DyT())
+        ("norm", {"attention.query_key_norm": norm})
+        for norm in (RMSNorm(gain=None), LayerNorm(), DyT())
     ],
     "query_norm": [("query_norm|norm", {"attention.query_norm": RMSNorm(gain=0.0)})],
     **{
@@ -82,8 +84,10 @@ SLOTS: dict[str, list[Choice]] = {
                 Reparametrised(init="tied-orthogonal"),
                 Reparametrised(initial_gain=0.0),
             ],
+            "gate": [Dense(init="zeros"), Identity(), Reparametrised(initial_gain=0.0)],
         }.items()
     },
+    "gate_per": [("gate", {"attention.gate": Dense(), "attention.gate_per": "head"})],
     "attention_branch": [
         ("attention_branch|skip", {"attention_branch": branch})
         for branch in (
@@ -104,6 +108,7 @@ SLOTS: dict[str, list[Choice]] = {
         ("mlp", {"mlp.activation": "gelu", "mlp.gated": True}),
         ("mlp", {"mlp.activation": "leaky-relu", "mlp.negative_slope": 0.2}),
         ("mlp", {"mlp.activation": "silu"}),
+        ("mlp", {"mlp.activation": "relu-squared"}),
         ("mlp", {"mlp.activation": "gelu", "mlp.input": Dense(init="zeros")}),
     ],
     "mlp.input": [
@@ -133,7 +138,10 @@ def refusal(*choices: dict[str, Any]) -> str | None:
 
 def outputs(blocks: nn.ModuleList, block: hb.BlockConfig, x: Tensor) -> Tensor:
     places = torch.arange(x.shape[1])[None]
-    context = Context(rotation=block.position.rotation(places, block.head_width, x.dtype))
+    context = Context(
+        rotation=block.position.rotation(places, block.head_width, x.dtype),
+        windows={2: torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).tril().triu(-1)},
+    )
     for layer in blocks:
         x = layer(x, context)
     return x

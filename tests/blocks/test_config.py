@@ -172,7 +172,7 @@ def test_a_slot_takes_parts_of_its_kind_only(make: Callable[[], object]) -> None
         make()
 
 
-@pytest.mark.parametrize("block", [None, 3, ["sas"]])
+@pytest.mark.parametrize("block", [None, 3, [], [["sas"]]])
 def test_a_block_is_a_name_or_a_configuration(block: object) -> None:
     with pytest.raises(hb.ArgumentError, match=r"block: expected a preset's name or a BlockConfig"):
         hb.build(block)  # type: ignore[arg-type]

@@ -31,6 +31,17 @@ def test_sizes_are_those_of_a_model_that_is_built(preset: str) -> None:
     assert size.multiply_adds * 8 * 2 == counter.get_total_flops() - running_mean
 
 
+def test_a_window_takes_the_scores_outside_it_away() -> None:
+    names = ("attention.window=3", "attention.window=9")
+    near, far, full = (
+        {size.preset: size.multiply_adds for size in block_sizes(PresetSizes(**SMALL, slots=slots))}
+        for slots in (names[:1], names[1:], ())
+    )
+    assert far == full
+    scores = 2 * SMALL["depth"] * (8 - 3) * SMALL["width"]
+    assert near == {name: count - scores for name, count in full.items()}
+
+
 @pytest.mark.parametrize(
     ("preset", "millions"), [("pre-ln", 166.6), ("sas", 146.0), ("sas-p", 146.0)]
 )

@@ -81,6 +81,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "tanh for norms of queries and keys": lambda: of_preset(
         "pre-ln", attention=Attention(query_key_norm=DyT(), shaping=Shaping(alpha=0.5))
     ),
+    "window": lambda: of_preset("pre-ln", attention=Attention(window=2)),
+    "window, shaped": lambda: of_preset(
+        "pre-ln", attention=Attention(window=2, shaping=Shaping(alpha=0.5))
+    ),
     "untied": lambda: of_preset("pre-ln", tie_word_embeddings=False),
     "gpt2": lambda: Case(model=gpt2_case().model, batches=[batch()]),
 }

@@ -12,7 +12,7 @@ import hessblocks as hb
 from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch
 from hessblocks.blocks.mlp import MLP
-from hessblocks.blocks.norms import DyT, LayerNorm
+from hessblocks.blocks.norms import DyT, LayerNorm, RMSNorm
 from hessblocks.blocks.weights import Dense as DenseWeight
 from hessblocks.blocks.weights import Reparametrised
 from hessblocks.conventions import PARTS
@@ -63,6 +63,13 @@ CASES = {
             input=Reparametrised(update_gain=0.5, initial_gain=0.7),
             output=Reparametrised(update_gain=2.0, initial_gain=0.0),
         ),
+        **UNTIED,
+    ),
+    "norms without gains": lambda: of_preset(
+        "pre-ln",
+        norm=RMSNorm(gain=None),
+        attention=Attention(query_key_norm=RMSNorm(gain=None)),
+        mlp=MLP(activation="relu-squared"),
         **UNTIED,
     ),
     "tanh for norms": lambda: of_preset("pre-ln", norm=DyT(), **UNTIED),

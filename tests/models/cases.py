@@ -11,7 +11,7 @@ SIZES = {"depth": 2, "width": 16, "heads": 4, "vocab_size": 29, "context": 24}
 presets = pytest.mark.parametrize("name", hb.PRESETS)
 
 
-def perturbed(name: str, **fields: object) -> PreTrainedModel:
+def perturbed(name: str | list[hb.BlockConfig], **fields: object) -> PreTrainedModel:
     """A model with every parameter moved, so that no query is zero and no two gains are equal."""
     model = hb.build(name, **(SIZES | fields)).eval()
     with torch.no_grad():

@@ -40,6 +40,8 @@ class Attention(BlockPart, kind="attention"):
     """Norm over each head's queries and keys."""
     query_norm: Norm | None = None
     """Norm over each head's queries, where it differs from the keys'."""
+    window: int | None = None
+    """Tokens that a token attends to, itself the last of them (Jiang et al., 2023, section 2); None: all before it."""
     temperature: float = above_zero(1.0)
     """Divides the scores."""
     query: Weight = Dense()
@@ -52,6 +54,10 @@ class Attention(BlockPart, kind="attention"):
     """W_V of the first layer, where it differs."""
     projection: Weight = Dense()
     """The output projection."""
+    gate: Weight | None = None
+    """W_G: what each head returns is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5, position G1)."""
+    gate_per: str = one_of("entry", "head")
+    """Whether each entry of a head, or each head, has a gate of its own."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -84,6 +90,7 @@ class SelfAttention(nn.Module):
         self.num_key_value_groups: int = heads // key_value_heads
         self.head_width = width // heads
         self.linear = part.scores == "linear"
+        self.window = part.window
         self.one_matrix = part.query_key == "one-matrix"
         inner = key_value_heads * self.head_width
         query_width = width if self.one_matrix else self.head_width
@@ -95,6 +102,8 @@ class SelfAttention(nn.Module):
         self.query_norm = part.resolved_query_norm.build(query_width)
         self.key_norm = part.query_key_norm.build(query_width)
         self.gains = part.shaping.build(heads) if part.shaping is not None else None
+        gates = heads * (self.head_width if part.gate_per == "entry" else 1)
+        self.gate = part.gate.build(width, gates) if part.gate is not None else None
         if isinstance(self.projection, Tied) and getattr(part.projection, "init", None) == TIED:
             self.projection.tie_to(self.value)
 
@@ -114,11 +123,13 @@ class SelfAttention(nn.Module):
         query, key, own = self._project(x, context.rotation)
         key, value = (key, own) if cache is None else cache(key, own)
         mixed = self._mix(query, key, value, own, context)
+        if self.gate is not None:
+            mixed = mixed * self._split(self.gate(x).sigmoid(), self.heads)
         projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
 
     def matrix(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B H T T"]:
-        """What multiplies the values of each head: A, or αI + βA − γC.
+        """What multiplies the values of each head, before its gate: A, or αI + βA − γC.
 
         For looking at: it is the mixing of an identity in the place of the values, and needs the
         tokens × tokens buffer that `forward` does without.
@@ -159,11 +170,12 @@ class SelfAttention(nn.Module):
         causal = (
             context.causal and query.shape[2] > 1
         )  # behind a cache one query attends to all keys
-        return kernel(self, query, key, value, context.mask, scale=self.scale, causal=causal)
+        mask = context.mask_of(self.window)
+        return kernel(self, query, key, value, mask, scale=self.scale, causal=causal)
 
     def _centre(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        """C V: a running mean or, behind a cache or a mask of its own kind, attention at zero scores."""
-        if context.aligned and value.shape[2] == query.shape[2]:
+        """C V: a running mean or, behind a cache, in a window or under another mask, attention at zero scores."""
+        if context.aligned and self.window is None and value.shape[2] == query.shape[2]:
             return self._repeat(centre(value, causal=context.causal, allowed=context.allowed))
         return self._attend(torch.zeros_like(query), key, value, context)
 

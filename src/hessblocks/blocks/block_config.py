@@ -41,6 +41,8 @@ class BlockConfig(BlockFields, kind="block"):
         super().__post_init__()
         for name in ("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"):
             check_positive(name.removeprefix("resolved_"), getattr(self, name))
+        if self.attention.window is not None:
+            check_positive("attention.window", self.attention.window)
         if (reason := first_refusal(self)) is not None:
             raise ArgumentError(reason)
 

@@ -5,7 +5,8 @@ Letters: B sequences, T queries, S keys, H heads, G key-value heads, K head widt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -102,6 +103,8 @@ class Context:
     """Whether a token attends to itself and what stands before it only."""
     mask: Any = None
     """Mask in the form that the kernel understands; None means `causal` says all."""
+    windows: Mapping[int, Any] = field(default_factory=dict)
+    """The same of layers with a window, by its tokens."""
     allowed: Bool[Tensor, "B S"] | None = None
     """False marks padding keys; None means no padding."""
     aligned: bool = True
@@ -110,3 +113,20 @@ class Context:
     """Cosines and sines of rotary positions."""
     kernel: Kernel = fused_kernel
     """Computes A V of softmax attention."""
+
+    def mask_of(self, window: int | None) -> Any:
+        """The mask of a layer that attends to so many tokens; None for one that attends to all.
+
+        Returns:
+            It, in the form that the kernel understands.
+
+        Raises:
+            ArgumentError: there is none of that window.
+        """
+        if window is None:
+            return self.mask
+        if window not in self.windows:
+            raise ArgumentError(
+                f"windows: expected a mask of attention.window={window}, got those of {sorted(self.windows)}"
+            )
+        return self.windows[window]

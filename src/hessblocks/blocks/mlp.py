@@ -15,10 +15,13 @@ from hessblocks.blocks.weights import Dense, Weight
 
 @dataclass(frozen=True, kw_only=True)
 class MLP(BlockPart, kind="mlp"):
-    """activation(x W_in) W_out; gated: (activation(x W_gate) · x W_in) W_out."""
+    """activation(x W_in) W_out; gated: (activation(x W_gate) · x W_in) W_out.
 
-    activation: str = one_of("relu", "leaky-relu", "gelu", "silu")
-    """relu, leaky-relu, gelu or silu."""
+    Source of relu-squared: So et al. (2021), Primer, arXiv 2109.08668, section 4.1.
+    """
+
+    activation: str = one_of("relu", "relu-squared", "leaky-relu", "gelu", "silu")
+    """relu, relu-squared (max(x, 0)²), leaky-relu, gelu or silu."""
     negative_slope: float = finite(0.01)
     """Slope of leaky-relu below zero."""
     gated: bool = False
@@ -61,5 +64,14 @@ class FeedForward(nn.Module):
 def _activation(part: MLP) -> Callable[[Tensor], Tensor]:
     if part.activation == "leaky-relu":
         return nn.LeakyReLU(part.negative_slope)
-    plain: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+    plain: dict[str, Callable[[Tensor], Tensor]] = {
+        "relu": F.relu,
+        "relu-squared": _relu_squared,
+        "gelu": F.gelu,
+        "silu": F.silu,
+    }
     return plain[part.activation]
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()

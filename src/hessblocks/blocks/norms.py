@@ -27,14 +27,14 @@ class Norm(BlockPart, abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm(Norm, kind="rms-norm"):
-    """x / sqrt(mean(x²) + eps), times a trainable gain."""
+    """x / sqrt(mean(x²) + eps), times a trainable gain (Zhang & Sennrich, 2019, eq. 4)."""
 
     scale_free: ClassVar[bool] = True
 
     eps: float = above_zero(1e-8)
     """Added to the mean square."""
-    gain: float = finite(1.0)
-    """Initial value of the trainable gain."""
+    gain: float | None = finite(1.0, optional=True)
+    """Initial value of the trainable gain; None means no gain, and so no parameter."""
 
     def build(self, width: int) -> nn.Module:
         """A `torch.nn.RMSNorm`."""
@@ -83,11 +83,12 @@ class ScaledRMSNorm(nn.RMSNorm):
 
     def __init__(self, part: RMSNorm, width: int) -> None:
         self._initial_gain = part.gain
-        super().__init__(width, eps=part.eps)
+        super().__init__(width, eps=part.eps, elementwise_affine=part.gain is not None)
 
     def reset_parameters(self) -> None:
-        """Set the configured gain."""
-        nn.init.constant_(self.weight, self._initial_gain)
+        """Set the configured gain, where there is one."""
+        if self._initial_gain is not None:
+            nn.init.constant_(self.weight, self._initial_gain)
 
 
 class ScaledLayerNorm(nn.LayerNorm):

@@ -45,7 +45,7 @@ class BlockPart:
             choices, above = field.metadata.get("choices"), field.metadata.get("above")
             if choices and value not in choices:
                 raise unknown_name(place, str(value), choices)
-            if above is None or value is field.default is None:
+            if above is None or (value is None and field.metadata["optional"]):
                 continue
             if not (_is_finite(value) and value > above):
                 expected = "a number above 0" if above == 0 else "a finite number"
@@ -131,14 +131,15 @@ def _slots(cls: type[BlockPart]) -> dict[str, tuple[type[BlockPart], bool]]:
     return slots
 
 
-def finite(default: float) -> Any:
-    """A field that must be a finite number."""
-    return dataclasses.field(default=default, metadata={"above": -math.inf})
+def finite(default: float, *, optional: bool = False) -> Any:
+    """A field that must be a finite number, or None where it is optional."""
+    metadata = {"above": -math.inf, "optional": optional}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def above_zero(default: float | None) -> Any:
     """A field that must be a finite number above zero; None may stand where it is the default."""
-    return dataclasses.field(default=default, metadata={"above": 0})
+    return dataclasses.field(default=default, metadata={"above": 0, "optional": default is None})
 
 
 def one_of(*choices: str, default: str = "") -> Any:

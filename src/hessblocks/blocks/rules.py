@@ -83,6 +83,18 @@ def _one_matrix(block: BlockFields) -> Iterator[str]:
         )
 
 
+def _gate(block: BlockFields) -> Iterator[str]:
+    attention = block.attention
+    per_head = attention.gate_per == "head"
+    if per_head and attention.gate is None:
+        yield "attention: gate_per='head' and no gate exclude each other; give gate a weight, such as dense"
+    elif per_head and attention.gate is not None and attention.gate.square and block.head_width > 1:
+        yield (
+            f"attention: gate with initial value {attention.gate.initial!r} and gate_per='head' exclude each other: "
+            f"{block.width} inputs give {block.heads} gates; use a dense gate or gate_per='entry'"
+        )
+
+
 def _rotary(block: BlockFields) -> Iterator[str]:
     if isinstance(block.position, RotaryPosition) and block.head_width % 2:
         yield (
@@ -121,7 +133,8 @@ def _zero_pairs(block: BlockFields) -> Iterator[str]:
     for name, zeros in branches.items():
         if len(zeros) > 1:
             yield f"{name}: {zeros[0]} and {zeros[1]} {NO_GRADIENT}"
-    flat = mlp.activation == "relu" or (mlp.activation == "leaky-relu" and mlp.negative_slope == 0)
+    flat = mlp.activation in ("relu", "relu-squared")
+    flat |= mlp.activation == "leaky-relu" and mlp.negative_slope == 0
     if mlp.input.initial == "zeros" and (mlp.gated or flat):
         partner = "gated=True" if mlp.gated else f"activation={mlp.activation!r}"
         yield f"mlp: a zero input and {partner} exclude each other: there would never be a gradient"
@@ -241,7 +254,8 @@ def _zeros(part: Attention | MLP, names: Iterable[str]) -> list[str]:
 
 def _weights(block: BlockFields) -> Iterator[tuple[str, Weight]]:
     """Every weight of the block that is not left out."""
-    yield from _named(block.attention, ("query", "key", "value", "first_value", "projection"))
+    names = ("query", "key", "value", "first_value", "projection", "gate")
+    yield from _named(block.attention, names)
     yield from _named(block.mlp, ("input", "output"))
 
 
@@ -256,6 +270,7 @@ RULES: tuple[Rule, ...] = (
     _tied,
     _squares,
     _one_matrix,
+    _gate,
     _rotary,
     _zero_scores,
     _zero_norms,

@@ -82,7 +82,7 @@ def _fresh(
 ) -> tuple[Subject, dict[str, Shaped[Tensor, "sequences ..."]]]:
     """A preset at initialisation, with the vocabulary of its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
-    made = block(name, **sizes)
+    made = [block(one, **sizes) for one in name.split("+")]
     corpus = None
     if not batch and settings.data != RANDOM:
         corpus = corpus_of(settings, settings.vocab_size)
@@ -116,7 +116,8 @@ def check_sources(sources: Sequence[Source]) -> None:
         if count > 1:
             raise ArgumentError(f"MODEL: {source} was given twice; give each model once.")
         if source.startswith(PREFIX):
-            block(source.removeprefix(PREFIX))
+            for one in source.removeprefix(PREFIX).split("+"):
+                block(one)
 
 
 def plain_names() -> list[str]:

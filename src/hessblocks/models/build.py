@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -18,7 +19,7 @@ from hessblocks.blocks import (
     with_slots,
 )
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.configuration import HessblocksConfig, check_pattern
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
     HessblocksForMaskedLM,
@@ -37,7 +38,7 @@ TASKS: dict[str, type[PreTrainedModel]] = {
 
 
 def build(
-    block: str | BlockConfig,
+    block: str | BlockConfig | Sequence[str | BlockConfig],
     *,
     depth: int = 4,
     vocab_size: int = 4096,
@@ -50,11 +51,13 @@ def build(
     slots: Slots = (),
     **block_fields: Any,
 ) -> PreTrainedModel:
-    """A Hugging Face model made of `depth` equal blocks.
+    """A Hugging Face model made of `depth` blocks.
 
     Args:
-        block: name of a preset (`hessblocks.PRESETS`) or a `BlockConfig`.
-        depth: layers.
+        block: name of a preset (`hessblocks.PRESETS`) or a `BlockConfig`; several, in a sequence or as names
+            joined by +, are the layers' in turn: ["pre-ln", "sas-p"] or "pre-ln+sas-p". What a block has for the
+            first layer counts in the first block alone.
+        depth: layers; a multiple of the number of blocks.
         vocab_size: entries of the vocabulary.
         context: longest sequence, in tokens.
         task: causal-lm, masked-lm, classification, token-classification or question-answering; all but the
@@ -63,16 +66,17 @@ def build(
         tie_word_embeddings: whether the head is the transposed token embedding.
         embedding_std: standard deviation of the entries of token and position embeddings at initialisation.
         position: how a token's place enters, as a part or its kind (rotary); None for the block's own.
-        slots: other fields of the block by path, `{"attention.query.init": "zeros"}`; see
+        slots: other fields of each block by path, `{"attention.query.init": "zeros"}`; see
             `hessblocks.blocks.with_slots`.
-        **block_fields: fields of `BlockConfig` that differ from the preset's (`width=256, heads=4`).
+        **block_fields: fields of `BlockConfig` that differ from each preset's (`width=256, heads=4`).
 
     Returns:
         A model whose weights are drawn from torch's global random state: call `torch.manual_seed`
         before, or build under `torch.device("meta")` to count parameters without memory.
 
     Raises:
-        ArgumentError: unknown preset, task or field, a size below 1, or parts that exclude each other.
+        ArgumentError: unknown preset, task or field, a size below 1, parts that exclude each other, or blocks
+            that do not fit into one model.
 
     >>> model = build("pre-ln", depth=2, width=16, heads=2, vocab_size=10, context=8)
     >>> model.num_parameters()
@@ -88,22 +92,32 @@ def build(
     if position is not None:
         chosen = {"position": part_of(position, Position, "position")}
         block_fields |= chosen
-    if isinstance(block, str):
-        whole = preset(block, **block_fields)
-    elif isinstance(block, BlockConfig):
-        whole = block.replace(**block_fields)
-    else:
+    given = block.split("+") if isinstance(block, str) else block
+    given = [given] if isinstance(given, BlockConfig) else given
+    if not (isinstance(given, Sequence) and given):
         raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
-    whole = with_slots(whole, [*chosen.items(), *slot_pairs(slots)])
+    changes = [*chosen.items(), *slot_pairs(slots)]
+    blocks = [with_slots(_block(one, block_fields), changes) for one in given]
+    check_pattern(blocks, depth)
+    pattern = [one.to_dict() for one in blocks]
+    named = [one for one in given if isinstance(one, str)]
     config = HessblocksConfig(
         vocab_size=vocab_size,
         depth=depth,
         context=context,
         causal=task == "causal-lm",
-        preset=block if isinstance(block, str) else None,
-        block=whole.to_dict(),
+        preset="+".join(named) if len(named) == len(blocks) else None,
+        block=pattern if pattern[1:] else pattern[0],
         tie_word_embeddings=tie_word_embeddings,
         embedding_std=embedding_std,
     )
     config.num_labels = classes
     return TASKS[task](config)
+
+
+def _block(given: object, fields: dict[str, Any]) -> BlockConfig:
+    if isinstance(given, str):
+        return preset(given, **fields)
+    if isinstance(given, BlockConfig):
+        return given.replace(**fields)
+    raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {given!r}")

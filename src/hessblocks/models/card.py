@@ -71,7 +71,8 @@ def _card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> 
     names = [base.__name__.removeprefix("Hessblocks") for base in type(model).__mro__]
     ending = next((name for name in names if name in HEADS), "Model")
     kind, task = HEADS[ending]
-    preset = config.preset or "a block of its own"
+    several = len(config.pattern) > 1
+    preset = config.preset or ("blocks of its own, in turn" if several else "a block of its own")
     data = ModelCardData(
         library_name="hessblocks",
         pipeline_tag=task,
@@ -84,7 +85,7 @@ def _card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> 
         "attention heads": config.num_attention_heads,
         "heads of keys and values": config.num_key_value_heads,
         "width of the MLP": config.intermediate_size,
-        "positions": config.block_config.position.kind,
+        "positions": config.blocks[0].position.kind,
         "vocabulary": config.vocab_size,
         "context, in tokens": config.context,
         "parameters": f"{model.num_parameters():,}",
@@ -143,6 +144,8 @@ def _loading(folder: Path, config: Any, ending: str) -> str:
 
 def _own_parts(block: Any) -> list[str]:
     """Imports of the modules that define parts of the user's own."""
+    if isinstance(block, list):
+        return list(dict.fromkeys(line for one in block for line in _own_parts(one)))
     if not isinstance(block, dict):
         return []
     kinds = BlockPart.kinds(BlockPart)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ class _OfBlock:
         self._name = name
 
     def __get__(self, config: HessblocksConfig, owner: type) -> int:
-        return self._read(config.block)
+        return self._read(config.pattern[0])
 
     def __set__(self, config: HessblocksConfig, value: object) -> None:
         if value != (own := self.__get__(config, type(config))):
@@ -69,8 +69,10 @@ class HessblocksConfig(PreTrainedConfig):
     """Whether a token attends to itself and what stands before it only."""
     preset: str | None = None
     """Name of the preset that the block was made from, for tables and figures."""
-    block: dict[str, Any] = field(default_factory=lambda: BlockConfig().to_dict())
-    """The block, as `BlockConfig.to_dict` gives it."""
+    block: dict[str, Any] | list[dict[str, Any]] = field(
+        default_factory=lambda: BlockConfig().to_dict()
+    )
+    """The block, as `BlockConfig.to_dict` gives it, or those that the layers have in turn."""
     embedding_std: float = 0.02
     """Standard deviation of the entries of token and position embeddings at initialisation."""
     tie_word_embeddings: bool = True
@@ -85,9 +87,27 @@ class HessblocksConfig(PreTrainedConfig):
     """Token or tokens that end a sequence."""
 
     @property
+    def pattern(self) -> list[dict[str, Any]]:
+        """The blocks that the layers have in turn; one where all layers are equal."""
+        return self.block if isinstance(self.block, list) else [self.block]
+
+    @property
+    def blocks(self) -> list[BlockConfig]:
+        """The block of each layer, as an object; refuses what does not fit into one model."""
+        pattern = [BlockConfig.from_dict(one) for one in self.pattern]
+        check_pattern(pattern, self.depth)
+        return pattern * (self.depth // len(pattern))
+
+    @property
     def block_config(self) -> BlockConfig:
-        """The block as an object."""
-        return BlockConfig.from_dict(self.block)
+        """The block of all layers, as an object.
+
+        Raises:
+            ArgumentError: the layers have several.
+        """
+        if len(self.pattern) > 1:
+            raise ArgumentError("block_config: the layers have several blocks; read blocks instead")
+        return self.blocks[0]
 
     hidden_size = _OfBlock(lambda block: block["width"])
     num_attention_heads = _OfBlock(lambda block: block["heads"])
@@ -105,5 +125,36 @@ class HessblocksConfig(PreTrainedConfig):
         return found | {name: getattr(self, name) for name in (*self.attribute_map, *SIZES)}
 
 
+def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
+    """Refuse blocks that cannot stand in one model.
+
+    Args:
+        pattern: blocks that the layers have in turn.
+        depth: layers.
+
+    Raises:
+        ArgumentError: they do not fill the layers, or differ in what a model has once.
+    """
+    if not pattern or depth % len(pattern):
+        raise ArgumentError(
+            f"depth: {depth} layers are no whole number of turns through {len(pattern)} blocks; change depth, or "
+            "give one block a layer"
+        )
+    for place, block in enumerate(pattern):
+        for name in SHARED:
+            first, own = getattr(pattern[0], name), getattr(block, name)
+            if own != first:
+                name = name.removeprefix("resolved_")
+                raise ArgumentError(
+                    f"{name}: a model has one, but blocks 0 and {place} differ in it, {first!r} and {own!r}; give "
+                    f"{name} once for all blocks"
+                )
+
+
+SHARED = (
+    *("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"),
+    *("position", "final_norm"),
+)
+"""What all blocks of a model have in common."""
 SIZES = tuple(name for name, one in vars(HessblocksConfig).items() if isinstance(one, _OfBlock))
 """Hugging Face's names of the block's sizes."""

@@ -135,9 +135,13 @@ def _attention(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int
 
 
 def _mixing(block: BlockConfig) -> str:
-    if block.attention.shaping is not None:
-        return "αI+βA−γC"
-    return "A" if isinstance(block.attention.query_key_norm, NoNorm) else "A, QK-norm"
+    attention = block.attention
+    words = "αI+βA−γC" if attention.shaping is not None else "A"
+    if not isinstance(attention.query_key_norm, NoNorm):
+        words += ", QK-norm"
+    if attention.window is not None:
+        words += f", {attention.window}"
+    return words + (" × gate" if attention.gate is not None else "")
 
 
 def _mlp(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int) -> None:

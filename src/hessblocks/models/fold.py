@@ -9,6 +9,7 @@ Letters follow torch: a weight is stored (outputs, inputs) and applied as x @ we
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -55,7 +56,7 @@ def merged_block(block: BlockConfig) -> BlockConfig:
         attention = attention.replace(query_key="one-matrix")
     if attention == block.attention:
         raise ArgumentError(
-            "merge: no two matrices are neighbours; identities, biases, query-key norms and rotary positions stand between"
+            "merge: no two matrices are neighbours; identities, biases, gates, query-key norms and rotary positions stand between"
         )
     return block.replace(attention=attention)
 
@@ -81,7 +82,7 @@ def merge_layer(state: State, prefix: str, wide: BlockConfig, merged: BlockConfi
 def _values_touch(block: BlockConfig) -> bool:
     attention = block.attention
     values = (attention.value, attention.first_value or attention.value, attention.projection)
-    return all(weight == PLAIN for weight in values)
+    return attention.gate is None and all(weight == PLAIN for weight in values)
 
 
 def _scores_touch(block: BlockConfig) -> bool:
@@ -126,23 +127,24 @@ def fold(
         raise ArgumentError(
             f"model: expected a model that hessblocks.build makes, got {type(model).__name__}"
         )
-    block = _folded_block(model.config.block_config)
     state: State = dict(model.state_dict())
-    for index, layer in enumerate(model.model.layers):
-        _fold_layer(state, f"model.layers.{index}.", layer, model.config.block_config)
-    if merge:
-        wide = block
-        block = merged_block(wide)
-        for index in range(model.config.depth):
-            merge_layer(state, f"model.layers.{index}.", wide, block)
-    folded = _with_block(model, block, state)
+    blocks = []
+    for index, (layer, block) in enumerate(
+        zip(model.model.layers, model.config.blocks, strict=True)
+    ):
+        _fold_layer(state, f"model.layers.{index}.", layer, block)
+        wide = _folded_block(block)
+        blocks.append(merged_block(wide) if merge else wide)
+        if merge:
+            merge_layer(state, f"model.layers.{index}.", wide, blocks[-1])
+    folded = _with_blocks(model, blocks[: len(model.config.pattern)], state)
     _check_same(model, folded, tolerance)
     return folded
 
 
 def _folded_block(block: BlockConfig) -> BlockConfig:
     attention, mlp = block.attention, block.mlp
-    names = ("query", "key", "value", "first_value", "projection")
+    names = ("query", "key", "value", "first_value", "projection", "gate")
     plain = {"gain": 1.0, "trainable": False, "over_sqrt_depth": False}
     return block.replace(
         attention=attention.replace(**{name: _dense(getattr(attention, name)) for name in names}),
@@ -185,9 +187,12 @@ def _fold_layer(state: State, prefix: str, layer: Any, block: BlockConfig) -> No
         state.pop(f"{prefix}{branch}.gain", None)
 
 
-def _with_block(model: PreTrainedModel, block: BlockConfig, state: State) -> PreTrainedModel:
+def _with_blocks(
+    model: PreTrainedModel, blocks: Sequence[BlockConfig], state: State
+) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
-    config.block = block.to_dict()
+    pattern = [block.to_dict() for block in blocks]
+    config.block = pattern if pattern[1:] else pattern[0]
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         folded: Any = type(model)(config)
     folded.to(device=model.device, dtype=model.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -11,7 +12,11 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
@@ -21,6 +26,14 @@ from hessblocks.errors import ArgumentError
 from hessblocks.models.attention_functions import attention_kernel
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywords, keep_values
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What transformers reads of a configuration to make the masks of a window."""
+
+    _attn_implementation: str
+    sliding_window: int
 
 
 class Layer(GradientCheckpointingLayer, Block):
@@ -35,12 +48,20 @@ class HessblocksModel(HessblocksPreTrainedModel):
     def __init__(self, config: HessblocksConfig) -> None:
         """Build the layers; weights are drawn from torch's global random state."""
         super().__init__(config)
-        block = config.block_config
+        blocks = config.blocks
+        block = blocks[0]
+        windows = (own.attention.window for own in blocks)
+        self.windows = {one for one in windows if one is not None}
+        if self.windows and not config.causal:
+            raise ArgumentError(
+                "attention.window: it counts the tokens before a token, and a model that attends in both directions "
+                "has none; leave it out"
+            )
         self.position = block.position
         self.token_embedding: nn.Module = nn.Embedding(config.vocab_size, block.width)
         self.position_embedding = block.position.build(config.context, block.width)
         self.layers = nn.ModuleList(
-            Layer(block, layer, config.depth) for layer in range(config.depth)
+            Layer(own, layer, config.depth) for layer, own in enumerate(blocks)
         )
         self.final_norm = block.final_norm.build(block.width)
         own = [] if isinstance(block.position, LearnedPosition) else [self.position_embedding]
@@ -86,9 +107,11 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 f"position_ids: there are positions outside the model's context of {self.config.context}",
             )
             x = x + embedded.to(x.dtype)
+        masked = (x, attention_mask, position_ids, past_key_values)
         context = Context(
             causal=self.config.causal,
-            mask=self._mask(x, attention_mask, position_ids, past_key_values),
+            mask=self._mask(*masked),
+            windows={window: self._mask_of(window, past, *masked) for window in self.windows},
             allowed=_padding(attention_mask),
             aligned=not _has_own_mask(attention_mask, position_ids),
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
@@ -183,6 +206,37 @@ class HessblocksModel(HessblocksPreTrainedModel):
         else:
             mask = create_bidirectional_mask(self.config, x, attention_mask)
         return cast(Tensor | None, mask)
+
+    def _mask_of(
+        self,
+        window: int,
+        past: int | Tensor,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: Cache | None,
+    ) -> Any:
+        """The mask of layers that attend to so many tokens; one of the user's own is narrowed to them."""
+        name = self.config._attn_implementation
+        if name not in WITH_MASKS:
+            raise ArgumentError(
+                f"attn_implementation: {name} would overlook attention.window; use {' or '.join(WITH_MASKS)}"
+            )
+        if attention_mask is None or attention_mask.ndim == 2:
+            config: Any = _Window(name, window)
+            return create_sliding_window_causal_mask(
+                config, x, attention_mask, cache, position_ids=position_ids
+            )
+        queries = past + torch.arange(x.shape[1], device=x.device)
+        keys = torch.arange(attention_mask.shape[-1], device=x.device)
+        near = keys > queries[:, None] - window
+        if attention_mask.dtype == torch.bool:
+            return attention_mask & near
+        return attention_mask.masked_fill(~near, torch.finfo(attention_mask.dtype).min)
+
+
+WITH_MASKS = ("sdpa", "eager", "flex_attention", "second_order")
+"""Attention functions that read a mask, and so know a window."""
 
 
 def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:

@@ -72,9 +72,12 @@ def compare(
 
 def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int) -> None:
     """The blocks as a picture, for the page."""
-    models = {name: model_without_weights(settings.model, name, vocab_size) for name in presets}
-    drawing = drawn({name: model.config.block_config for name, model in models.items()})
-    write_text(out / "blocks.svg", drawing)
+    blocks = {}
+    for name in presets:
+        own = dict.fromkeys(model_without_weights(settings.model, name, vocab_size).config.blocks)
+        several = len(own) > 1
+        blocks |= {f"{name}, {k}" if several else name: one for k, one in enumerate(own, start=1)}
+    write_text(out / "blocks.svg", drawn(blocks))
 
 
 def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:

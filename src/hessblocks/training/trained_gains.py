@@ -18,6 +18,7 @@ WEIGHTS = {
     "projection": "P",
     "input": "in",
     "gate": "gate",
+    "attention.gate": "G",
     "output": "out",
 }
 """What a gain's name says of the weight that it belongs to."""
@@ -44,19 +45,20 @@ def has_gains(model: nn.Module) -> bool:
 def _trained(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
     for layer, block in enumerate(layers_of(model)):
         for path, module in block.named_modules():
-            for quantity, gain in _gains(path.rpartition(".")[2], module):
+            for quantity, gain in _gains(path, module):
                 if isinstance(gain, Tensor) and gain.requires_grad:
                     yield layer, quantity, gain
 
 
-def _gains(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor | float]]:
+def _gains(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor | float]]:
+    name = path.rpartition(".")[2]
     if isinstance(module, ShapedGains):
         yield from (("alpha", module.alpha), ("beta", module.beta), ("gamma", module.gamma))
     elif isinstance(module, ResidualSum):
         of = BRANCHES.get(name, name)
         yield from ((f"alpha_{of}", module.skip), (f"beta_{of}", module.gain))
     elif isinstance(module, ReparametrisedLinear):
-        of = WEIGHTS.get(name, name)
+        of = WEIGHTS.get(path) or WEIGHTS.get(name, name)
         yield from ((f"alpha_{of}", module.initial_gain), (f"beta_{of}", module.update_gain))
 
 

@@ -72,7 +72,8 @@ def _known(presets: tuple[str, ...]) -> tuple[str, ...]:
     if not presets:
         raise ArgumentError(f"--presets: expected names with commas; known: {', '.join(PRESETS)}.")
     for name in presets:
-        check_name("--presets", name, PRESETS)
+        for one in name.split("+"):
+            check_name("--presets", one, PRESETS)
     return presets
 
 

@@ -27,8 +27,8 @@ class BlockSize:
     matmuls: int
     """Matrix products of one token: weights, scores and mix of each layer, and the head."""
     multiply_adds: int
-    """Multiplications with an addition of one token, the last of a full context; without the running
-    mean of shaped attention, which adds only."""
+    """Multiplications with an addition of one token, the last of a full context or window; without the
+    centre of shaped attention, which is a mean."""
 
 
 def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
@@ -51,6 +51,7 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
         except ArgumentError as error:
             refusal = refusal or error
             continue
+        seen = min(sizes.context, model.config.block_config.attention.window or sizes.context)
         weights = list(_applied_weights(model))
         found.append(
             BlockSize(
@@ -58,7 +59,7 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
                 summary=summary(name),
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
                 matmuls=len(weights) + 2 * sizes.depth,
-                multiply_adds=sum(weights) + 2 * sizes.depth * sizes.context * sizes.width,
+                multiply_adds=sum(weights) + 2 * sizes.depth * seen * sizes.width,
             )
         )
     if refusal and not (found and (sizes.slots or sizes.position)):

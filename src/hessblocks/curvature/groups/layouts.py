@@ -16,7 +16,7 @@ _ENCODER = r"(?:\w+\.)*(?:layer|layers)\.(?P<layer>\d+)\."
 READ = ("query", "key", "value")
 
 _HESSBLOCKS = {
-    **{role: rf"attention\.{role}" for role in (*READ, "projection")},
+    **{role: rf"attention\.{role}" for role in (*READ, "projection", "gate")},
     "gains": r"attention\.gains|(attention|mlp)_branch",
     "mlp.in": r"mlp\.(input|gate)",
     "mlp.out": r"mlp\.output",

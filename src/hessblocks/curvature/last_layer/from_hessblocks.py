@@ -75,7 +75,9 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         matrices,
         heads=attention.heads,
         groups=attention.key_value_heads,
-        permitted=permitted(inputs, batch.attention_mask, causal=model.config.causal),
+        permitted=permitted(
+            inputs, batch.attention_mask, causal=model.config.causal, window=attention.window
+        ),
         scale=float(attention.scale),
         softmax=not attention.linear,
         rotation=None
@@ -107,6 +109,8 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
 
 
 def _check_parts(attention: Any) -> None:
+    if attention.gate is not None:
+        raise uncovered("covers attention without a gate on what its heads return")
     norms = (attention.query_norm, attention.key_norm)
     if attention.one_matrix and not all(isinstance(norm, nn.Identity) for norm in norms):
         raise uncovered("covers norms of queries and keys where these have a matrix each")

@@ -1,0 +1,130 @@
+"""Layers with blocks of their own, in turn: each computes what it would in a model of equal blocks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import hessblocks as hb
+from hessblocks.blocks import Context, RMSNorm
+from hessblocks.cli.commands.compare import _known
+from hessblocks.inspection import measure_signal
+from hessblocks.models.fold import fold
+from tests.curvature.cases import Case, padded_batches
+from tests.curvature.oracle import check_partition, dense
+from tests.models.cases import SIZES, ids, perturbed
+
+NAMES = ("pre-ln", "sas-p", "parallel")
+
+
+def test_each_layer_is_that_of_its_own_preset() -> None:
+    model, tokens = perturbed("+".join(NAMES), depth=6, position="no"), ids(2, 7)
+    x = model.model.token_embedding(tokens)
+    for index, layer in enumerate(model.model.layers):
+        name = NAMES[index % 3]
+        alone = hb.build(name, **(SIZES | {"depth": 6}), position="no").model.layers[index]
+        alone.load_state_dict(layer.state_dict())
+        x = alone(x, Context())
+    expected = model.lm_head(model.model.final_norm(x))
+    assert torch.allclose(model(tokens).logits, expected, atol=1e-5)
+
+
+def test_names_joined_by_plus_a_list_and_blocks_are_one_thing() -> None:
+    blocks = [hb.preset(name, width=16, heads=4) for name in NAMES[:2]]
+    for given, preset in (
+        ("pre-ln+sas-p", "pre-ln+sas-p"),
+        (NAMES[:2], "pre-ln+sas-p"),
+        (blocks, None),
+        (["pre-ln", blocks[1]], None),
+    ):
+        config = hb.build(given, **SIZES).config
+        assert (config.blocks, config.preset) == (blocks, preset)
+    assert hb.build(["sas"], **SIZES).config.to_dict() == hb.build("sas", **SIZES).config.to_dict()
+
+
+def test_the_first_layer_alone_may_differ() -> None:
+    model = hb.build(["pre-ln", *["sas-p"] * 3], **(SIZES | {"depth": 4}))
+    kinds = [type(layer.attention.value).__name__ for layer in model.model.layers]
+    assert kinds == ["DenseLinear", "Identity", "Identity", "Identity"]
+
+
+def test_a_pattern_is_saved_loaded_printed_and_generates(tmp_path: Path) -> None:
+    model, prompt = perturbed("pre-ln+sas-p", depth=4), ids(2, 5)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert loaded.config.blocks == model.config.blocks
+    assert [len(loaded.config.pattern), loaded.config.hidden_size] == [2, 16]
+    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    found = loaded.generate(prompt, **settings)
+    assert torch.equal(found, model.generate(prompt, use_cache=False, **settings))
+    assert "| block | pre-ln+sas-p |" in (tmp_path / "README.md").read_text()
+    own = hb.build(model.config.blocks, **(SIZES | {"depth": 4}))
+    own.save_pretrained(tmp_path / "own")
+    assert "| block | blocks of its own, in turn |" in (tmp_path / "own/README.md").read_text()
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_folded_pattern_computes_the_same(merge: bool) -> None:
+    sizes: dict[str, Any] = {"heads": 1, "position": "learned"} if merge else {}
+    name = "pre-ln+v-skipinit" if merge else "v-skipinit+sas-p"
+    model, tokens = perturbed(name, depth=4, **sizes), ids(2, 7)
+    folded = fold(model, merge=merge)
+    assert len(folded.config.pattern) == 2
+    assert torch.allclose(folded(tokens).logits, model(tokens).logits, atol=1e-5)
+
+
+def test_curvature_knows_every_parameter_and_the_last_layer() -> None:
+    sizes = {"width": 4, "mlp_width": 6, "heads": 2, "vocab_size": 7, "context": 6}
+    model = perturbed("sas-p+pre-ln", **sizes).double()
+    model.set_attn_implementation("eager")
+    case = Case(model=model, batches=padded_batches())
+    groups, truth = hb.parameter_groups(model), dense(case)
+    check_partition(groups.values(), dict(model.named_parameters()))
+    query = groups["layers.0.attention.query"]
+    found = hb.Hessian(case.problem, query).dense()
+    torch.testing.assert_close(found, truth.block("full", query, query), rtol=1e-9, atol=1e-11)
+    value = groups["layers.1.attention.value"]
+    exact = hb.exact_attention_curvature(model, case.batches[0]).block("value", "value")
+    one = Case(model=model, batches=case.batches[:1])
+    expected = dense(one).block("full", value, value).norm()
+    assert exact.frobenius_norm() == pytest.approx(float(expected), rel=1e-10)
+
+
+def test_the_openers_take_the_joined_names() -> None:
+    sizes = {"depth": 2, "width": 8, "heads": 2, "vocab_size": 64, "tokens": 6, "sequences": 2}
+    rows = measure_signal("preset:pre-ln+sas-plain", "random", jacobian_steps=0, **sizes)
+    entropies = [row["value"] for row in rows if row["quantity"] == "attention_entropy"]
+    assert {row["model"] for row in rows} == {"pre-ln+sas-plain"}
+    assert len(entropies) == 2
+    with pytest.raises(hb.ArgumentError, match="MODEL: 'sas-q' is unknown"):
+        measure_signal("preset:pre-ln+sas-q", "random", **sizes)
+    assert _known(("pre-ln", "pre-ln+sas-p")) == ("pre-ln", "pre-ln+sas-p")
+    with pytest.raises(hb.ArgumentError, match="--presets: 'sas-q' is unknown"):
+        _known(("pre-ln+sas-q",))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("given", "fields", "message"),
+    [
+        (
+            ["pre-ln", "sas-p"],
+            {"depth": 3},
+            "depth: 3 layers are no whole number of turns through 2",
+        ),
+        ([], {}, "block: expected a preset's name or a BlockConfig, got"),
+        (["pre-ln", 3], {}, "block: expected a preset's name or a BlockConfig, got 3"),
+        (["pre-ln", "saas"], {}, "preset: 'saas' is unknown"),
+        ("pre-ln+", {}, "preset: '' is unknown"),
+        (["pre-ln", "post-ln"], {}, "final_norm: a model has one, but blocks 0 and 1 differ"),
+        (["pre-ln", "modern"], {}, "key_value_heads: a model has one"),
+    ],
+)
+def test_what_does_not_fit_into_one_model_is_refused(given, fields, message) -> None:
+    with pytest.raises(hb.ArgumentError, match=message):
+        hb.build(given, **(SIZES | fields))
+    hb.build(["pre-ln", "post-ln"], **SIZES, final_norm=RMSNorm())
+    with pytest.raises(hb.ArgumentError, match="block_config: the layers have several blocks"):
+        _ = hb.build("pre-ln+sas-p", **SIZES).config.block_config
