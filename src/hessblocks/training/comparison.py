@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hessblocks.blocks import BlockConfig
 from hessblocks.data import Corpus
 from hessblocks.models import drawn
 from hessblocks.progress import Progress
@@ -72,7 +73,7 @@ def compare(
 
 def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int) -> None:
     """The blocks as a picture, for the page."""
-    blocks = {}
+    blocks: dict[str, BlockConfig] = {}
     for name in presets:
         own = dict.fromkeys(model_without_weights(settings.model, name, vocab_size).config.blocks)
         several = len(own) > 1
