@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # The tests start some two hundred processes; each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow mutants check lint types bench clean
+.PHONY: demo test test-slow mutants check lint types bench docs release clean
 
 demo: $(STAMP)  ## train, compare and map the curvature of three blocks; opens nothing, prints where the report is
 	$(BIN)/hessblocks demo --out runs/demo
@@ -32,12 +32,21 @@ check: lint types test  ## lint, types, then the tests (the laws of tests/house 
 bench: $(STAMP)  ## the figures that the documentation quotes
 	$(BIN)/python -m benchmarks
 
+docs: $(STAMP)  ## the site: pages, reference, gallery, notebooks; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+release: $(STAMP)  ## the source archive and the wheel, in dist/
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build
+
 clean:
-	rm -rf .venv runs
+	test ! -e $(STAMP) || rm -rf .venv
+	rm -rf runs site dist
 
 $(STAMP): pyproject.toml constraints.txt oracles.txt
+	@test -e $(STAMP) || test ! -e .venv || { echo "make: .venv was made by hand and is left as it is; move it away (mv .venv my-venv) and run make again." >&2; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hessblocks needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch -t 197001020000 $(STAMP)  # ours from here on, and out of date until all is installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	$(BIN)/python -m pip install --quiet --no-deps --requirement oracles.txt
 	touch $(STAMP)

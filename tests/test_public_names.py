@@ -37,6 +37,20 @@ def test_importing_the_package_loads_neither_figures_nor_training() -> None:
     assert not {"matplotlib", "plotly", "torch", "transformers"} & set(run(script).split())
 
 
+def test_curvature_is_measured_where_no_figure_can_be_drawn() -> None:
+    script = """
+import sys
+sys.modules.update(dict.fromkeys(("matplotlib", "plotly", "jinja2")))
+import torch
+import hessblocks as hb
+model = hb.build("sas", depth=1, width=8, heads=2, vocab_size=20, context=8)
+problem = hb.Problem(model, {"input_ids": torch.zeros(2, 8, dtype=torch.long)})
+group = hb.parameter_groups(model)["layers.0.attention.query"]
+print(hb.frobenius_norm(hb.Hessian(problem, group), probes=4))
+"""
+    assert "(4 probes)" in run(script)
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")

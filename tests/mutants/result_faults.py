@@ -437,4 +437,11 @@ RESULTS = (
             "cli/test_tables.py::test_zero_groups_are_named_once_for_all_blocks_that_share_them",
         ),
     ),
+    Mutant(
+        "the shell is given no words",
+        file="cli/app.py",
+        find="if COMPLETE in os.environ:",
+        replace="if False:",
+        tests=("cli/test_completion.py::test_words_are_completed",),
+    ),
 )

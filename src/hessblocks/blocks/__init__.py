@@ -32,3 +32,27 @@ from hessblocks.blocks.weights import (
     ReparametrisedLinear,
     Weight,
 )
+
+__all__ = [
+    "MLP",
+    "PRESETS",
+    "Attention",
+    "BlockConfig",
+    "Branch",
+    "Dense",
+    "DyT",
+    "Identity",
+    "LayerNorm",
+    "LearnedPosition",
+    "NoNorm",
+    "NoPosition",
+    "Norm",
+    "Position",
+    "RMSNorm",
+    "Reparametrised",
+    "RotaryPosition",
+    "Shaping",
+    "SinusoidalPosition",
+    "Weight",
+    "preset",
+]

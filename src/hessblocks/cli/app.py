@@ -20,10 +20,11 @@ from hessblocks.errors import HessblocksError, out_of_memory
 from hessblocks.settings import option
 from hessblocks.shown import printable, printable_lines
 
+COMPLETE = "_HESSBLOCKS_COMPLETE"
+"""Set by the shell where it asks which words may come next."""
 app = typer.Typer(
     name="hessblocks",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -66,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning
         try:
+            if COMPLETE in os.environ:
+                app(prog_name="hessblocks")
             command = typer.main.get_command(app)
             with command.make_context("hessblocks", words.copy()) as context:
                 command.invoke(context)

@@ -1,0 +1,184 @@
+"""What `make docs` puts into the site beside the pages of this folder; a hook of MkDocs, named in mkdocs.yml.
+
+The site mirrors the repository: README.md is its start, these pages stand under docs/. Made of other files are a page
+for each kind of user (of the tables in index.md), the gallery (of results/*.json), the examples as pages and notebooks (of
+their cells) and the reference (of the public names and their docstrings). Nothing is imported from the package.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+import jupytext
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "benchmarks/results/*")
+"""What the site takes from outside this folder, as it is."""
+USERS = {
+    "block designers": ("blocks", "signal", "models"),
+    "optimisation researchers": ("curvature", "linalg", "inspection"),
+    "theorists": ("theory", "curvature"),
+    "practitioners": ("models", "training", "data"),
+}
+"""For whom the library is, and the packages that each of them needs first."""
+VERDICTS = {True: "hold", False: "do not hold", None: "undecided"}
+LINK = re.compile(r"(?<!!)\[(?P<text>[^]\n]+)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """A site without an address has no page for wrong ones, and no map of its addresses."""
+    config.theme.static_templates -= {"404.html", "sitemap.xml"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The repository's layout, with what is made."""
+    site = Files([file for file in files if file.src_dir != config.docs_dir])
+    held = [Path(file.abs_src_path) for file in files if file.src_dir == config.docs_dir]
+    for path in [*held, *(path for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern)))]:
+        if path.suffix != ".py":
+            name = path.relative_to(ROOT).as_posix()
+            site.append(File.generated(config, name, abs_src_path=str(path)))
+    for name, content in made():
+        site.append(File.generated(config, name, content=content))
+    return site
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """A script's link leads to its page; what only the repository holds is named, not linked."""
+
+    def led(link: re.Match[str]) -> str:
+        path = posixpath.normpath(
+            posixpath.join(posixpath.dirname(page.file.src_uri), link["path"])
+        )
+        if path.startswith("examples/") and page.file.src_uri != path.replace(".py", ".md"):
+            return link[0].replace(".py)", ".md)")
+        outside = files.get_file_from_path(path) is None and (ROOT / path).exists()
+        return link["text"] if outside else link[0]
+
+    text = LINK.sub(led, markdown)
+    if page.file.src_uri == "README.md":
+        doors = ", ".join(f"[{user}]({user_page(user)})" for user in USERS)
+        text = text.replace("\n![", f"\nFor {doors}.\n\n![", 1)
+    return text
+
+
+def made() -> Iterator[tuple[str, str]]:
+    """Names and contents of the files that are made of others."""
+    for user in USERS:
+        yield user_page(user), for_user(user)
+    yield "docs/gallery.md", gallery()
+    for script in sorted((ROOT / "examples").glob("*.py")):
+        yield from example(script)
+    yield from reference()
+
+
+def user_page(user: str) -> str:
+    """The place of a user's page."""
+    return f"for/{user.replace(' ', '-')}/index.md"
+
+
+def for_user(user: str) -> str:
+    """The rows of index.md for newcomers and for this user, and the packages."""
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[[^]]*\]\(([^)]+)\) \| ([^:|]+): (.+) \|$", index, re.MULTILINE)
+    lines = [
+        f"- [{title(DOCS / path)}](../../{posixpath.normpath(f'docs/{path}')}): {what}"
+        for path, whom, what in rows
+        if user in whom or whom == "newcomers"
+    ]
+    packages = ", ".join(f"[{name}](../../api/{name}.md)" for name in USERS[user])
+    return "\n".join([f"# For {user}", "", *lines, f"- Reference: {packages}", ""])
+
+
+def title(path: Path) -> str:
+    """The heading of a page, or the first line of a script."""
+    heading = re.search(r'^(?:# %% \[markdown\]\n# # |# |""")(.+)', path.read_text("utf-8"))[1]
+    return heading.rstrip(".")
+
+
+def gallery() -> str:
+    """Each study's figure, what it shows and what came out."""
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[([\w-]+)\]\((#[^)]+)\)", page, re.MULTILINE)
+    note = page.split("\n\n")[2]
+    parts = ["# Gallery", note]
+    for name, anchor in rows:
+        study = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        verdicts = [check["holds"] for check in study["checks"]]
+        came = [f"{word} {verdicts.count(each)}" for each, word in VERDICTS.items()]
+        about = study["title"][0].upper() + study["title"][1:]
+        parts.append(
+            f"## {name}\n\n{about} ({study['source']}; revision {study['revision']}). "
+            f"[Facts: {', '.join(came)}](results.md{anchor})."
+        )
+        if (DOCS / "results" / f"{name}.png").exists():
+            parts.append(f"![{study['title']}](results/{name}.png)")
+    return "\n\n".join(parts) + "\n"
+
+
+def example(script: Path) -> Iterator[tuple[str, str]]:
+    """A script as it is, as a notebook and as a page."""
+    text = script.read_text(encoding="utf-8")
+    notebook = jupytext.reads(text, fmt="py:percent")
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number}"  # not drawn at random: the same files give the same site
+    cells = [
+        cell.source if cell.cell_type == "markdown" else f"```python\n{cell.source}\n```"
+        for cell in notebook.cells
+    ]
+    if not cells[0].startswith("# "):
+        cells.insert(0, f"# {title(script)}")
+    cells.insert(1, f"[Script]({script.name}) · [notebook]({script.stem}.ipynb)")
+    yield f"examples/{script.name}", text
+    yield f"examples/{script.stem}.ipynb", jupytext.writes(notebook, fmt="ipynb")
+    yield f"examples/{script.stem}.md", "\n\n".join(cells) + "\n"
+
+
+def reference() -> Iterator[tuple[str, str]]:
+    """A page for each package with public names, and the list of all names."""
+    package = griffe.load("hessblocks", search_paths=[ROOT / "src"])
+    rows = []
+    for name, short in sorted(short_names().items()):
+        module = package[name]
+        if not (short or module.exports):
+            continue
+        first, _, rest = module.docstring.value.partition("\n")
+        names = dict.fromkeys([*short, *(module.exports or ())])
+        parts = [f"# {name}", f"`hessblocks.{name}`: {first}", rest.strip()]
+        parts += [f"::: {place(module, each)}" for each in names]
+        yield f"api/{name}.md", "\n\n".join(part for part in parts if part) + "\n"
+        links = ", ".join(f"[`{each}`]({name}.md#{place(module, each)})" for each in short)
+        rows.append(f"- **[{name}]({name}.md)**: {first} {links}")
+    yield "api/index.md", "\n".join(["# Reference", "", OFFERED, "", *rows, ""])
+
+
+OFFERED = """What each package offers, from its docstrings. The names that stand here are also there without their package:
+`import hessblocks as hb`, then `hb.Hessian`."""
+
+
+def short_names() -> dict[str, list[str]]:
+    """Each package's names that `hessblocks` itself offers, as its stub says."""
+    stub = ast.parse((ROOT / "src" / "hessblocks" / "__init__.pyi").read_text(encoding="utf-8"))
+    packages = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    found = {each.name: [] for node in packages if node.module is None for each in node.names}
+    for node in packages:
+        if node.module in found:
+            found[node.module] += [each.name for each in node.names]
+    return found
+
+
+def place(module: griffe.Module, name: str) -> str:
+    """The path of a name; that of the function where a module has the same name."""
+    found = module[name]
+    found = found.final_target if found.is_alias else found
+    return f"{found.path}.{name}" if found.is_module else f"{module.path}.{name}"

@@ -1,0 +1,188 @@
+"""The site that `make docs` makes: built strictly, whole without a server, readable on a phone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import hessblocks as hb
+from tests.report.browser import chromium, open_page
+
+ROOT = Path(__file__).parents[2]
+LACKING = [
+    name for name in ("mkdocs", "material", "mkdocstrings", "jupytext") if not find_spec(name)
+]
+
+
+class Links(HTMLParser):
+    """What a page leads to, what it loads, and the places that it has."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.leads: list[str] = []
+        self.loads: list[str] = []
+        self.places: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.places |= {found[name] for name in ("id", "name") if name in found}
+        if tag == "a" and "href" in found:
+            self.leads.append(found["href"])
+        elif tag == "link" or "src" in found:
+            self.loads.append(found.get("src") or found["href"])
+
+
+def lost(site: Path) -> list[str]:
+    """Links of the pages in a folder that lead nowhere, and what is loaded from elsewhere."""
+    pages = {page: Links(page) for page in sorted(site.rglob("*.html"))}
+    found = []
+    for page, links in pages.items():
+        name = page.relative_to(site)
+        found += [f"{name} loads {each}" for each in links.loads if urlsplit(each).netloc]
+        for each in [*links.leads, *links.loads]:
+            target = urlsplit(each)
+            if target.scheme or target.netloc:
+                continue
+            path = (page.parent / unquote(target.path)).resolve() if target.path else page
+            there = path.is_file() and path.is_relative_to(site)
+            if target.fragment and path in pages:
+                there = there and unquote(target.fragment) in pages[path].places
+            if not there:
+                found.append(f"{name} leads to {each}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if LACKING:
+        pytest.skip(f"no {', '.join(LACKING)}: the site is not built; the extra `docs` has them")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(site: Path, tmp_path_factory: pytest.TempPathFactory):
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+def test_every_link_leads_somewhere_and_nothing_comes_from_foreign_hosts(site: Path) -> None:
+    assert len(list(site.rglob("*.html"))) > 35
+    assert lost(site) == []
+    styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
+    assert [text[:80] for text in styles if "url(http" in text or "url(//" in text] == []
+
+
+def test_planted_wrong_links_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<script src="https://b.org/c.js"></script><a href="d.html">d</a><a href="#e">e</a>'
+        '<a id="f" href="#f">f</a><a href="a.html#f">f</a><a href="https://g.org">g</a><img src="h.png">'
+    )
+    assert lost(tmp_path) == [
+        "a.html loads https://b.org/c.js",
+        "a.html leads to d.html",
+        "a.html leads to #e",
+        "a.html leads to h.png",
+    ]
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    places = set().union(*(Links(page).places for page in (site / "api").glob("*.html")))
+    packages = [name for name in hb.__all__ if hasattr(getattr(hb, name), "__all__")]
+    assert len(packages) > 10
+    for package in packages:
+        for name in getattr(hb, package).__all__:
+            assert any(place.endswith(f".{name}") for place in places), f"{package}.{name}"
+    headings = {place.rpartition(".")[2] for place in places}
+    assert {name for name in hb.__all__ if name[0] != "_"} - headings <= set(dir_of_packages())
+
+
+def dir_of_packages() -> list[str]:
+    """The packages themselves, which are pages or have no name for users."""
+    return [path.stem for path in (ROOT / "src" / "hessblocks").iterdir()]
+
+
+def test_the_gallery_shows_every_figure(site: Path) -> None:
+    shown = (site / "docs" / "gallery.html").read_text(encoding="utf-8")
+    pictures = {path.name for path in (ROOT / "docs" / "results").glob("*.png")}
+    figures = {name for name in pictures if not name.startswith("comparison-")}
+    assert len(figures) > 20
+    assert [name for name in sorted(figures) if f'src="results/{name}"' not in shown] == []
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda it: it.stem)
+def test_a_notebook_has_the_code_of_its_example(site: Path, script: Path) -> None:
+    notebook = json.loads((site / "examples" / f"{script.stem}.ipynb").read_text(encoding="utf-8"))
+    code = "\n".join("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code")
+    wanted = [line for line in script.read_text("utf-8").splitlines() if line and line[0] != "#"]
+    assert [line for line in code.splitlines() if line and line[0] != "#"] == wanted
+    assert (site / "examples" / script.name).read_bytes() == script.read_bytes()
+
+
+def test_search_finds_a_word_without_a_server(browser, site: Path) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get_log("performance")
+    open_page(browser, site / "index.html", 1280)
+    browser.find_element("css selector", "input.md-search__input").send_keys("heterogeneity")
+    results = "return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
+    found = WebDriverWait(browser, 60).until(lambda it: it.execute_script(results))
+    pages = [Path(unquote(urlsplit(address).path)) for address in found]
+    assert all("heterogeneity" in page.read_text(encoding="utf-8").lower() for page in pages)
+    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [
+        it["params"]["request"]["url"] for it in sent if it["method"] == "Network.requestWillBeSent"
+    ]
+    assert [url[:80] for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        "index.html",
+        "for/*/index.html",
+        "docs/[bgqr]*.html",
+        "api/curvature.html",
+        "examples/design_a_block.html",
+        pytest.param("**/*.html", marks=pytest.mark.slow),
+    ],
+)
+def test_no_page_scrolls_sideways_on_a_phone(browser, site: Path, pages: str) -> None:
+    wide = """const limit = document.documentElement.clientWidth;
+        const parts = [...document.querySelectorAll('.md-content img, .md-content h1, .md-content h2, .md-content h3, .md-content p')];
+        return [document.documentElement.scrollWidth - limit, parts.filter(e => e.getClientRects().length &&
+            !e.closest('.md-typeset__scrollwrap') && e.getBoundingClientRect().right > limit + 1)
+            .map(e => e.outerHTML.slice(0, 80))]"""
+    found = {}
+    for page in sorted(site.glob(pages)):
+        open_page(browser, page, 360)
+        found[page.relative_to(site).as_posix()] = browser.execute_script(wide)
+    assert found
+    assert {page: fault for page, fault in found.items() if fault != [0, []]} == {}
+
+
+def test_the_site_is_dark_where_that_is_preferred(browser, site: Path) -> None:
+    shades = {}
+    for dark in (False, True):
+        open_page(browser, site / "index.html", 1280, dark=dark)
+        colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        shades[dark] = sum(map(int, colour.strip("rgb()").split(",")))
+    assert shades[True] < 200 < 700 < shades[False]

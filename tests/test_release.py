@@ -1,0 +1,94 @@
+"""What `make release` builds: an archive and a wheel that work in an empty environment, far from the repository."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.test_readme import NUMBER, README, blocks
+
+ROOT = Path(__file__).parents[1]
+CONSTRAINTS = ROOT / "constraints.txt"
+PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+pytestmark = pytest.mark.slow
+
+
+def run(*words: object, cwd: Path) -> str:
+    """What a command prints, which succeeds without the repository on its path."""
+    ran = subprocess.run(
+        list(map(str, words)), cwd=cwd, env=PLAIN, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, made from the archive."""
+    if find_spec("build") is None:
+        pytest.skip("no package `build`: no wheel is made; the extra `dev` has it")
+    folder = tmp_path_factory.mktemp("dist")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PLAIN, "PIP_CONSTRAINT", str(CONSTRAINTS))
+        run(sys.executable, "-m", "build", "--outdir", folder, cwd=ROOT)
+    assert len(list(folder.glob("*.tar.gz"))) == 1
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def test_the_packaged_readme_leads_to_nothing_that_an_index_lacks(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        _, _, page = archive.read(name).decode().partition("\n\n")
+    relative = r"\]\((?!https://)[^)]+\)"
+    assert len(re.findall(relative, README)) > 20
+    assert re.findall(relative, page) == []
+    kept = r"\[[^]]+\]\(https://[^)]+\)"
+    assert re.findall(kept, page) == re.findall(kept, README) != []
+    assert "\nNext: `docs/quickstart.md`.\n" in page
+    assert re.findall(r"```.*?```", page, re.DOTALL) == re.findall(r"```.*?```", README, re.DOTALL)
+
+
+def test_types_and_templates_travel_with_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if "dist-info" not in name}
+    assert {"hessblocks/py.typed", "hessblocks/__init__.pyi"} <= names
+    source = ROOT / "src"
+    there = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    assert names == {name for name in there if "__pycache__" not in name}
+
+
+def interpreter(name: str) -> str:
+    """A Python of this version that starts; the test is skipped where there is none."""
+    said = "import sys; print('python%d.%d' % sys.version_info[:2])"
+    for found in filter(None, (sys.executable, shutil.which(name))):
+        ran = subprocess.run([found, "-c", said], capture_output=True, text=True, check=False)
+        if ran.stdout.strip() == name:
+            return found
+    pytest.skip(f"no {name} that starts on this machine: the wheel is not tried with it")
+
+
+@pytest.mark.parametrize("name", ["python3.11", "python3.13"])
+def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, name: str) -> None:
+    run(interpreter(name), "-m", "venv", "empty", cwd=tmp_path)
+    programs = tmp_path / "empty" / "bin"
+    run(programs / "pip", "install", "--quiet", "--constraint", CONSTRAINTS, wheel, cwd=tmp_path)
+    place = run(
+        programs / "python", "-c", "import hessblocks; print(hessblocks.__file__)", cwd=tmp_path
+    )
+    assert Path(place.strip()).is_relative_to(tmp_path)
+    assert re.fullmatch(
+        r"hessblocks \d+\.\d+\.\d+\n", run(programs / "hessblocks", "--version", cwd=tmp_path)
+    )
+    assert "sas-p" in run(programs / "hessblocks", "presets", cwd=tmp_path)
+    (code,) = blocks("python")
+    shown = next(text for text in blocks("text") if text.startswith("query estimate"))
+    printed = run(programs / "python", "-c", code, cwd=tmp_path)
+    assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)
