@@ -22,8 +22,10 @@ from . import (
 from ._version import __version__ as __version__
 from .blocks import PRESETS as PRESETS, BlockConfig as BlockConfig, preset as preset
 from .curvature import (
+    EmpiricalFisher as EmpiricalFisher,
     Functional as Functional,
     Hessian as Hessian,
+    MonteCarloFisher as MonteCarloFisher,
     OuterProduct as OuterProduct,
     ParameterGroup as ParameterGroup,
     PreconditionedHessian as PreconditionedHessian,

@@ -45,7 +45,12 @@ from hessblocks.curvature.products import (
     Problem,
     RepeatabilityWarning,
 )
-from hessblocks.curvature.sampled import gram_matrices, plan_samples
+from hessblocks.curvature.sampled import (
+    EmpiricalFisher,
+    MonteCarloFisher,
+    gram_matrices,
+    plan_samples,
+)
 from hessblocks.curvature.sharding import sharded
 from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
 from hessblocks.statistics import Heterogeneity
@@ -55,9 +60,11 @@ __all__ = [
     "AttentionBackendWarning",
     "Cost",
     "CurvatureMap",
+    "EmpiricalFisher",
     "Functional",
     "Hessian",
     "Heterogeneity",
+    "MonteCarloFisher",
     "OuterProduct",
     "ParameterGroup",
     "ParameterView",
