@@ -36,6 +36,7 @@ from .curvature import (
     exact_attention_curvature as exact_attention_curvature,
     exact_last_block as exact_last_block,
     group_norms as group_norms,
+    loss_along as loss_along,
     parameter_groups as parameter_groups,
     preconditioned_sharpness as preconditioned_sharpness,
     select_groups as select_groups,

@@ -130,6 +130,9 @@ def errors(
         group.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     ).to(next(whole.parameters()).dtype)
     found = {"value": abs(together.value() / alone.value() - 1)}
+    direction = OuterProduct(alone, group).named_tensors(vectors / vectors.norm())
+    one, two = (hb.loss_along(each, direction, [0.3]).losses[0] for each in (alone, together))
+    found["along"] = abs(two / one - 1)
     kinds = KINDS if callable(case.loss) else (*KINDS, EmpiricalFisher, MonteCarloFisher)
     for kind in kinds:
         one, two = kind(alone, group) @ vectors, kind(together, group) @ vectors

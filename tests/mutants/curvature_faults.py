@@ -163,6 +163,20 @@ CURVATURE = (
         tests=("curvature/test_fisher.py", "curvature/test_sampled.py"),
     ),
     Mutant(
+        "a step along a line is taken backwards for some",
+        file="curvature/along.py",
+        find="step * move for",
+        replace="abs(step) * move for",
+        tests=("curvature/test_along.py",),
+    ),
+    Mutant(
+        "a line moves the model itself",
+        file="curvature/along.py",
+        find="parameters[name] + step * move for",
+        replace="parameters[name].add_(step * move) for",
+        tests=("curvature/test_along.py",),
+    ),
+    Mutant(
         "a loader that changes is believed",
         file="curvature/products/batches.py",
         find="batch.digest(sampled=True) != self._seen[number]",

@@ -1,6 +1,7 @@
 """Matrix-free curvature of any model: H, its outer-product and functional parts, group by group."""
 
 from hessblocks.conventions import PARTS, Part
+from hessblocks.curvature.along import LossAlong, loss_along
 from hessblocks.curvature.attention import registered_attention, second_order_attention
 from hessblocks.curvature.blockwise_rates import SharedTensorWarning, blockwise_learning_rates
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
@@ -64,6 +65,7 @@ __all__ = [
     "Functional",
     "Hessian",
     "Heterogeneity",
+    "LossAlong",
     "MonteCarloFisher",
     "OuterProduct",
     "ParameterGroup",
@@ -83,6 +85,7 @@ __all__ = [
     "exact_attention_curvature",
     "exact_last_block",
     "group_norms",
+    "loss_along",
     "parameter_groups",
     "preconditioned_sharpness",
     "registered_attention",

@@ -236,10 +236,13 @@ class Problem:
         other.held, other._loss_of = None, lambda batch: change(own(batch), batch)
         return other
 
-    def value(self, *, twice: bool = True) -> float:
+    def value(
+        self, parameters: Mapping[str, Float[Tensor, "..."]] | None = None, *, twice: bool = True
+    ) -> float:
         """L(θ), in nats per token for the cross-entropies.
 
         Args:
+            parameters: all trainable ones by name, as `parameters` has them; None: where the model stands.
             twice: whether second derivatives will be asked for; if not, the passes are those of a gradient.
 
         Returns:
@@ -251,7 +254,8 @@ class Problem:
         own = 0.0
         with torch.no_grad(), said_in_a_sentence():
             for batch in (self.plan if twice else make_plan(self, twice=False)).passes:
-                end = end_of(*self.forward(batch, self.parameters, twice=twice), 1 / self.valid)
+                found = self.forward(batch, parameters or self.parameters, twice=twice)
+                end = end_of(*found, 1 / self.valid)
                 own += self.check_finite(end.total(), batch)
         if not self.processes.sum_losses:
             return own
