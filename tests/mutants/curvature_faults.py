@@ -177,6 +177,13 @@ CURVATURE = (
         tests=("curvature/test_along.py",),
     ),
     Mutant(
+        "the adjoint for curvlinops takes tensors of the columns",
+        file="linalg/operators/operator.py",
+        find="return rows, columns",
+        replace="return columns, rows",
+        tests=("curvature/test_exchange.py",),
+    ),
+    Mutant(
         "a loader that changes is believed",
         file="curvature/products/batches.py",
         find="batch.digest(sampled=True) != self._seen[number]",

@@ -5,7 +5,7 @@ Letters: N columns.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -88,6 +88,9 @@ class CurvatureOperator(LinearOperator):
         named = dict(self._problem.model.named_parameters())
         like = {n: vector.new_empty(()).expand(named[n].shape) for n in self._columns.parameters}
         return {name: one[0] for name, one in self._columns.scatter(vector[None], like).items()}
+
+    def _tensors(self) -> Any:
+        return tuple([view.shape for view in g.views] for g in (self._columns, self._rows))
 
     def _matmat(self, columns: Tensor) -> Tensor:
         return self._apply(columns, self._rows, self._columns)
