@@ -184,6 +184,15 @@ CURVATURE = (
         tests=("curvature/test_exchange.py",),
     ),
     Mutant(
+        "attention in plain form warns in short contexts",
+        file="curvature/closed/swap.py",
+        find="if key.shape[-2] < closed_softmax.LONG:",
+        replace="if not key.shape[-2]:",
+        tests=(
+            "curvature/test_operators.py::test_plain_attention_is_said_where_its_memory_can_be_helped",
+        ),
+    ),
+    Mutant(
         "a loader that changes is believed",
         file="curvature/products/batches.py",
         find="batch.digest(sampled=True) != self._seen[number]",
