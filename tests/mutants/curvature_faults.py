@@ -164,17 +164,17 @@ CURVATURE = (
     ),
     Mutant(
         "a step along a line is taken backwards for some",
-        file="curvature/along.py",
+        file="curvature/loss_line.py",
         find="step * move for",
         replace="abs(step) * move for",
-        tests=("curvature/test_along.py",),
+        tests=("curvature/test_loss_line.py",),
     ),
     Mutant(
         "a line moves the model itself",
-        file="curvature/along.py",
+        file="curvature/loss_line.py",
         find="parameters[name] + step * move for",
         replace="parameters[name].add_(step * move) for",
-        tests=("curvature/test_along.py",),
+        tests=("curvature/test_loss_line.py",),
     ),
     Mutant(
         "the adjoint for curvlinops takes tensors of the columns",
@@ -772,8 +772,8 @@ CURVATURE = (
     Mutant(
         "equal rows of two batches share their signs",
         file="curvature/sampled/signs.py",
-        find="{data} {batch.number} {row}",
-        replace="{data} {row}",
+        find="{what} {batch.number} {row}",
+        replace="{what} {row}",
         tests=(
             "curvature/test_sampled.py::test_equal_rows_of_two_batches_have_signs_of_their_own",
         ),

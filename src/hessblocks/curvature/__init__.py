@@ -1,7 +1,6 @@
 """Matrix-free curvature of any model: H, its outer-product and functional parts, group by group."""
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature.along import LossAlong, loss_along
 from hessblocks.curvature.attention import registered_attention, second_order_attention
 from hessblocks.curvature.blockwise_rates import SharedTensorWarning, blockwise_learning_rates
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
@@ -22,6 +21,7 @@ from hessblocks.curvature.groups import (
     parameter_groups,
     select_groups,
 )
+from hessblocks.curvature.loss_line import LossAlong, loss_along
 from hessblocks.curvature.map import (
     CurvatureMap,
     combine_columns,
