@@ -22,8 +22,10 @@ from . import (
 from ._version import __version__ as __version__
 from .blocks import PRESETS as PRESETS, BlockConfig as BlockConfig, preset as preset
 from .curvature import (
+    EmpiricalFisher as EmpiricalFisher,
     Functional as Functional,
     Hessian as Hessian,
+    MonteCarloFisher as MonteCarloFisher,
     OuterProduct as OuterProduct,
     ParameterGroup as ParameterGroup,
     PreconditionedHessian as PreconditionedHessian,
@@ -34,6 +36,7 @@ from .curvature import (
     exact_attention_curvature as exact_attention_curvature,
     exact_last_block as exact_last_block,
     group_norms as group_norms,
+    loss_along as loss_along,
     parameter_groups as parameter_groups,
     preconditioned_sharpness as preconditioned_sharpness,
     select_groups as select_groups,

@@ -29,6 +29,7 @@ from hessblocks.curvature.products import problem as problem_module
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import own_products
+from hessblocks.curvature.sampled.fisher import EmpiricalFisher, MonteCarloFisher
 from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import HessblocksError
 from tests.curvature.architectures import case_of
@@ -129,7 +130,11 @@ def errors(
         group.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     ).to(next(whole.parameters()).dtype)
     found = {"value": abs(together.value() / alone.value() - 1)}
-    for kind in KINDS:
+    direction = OuterProduct(alone, group).named_tensors(vectors / vectors.norm())
+    one, two = (hb.loss_along(each, direction, [0.3]).losses[0] for each in (alone, together))
+    found["along"] = abs(two / one - 1)
+    kinds = KINDS if callable(case.loss) else (*KINDS, EmpiricalFisher, MonteCarloFisher)
+    for kind in kinds:
         one, two = kind(alone, group) @ vectors, kind(together, group) @ vectors
         found[kind.__name__] = float((one - two).norm() / one.norm())
     return found

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hessblocks.curvature.groups.roles import merge, parameter_groups
 from hessblocks.curvature.groups.views import ParameterGroup
 from hessblocks.curvature.products.operators import Hessian, OuterProduct
+from hessblocks.linalg import identity_like
 from tests.curvature.cases import CASES, VOCABULARY, Case, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -61,6 +62,49 @@ def test_the_adjoint_of_a_rectangular_block_goes_along() -> None:
     other = block.to_curvlinops()
     vector = torch.randn(block.shape[0], dtype=torch.float64)
     assert torch.allclose(other.adjoint() @ vector, block.dense().T @ vector, atol=1e-12)
+
+
+def test_tensors_of_parameters_go_in_and_come_out() -> None:
+    """Of all parameters, a number and an unused one among them; of a group that cuts a matrix; of a block and its adjoint."""
+    case = CASES["classification"]()
+    case.model.gain = nn.Parameter(torch.tensor(1.0).double())
+    operator = Hessian(case.problem)
+    vector = torch.randn(operator.shape[0], dtype=torch.float64)
+    expected, theirs = operator @ vector, operator.to_curvlinops()
+    named = operator.named_tensors(vector)
+    assert () in [t.shape for t in named.values()]
+    found = theirs @ list(named.values())
+    parameters = [p for p in case.model.parameters() if p.requires_grad]
+    assert [t.shape for t in found] == [p.shape for p in parameters]
+    assert torch.allclose(torch.cat([t.flatten() for t in found]), expected, atol=1e-12)
+    assert torch.allclose(theirs @ vector, expected, atol=1e-12)
+    columns = torch.randn(operator.shape[0], 3, dtype=torch.float64)
+    assert torch.allclose(theirs @ columns, operator @ columns, atol=1e-12)
+    groups = parameter_groups(case.model)
+    block = Hessian(case.problem, rows=groups["first.bias"], columns=groups["second.weight"])
+    (found,) = block.to_curvlinops().adjoint() @ [torch.ones(4, dtype=torch.float64)]
+    assert torch.allclose(found.flatten(), block.dense().sum(0), atol=1e-12)
+    case = CASES["gpt2"]()
+    query = parameter_groups(case.model)["layers.0.attention.query"]
+    cut = Hessian(case.problem, query).to_curvlinops()
+    ones = [torch.ones(view.shape, dtype=torch.float64) for view in query.views]
+    assert [tuple(t.shape) for t in cut @ ones] == [view.shape for view in query.views]
+
+
+@pytest.mark.filterwarnings("ignore:CG terminated")
+def test_curvlinops_solves_with_tensors_of_parameters() -> None:
+    case = CASES["regression"]()
+    outer = OuterProduct(case.problem)
+    damped = outer + 0.1 * identity_like(outer)
+    right = outer.named_tensors(torch.randn(outer.shape[0], dtype=torch.float64))
+    solver = curvlinops.CGInverseLinearOperator(
+        damped.to_curvlinops(), max_iter=200, tolerance=1e-10, max_tridiag_iter=0, eps=1e-30
+    )
+    found = solver @ list(right.values())
+    assert [t.shape for t in found] == [t.shape for t in right.values()]
+    flat = torch.cat([t.flatten() for t in right.values()])
+    exact = torch.linalg.solve(damped.dense(), flat)
+    assert torch.allclose(torch.cat([t.flatten() for t in found]), exact, rtol=1e-6, atol=1e-8)
 
 
 class Logits(nn.Module):

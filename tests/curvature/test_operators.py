@@ -6,10 +6,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.backend import AttentionBackendWarning
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
+from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense
@@ -82,7 +84,34 @@ def test_a_zero_vector_gives_zero() -> None:
     assert not (Hessian(case.problem, group) @ torch.zeros(group.size).double()).any()
 
 
-def test_fused_attention_is_said_once_and_modes_are_restored() -> None:
+class Biased(nn.Module):
+    """Attention over some tokens with a bias that is trained, or without one."""
+
+    def __init__(self, tokens: int, *, biased: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([0.5]))
+        self.bias = nn.Parameter(torch.zeros(tokens), requires_grad=biased)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = (self.scale * x)[:, None]
+        bias = self.bias.expand(x.shape[1], -1) if self.bias.requires_grad else None
+        found = nn.functional.scaled_dot_product_attention(q, q, q, bias)
+        return found[:, 0, 0]
+
+
+@pytest.mark.parametrize(("tokens", "biased"), [(511, True), (512, False), (512, True)])
+def test_plain_attention_is_said_where_its_memory_can_be_helped(tokens: int, biased: bool) -> None:
+    model = Biased(tokens, biased=biased)
+    batch = (torch.randn(1, tokens, 2), torch.zeros(1, 2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        _ = Hessian(Problem(model, [batch], "regression")).dense()
+    said = [w for w in caught if w.category is AttentionBackendWarning]
+    assert len(said) == (tokens == 512 and biased)
+    assert all("take shorter sequences" in str(one.message) for one in said)
+
+
+def test_short_attention_goes_without_saying_and_modes_are_restored() -> None:
     case, _ = prepared("gpt2")
     case.model.train()
     case.model.transformer.h[0].eval()
@@ -92,7 +121,7 @@ def test_fused_attention_is_said_once_and_modes_are_restored() -> None:
         operator = Hessian(case.problem, group)
         first = operator.dense()
         assert torch.equal(operator.dense(), first)
-    assert len([w for w in caught if w.category is AttentionBackendWarning]) == 1
+    assert not [w for w in caught if w.category is AttentionBackendWarning]
     assert case.model.training
     assert not case.model.transformer.h[0].training
     assert torch.backends.cuda.flash_sdp_enabled()

@@ -51,7 +51,9 @@ def test_two_processes_find_what_one_finds(together: dict[str, Any], shard: str)
         assert ((sampled[0] - sampled[1])[:, 0].abs() <= 5 * sampled[1][:, 1]).all()
     else:
         assert torch.allclose(*sampled, rtol=1e-9)
-    for part in ("full", "functional"):
+    drawn = torch.tensor(shared["drawn"]), torch.tensor(alone["drawn"])
+    assert torch.allclose(*drawn, rtol=1e-6) == (shard != "own")  # labels of its own, as signs are
+    for part in ("full", "functional", "empirical"):
         difference = torch.tensor(shared[part]) - torch.tensor(alone[part])
         assert difference.abs().max() < 1e-6
 

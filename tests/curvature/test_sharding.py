@@ -47,7 +47,10 @@ def test_two_processes_that_share_a_model_find_what_one_finds(
     found: dict[str, Any], way: str
 ) -> None:
     errors = found["products"][way]
-    for what in ("value", "Hessian", "OuterProduct", "Functional"):
+    assert {"value", "Hessian", "OuterProduct", "Functional"} <= errors.keys()
+    assert ("along" in errors) == (way != "own")
+    assert ("EmpiricalFisher" in errors) == (way not in ("callable", "own"))  # both a callable
+    for what in errors.keys() - {"files", "share"}:
         assert errors[what] < 1e-12, what
 
 

@@ -19,6 +19,7 @@ from hessblocks.curvature.map import curvature_map
 from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.operators import Functional, Hessian
 from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.sampled.fisher import EmpiricalFisher, MonteCarloFisher
 from hessblocks.errors import HessblocksError
 from tests.curvature.cases import CASES, Case
 
@@ -36,6 +37,8 @@ def found(case: Case, shard: str | None) -> dict[str, Any]:
         "value": problem.value(),
         "full": Hessian(problem, groups[GROUP]).dense().tolist(),
         "functional": Functional(problem, groups[GROUP]).dense().tolist(),
+        "empirical": EmpiricalFisher(problem, groups[GROUP]).dense().tolist(),
+        "drawn": MonteCarloFisher(problem, groups[GROUP], samples=2).dense().tolist(),
         "norms": {part: estimate.value for part, estimate in norms.items()},
     }
 

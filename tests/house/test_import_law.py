@@ -52,7 +52,7 @@ ROOMS: dict[str, set[str]] = {
     "curvature.sharding": {"groups"},
     "curvature.readout": {"closed"},
     "curvature.products": {"closed", "groups", "sharding", "readout"},
-    "curvature.sampled": {"groups", "products", "sharding"},
+    "curvature.sampled": {"groups", "products", "sharding", "readout"},
     "curvature.last_layer": {"closed", "groups", "products"},
     "curvature.exact": {"groups", "products", "last_layer"},
     "curvature.verification": {"exact", "last_layer"},

@@ -21,6 +21,7 @@ from hessblocks.curvature.groups import (
     parameter_groups,
     select_groups,
 )
+from hessblocks.curvature.loss_line import LossAlong, loss_along
 from hessblocks.curvature.map import (
     CurvatureMap,
     combine_columns,
@@ -45,7 +46,12 @@ from hessblocks.curvature.products import (
     Problem,
     RepeatabilityWarning,
 )
-from hessblocks.curvature.sampled import gram_matrices, plan_samples
+from hessblocks.curvature.sampled import (
+    EmpiricalFisher,
+    MonteCarloFisher,
+    gram_matrices,
+    plan_samples,
+)
 from hessblocks.curvature.sharding import sharded
 from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
 from hessblocks.statistics import Heterogeneity
@@ -55,9 +61,12 @@ __all__ = [
     "AttentionBackendWarning",
     "Cost",
     "CurvatureMap",
+    "EmpiricalFisher",
     "Functional",
     "Hessian",
     "Heterogeneity",
+    "LossAlong",
+    "MonteCarloFisher",
     "OuterProduct",
     "ParameterGroup",
     "ParameterView",
@@ -76,6 +85,7 @@ __all__ = [
     "exact_attention_curvature",
     "exact_last_block",
     "group_norms",
+    "loss_along",
     "parameter_groups",
     "preconditioned_sharpness",
     "registered_attention",

@@ -52,9 +52,7 @@ def attention(
     """
     if dropout_p > 0 or (is_causal and attn_mask is not None):
         return NotImplemented
-    if key.shape[-2] >= LONG and not any(
-        misfits(query, key, value, attn_mask, is_causal, enable_gqa)
-    ):
+    if by_tiles(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return attend_twice(query, key, value, attn_mask, is_causal, scale, noticed=note_derivative)
     if any(t.dtype not in DTYPES for t in (query, key, value)):
         return NotImplemented
@@ -69,6 +67,21 @@ def attention(
         scores, attn_mask = scores + attn_mask, None
     shares: Tensor = _Forwards.apply(scores, attn_mask)
     return shares @ value
+
+
+def by_tiles(
+    query: Float[Tensor, "... heads tokens width"],
+    key: Float[Tensor, "... key_heads others width"],
+    value: Float[Tensor, "... key_heads others value_width"],
+    attn_mask: Shaped[Tensor, "..."] | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> bool:
+    """Whether `attention` of these arguments goes by tiles."""
+    plain = dropout_p > 0 or (is_causal and attn_mask is not None) or key.shape[-2] < LONG
+    return not plain and not any(misfits(query, key, value, attn_mask, is_causal, enable_gqa))
 
 
 class _Forwards(Function):

@@ -78,7 +78,8 @@ class ClosedForms(TorchFunctionMode):
     ) -> Any:
         """Pass the call on, to ours or to torch."""
         kwargs = kwargs or {}
-        self._watch.attention |= func is F.scaled_dot_product_attention
+        if func is F.scaled_dot_product_attention:
+            self._watch.attention |= self._plain(*args, **kwargs)
         if func is torch.autograd.grad and self._watch.recomputed:
             raise RunError(
                 "model: its forward pass differentiates (torch.autograd.grad) and uses activation "
@@ -86,6 +87,13 @@ class ClosedForms(TorchFunctionMode):
             )
         found = self._ours(func, args, kwargs)
         return func(*args, **kwargs) if found is NotImplemented else found
+
+    def _plain(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> bool:
+        """Whether attention in a long context keeps its plain form."""
+        if key.shape[-2] < closed_softmax.LONG:
+            return False
+        tiles = self._functions is FUNCTIONS and not self._watch.in_recomputed_part()
+        return not (tiles and closed_softmax.by_tiles(query, key, *args, **kwargs))
 
     def _ours(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         right = corrected.CORRECTED.get(func)

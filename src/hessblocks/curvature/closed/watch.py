@@ -19,7 +19,7 @@ class Watch:
     """What was seen of one forward pass."""
 
     attention: bool = False
-    """Whether scaled_dot_product_attention was called."""
+    """Whether scaled_dot_product_attention kept its plain form in a long context."""
     differentiated: bool = False
     """Whether a closed form was differentiated, with a graph, before the forward pass was over."""
     recomputed: bool = False

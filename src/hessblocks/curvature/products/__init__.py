@@ -1,6 +1,6 @@
 """Products of H, H_o and H_f with vectors, one pass over the data at a time."""
 
-from hessblocks.curvature.products.asked import check_groups
+from hessblocks.curvature.products.asked import check_groups, check_problem
 from hessblocks.curvature.products.backend import (
     AttentionBackendWarning,
     differentiable_once,
@@ -9,8 +9,19 @@ from hessblocks.curvature.products.backend import (
 )
 from hessblocks.curvature.products.batches import Batch, unpack
 from hessblocks.curvature.products.failures import said_in_a_sentence
-from hessblocks.curvature.products.losses import LossFunction, causal_targets, given_labels
-from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
+from hessblocks.curvature.products.losses import (
+    CrossEntropy,
+    Differentiated,
+    LossFunction,
+    causal_targets,
+    given_labels,
+)
+from hessblocks.curvature.products.operators import (
+    CurvatureOperator,
+    Functional,
+    Hessian,
+    OuterProduct,
+)
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.problem import Problem, check_finite
 from hessblocks.curvature.products.repeatable import RepeatabilityWarning

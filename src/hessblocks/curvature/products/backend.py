@@ -36,7 +36,7 @@ _REGISTERS = (
 
 
 class AttentionBackendWarning(UserWarning):
-    """Fused attention was replaced by its plain form while curvature was computed."""
+    """Fused attention in a long context is replaced by its plain form, whose memory grows as tokens × tokens."""
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[Watch]:
-    """Evaluation mode and attention that has second derivatives; says so once where it matters.
+    """Evaluation mode and attention that has second derivatives; says so where that costs memory.
 
     Args:
         model: is used inside.
@@ -77,8 +77,9 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
             yield watch
     if watch.attention and fused_allowed:
         warnings.warn(
-            "curvature: fused attention has no second derivative; its plain form (SDPBackend.MATH) "
-            "or, in long contexts, tiles are used while curvature is computed",
+            "curvature: fused attention has no second derivative, and tiles take no dropout, no mask that needs a "
+            "gradient and no part under activation checkpointing: tokens × tokens numbers a head are held; leave these "
+            "out, or take shorter sequences",
             AttentionBackendWarning,
             stacklevel=1,
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
@@ -46,17 +46,17 @@ class CrossEntropy(RowLoss):
         """
         if targets.is_floating_point() or targets.dtype == torch.bool:
             raise ArgumentError(f"labels: expected classes as whole numbers, got {targets.dtype}")
-        self._targets = targets.long()
+        self.targets = targets.long()
 
     @property
     def valid(self) -> int:
         """Labels that are not ignored."""
-        return int((self._targets != IGNORED).sum())
+        return int((self.targets != IGNORED).sum())
 
     def total(self, logits: Float[Tensor, "... V"]) -> float:
         """See `BatchLoss`."""
-        check_targets(self._targets, tuple(logits.shape))
-        rows, targets = logits.flatten(0, -2), self._targets.flatten()
+        check_targets(self.targets, tuple(logits.shape))
+        rows, targets = logits.flatten(0, -2), self.targets.flatten()
         step = rows_together(rows.shape[1])
         pieces = zip(rows.split(step), targets.split(step), strict=True)
         return math.fsum(
@@ -64,28 +64,20 @@ class CrossEntropy(RowLoss):
             for part, some in pieces
         )
 
-    def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
-        """See `BatchLoss`."""
-        total = self.total(logits) * share
-        gradient, curvature = self.at(logits.clone(), share)
-        return LossDerivatives(
-            total=total, gradient=gradient, curvature=lambda u: curvature(u.clone())
-        )
-
     def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
         """See `RowLoss`."""
-        check_targets(self._targets, (*rows, classes))
-        return (self._targets.flatten() != IGNORED).nonzero()[:, 0]
+        check_targets(self.targets, (*rows, classes))
+        return (self.targets.flatten() != IGNORED).nonzero()[:, 0]
 
     def some(self, rows: slice | Int[Tensor, " N"]) -> CrossEntropy:
         """See `RowLoss`."""
-        return CrossEntropy(self._targets.flatten()[rows])
+        return CrossEntropy(self.targets.flatten()[rows])
 
     def at(
         self, logits: Float[Tensor, "... V"], share: float
     ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
         """See `RowLoss`."""
-        targets = self._targets[..., None]
+        targets = self.targets[..., None]
         shares = share * (targets != IGNORED).to(logits.dtype)
         shared = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
         shared.mul_(shares / shared.sum(-1, keepdim=True))  # p, times the share of its row
@@ -99,7 +91,7 @@ class CrossEntropy(RowLoss):
 
     def root(self, logits: Float[Tensor, "... V"], share: float) -> Root:
         """√p∘ε − p ⟨√p, ε⟩ of each row, whose L Lᵀ is diag(p) − ppᵀ."""
-        shares = math.sqrt(share) * (self._targets.flatten() != IGNORED).to(logits.dtype)[:, None]
+        shares = math.sqrt(share) * (self.targets.flatten() != IGNORED).to(logits.dtype)[:, None]
         roots = logits.softmax(-1).sqrt_().flatten(0, -2)
 
         def times_root(signs: Tensor) -> Tensor:
@@ -146,6 +138,8 @@ class Differentiated(BatchLoss):
     """What counts in the mean."""
     classes: bool | None = None
     """Whether it is linear in log-probabilities of classes, or a sum over entries; None: neither is known."""
+    module: nn.Module | None = None
+    """The loss module of torch that it is, if any."""
 
     @property
     def valid(self) -> float:
@@ -195,10 +189,7 @@ class Differentiated(BatchLoss):
             ArgumentError: the loss has a form that is not known, or is not convex.
         """
         if self.classes is None:
-            raise ArgumentError(
-                "loss: method='sampled' needs a root of the loss's curvature, which a callable does not tell; "
-                "use a loss by name, a loss module of torch, or method='probes'"
-            )
+            return super().root(logits, share)
         if not self.classes:
             curvature = self.derivatives(logits, share).curvature(torch.ones_like(logits))
             roots = _convex(curvature).sqrt()

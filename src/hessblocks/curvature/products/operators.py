@@ -1,9 +1,13 @@
-"""H, H_o and H_f of a problem as linear operators, square or between two groups."""
+"""H, H_o and H_f of a problem as linear operators, square or between two groups.
+
+Letters: N columns.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
@@ -63,6 +67,30 @@ class CurvatureOperator(LinearOperator):
             symmetric=square,
             positive_semidefinite=square and self.part == "outer",
         )
+
+    def named_tensors(self, vector: Float[Tensor, " N"]) -> dict[str, Float[Tensor, "..."]]:
+        """A vector of the columns, such as an eigenvector, as tensors of the parameters' shapes.
+
+        Args:
+            vector: (N,), such as `extreme_eigenvalues(operator).vectors[:, 0]`.
+
+        Returns:
+            By parameter name, those of the group; a parameter that is partly in the group is zero outside of it.
+            Memory may be shared with `vector`.
+
+        Raises:
+            ArgumentError: another shape.
+        """
+        if tuple(vector.shape) != self.shape[1:]:
+            raise ArgumentError(
+                f"vector: expected shape {self.shape[1:]}, got {tuple(vector.shape)}; of several take vectors[:, 0]"
+            )
+        named = dict(self._problem.model.named_parameters())
+        like = {n: vector.new_empty(()).expand(named[n].shape) for n in self._columns.parameters}
+        return {name: one[0] for name, one in self._columns.scatter(vector[None], like).items()}
+
+    def _tensors(self) -> Any:
+        return tuple([view.shape for view in g.views] for g in (self._columns, self._rows))
 
     def _matmat(self, columns: Tensor) -> Tensor:
         return self._apply(columns, self._rows, self._columns)

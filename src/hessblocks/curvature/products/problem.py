@@ -6,6 +6,7 @@ ragged batches, padding and the cut into batches do not change the answer.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -212,10 +213,36 @@ class Problem:
             raise ArgumentError("batches: every label is ignored; expected at least one valid")
         return count
 
-    def value(self, *, twice: bool = True) -> float:
+    def with_losses(self, change: Callable[[BatchLoss, Batch], BatchLoss]) -> Problem:
+        """The same problem with another second derivative of its losses, or another way to it.
+
+        Args:
+            change: from the loss of a batch, and the batch, to the loss that is taken in its place.
+
+        Returns:
+            A problem of its own on the same model and batches.
+
+        Raises:
+            ArgumentError: the loss is a callable, or one that `change` refuses.
+        """
+        own, first = self._loss_of, self.batches.widest_row
+        if own is None:
+            raise ArgumentError(
+                "loss: a callable does not tell which outputs belong to which label; use a loss by name or a loss "
+                "module of torch"
+            )
+        change(own(first), first)
+        other = copy.copy(self)
+        other.held, other._loss_of = None, lambda batch: change(own(batch), batch)
+        return other
+
+    def value(
+        self, parameters: Mapping[str, Float[Tensor, "..."]] | None = None, *, twice: bool = True
+    ) -> float:
         """L(θ), in nats per token for the cross-entropies.
 
         Args:
+            parameters: all trainable ones by name, as `parameters` has them; None: where the model stands.
             twice: whether second derivatives will be asked for; if not, the passes are those of a gradient.
 
         Returns:
@@ -227,7 +254,8 @@ class Problem:
         own = 0.0
         with torch.no_grad(), said_in_a_sentence():
             for batch in (self.plan if twice else make_plan(self, twice=False)).passes:
-                end = end_of(*self.forward(batch, self.parameters, twice=twice), 1 / self.valid)
+                found = self.forward(batch, parameters or self.parameters, twice=twice)
+                end = end_of(*found, 1 / self.valid)
                 own += self.check_finite(end.total(), batch)
         if not self.processes.sum_losses:
             return own

@@ -60,7 +60,7 @@ def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
         module: one of `KNOWN`, with any of its options but `reduction="none"`.
 
     Returns:
-        From a batch with labels to its loss; in closed form for a mean over hard labels of equal weight.
+        From a batch with labels to its loss; in closed form for hard labels of equal weight.
 
     Raises:
         ArgumentError: another kind of module, or no reduction.
@@ -76,7 +76,6 @@ def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
         isinstance(module, nn.CrossEntropyLoss)
         and module.weight is None
         and module.label_smoothing == 0
-        and module.reduction == "mean"
     )
 
     def loss_of(batch: Batch) -> BatchLoss:
@@ -122,7 +121,7 @@ def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Dif
         counted = labels[labels != module.ignore_index]
         return counted.numel() if module.weight is None else float(module.weight[counted].sum())
 
-    return Differentiated(losses, count, classes=of_classes)
+    return Differentiated(losses, count, classes=of_classes, module=module)
 
 
 LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {

@@ -28,6 +28,7 @@ from torch.autograd.function import Function
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum, sum_of, wanted
 from hessblocks.curvature.readout.late_logits import Readout, rows_together
+from hessblocks.errors import ArgumentError
 
 WORDS = 1 << 10
 """Classes whose logits a CPU makes together; all at once took 1.6 times as long (measured)."""
@@ -68,9 +69,16 @@ class BatchLoss(abc.ABC):
     def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
         """Sum, gradient and curvature at logits without gradient history, all times `share`."""
 
-    @abc.abstractmethod
     def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """ε ↦ L ε with L Lᵀ = H_ℓ at logits without gradient history, times the root of `share`."""
+        """ε ↦ L ε with L Lᵀ = H_ℓ at logits without gradient history, times the root of `share`.
+
+        Raises:
+            ArgumentError: it is not known.
+        """
+        raise ArgumentError(
+            "loss: method='sampled' needs a root of the loss's curvature, which a callable does not tell; "
+            "use a loss by name, a loss module of torch, or method='probes'"
+        )
 
 
 class RowLoss(BatchLoss):
@@ -88,6 +96,14 @@ class RowLoss(BatchLoss):
     @abc.abstractmethod
     def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
         """The loss of some of the rows."""
+
+    def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
+        """See `BatchLoss`."""
+        total = self.total(logits) * share
+        gradient, curvature = self.at(logits.clone(), share)
+        return LossDerivatives(
+            total=total, gradient=gradient, curvature=lambda u: curvature(u.clone())
+        )
 
     @abc.abstractmethod
     def at(

@@ -1,5 +1,6 @@
-"""H_o of all blocks at once from gradients of random combinations of the logits, no second derivative taken."""
+"""H_o of all blocks at once from gradients of random combinations of the logits, and Fisher matrices of labels, given or drawn."""
 
+from hessblocks.curvature.sampled.fisher import EmpiricalFisher, MonteCarloFisher
 from hessblocks.curvature.sampled.grams import (
     GramMatrices,
     Sampling,
@@ -8,4 +9,12 @@ from hessblocks.curvature.sampled.grams import (
     root_is_known,
 )
 
-__all__ = ["GramMatrices", "Sampling", "gram_matrices", "plan_samples", "root_is_known"]
+__all__ = [
+    "EmpiricalFisher",
+    "GramMatrices",
+    "MonteCarloFisher",
+    "Sampling",
+    "gram_matrices",
+    "plan_samples",
+    "root_is_known",
+]

@@ -1,11 +1,12 @@
-"""Random signs for the logits: the same for a row however batches are cut, and on every device."""
+"""Random numbers for the logits: the same for a row however batches are cut, and on every device."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.curvature.products import Batch
@@ -29,16 +30,50 @@ def signs(
     Returns:
         Signs as int8, of that shape.
     """
-    rows = batch.rows if shape[0] == batch.rows else 1
     table = torch.arange(1 << BITS)[:, None].bitwise_right_shift(torch.arange(BITS)) & 1
     table = table.to(device, torch.int8) * 2 - 1
+    rows = _rows(batch, shape)
     entries = shape.numel() // rows
     drawn = []
-    for row in range(batch.first, batch.first + rows):
-        said = f"signs {seed} {sample} {data} {batch.number} {row}".encode()
-        own = int.from_bytes(hashlib.sha256(said).digest()[:7], "big")
-        generator = torch.Generator().manual_seed(own)
+    for generator in _generators(batch, rows, f"signs {seed} {sample} {data}"):
         size = (-(-entries // BITS),)
         packed = torch.randint(1 << BITS, size, generator=generator, dtype=torch.uint8)
         drawn.append(table[packed.to(device).int()].flatten()[:entries])
     return torch.stack(drawn).view(shape)
+
+
+def draws(
+    of: Callable[..., Float[Tensor, "..."]], batch: Batch, shape: torch.Size, seed: int, data: int
+) -> Float[Tensor, "..."]:
+    """Random numbers of a distribution for each row of a pass.
+
+    Args:
+        of: torch.rand or torch.randn.
+        batch: see `signs`.
+        shape: of what is drawn, rows first.
+        seed: see `signs`.
+        data: see `signs`.
+
+    Returns:
+        Numbers in float64, of that shape, where the batch is.
+    """
+    rows = _rows(batch, shape)
+    size = (shape.numel() // rows,)
+    found = [
+        of(size, generator=generator, dtype=torch.float64)
+        for generator in _generators(batch, rows, f"labels {seed} {data}")
+    ]
+    return torch.stack(found).view(shape).to(batch.inputs.device)
+
+
+def _rows(batch: Batch, shape: torch.Size) -> int:
+    """Rows that are drawn for one by one."""
+    return batch.rows if shape[0] == batch.rows else 1
+
+
+def _generators(batch: Batch, rows: int, what: str) -> Iterator[torch.Generator]:
+    """A generator for each row of a pass."""
+    for row in range(batch.first, batch.first + rows):
+        said = f"{what} {batch.number} {row}".encode()
+        own = int.from_bytes(hashlib.sha256(said).digest()[:7], "big")
+        yield torch.Generator().manual_seed(own)

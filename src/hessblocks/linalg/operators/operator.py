@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from curvlinops._torch_base import PyTorchLinearOperator
     from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
+Shapes = Sequence[tuple[int, ...]]
+
 
 class LinearOperator(abc.ABC):
     """An (M, N) real matrix given by its product with a block of vectors.
@@ -157,11 +159,18 @@ class LinearOperator(abc.ABC):
             rmatmat=apply(self.adjoint()),
         )
 
+    def _tensors(self) -> tuple[Shapes, Shapes]:
+        """Shapes of the tensors that vectors of the columns, and of the rows, are made of."""
+        return [(self.shape[1],)], [(self.shape[0],)]
+
     def to_curvlinops(self) -> PyTorchLinearOperator:
-        """The same operator for curvlinops' estimators (`xtrace`, spectra and others).
+        """The same operator for curvlinops' estimators and solvers (`xtrace`, spectra, conjugate gradients and others).
+
+        It takes flat vectors (N,) and matrices (N, K), and lists of tensors: of curvature one for each parameter, in its shape
+        (of a group that cuts parameters, one for each cut), in the order of `model.named_parameters()`.
 
         Returns:
-            An operator with the same products and adjoint.
+            An operator with the same products and adjoint; products come in the form in which vectors went in.
 
         Raises:
             RunError: curvlinops is not installed.
@@ -175,15 +184,17 @@ class LinearOperator(abc.ABC):
             ) from error
 
         class Wrapped(PyTorchLinearOperator):  # type: ignore[misc, unused-ignore]
-            """A flat operator: one input tensor, one output tensor."""
+            """Tensors in, tensors out, each with a last axis of several vectors."""
 
             def __init__(self, of: LinearOperator) -> None:
-                super().__init__([(of.shape[1],)], [(of.shape[0],)])
+                super().__init__(*of._tensors())
                 self.SELF_ADJOINT = of.symmetric
                 self._of = of
 
             def _matmat(self, X: list[Tensor]) -> list[Tensor]:
-                return [self._of @ X[0]]
+                found = self._of @ torch.cat([x.reshape(-1, x.shape[-1]) for x in X])
+                pieces = zip(found.split(self._out_shape_flat), self._out_shape, strict=True)
+                return [piece.reshape(*shape, -1) for piece, shape in pieces]
 
             def _adjoint(self) -> Any:
                 return Wrapped(self._of.adjoint())
@@ -207,6 +218,10 @@ class AdjointOperator(LinearOperator):
 
     def _rmatmat(self, columns: Tensor) -> Tensor:
         return self._of._matmat(columns)
+
+    def _tensors(self) -> tuple[Shapes, Shapes]:
+        columns, rows = self._of._tensors()
+        return rows, columns
 
     def adjoint(self) -> LinearOperator:
         """The operator that was wrapped."""
@@ -254,6 +269,12 @@ class CombinedOperator(LinearOperator):
 
     def _rmatmat(self, columns: Tensor) -> Tensor:
         return self._added(one._rmatmat(columns) for _, one in self.terms)
+
+    def _tensors(self) -> tuple[Shapes, Shapes]:
+        """Those of the operator that knows most of them: an identity knows a flat vector alone."""
+        return max(
+            (one._tensors() for _, one in self.terms), key=lambda found: sum(map(len, found[0]))
+        )
 
     def _added(self, products: Iterable[Tensor]) -> Tensor:
         total: Tensor | None = None

@@ -1,0 +1,113 @@
+"""The loss along a line through the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.curvature.products import Problem, check_problem
+from hessblocks.curvature.sharding import own_rows
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.storage import Tabular
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LossAlong(Tabular):
+    """The loss at some points of a line through the weights."""
+
+    steps: tuple[float, ...]
+    """How many directions each point is from the weights."""
+    losses: tuple[float, ...]
+    """L(θ + step · direction), in nats per token for the cross-entropies."""
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Step and loss of each point."""
+        pairs = zip(self.steps, self.losses, strict=True)
+        return [{"step": step, "loss": loss} for step, loss in pairs]
+
+    def __str__(self) -> str:
+        """How many points, and the ranges of steps and losses."""
+        return (
+            f"loss at {len(self.steps):,} steps from {min(self.steps):.4g} to {max(self.steps):.4g} along a direction: "
+            f"from {min(self.losses):.4g} to {max(self.losses):.4g}"
+        )
+
+    def plot(self, ax: Axes | None = None) -> Figure:
+        """The loss against the step.
+
+        Args:
+            ax: axes of matplotlib to draw on; None for a figure of its own.
+
+        Returns:
+            The figure that was drawn on.
+        """
+        from hessblocks.figures import Panel, Series, plot
+
+        panel = Panel(
+            title="Loss along a direction",
+            x_label="Step, in lengths of the direction",
+            y_label="Loss",
+            series=(Series(name="loss", x=self.steps, y=self.losses),),
+        )
+        return plot(panel, ax)
+
+
+def loss_along(
+    problem: Problem, direction: Mapping[str, Float[Tensor, "..."]], steps: Iterable[float]
+) -> LossAlong:
+    """The loss at θ + step · direction, a one-dimensional loss landscape.
+
+    Along a unit eigenvector of the Hessian the second derivative at step 0 is its eigenvalue. The model's own weights
+    are never changed.
+
+    Args:
+        problem: model, batches and loss.
+        direction: tensors by parameter name, shaped as the parameters, such as `named_tensors` of an operator gives
+            for an eigenvector; parameters that are left out stay where they are.
+        steps: multiples of the direction, such as `torch.linspace(-0.5, 0.5, 21)`.
+
+    Returns:
+        The losses; `.to_rows()`, `.plot()`.
+
+    Raises:
+        ArgumentError: no direction or steps, a name that is no trainable parameter's, another shape, or a step that is
+            no finite number.
+        RunError: a loss is not finite; the message says at which step.
+
+    Cost: a forward pass over the batches a step, and a copy of the parameters of the direction.
+    """
+    check_problem(problem)
+    places, parameters = [float(step) for step in steps], problem.parameters
+    if not places or not all(map(math.isfinite, places)):
+        raise ArgumentError(f"steps: expected finite numbers, at least one, got {places}")
+    if not isinstance(direction, Mapping) or not direction:
+        raise ArgumentError(
+            "direction: expected tensors by parameter name, as operator.named_tensors(vector) gives them, got "
+            f"{type(direction).__name__}"
+        )
+    shapes = {n: tuple(p.shape) for n, p in problem.model.named_parameters() if n in parameters}
+    for name, tensor in direction.items():
+        if tuple(tensor.shape) != shapes.get(name):
+            wanted = shapes.get(name, "a trainable parameter's name")
+            raise ArgumentError(
+                f"direction: {name!r}: expected {wanted}, got shape {tuple(tensor.shape)}"
+            )
+    own = {n: own_rows(t, problem.cuts[n]) if problem.cuts else t for n, t in direction.items()}
+    moves = {name: tensor.detach().to(parameters[name]) for name, tensor in own.items()}
+    losses = []
+    for step in places:
+        moved = {name: parameters[name] + step * move for name, move in moves.items()}
+        try:
+            losses.append(problem.value(parameters | moved, twice=False))
+        except RunError as error:
+            raise RunError(f"loss_along: at step {step:.4g}: {error}") from error
+    return LossAlong(steps=tuple(places), losses=tuple(losses))

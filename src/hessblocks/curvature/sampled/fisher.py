@@ -1,0 +1,242 @@
+"""Fisher matrices as operators: outer products of the gradients of single labels, given or drawn.
+
+A datum is one label with the row of logits that is judged by it: a predicted token, a classified row, a row of targets
+(along the last axis). With N what counts in the mean and g_n the gradient of the datum's own term of the sum,
+
+- empirical: F = Σ_n g_n g_nᵀ / N, with the labels that are given;
+- Monte-Carlo: the mean of S such matrices, with labels drawn from the model's own distribution; E F = H_o.
+
+g_n = Jᵀ r_n with r_n the gradient by the datum's own logits: F is H_o with Σ r_n r_nᵀ in the place of the loss's
+curvature, and its products are made as those of H_o are.
+
+Letters: N data, S sets of labels, V classes, p probabilities, u a direction in logit space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hessblocks.conventions import IGNORED
+from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.products import (
+    Batch,
+    CrossEntropy,
+    CurvatureOperator,
+    Differentiated,
+    Problem,
+    check_problem,
+)
+from hessblocks.curvature.readout import BatchLoss, LossDerivatives, RowLoss
+from hessblocks.curvature.sampled.signs import draws
+from hessblocks.errors import ArgumentError
+
+Curvature = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
+"""u ↦ Σ r_n ⟨r_n, u_n⟩, all times the share of one."""
+Noise = Callable[[Float[Tensor, "..."], Float[Tensor, "S ..."]], Float[Tensor, "S ..."]]
+"""From logits and S draws for each of them to the gradients r of S sets of labels."""
+
+
+class EmpiricalFisher(CurvatureOperator):
+    """Σ_n g_n g_nᵀ / N over the labels n of the data, g_n the gradient of the loss of label n alone.
+
+    A label is a predicted token, a classified row, or a row of targets (its last axis), and N is what counts in
+    the mean, so that this is curvlinops' `EFLinearOperator`. A label's class weight belongs to its loss.
+    Ignored labels have no gradient. With `reduction="sum"` N is 1.
+
+    Cost: as `OuterProduct`.
+    """
+
+    part = "outer"
+
+    def __init__(
+        self,
+        problem: Problem,
+        group: ParameterGroup | None = None,
+        *,
+        rows: ParameterGroup | None = None,
+        columns: ParameterGroup | None = None,
+    ) -> None:
+        """Fix the block.
+
+        Args:
+            problem: model, batches and loss, any but a callable.
+            group: see `Hessian`.
+            rows: see `Hessian`.
+            columns: see `Hessian`.
+
+        Raises:
+            ArgumentError: what `Hessian` refuses, or a callable loss, which does not tell its labels apart.
+        """
+        check_problem(problem)
+        super().__init__(problem.with_losses(_given), group, rows=rows, columns=columns)
+
+
+class MonteCarloFisher(CurvatureOperator):
+    """The mean of `samples` empirical Fisher matrices with labels that are drawn from the model's own distribution.
+
+    The distribution is the one whose −log density the loss is: softmax (cross-entropy), Bernoulli (binary
+    cross-entropy) or normal of variance ½ (squared error). The expectation is H_o; this is curvlinops'
+    `FisherMCLinearOperator`. The labels of a seed are the same in every product, however the batches are
+    cut, as long as the weights are. Given labels only say what is ignored.
+
+    Cost: as `OuterProduct`.
+    """
+
+    part = "outer"
+
+    def __init__(
+        self,
+        problem: Problem,
+        group: ParameterGroup | None = None,
+        *,
+        samples: int = 1,
+        seed: int = 0,
+        rows: ParameterGroup | None = None,
+        columns: ParameterGroup | None = None,
+    ) -> None:
+        """Fix the block and the seed.
+
+        Args:
+            problem: model, batches and loss: cross-entropy (by name, or `nn.CrossEntropyLoss` of one class a
+                row), squared error or `nn.BCEWithLogitsLoss`, without weights or label smoothing.
+            group: see `Hessian`.
+            samples: labels drawn for each datum.
+            seed: of the draws.
+            rows: see `Hessian`.
+            columns: see `Hessian`.
+
+        Raises:
+            ArgumentError: what `Hessian` refuses, no samples, or a loss that is no −log of a distribution that is known.
+        """
+        check_problem(problem)
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            raise ArgumentError(f"samples: expected a whole number above 0, got {samples!r}")
+        data = problem.processes.rank if problem.processes.shard == "own" else 0
+
+        def drawn(loss: BatchLoss, batch: Batch) -> BatchLoss:
+            if isinstance(loss, CrossEntropy):
+                shape = torch.Size((*loss.targets.shape, samples))
+                return _Classes(loss, draws(torch.rand, batch, shape, seed, data))
+            of, noise = _distribution(loss)
+
+            def sets(logits: Tensor) -> Tensor:
+                shape = torch.Size((*logits.shape, samples))
+                found = noise(logits, draws(of, batch, shape, seed, data).movedim(-1, 0))
+                return found.to(logits) / math.sqrt(samples)
+
+            return _Entries(loss, sets)
+
+        super().__init__(problem.with_losses(drawn), group, rows=rows, columns=columns)
+
+
+def _given(loss: BatchLoss, batch: Batch) -> BatchLoss:
+    """The loss whose curvature is that of the labels given."""
+    return _Classes(loss) if isinstance(loss, CrossEntropy) else _Entries(loss)
+
+
+class _Classes(RowLoss):
+    """Cross-entropy with Σ (p − e_y)(p − e_y)ᵀ of some labels y in the place of its curvature."""
+
+    def __init__(self, loss: CrossEntropy, uniform: Float[Tensor, "... S"] | None = None) -> None:
+        """Hold numbers from 0 to 1 that choose the labels; None: those of the loss."""
+        self._loss, self._uniform = loss, uniform
+
+    @property
+    def valid(self) -> float:
+        return self._loss.valid
+
+    def total(self, logits: Float[Tensor, "... V"]) -> float:
+        return self._loss.total(logits)
+
+    def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
+        return self._loss.counted(rows, classes)
+
+    def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
+        uniform = None if self._uniform is None else self._uniform.flatten(0, -2)[rows]
+        return type(self)(self._loss.some(rows), uniform)
+
+    def at(
+        self, logits: Float[Tensor, "... V"], share: float
+    ) -> tuple[Float[Tensor, "... V"], Curvature]:
+        probabilities, targets = logits.softmax(-1), self._loss.targets[..., None]
+        labels = targets.clamp(min=0) if self._uniform is None else self._labels(probabilities)
+        weight = share / labels.shape[-1] * (targets != IGNORED).to(logits.dtype)
+
+        def curvature(direction: Tensor) -> Tensor:
+            chosen = labels.expand(*direction.shape[:-1], labels.shape[-1])
+            mean = (probabilities * direction).sum(-1, keepdim=True)
+            inner = (mean - direction.gather(-1, chosen)) * weight
+            found = probabilities * inner.sum(-1, keepdim=True)
+            return found.scatter_add(-1, chosen, -inner)
+
+        return self._loss.at(logits, share)[0], curvature
+
+    def _labels(self, probabilities: Tensor) -> Tensor:
+        """The classes in which the numbers lie when probabilities are laid end to end."""
+        assert self._uniform is not None
+        ends = probabilities.cumsum(-1, dtype=torch.float64)
+        found = torch.searchsorted(ends, self._uniform * ends[..., -1:], right=True)
+        return found.clamp(max=ends.shape[-1] - 1)
+
+
+class _Entries(BatchLoss):
+    """A loss with Σ r rᵀ over its data in the place of its curvature."""
+
+    def __init__(
+        self, loss: BatchLoss, sets: Callable[[Tensor], Sequence[Tensor] | Tensor] | None = None
+    ) -> None:
+        """Hold what makes gradients r of the logits; None: the loss's own."""
+        self._loss, self._sets = loss, sets
+
+    @property
+    def valid(self) -> float:
+        return self._loss.valid
+
+    def total(self, logits: Float[Tensor, "..."]) -> float:
+        return self._loss.total(logits)
+
+    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
+        found = self._loss.derivatives(logits, share)
+        sets = [found.gradient / share] if self._sets is None else self._sets(logits)
+        classes = isinstance(self._loss, Differentiated) and self._loss.classes
+        axis = min(1, logits.ndim - 1) if classes else -1
+        single = logits.ndim == 1 and not classes
+
+        def curvature(direction: Tensor) -> Tensor:
+            total = torch.zeros_like(direction)
+            for one in sets:
+                inner = one * direction
+                total = total + one * (inner if single else inner.sum(axis, keepdim=True))
+            return share * total
+
+        return replace(found, curvature=curvature)
+
+
+def _distribution(loss: BatchLoss) -> tuple[Any, Noise]:
+    """Where the labels of a loss come from, and the gradient by the logits that they give.
+
+    Returns:
+        What draws the numbers, and what makes gradients of them.
+
+    Raises:
+        ArgumentError: it is not known.
+    """
+    module = loss.module if isinstance(loss, Differentiated) else None
+    if isinstance(module, nn.MSELoss):  # 2 (f − y) with y − f of variance ½
+        return torch.randn, lambda logits, normal: math.sqrt(2) * normal
+    if isinstance(module, nn.BCEWithLogitsLoss) and module.weight is module.pos_weight is None:
+        return (
+            torch.rand,
+            lambda logits, uniform: logits.sigmoid() - 1.0 * (uniform < logits.sigmoid()),
+        )
+    raise ArgumentError(
+        "loss: MonteCarloFisher draws labels for cross-entropy of one class a row, squared error and "
+        "nn.BCEWithLogitsLoss, without weights or label smoothing; use one of these, or EmpiricalFisher"
+    )
