@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import hessblocks as hb
-from hessblocks.models import drawn
+from hessblocks.models import draw_blocks
 from hessblocks.storage import write_text
 
 FILE = Path(__file__).with_name("blocks.svg")
@@ -13,7 +13,7 @@ FILE = Path(__file__).with_name("blocks.svg")
 
 def drawing() -> str:
     """The whole picture as SVG."""
-    return drawn({name: hb.preset(name) for name in hb.PRESETS})
+    return draw_blocks({name: hb.preset(name) for name in hb.PRESETS})
 
 
 if __name__ == "__main__":

@@ -82,6 +82,10 @@ def made() -> Iterator[tuple[str, str]]:
     yield from reference()
 
 
+EVERYBODY = ("newcomers", "anyone", "everybody who opens a folder that somebody else made")
+"""Readers that every user is one of, as docs/index.md names them."""
+
+
 def user_page(user: str) -> str:
     """The place of a user's page."""
     return f"for/{user.replace(' ', '-')}/index.md"
@@ -94,7 +98,7 @@ def for_user(user: str) -> str:
     lines = [
         f"- [{title(DOCS / path)}](../../{posixpath.normpath(f'docs/{path}')}): {what}"
         for path, whom, what in rows
-        if user in whom or whom == "newcomers"
+        if user in whom or whom in EVERYBODY
     ]
     packages = ", ".join(f"[{name}](../../api/{name}.md)" for name in USERS[user])
     return "\n".join([f"# For {user}", "", *lines, f"- Reference: {packages}", ""])

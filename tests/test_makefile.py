@@ -10,12 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PYTHON = """#!/bin/sh
 [ "$1" = -c ] && exit 0
+[ -e no-ensurepip ] && mkdir -p .venv/bin && exit 1
 rm -rf .venv && mkdir -p .venv/bin
 printf '#!/bin/sh\\n[ ! -e broken ]\\n' > .venv/bin/python
 printf '#!/bin/sh\\necho trained\\n' > .venv/bin/hessblocks
 chmod +x .venv/bin/*
 """
-"""In the place of Python: an environment whose pip fails where a file `broken` lies."""
+"""In the place of Python: an environment whose pip fails where a file `broken` lies; none where `no-ensurepip` does."""
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
 
@@ -64,8 +65,11 @@ def test_an_environment_of_ours_is_made_again_when_it_is_out_of_date(checkout: P
     assert not (checkout / ".venv").exists()
 
 
-def test_an_installation_that_broke_off_is_ours_too_and_begins_again(checkout: Path) -> None:
-    (checkout / "broken").touch()
+@pytest.mark.parametrize("fault", ["broken", "no-ensurepip"])
+def test_an_installation_that_broke_off_is_ours_too_and_begins_again(
+    checkout: Path, fault: str
+) -> None:
+    (checkout / fault).touch()
     assert make(checkout, "demo").returncode != 0
-    (checkout / "broken").unlink()
+    (checkout / fault).unlink()
     assert "trained" in make(checkout, "demo").stdout

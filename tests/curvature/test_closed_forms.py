@@ -192,3 +192,14 @@ def test_activations_can_be_transformed(function: Callable[[Tensor], Tensor]) ->
             jacrev(jacrev(grad(lambda row: ours(row).square().sum())))(x[0])
     for mine, theirs in zip(found, expected, strict=True):
         assert (mine - theirs).abs().max() <= 1e-13 * theirs.abs().max()
+
+
+def test_activations_are_called_as_torch_lets_them_be_called() -> None:
+    x, held = torch.linspace(-3, 3, 7), torch.empty(7)
+    with ClosedActivations():
+        assert torch.equal(F.gelu(input=x, approximate="tanh"), TanhGelu()(x))
+        assert torch.allclose(F.silu(input=x), x * x.sigmoid())
+        assert torch.allclose(torch.tanh(input=x), x.tanh())
+        assert torch.tanh(x, out=held) is held
+    far = torch.tensor([-1e9, 1e9])
+    assert torch.equal(TanhGelu().bend(far), torch.zeros(2))

@@ -51,7 +51,9 @@ def test_named_tensors_have_the_shapes_of_the_parameters_and_the_entries_of_the_
         assert set(ones) == set(group.parameters)
         total += ones[fused]
     assert torch.equal(total, torch.ones_like(total))
-    with pytest.raises(ArgumentError, match=r"vector: expected shape .* of several take vectors"):
+    with pytest.raises(
+        ArgumentError, match=r"vector: expected a tensor of shape .* of several take vectors"
+    ):
         whole.named_tensors(vector[:, None].expand(-1, 2))  # type: ignore[arg-type]
 
 

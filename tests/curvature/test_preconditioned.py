@@ -199,3 +199,15 @@ def test_what_has_no_preconditioner_is_refused() -> None:
             hb.preconditioned_sharpness(case.problem, SGD(parameters), products=products)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="start: expected"):
         hb.preconditioned_sharpness(case.problem, SGD(parameters), start=torch.ones(3))
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+def test_the_loss_bends_by_the_eigenvalue_along_a_named_eigenvector(kind: str) -> None:
+    case = preset_case("sas-p")
+    optimizer, _ = trained(case, kind)
+    problem = case.problem
+    operator = hb.PreconditionedHessian(problem, optimizer)
+    top = hb.extreme_eigenvalues(operator, which="largest")
+    named, step = operator.named_tensors(top.vectors[:, 0]), 1e-4
+    before, here, after = hb.loss_along(problem, named, [-step, 0.0, step]).losses
+    assert (before - 2 * here + after) / step**2 == pytest.approx(float(top.values[0]), rel=1e-3)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hessblocks as hb
+
 PAGE = (Path(__file__).parents[2] / "docs" / "side_by_side.md").read_text(encoding="utf-8")
 LINES = {"curvlinops": 8, "hessian-eigenthings": 4, "PyHessian": 5}
 """Of the other tool's own example, from model, loss and data to the last number, as the page says in words."""
@@ -118,4 +120,7 @@ def test_kfac_is_compared_with_what_it_stands_for() -> None:
     error = float((exact - kfac).norm() / exact.norm())
     assert 0 < error < 1
     assert float(names["error"]) == pytest.approx(error, rel=0.3)
+    step = dict(zip(names["names"], names["step"], strict=True))
+    here, there = hb.loss_along(names["problem"], step, [0, -0.25]).losses
+    assert there < here
     assert [t.shape for t in names["step"]] == [p.shape for p in names["parameters"]]

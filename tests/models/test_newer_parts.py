@@ -24,6 +24,7 @@ from hessblocks.blocks import (
 )
 from hessblocks.blocks import Dense as DenseWeight
 from hessblocks.conventions import PARTS
+from hessblocks.errors import ArgumentError
 from hessblocks.models.fold import fold, merged_block
 from hessblocks.training.trained_gains import gain_values
 from tests.curvature.cases import Case, padded_batches
@@ -197,3 +198,20 @@ def test_what_excludes_each_other_is_refused() -> None:
     ):
         with pytest.raises(hb.ArgumentError, match=message):
             with_slots(block, slots)
+
+
+def test_a_row_that_may_attend_to_nothing_near_does_not_look_beyond_the_window() -> None:
+    torch.manual_seed(0)
+    model = hb.build(
+        "pre-ln", depth=1, width=16, heads=2, vocab_size=20, context=9, slots=["attention.window=3"]
+    )
+    tokens = torch.randint(20, (1, 9))
+    other = tokens.clone()
+    other[0, :4] = (other[0, :4] + 1) % 20
+    mask = torch.zeros(1, 1, 9, 9).masked_fill(torch.ones(9, 9).triu(1).bool(), torch.finfo().min)
+    mask[..., -1, 4:] = torch.finfo().min
+    with torch.no_grad():
+        last = [model(t, attention_mask=mask).logits[0, -1] for t in (tokens, other)]
+    assert torch.equal(*last)
+    with pytest.raises(ArgumentError, match="four axes"):
+        model(tokens, attention_mask=mask.int())

@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoModelForCausalLM
 
 import hessblocks as hb
 from hessblocks.blocks import Context, RMSNorm
 from hessblocks.cli.commands.compare import _known
+from hessblocks.errors import ArgumentError
 from hessblocks.inspection import measure_signal
+from hessblocks.models import HessblocksConfig
 from hessblocks.models.fold import fold
 from tests.curvature.cases import Case, padded_batches
 from tests.curvature.oracle import check_partition, dense
@@ -128,3 +131,17 @@ def test_what_does_not_fit_into_one_model_is_refused(given, fields, message) -> 
     hb.build(["pre-ln", "post-ln"], **SIZES, final_norm=RMSNorm())
     with pytest.raises(hb.ArgumentError, match="block_config: the layers have several blocks"):
         _ = hb.build("pre-ln+sas-p", **SIZES).config.block_config
+
+
+def test_equal_blocks_are_no_pattern_and_names_may_be_joined_inside_a_list() -> None:
+    sizes = {"depth": 4, "width": 16, "heads": 2, "vocab_size": 20, "context": 8}
+    assert (
+        hb.build("pre-ln+pre-ln", **sizes).config.block_config
+        == hb.build("pre-ln", **sizes).config.block_config
+    )
+    joined = hb.build(["pre-ln", "pre-ln+sas-p", "sas-p"], **sizes).config
+    assert joined.blocks == hb.build("pre-ln+pre-ln+sas-p+sas-p", **sizes).config.blocks
+    with pytest.raises(StrictDataclassClassValidationError, match="at least one"):
+        HessblocksConfig(block=[])
+    with pytest.raises(ArgumentError, match="block: expected"):
+        hb.build(b"pre-ln", **sizes)

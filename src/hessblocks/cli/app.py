@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning
         try:
-            if COMPLETE in os.environ:
+            if os.environ.get(COMPLETE):
                 app(prog_name="hessblocks")
             command = typer.main.get_command(app)
             with command.make_context("hessblocks", words.copy()) as context:

@@ -86,7 +86,11 @@ def loss_along(
     Cost: a forward pass over the batches a step, and a copy of the parameters of the direction.
     """
     check_problem(problem)
-    places, parameters = [float(step) for step in steps], problem.parameters
+    parameters = problem.parameters
+    try:
+        places = [float(step) for step in steps]
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"steps: expected several numbers, got {steps!r}") from error
     if not places or not all(map(math.isfinite, places)):
         raise ArgumentError(f"steps: expected finite numbers, at least one, got {places}")
     if not isinstance(direction, Mapping) or not direction:
@@ -96,6 +100,11 @@ def loss_along(
         )
     shapes = {n: tuple(p.shape) for n, p in problem.model.named_parameters() if n in parameters}
     for name, tensor in direction.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = getattr(tensor, "dtype", type(tensor).__name__)
+            raise ArgumentError(
+                f"direction: {name!r}: expected a tensor of real numbers, got {kind}"
+            )
         if tuple(tensor.shape) != shapes.get(name):
             wanted = shapes.get(name, "a trainable parameter's name")
             raise ArgumentError(

@@ -57,6 +57,17 @@ class PreconditionedHessian(Hessian):
         super().__init__(problem, group)
         self._scale: Tensor = _inverse_root(problem, _plain(optimizer), self._columns, self.dtype)
 
+    def named_tensors(self, vector: Float[Tensor, " N"]) -> dict[str, Float[Tensor, "..."]]:
+        """The change of the weights that a vector of A stands for, D^(-1/2) times it; along it the loss bends by vᵀ A v.
+
+        Args:
+            vector: see `Hessian`.
+
+        Returns:
+            As `Hessian` does.
+        """
+        return super().named_tensors(self._scale * vector)
+
     def _apply(self, columns: Tensor, into: ParameterGroup, out_of: ParameterGroup) -> Tensor:
         scale = self._scale[:, None]
         return scale * super()._apply(scale * columns, into, out_of)

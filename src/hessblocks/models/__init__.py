@@ -6,7 +6,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hessblocks.models.build import TASKS, build
 from hessblocks.models.card import write_card
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.drawing import drawn
+from hessblocks.models.drawing import draw_blocks
 from hessblocks.models.fold import fold
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
@@ -45,6 +45,6 @@ __all__ = [
     "HessblocksPreTrainedModel",
     "Layer",
     "build",
-    "drawn",
+    "draw_blocks",
     "fold",
 ]

@@ -92,14 +92,16 @@ def build(
     if position is not None:
         chosen = {"position": part_of(position, Position, "position")}
         block_fields |= chosen
-    given = block.split("+") if isinstance(block, str) else block
-    given = [given] if isinstance(given, BlockConfig) else given
-    if not (isinstance(given, Sequence) and given):
+    given = [block] if isinstance(block, str | BlockConfig) else block
+    if not (isinstance(given, Sequence) and given) or isinstance(given, bytes):
         raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
+    given = [part for one in given for part in (one.split("+") if isinstance(one, str) else [one])]
     changes = [*chosen.items(), *slot_pairs(slots)]
     blocks = [with_slots(_block(one, block_fields), changes) for one in given]
     check_pattern(blocks, depth)
-    pattern = [one.to_dict() for one in blocks]
+    pattern = [
+        one.to_dict() for one in (blocks if any(one != blocks[0] for one in blocks) else blocks[:1])
+    ]
     named = [one for one in given if isinstance(one, str)]
     config = HessblocksConfig(
         vocab_size=vocab_size,

@@ -89,6 +89,8 @@ class HessblocksConfig(PreTrainedConfig):
     @property
     def pattern(self) -> list[dict[str, Any]]:
         """The blocks that the layers have in turn; one where all layers are equal."""
+        if not self.block:
+            raise ArgumentError("block: expected a block, or a list of at least one")
         return self.block if isinstance(self.block, list) else [self.block]
 
     @property

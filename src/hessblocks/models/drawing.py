@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 
 from hessblocks.blocks import BlockConfig, Branch, Identity, NoNorm, Norm, Weight
 
+GATED = {"silu": "SwiGLU", "gelu": "GEGLU", "relu": "ReGLU"}
+"""Names of gated MLPs, by activation."""
+_LETTERS = 21
+"""Of a name that fits above its block."""
 _PER_ROW, _COLUMN, _ROW, _STEP = 5, 176, 372, 32
 _STYLE = """
 svg { background: #ffffff; font: 12px system-ui, sans-serif; fill: #1b1f24; }
@@ -20,7 +24,7 @@ svg { background: #ffffff; font: 12px system-ui, sans-serif; fill: #1b1f24; }
 """
 
 
-def drawn(blocks: Mapping[str, BlockConfig]) -> str:
+def draw_blocks(blocks: Mapping[str, BlockConfig]) -> str:
     """The blocks side by side, from the input x at the bottom to the output at the top.
 
     Args:
@@ -72,8 +76,9 @@ class _Drawing:
 
 def _column(name: str, block: BlockConfig, left: int, top: int) -> list[str]:
     drawing = _Drawing(left, top)
-    drawing.text(88, 18, name, "name")
+    drawing.text(88, 18, name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…", "name")
     drawing.text(88, _ROW - 20, "x")
+    drawing.text(88, _ROW - 4, ", ".join(_besides(block)), "gone-text")
     if block.layout == "parallel":
         _parallel(block, drawing)
     else:
@@ -135,17 +140,22 @@ def _attention(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int
 
 
 def _mixing(block: BlockConfig) -> str:
-    attention = block.attention
-    words = "αI+βA−γC" if attention.shaping is not None else "A"
-    if not isinstance(attention.query_key_norm, NoNorm):
-        words += ", QK-norm"
-    if attention.window is not None:
-        words += f", {attention.window}"
-    return words + (" × gate" if attention.gate is not None else "")
+    return "A" if block.attention.shaping is None else "αI+βA−γC"
+
+
+def _besides(block: BlockConfig) -> Iterator[str]:
+    """What attention has besides, in words."""
+    if not isinstance(block.attention.query_key_norm, NoNorm):
+        yield "QK-norm"
+    if block.attention.window is not None:
+        yield f"window {block.attention.window}"
+    if block.attention.gate is not None:
+        yield "gate"
 
 
 def _mlp(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int) -> None:
-    drawing.box(x, y, width, "SwiGLU" if block.mlp.gated else "MLP")
+    gated = GATED.get(block.mlp.activation, "gated MLP")
+    drawing.box(x, y, width, gated if block.mlp.gated else "MLP")
 
 
 def _kind(weight: Weight) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hessblocks.blocks import BlockConfig
 from hessblocks.data import Corpus
-from hessblocks.models import drawn
+from hessblocks.models import draw_blocks
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings, SharedSettings
 from hessblocks.storage import (
@@ -77,8 +77,8 @@ def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_siz
     for name in presets:
         own = dict.fromkeys(model_without_weights(settings.model, name, vocab_size).config.blocks)
         several = len(own) > 1
-        blocks |= {f"{name}, {k}" if several else name: one for k, one in enumerate(own, start=1)}
-    write_text(out / "blocks.svg", drawn(blocks))
+        blocks |= {f"{k} of {name}" if several else name: one for k, one in enumerate(own, start=1)}
+    write_text(out / "blocks.svg", draw_blocks(blocks))
 
 
 def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:

@@ -24,6 +24,9 @@ SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
 """Of the tanh form of GELU (Hendrycks and Gimpel 2016)."""
 
+_FAR = 1e3
+"""Where all curves are straight; beyond it powers of x would overflow before they are multiplied by 0."""
+
 Values = Float[Tensor, "*shape"]
 """Any shape; the same wherever it stands in one signature."""
 
@@ -71,6 +74,7 @@ class TanhGelu(Curve):
 
     def bend(self, x: Values) -> Values:
         """See `Curve`; with t = tanh(u): (1 − t²) (u' + ½ x u'' − x t u'²)."""
+        x = x.clamp(-_FAR, _FAR)
         t, inner = self._tanh(x)
         curved = (x * (3 * SQRT_2_OVER_PI * CUBIC)).sub_((inner * inner).mul_(t)).mul_(x)
         return curved.add_(inner).mul_((t * t).neg_().add_(1))

@@ -30,10 +30,10 @@ _GELUS = {"none": closed_pointwise.Gelu(), "tanh": closed_pointwise.TanhGelu()}
 _SILU, _TANH = closed_pointwise.Silu(), closed_pointwise.Tanh()
 
 ACTIVATIONS: dict[Any, Callable[..., Any]] = {
-    F.gelu: lambda x, approximate="none": _GELUS[approximate](x),
-    F.silu: lambda x, inplace=False: NotImplemented if inplace else _SILU(x),
-    F.tanh: _TANH,
-    torch.tanh: _TANH,
+    F.gelu: lambda input, approximate="none": _GELUS[approximate](input),
+    F.silu: lambda input, inplace=False: NotImplemented if inplace else _SILU(input),
+    F.tanh: lambda input: _TANH(input),
+    torch.tanh: lambda input, out=None: _TANH(input) if out is None else NotImplemented,
     Tensor.tanh: _TANH,
 }
 """Those of `FUNCTIONS` that `torch.func` can transform too."""

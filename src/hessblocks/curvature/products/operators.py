@@ -81,9 +81,10 @@ class CurvatureOperator(LinearOperator):
         Raises:
             ArgumentError: another shape.
         """
-        if tuple(vector.shape) != self.shape[1:]:
+        if not isinstance(vector, Tensor) or tuple(vector.shape) != self.shape[1:]:
             raise ArgumentError(
-                f"vector: expected shape {self.shape[1:]}, got {tuple(vector.shape)}; of several take vectors[:, 0]"
+                f"vector: expected a tensor of shape {self.shape[1:]}, got "
+                f"{tuple(getattr(vector, 'shape', ())) or type(vector).__name__}; of several take vectors[:, 0]"
             )
         named = dict(self._problem.model.named_parameters())
         like = {n: vector.new_empty(()).expand(named[n].shape) for n in self._columns.parameters}

@@ -83,10 +83,11 @@ class MonteCarloFisher(CurvatureOperator):
 
     The distribution is the one whose −log density the loss is: softmax (cross-entropy), Bernoulli (binary
     cross-entropy) or normal of variance ½ (squared error). The expectation is H_o; this is curvlinops'
-    `FisherMCLinearOperator`. The labels of a seed are the same in every product, however the batches are
-    cut, as long as the weights are. Given labels only say what is ignored.
+    `FisherMCLinearOperator`. The labels of a seed are the same in every product of one list of batches,
+    whatever the memory limit, as long as the weights are. Given labels only say what is ignored.
 
-    Cost: as `OuterProduct`.
+    Cost: as `OuterProduct`, and for each product `samples` numbers a label for cross-entropy, `samples` times the
+    logits for the other losses, which the memory limit does not count.
     """
 
     part = "outer"
@@ -118,6 +119,8 @@ class MonteCarloFisher(CurvatureOperator):
         check_problem(problem)
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
             raise ArgumentError(f"samples: expected a whole number above 0, got {samples!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
         data = problem.processes.rank if problem.processes.shard == "own" else 0
 
         def drawn(loss: BatchLoss, batch: Batch) -> BatchLoss:

@@ -166,8 +166,9 @@ class LinearOperator(abc.ABC):
     def to_curvlinops(self) -> PyTorchLinearOperator:
         """The same operator for curvlinops' estimators and solvers (`xtrace`, spectra, conjugate gradients and others).
 
-        It takes flat vectors (N,) and matrices (N, K), and lists of tensors: of curvature one for each parameter, in its shape
-        (of a group that cuts parameters, one for each cut), in the order of `model.named_parameters()`.
+        It takes flat vectors (N,) and matrices (N, K), and lists of tensors: of curvature, its sums and multiples one for each
+        parameter, in its shape (of a group that cuts parameters, one for each cut), in the order in which the group names
+        them, that of `model.named_parameters()` unless the group is your own.
 
         Returns:
             An operator with the same products and adjoint; products come in the form in which vectors went in.

@@ -30,7 +30,8 @@ def headline(results: FolderResults) -> tuple[str, ...]:
         A sentence each; one that says so where nothing is measured yet.
     """
     rows = comparison_rows(results)
-    base = next((row for row in rows if row.preset == BASELINE), rows[0])
+    measured = [row for row in rows if row.final_loss or row.before or row.after] or list(rows)
+    base = next((row for row in measured if row.preset == BASELINE), measured[0])
     sentences = (
         *_losses(rows, base, results),
         *_speeds(rows, base),
@@ -56,7 +57,11 @@ def _joint(first: Average, second: Average) -> float:
 def _losses(
     rows: Sequence[ComparisonRow], base: ComparisonRow, results: FolderResults
 ) -> Iterator[str]:
-    losses = {row.preset: row.final_loss for row in rows if row.final_loss is not None}
+    losses = {
+        row.preset: row.final_loss
+        for row in rows
+        if row.final_loss is not None and not row.diverged
+    }
     if not losses:
         return
     first = base.preset if base.preset in losses else next(iter(losses))
@@ -64,11 +69,14 @@ def _losses(
     after = "At the end" if steps is None else f"After {steps:,} steps"
     own = f"{after} the held-out loss of {first} is {with_error(losses[first])} nats per token"
     told = [f"{name} {_gap(each, losses[first])}" for name, each in losses.items() if name != first]
-    yield f"{own}{'; ' if told else ''}{', '.join(told)}."
+    alone = told and all(each.standard_error is None for each in losses.values())
+    yield f"{own}{'; ' if told else ''}{', '.join(told)}{' (one seed)' if alone else ''}."
 
 
 def _gap(loss: Average, base: Average) -> str:
     gap = loss.value - base.value
+    if not gap:
+        return "ends there too"
     side = "above" if gap > 0 else "below"
     error = _joint(loss, base)
     if not error:
@@ -82,7 +90,7 @@ def _speeds(rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]
     others = [
         f"{row.tokens_per_second.value / own.value:.2f} of it in {row.preset}"
         for row in rows
-        if own is not None and row is not base and row.tokens_per_second is not None
+        if own is not None and own.value and row is not base and row.tokens_per_second is not None
     ]
     if own is not None and others:
         yield f"Speed is {number(own.value)} tokens per second in {base.preset}, {_listed(others)}."
@@ -125,9 +133,11 @@ def _told(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
 
 
 def _diverged(rows: Sequence[ComparisonRow]) -> Iterator[str]:
-    names = [row.preset for row in rows if row.diverged]
-    if names:
-        yield f"{_listed(names)} diverged."
+    for row in rows:
+        if row.diverged:
+            count = len(row.seeds)
+            of = f"{len(row.diverged)} of {count} seeds of " if count > 1 else ""
+            yield f"{of}{row.preset} diverged."
 
 
 def _listed(words: Iterable[str]) -> str:
