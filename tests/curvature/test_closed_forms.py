@@ -12,8 +12,8 @@ from torch.func import grad, jacrev, vmap
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessblocks.curvature.closed.pointwise import TanhGelu
-from hessblocks.curvature.closed.swap import ClosedActivations, ClosedForms, swap_activations
+from hessblocks.curvature.closed.pointwise import Curve, Gelu, Silu, Tanh, TanhGelu
+from hessblocks.curvature.closed.swap import ClosedForms, swap_activations
 from hessblocks.curvature.closed.watch import Watch
 from hessblocks.curvature.products.backend import evaluation_mode
 from hessblocks.errors import RunError
@@ -170,33 +170,47 @@ def test_a_third_derivative_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [tanh_gelu, F.gelu, F.silu, torch.tanh], ids=["steps", "gelu", "silu", "tanh"]
+    ("curve", "function"),
+    [(TanhGelu(), tanh_gelu), (Gelu(), F.gelu), (Silu(), F.silu), (Tanh(), torch.tanh)],
+    ids=["tanh-gelu", "gelu", "silu", "tanh"],
 )
-def test_activations_can_be_transformed(function: Callable[[Tensor], Tensor]) -> None:
+def test_activations_can_be_transformed(curve: Curve, function: Callable[[Tensor], Tensor]) -> None:
     """torch.func's Jacobians and Hessians of a batch; a third derivative would come out as zero, so it is refused."""
-    ours = TanhGelu() if function is tanh_gelu else function
     x = torch.randn(3, 4, dtype=torch.float64)
     mixed = torch.randn(4, 4, dtype=torch.float64)
 
-    def derivatives(curve: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def derivatives(of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         def layer(row: Tensor) -> Tensor:
-            return curve(mixed @ row) @ mixed
+            return of(mixed @ row) @ mixed
 
         bend = grad(lambda row: layer(row).square().sum())
         return vmap(jacrev(layer))(x), vmap(jacrev(bend))(x)
 
-    expected = derivatives(function)
-    with ClosedActivations():
-        found = derivatives(ours)
-        with pytest.raises(RunError, match="third"):
-            jacrev(jacrev(grad(lambda row: ours(row).square().sum())))(x[0])
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(derivatives(curve), derivatives(function), strict=True):
         assert (mine - theirs).abs().max() <= 1e-13 * theirs.abs().max()
+    with pytest.raises(RunError, match="third"):
+        jacrev(jacrev(grad(lambda row: curve(row).square().sum())))(x[0])
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Tanh(), hf.GELUActivation(), hf.SiLUActivation()],
+    ids=str,
+)
+def test_activations_of_modules_are_swapped_and_put_back(module: nn.Module) -> None:
+    x = torch.linspace(-3, 3, 7, dtype=torch.float64, requires_grad=True)
+    expected = module(x)
+    with evaluation_mode(module):
+        swap_activations(module, Watch())
+        found = module(x)
+        assert "_Forwards" in str(found.grad_fn)
+    assert "_Forwards" not in str(module(x).grad_fn)
+    assert torch.allclose(found, expected, rtol=1e-13)
 
 
 def test_activations_are_called_as_torch_lets_them_be_called() -> None:
     x, held = torch.linspace(-3, 3, 7), torch.empty(7)
-    with ClosedActivations():
+    with ClosedForms(Watch()):
         assert torch.equal(F.gelu(input=x, approximate="tanh"), TanhGelu()(x))
         assert torch.allclose(F.silu(input=x), x * x.sigmoid())
         assert torch.allclose(torch.tanh(input=x), x.tanh())

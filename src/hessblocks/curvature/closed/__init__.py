@@ -3,7 +3,6 @@
 from hessblocks.curvature.closed.eager import swap_eager
 from hessblocks.curvature.closed.sums import Sum, adding, sum_of, wanted
 from hessblocks.curvature.closed.swap import (
-    ClosedActivations,
     ClosedForms,
     spell_weight_norms,
     swap_activations,

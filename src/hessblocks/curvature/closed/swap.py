@@ -29,23 +29,18 @@ from hessblocks.errors import RunError
 _GELUS = {"none": closed_pointwise.Gelu(), "tanh": closed_pointwise.TanhGelu()}
 _SILU, _TANH = closed_pointwise.Silu(), closed_pointwise.Tanh()
 
-ACTIVATIONS: dict[Any, Callable[..., Any]] = {
-    F.gelu: lambda input, approximate="none": _GELUS[approximate](input),
-    F.silu: lambda input, inplace=False: NotImplemented if inplace else _SILU(input),
-    F.tanh: lambda input: _TANH(input),
-    torch.tanh: lambda input, out=None: _TANH(input) if out is None else NotImplemented,
-    Tensor.tanh: _TANH,
-}
-"""Those of `FUNCTIONS` that `torch.func` can transform too."""
-
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    **ACTIVATIONS,
     F.scaled_dot_product_attention: closed_softmax.attention,
     F.embedding: embedding,
     F.linear: linear,
     torch.addmm: addmm,
     F.layer_norm: closed_norms.layer_norm,
     F.rms_norm: closed_norms.rms_norm,
+    F.gelu: lambda input, approximate="none": _GELUS[approximate](input),
+    F.silu: lambda input, inplace=False: NotImplemented if inplace else _SILU(input),
+    F.tanh: lambda input: _TANH(input),
+    torch.tanh: lambda input, out=None: _TANH(input) if out is None else NotImplemented,
+    Tensor.tanh: _TANH,
 }
 """By function of torch; what returns NotImplemented leaves the call to torch."""
 
@@ -56,12 +51,15 @@ SPELLED: dict[Any, Callable[..., Any]] = {F.layer_norm: corrected.layer_norm}
 """In their place where a third derivative is taken."""
 
 MODULES: dict[str, closed_pointwise.Curve] = {
+    "GELUActivation": closed_pointwise.Gelu(),
+    "GELUTanh": closed_pointwise.TanhGelu(),
+    "SiLUActivation": _SILU,
     "NewGELUActivation": closed_pointwise.TanhGelu(),
     "FastGELUActivation": closed_pointwise.TanhGelu(),
     "QuickGELUActivation": closed_pointwise.Silu(1.702),
     "BloomGelu": closed_pointwise.TanhGelu(),
 }
-"""Activations of transformers that are made of small steps, by class."""
+"""Activations of transformers, by class."""
 
 
 class ClosedForms(TorchFunctionMode):
@@ -112,19 +110,6 @@ class ClosedForms(TorchFunctionMode):
         return closed(*args, **kwargs) if closed and fits else NotImplemented
 
 
-class ClosedActivations(TorchFunctionMode):
-    """Calls the closed form of activations alone."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Pass the call on, to ours or to torch."""
-        kwargs = kwargs or {}
-        closed = ACTIVATIONS.get(func)
-        found = closed(*args, **kwargs) if closed and _fits(args, kwargs) else NotImplemented
-        return func(*args, **kwargs) if found is NotImplemented else found
-
-
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether all tensors are of a dtype that ours takes."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -132,12 +117,23 @@ def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def swap_activations(model: nn.Module, watch: Watch) -> None:
-    """Give known activations of `model` their closed form; the caller puts the modules back."""
+    """Give known activations of `model` their closed form; the caller puts the modules back.
+
+    `torch.func` can transform these in reverse mode and under vmap, two times.
+    """
     for module in model.modules():
-        kind = type(module)
-        curve = MODULES.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
+        curve = _curve_of(module)
         if curve is not None and "forward" not in vars(module):
             module.forward = functools.partial(_activation, curve, module.forward, watch)
+
+
+def _curve_of(module: nn.Module) -> closed_pointwise.Curve | None:
+    kind = type(module)
+    if kind is nn.GELU:
+        return _GELUS[str(module.approximate)]
+    if kind in (nn.SiLU, nn.Tanh):
+        return None if getattr(module, "inplace", False) else _SILU if kind is nn.SiLU else _TANH
+    return MODULES.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
 
 
 def spell_weight_norms(model: nn.Module) -> None:

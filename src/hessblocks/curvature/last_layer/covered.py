@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.closed import ClosedActivations, Watch, swap_activations
+from hessblocks.curvature.closed import Watch, swap_activations
 from hessblocks.curvature.products import evaluation_mode, uncompiled
 from hessblocks.errors import ArgumentError
 
@@ -116,7 +116,6 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         torch.autocast(device, enabled=False),
         evaluation_mode(model),
         uncompiled(),
-        ClosedActivations(),
     ):
         swap_activations(model, Watch())
         yield
