@@ -440,7 +440,7 @@ RESULTS = (
     Mutant(
         "the shell is given no words",
         file="cli/app.py",
-        find="if COMPLETE in os.environ:",
+        find="if os.environ.get(COMPLETE):",
         replace="if False:",
         tests=("cli/test_completion.py::test_words_are_completed",),
     ),
