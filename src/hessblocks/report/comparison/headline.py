@@ -21,10 +21,11 @@ SEVERAL = 4
 
 
 def headline(results: FolderResults) -> tuple[str, ...]:
-    """What training gave each block, how fast, and whose curvature is the more even, before and after.
+    """What training gave each block, and whose curvature is the more even, before and after.
 
     The baseline is pre-ln, or the first block where pre-ln was not compared. Two values differ
-    when they are more than two joint standard errors apart; of one seed those are errors of the estimate.
+    when they are more than two joint standard errors apart; of one seed those are errors of the estimate. Speed is
+    left to the table: blocks that are timed one after the other differ by what the machine does meanwhile.
 
     Returns:
         A sentence each; one that says so where nothing is measured yet.
@@ -34,7 +35,6 @@ def headline(results: FolderResults) -> tuple[str, ...]:
     base = next((row for row in measured if row.preset == BASELINE), measured[0])
     sentences = (
         *_losses(rows, base, results),
-        *_speeds(rows, base),
         *_evenness("before", "Before training", rows, base),
         *_evenness("after", "After training", rows, base),
         *_diverged(rows),
@@ -83,17 +83,6 @@ def _gap(loss: Average, base: Average) -> str:
         return f"ends {number(abs(gap))} {side}"
     apart = with_error(replace(loss, value=abs(gap), standard_error=error))
     return f"ends {apart} {side}{'' if difference(loss, base) else ' (not told apart)'}"
-
-
-def _speeds(rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]:
-    own = base.tokens_per_second
-    others = [
-        f"{row.tokens_per_second.value / own.value:.2f} of it in {row.preset}"
-        for row in rows
-        if own is not None and own.value and row is not base and row.tokens_per_second is not None
-    ]
-    if own is not None and others:
-        yield f"Speed is {number(own.value)} tokens per second in {base.preset}, {_listed(others)}."
 
 
 def _evenness(
