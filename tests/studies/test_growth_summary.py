@@ -6,8 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hessblocks.figures import Figure, draw
 from hessblocks.studies.hessian_paper import deep_linear, fig3b
-from hessblocks.studies.shared.growth_summary import Expected, growth_summary
+from hessblocks.studies.shared.growth_summary import (
+    Expected,
+    apart,
+    curves_panel,
+    growth_summary,
+    with_guides,
+)
 
 SIGMAS = tuple(10 ** (place / 10 - 2) for place in range(31))
 RANGES = {"low": (0.0, 0.1), "all": (0.01, 10.0)}
@@ -88,3 +95,29 @@ def test_h_of_linear_layers_before_the_last_grows_as_its_functional_part(
     assert [(c.fact.partition(",")[2][:15], c.holds) for c in checks] == [
         (" layer 1 of 2, ", holds)
     ]
+
+
+def test_a_guide_has_its_slope_lies_below_its_curve_and_is_in_no_legend() -> None:
+    panel = curves_panel(rows_of(SIGMAS), "t", label=lambda _: "curve")
+    (curve, guide) = with_guides(panel, {"curve": 6, "not drawn": 2}, (0.05, 1.0)).series
+    assert guide.name == "σ⁶"
+    slope = math.log(guide.y[1] / guide.y[0]) / math.log(guide.x[1] / guide.x[0])
+    assert slope == pytest.approx(6)
+    assert 0.05 <= guide.x[0] < guide.x[1] <= 1.0
+    assert guide.y[0] < curve.y[curve.x.index(guide.x[0])]
+    figure = Figure(title="t", caption="c", panels=(with_guides(panel, {"curve": 6}, (0.05, 1.0)),))
+    assert (list(figure.legend), figure.names) == (["curve"], ("curve",))
+    texts = [text.get_text() for text in draw(figure).axes[0].texts]
+    assert texts == ["σ⁶"]
+    assert not with_guides(panel, {"curve": 6}, (0.05, 0.05)).series[1].x
+
+
+def test_how_far_blocks_differ_that_are_drawn_as_one() -> None:
+    rows = [
+        {**row, "value": row["value"] * (1, 2, 5)[layer]}
+        for layer in range(3)
+        for row in rows_of(SIGMAS, layers=3, layer=layer)
+    ]
+    assert apart(rows, "layers") == pytest.approx(5)
+    assert apart(rows, "layers", "layer") == 1
+    assert apart([], "layers") == 1

@@ -41,6 +41,8 @@ class Series:
     """What each point is, shown where the pointer rests; empty for nothing."""
     note: str = ""
     """What the legend says in place of the name."""
+    guide: bool = False
+    """Whether it is a slope to compare with: thin, without points, named at its end and not in the legend."""
 
     def __post_init__(self) -> None:
         """Leave out error bars of which one is not a number: it is of a single seed."""
@@ -159,7 +161,7 @@ class Figure:
     @property
     def legend(self) -> dict[str, Series]:
         """Text of each entry → the first series that it stands for, ours before published ones."""
-        every = [series for panel in self.plots for series in panel.shown]
+        every = [one for panel in self.plots for one in panel.shown if not one.guide]
         every.sort(key=lambda one: (one.published, (*self.marked, one.name).index(one.name)))
         found: dict[str, Series] = {}
         for series in every:
@@ -169,7 +171,7 @@ class Figure:
     @property
     def names(self) -> tuple[str, ...]:
         """Whatever has a mark of its own."""
-        every = (series.name for panel in self.plots for series in panel.series)
+        every = (one.name for panel in self.plots for one in panel.series if not one.guide)
         return self.marked or tuple(dict.fromkeys(every))
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,7 +181,9 @@ class Figure:
 
 
 def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: value for name, value in pairs if name not in OF_PAGES}
+    """Fields of a file; that a series is no guide goes without saying, as in files from before guides."""
+    kept = ((name, value) for name, value in pairs if name not in OF_PAGES)
+    return {name: value for name, value in kept if (name, value) != ("guide", False)}
 
 
 def read_figure(path: Path) -> Figure:

@@ -103,7 +103,7 @@ def plot(panel: Panel, ax: Axes | None = None) -> Drawn:
     if ax is None:
         drawn = Drawn(figsize=SIZE, layout="constrained")
         ax = drawn.subplots()
-    looks = marks(series.name for series in panel.shown)
+    looks = marks(series.name for series in panel.shown if not series.guide)
     with mpl.rc_context(dict(MATPLOTLIB)):
         _draw_panel(ax, panel, looks, width)
         if len(panel.shown) > 1:
@@ -143,6 +143,8 @@ def _draw_panel(axis: Axes, panel: Panel | Heatmap, looks: Looks, width: float) 
     for order, series in enumerate(panel.shown):
         if panel.kind == "bars":
             _draw_bars(axis, panel, series, order, looks)
+        elif series.guide:
+            _draw_guide(axis, series)
         else:
             _draw_series(axis, panel, series, order, looks)
     if not panel.log:
@@ -224,6 +226,13 @@ def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Lo
     bars = panel.reach(series) if series.error and not panel.band else None
     heights = [panel.place(y) for y in series.y]
     axis.errorbar(series.x, heights, yerr=bars, elinewidth=0.8, **style)
+
+
+def _draw_guide(axis: Axes, series: Series) -> None:
+    axis.plot(series.x, series.y, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
+    end = (series.x[-1], series.y[-1])
+    beside: Any = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+    axis.annotate(plain_math(series.name), end, color=GREY, fontsize=9.5, **beside)
 
 
 def _bar(panel: Panel, series: Series) -> dict[str, Any]:

@@ -50,10 +50,10 @@ def attention(
     Returns:
         (..., heads, tokens, value width); NotImplemented where the call is left to torch.
     """
-    if dropout_p > 0 or (is_causal and attn_mask is not None):
-        return NotImplemented
     if by_tiles(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return attend_twice(query, key, value, attn_mask, is_causal, scale, noticed=note_derivative)
+    if _torch_alone(attn_mask, dropout_p, is_causal):
+        return NotImplemented
     if any(t.dtype not in DTYPES for t in (query, key, value)):
         return NotImplemented
     if enable_gqa:
@@ -80,8 +80,13 @@ def by_tiles(
     enable_gqa: bool = False,
 ) -> bool:
     """Whether `attention` of these arguments goes by tiles."""
-    plain = dropout_p > 0 or (is_causal and attn_mask is not None) or key.shape[-2] < LONG
+    plain = _torch_alone(attn_mask, dropout_p, is_causal) or key.shape[-2] < LONG
     return not plain and not any(misfits(query, key, value, attn_mask, is_causal, enable_gqa))
+
+
+def _torch_alone(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> bool:
+    """Whether neither tiles nor plain products serve a call."""
+    return dropout_p > 0 or (is_causal and attn_mask is not None)
 
 
 class _Forwards(Function):

@@ -7,6 +7,10 @@ factor, which for small σ is the target: it grows as σ^(3^D), and so does H, i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from hessblocks.conventions import PARTS, SYMBOLS, Part
 from hessblocks.figures import Panel
 from hessblocks.studies.engine import Rows, Scale, Summary
 from hessblocks.studies.shared import (
@@ -14,11 +18,13 @@ from hessblocks.studies.shared import (
     GROUPS,
     Expected,
     Size,
+    apart,
     curves_panel,
     growth_study,
     growth_summary,
     logspace,
     targeted,
+    with_guides,
 )
 
 _SIGMAS = logspace(-1, 0, 20)
@@ -38,7 +44,7 @@ SMALL = "slopes for small σ"
 """Range where the outputs are small beside the targets."""
 
 
-def _expected(group: str, part: str, slope: int, depth: int, share: float, table: str) -> Expected:
+def _expected(group: str, part: Part, slope: int, depth: int, share: float, table: str) -> Expected:
     return Expected(
         group=group,
         part=part,
@@ -57,44 +63,48 @@ EXPECTED = tuple(
     for depth in _DEPTHS
     for expected in (
         _expected(group, "outer", 2 * 3**depth, depth, SHARE, "slopes"),
-        *(
-            _expected(group, part, 3**depth, depth, SMALL_SHARE, SMALL)
-            for part in ("functional", "full")
-        ),
+        *(_expected(group, part, 3**depth, depth, SMALL_SHARE, SMALL) for part in PARTS[1:]),
     )
 )
 
 
 def summarise(rows: Rows) -> Summary:
-    """Slopes of H_o over all σ and of H_f and H for small σ, and a panel for each layer and target."""
+    """Slopes of H_o over all σ and of H_f and H for small σ; a panel for each target."""
+    alike = [row for row in rows if row["part"] == "outer" or _earlier(row)]
+    factor = apart(alike, "layers", "part")
     return growth_summary(
         rows,
         title="Linear attention alone: slopes 6, 18, 54 at depths 1, 2, 3",
-        caption="No skip, no norm, no MLP; squared loss; float64, which the slope of 54 needs. The last "
-        "layer's functional blocks are 0.",
+        caption="Drawn is the query block of the first layer; value blocks and those of other layers lie within a factor "
+        f"of {factor:.2g} of it. No skip, no norm, no MLP; squared loss; float64, which the slope of 54 needs. In the "
+        "last layer H is H_o.",
         expected=EXPECTED,
         ranges={"slopes": (0.0, 1.0), SMALL: (0.0, 0.3)},
-        panels=[
-            _panel(rows, depth, layer, target)
-            for depth in _DEPTHS
-            for layer in range(depth)
-            for target in TARGETS
-        ],
+        panels=[_panel(rows, target) for target in TARGETS],
     )
 
 
-def _panel(rows: Rows, depth: int, layer: int, target: str | None) -> Panel:
-    groups = {targeted(name, target): name for name in GROUPS}
-    shown = [
-        row
-        for row in rows
-        if (row["layers"], row["layer"]) == (depth, layer) and row["group"] in groups
-    ]
-    return curves_panel(
-        shown,
-        f"layer {layer + 1} of {depth}, target: {target or 'next'} token",
-        label=lambda place: f"{groups[place[2]]}, {place[3]}",
+def _earlier(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of H in a layer before the last."""
+    return bool(row["part"] == "full" and row["layer"] + 1 < row["layers"])
+
+
+def _panel(rows: Rows, target: str | None) -> Panel:
+    """H_o of each depth, and H where it is another."""
+    group = targeted("query", target)
+    drawn = [row for row in rows if (row["layer"], row["group"]) == (0, group)]
+    panel = curves_panel(
+        [row for row in drawn if row["part"] == "outer" or _earlier(row)],
+        f"target: {target or 'next'} token",
+        label=lambda place: _name(place[0], place[3]),
     )
+    outer = {_name(depth, "outer"): 2 * 3**depth for depth in _DEPTHS}
+    full = {_name(depth, "full"): 3**depth for depth in _DEPTHS}
+    return with_guides(with_guides(panel, outer, (0.0, 1.0)), full, (0.0, 0.3))
+
+
+def _name(depth: int, part: Part) -> str:
+    return f"depth {depth}, {SYMBOLS[part]}"
 
 
 STUDY = growth_study(

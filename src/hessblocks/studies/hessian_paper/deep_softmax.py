@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from hessblocks.studies.engine import Scale
-from hessblocks.studies.shared import Expected, Size, growth_study, growth_summary, logspace
+from hessblocks.conventions import SYMBOLS
+from hessblocks.figures import Panel
+from hessblocks.studies.engine import Rows, Scale, Summary
+from hessblocks.studies.shared import (
+    Expected,
+    Size,
+    curves_panel,
+    growth_study,
+    growth_summary,
+    logspace,
+    with_guides,
+)
 
 _SIGMAS = logspace(-2, 1, 20)
 _FEW = tuple(_SIGMAS[place] for place in (0, 3, 6, 12, 18))
@@ -21,6 +29,30 @@ EXPECTED = (
     Expected(group="value", part="outer", slope=2),
     Expected(group="value", part="full", slope=2),
 )
+
+
+def summarise(rows: Rows) -> Summary:
+    """Slopes for σ ≤ 0.1, and a panel for each block and part."""
+    return growth_summary(
+        rows,
+        title="With skips, every layer grows as a single one does",
+        caption="A line for each layer of each depth. The last layer's norms are exact, those of earlier layers "
+        "estimates.",
+        expected=EXPECTED,
+        panels=[_panel(rows, one) for one in EXPECTED],
+    )
+
+
+def _panel(rows: Rows, one: Expected) -> Panel:
+    panel = curves_panel(
+        [row for row in rows if (row["group"], row["part"]) == (one.group, one.part)],
+        f"{one.group} block of {SYMBOLS[one.part]}",
+        label=lambda place: f"depth {place[0]}",
+    )
+    deepest = f"depth {max(_DEPTHS)}"
+    return with_guides(panel, {deepest: int(one.slope)}, (0.0, 1.0))
+
+
 STUDY = growth_study(
     "deep-softmax",
     title="2 to 5 softmax layers without norm against the size of the data",
@@ -29,10 +61,5 @@ STUDY = growth_study(
     block="softmax",
     loss="cross-entropy",
     sizes=SIZES,
-    summarise=partial(
-        growth_summary,
-        title="With skips, every layer grows as a single one does",
-        caption="The last layer's norms are exact, those of earlier layers estimates.",
-        expected=EXPECTED,
-    ),
+    summarise=summarise,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from hessblocks.conventions import PARTS, Part
 from hessblocks.studies.shared import Expected, growth_study, growth_summary, logspace, one_layer
 
 _SIGMAS = logspace(-2, 1, 20)
@@ -16,7 +17,7 @@ _SIZES = one_layer(_SIGMAS, seeds=5)
 FLAT = 0.25
 """Slope that still counts as flat."""
 WHOLE = "slopes over the whole range"
-PRINTED = {
+PRINTED: dict[str, dict[Part, float]] = {
     "value": {"outer": -1.2, "functional": -1.3, "full": -1.2},
     "query": {"outer": -1.2, "functional": -0.7, "full": -0.6},
 }
@@ -27,7 +28,7 @@ EXPECTED = (
     *(
         Expected(group=group, part=part, slope=0, tolerance=FLAT, source="paper: flat")
         for group in ("query", "value")
-        for part in ("outer", "functional", "full")
+        for part in PARTS
     ),
     *(
         Expected(

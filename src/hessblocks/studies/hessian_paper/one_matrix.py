@@ -32,6 +32,8 @@ from hessblocks.theory import AttentionHessian
 BLOCKS = {"two-matrix": ("query", "key"), "one-matrix": ("query_key",)}
 """Parametrisation → its groups."""
 SCORES = ("softmax", "linear")
+ROUNDING = 1e-12
+"""Share of the largest eigenvalue below which one is 0 but for rounding, in float64 at these sizes."""
 _SIZES: dict[Scale, shared.Size] = {
     "smoke": shared.Size(width=8, sums=8, seeds=2),
     "laptop": shared.Size(width=16, sums=64, seeds=10),
@@ -130,35 +132,41 @@ def summarise(rows: Rows) -> Summary:
     """How indefinite each parametrisation is, and whether eigenvalues come in pairs."""
     found = shared.gathered(rows, *_KEY)
     means = {key: each for key, each in found.items() if not key[-1].startswith("eigenvalue")}
+    panels, zeros = zip(*(_panel(scores, found) for scores in SCORES), strict=True)
     return shared.summary(
         "One matrix W_QK leaves fewer negative directions than W_Q and W_K",
-        "Eigenvalues of H over the query and key weights, first seed, by size; same function.",
-        (_panel(scores, found) for scores in SCORES),
+        "Eigenvalues of H over the query and key weights, first seed, by size; same function. "
+        f"{sum(zeros)} below {ROUNDING:.0e} of the largest are 0 but for rounding and are left out.",
+        panels,
         _checks(found),
         quantities=shared.mean_table(means, *_KEY),
     )
 
 
-def _panel(scores: str, found: Values) -> Panel:
-    series = []
+def _panel(scores: str, found: Values) -> tuple[Panel, int]:
+    """The panel of one kind of scores, and how many eigenvalues are left out of it."""
+    series, zeros = [], 0
     for parametrisation in BLOCKS:
         eigenvalues = [
             values[0]
             for (s, p, part, quantity), values in found.items()
             if (s, p, part) == (scores, parametrisation, "full") and quantity.startswith("eigen")
         ]
+        least = ROUNDING * max(map(abs, eigenvalues), default=0.0)
+        zeros += sum(abs(value) <= least for value in eigenvalues)
         for sign, name in ((1, "positive"), (-1, "negative")):
-            sizes = sorted((sign * v for v in eigenvalues if sign * v > 0), reverse=True)
+            sizes = sorted((sign * v for v in eigenvalues if sign * v > least), reverse=True)
             if sizes:
                 ranks = tuple(float(rank) for rank in range(1, len(sizes) + 1))
                 series.append(Series(name=f"{parametrisation}, {name}", x=ranks, y=tuple(sizes)))
-    return Panel(
+    panel = Panel(
         title=f"{scores} scores",
         x_label="rank",
         y_label="|eigenvalue| of H",
         y_scale="log",
         series=tuple(series),
     )
+    return panel, zeros
 
 
 def _checks(found: Values) -> list[Check]:

@@ -37,7 +37,13 @@ from hessblocks.studies.shared.growth_points import (
     one_layer,
     targeted,
 )
-from hessblocks.studies.shared.growth_summary import Expected, curves_panel, growth_summary
+from hessblocks.studies.shared.growth_summary import (
+    Expected,
+    apart,
+    curves_panel,
+    growth_summary,
+    with_guides,
+)
 from hessblocks.studies.shared.measured_curvature import (
     DISTANCE,
     HETEROGENEITY,

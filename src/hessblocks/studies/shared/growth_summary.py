@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hessblocks.figures import Panel, Scaling
+from hessblocks.conventions import Part
+from hessblocks.figures import Panel, Scaling, Series
+from hessblocks.statistics import mean_and_error
 from hessblocks.studies.engine import Check, Rows, Summary
 from hessblocks.studies.shared.fits import Growth, fit_growth
 from hessblocks.studies.shared.gathering import (
@@ -25,6 +27,10 @@ Range = tuple[float, float]
 """Smallest and largest σ."""
 SMALL: Mapping[str, Range] = {"slopes": (0.0, 0.1)}
 """Where a power law is expected, under the name of the table of its fits."""
+BELOW = 0.04
+"""How far below its curve a guide lies, as a share of the ordinate."""
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+"""Digits of an exponent."""
 REACHED = 0.8
 """Share of the largest σ of a range below which nothing is said of it: curves are measured from below."""
 
@@ -35,7 +41,7 @@ class Expected:
 
     group: str
     """Group of the block."""
-    part: str
+    part: Part
     """outer, functional or full."""
     slope: float
     """Exponent of σ."""
@@ -159,6 +165,52 @@ def curves_panel(
         y_scale="log",
         series=tuple(series),
     )
+
+
+def with_guides(panel: Panel, slopes: Mapping[str, int], ends: Range) -> Panel:
+    """A panel with a guide beside some curves: the line of a slope, named σ to its power.
+
+    Args:
+        panel: of norms against σ, both logarithmic.
+        slopes: name of a series → exponent of σ; one that is not drawn is passed over.
+        ends: smallest and largest σ of the guides.
+
+    Returns:
+        The panel; each guide lies a little below the first curve of its name.
+    """
+    heights = [y for one in panel.shown for y in one.y]
+    below = (min(heights) / max(heights)) ** BELOW if heights else 1.0
+    curves = {one.name: one for one in reversed(panel.shown)}
+    guides = [
+        _guide(curves[name], slope, ends, below) for name, slope in slopes.items() if name in curves
+    ]
+    return replace(panel, series=(*panel.series, *guides))
+
+
+def _guide(beside: Series, slope: int, ends: Range, below: float) -> Series:
+    """From the first σ of a curve to the last one within both ends; empty where there is one only."""
+    x = [sigma for sigma in beside.x if ends[0] <= sigma <= ends[1] * (1 + 1e-9)]
+    x = [x[0], x[-1]] if len(x) > 1 else []
+    start = below * beside.y[beside.x.index(x[0])] if x else 0.0
+    y = tuple(start * (sigma / x[0]) ** slope for sigma in x)
+    return Series(name=f"σ{str(slope).translate(RAISED)}", x=tuple(x), y=y, guide=True)
+
+
+def apart(rows: Rows, *columns: str) -> float:
+    """How far blocks differ that a figure draws as one.
+
+    Args:
+        rows: measurements.
+        columns: what the blocks of one curve have in common, beside σ.
+
+    Returns:
+        The largest ratio of two mean norms at one σ; 1 where there is nothing to compare.
+    """
+    means = [
+        [mean_and_error(values)[0] for values in gathered(members, *CURVE).values()]
+        for members in grouped(rows, "sigma", *columns).values()
+    ]
+    return max((max(each) / min(each) for each in means if min(each) > 0), default=1.0)
 
 
 def _seen(places: Iterable[Place]) -> list[Place]:
