@@ -1,5 +1,6 @@
 """The end of a model, from its last hidden state to the loss, some rows at a time."""
 
+from hessblocks.curvature.readout.batch_loss import BatchLoss, LossDerivatives, Root, RowLoss
 from hessblocks.curvature.readout.late_logits import (
     LogitsUsed,
     Readout,
@@ -7,11 +8,4 @@ from hessblocks.curvature.readout.late_logits import (
     readout_of,
     rows_together,
 )
-from hessblocks.curvature.readout.loss_end import (
-    BatchLoss,
-    LossDerivatives,
-    LossEnd,
-    Root,
-    RowLoss,
-    end_of,
-)
+from hessblocks.curvature.readout.loss_end import LossEnd, end_of

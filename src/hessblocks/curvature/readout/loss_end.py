@@ -17,102 +17,23 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import Function
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum, sum_of, wanted
+from hessblocks.curvature.readout.batch_loss import BatchLoss, RowLoss
 from hessblocks.curvature.readout.late_logits import Readout, rows_together
-from hessblocks.errors import ArgumentError
 
 WORDS = 1 << 10
 """Classes whose logits a CPU makes together; all at once took 1.6 times as long (measured)."""
 
 Directions = Sequence[Float[Tensor, "K ..."] | None]
 """Of each input, (K, *shape); None stands for zeros."""
-
-
-Root = Callable[[Shaped[Tensor, "..."]], Float[Tensor, "..."]]
-"""From signs shaped as the logits to L ε, where L Lᵀ is the loss's curvature."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossDerivatives:
-    """A batch's share of the loss at one point."""
-
-    total: float
-    """Sum over the valid rows, times the share of one."""
-    gradient: Float[Tensor, "..."]
-    """∂ total / ∂ logits, shaped as the logits."""
-    curvature: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
-    """u ↦ H_ℓ u for one direction shaped as the logits; may be vmapped."""
-
-
-class BatchLoss(abc.ABC):
-    """The loss of one batch as a function of its logits, summed over its valid rows."""
-
-    @property
-    @abc.abstractmethod
-    def valid(self) -> float:
-        """What counts in the mean: valid tokens, labelled rows or target entries."""
-
-    @abc.abstractmethod
-    def total(self, logits: Float[Tensor, "..."]) -> float:
-        """The sum of the losses."""
-
-    @abc.abstractmethod
-    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
-        """Sum, gradient and curvature at logits without gradient history, all times `share`."""
-
-    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """ε ↦ L ε with L Lᵀ = H_ℓ at logits without gradient history, times the root of `share`.
-
-        Raises:
-            ArgumentError: it is not known.
-        """
-        raise ArgumentError(
-            "loss: method='sampled' needs a root of the loss's curvature, which a callable does not tell; "
-            "use a loss by name, a loss module of torch, or method='probes'"
-        )
-
-
-class RowLoss(BatchLoss):
-    """A loss that is a sum over rows of logits, and can be cut into them."""
-
-    @abc.abstractmethod
-    def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
-        """Which rows count, of all of them in one line.
-
-        Args:
-            rows: shape of the logits without their last axis.
-            classes: V.
-        """
-
-    @abc.abstractmethod
-    def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
-        """The loss of some of the rows."""
-
-    def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
-        """See `BatchLoss`."""
-        total = self.total(logits) * share
-        gradient, curvature = self.at(logits.clone(), share)
-        return LossDerivatives(
-            total=total, gradient=gradient, curvature=lambda u: curvature(u.clone())
-        )
-
-    @abc.abstractmethod
-    def at(
-        self, logits: Float[Tensor, "... V"], share: float
-    ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
-        """Gradient and curvature alone, written over `logits` and over the directions.
-
-        The curvature takes directions with further axes in front.
-        """
 
 
 class LossEnd(abc.ABC):
