@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import hessblocks as hb
 from hessblocks.curvature.groups.roles import parameter_groups
-from hessblocks.curvature.products.losses import CrossEntropy
+from hessblocks.curvature.losses.row_losses import CrossEntropy
 from hessblocks.curvature.sampled.fisher import _Classes
 from hessblocks.errors import ArgumentError
 from tests.curvature import test_peer_cases

@@ -10,8 +10,8 @@ from torch.nn import functional as F  # noqa: N812
 
 import hessblocks as hb
 from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.losses.row_losses import CrossEntropy
 from hessblocks.curvature.own_norms import group_norms
-from hessblocks.curvature.products.losses import CrossEntropy
 from hessblocks.curvature.products.operators import Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError, RunError

@@ -12,12 +12,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import hessblocks as hb
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.groups.roles import merge, parameter_groups
+from hessblocks.curvature.losses.batches import unpack
+from hessblocks.curvature.losses.row_losses import CrossEntropy
+from hessblocks.curvature.losses.torch_losses import LOSSES, torch_loss
 from hessblocks.curvature.map import CurvatureMap, curvature_map
 from hessblocks.curvature.own_norms import group_norms
-from hessblocks.curvature.products.batches import unpack
-from hessblocks.curvature.products.losses import CrossEntropy
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.products.torch_losses import LOSSES, torch_loss
 from hessblocks.curvature.sampled import grams
 from hessblocks.curvature.sampled.grams import gram_matrices, plan_samples
 from hessblocks.curvature.sampled.signs import signs

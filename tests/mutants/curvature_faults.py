@@ -194,14 +194,14 @@ CURVATURE = (
     ),
     Mutant(
         "a loader that changes is believed",
-        file="curvature/products/batches.py",
+        file="curvature/losses/batches.py",
         find="batch.digest(sampled=True) != self._seen[number]",
         replace="False",
         tests=("curvature/test_large_data.py::test_a_loader_that_changes_is_refused",),
     ),
     Mutant(
         "reading a loader anew leaves its random state behind",
-        file="curvature/products/batches.py",
+        file="curvature/losses/batches.py",
         find="                self._set(outside)\n",
         replace="                pass\n",
         tests=("curvature/test_large_data.py",),
@@ -334,14 +334,14 @@ CURVATURE = (
     ),
     Mutant(
         "the Gauss-Newton of softmax lacks the rank-one part",
-        file="curvature/products/losses.py",
+        file="curvature/losses/row_losses.py",
         find="direction.sub_(inner[..., 0] / share).mul_(shared)",
         replace="direction.mul_(shared)",
         tests=("curvature/test_problem.py::test_the_closed_form_of_cross_entropy_is_autodiffs",),
     ),
     Mutant(
         "padding predicts",
-        file="curvature/products/losses.py",
+        file="curvature/losses/row_losses.py",
         find="return targets.masked_fill(",
         replace="return targets if True else targets.masked_fill(",
         tests=("curvature/test_problem.py::test_the_value_is_the_mean_over_valid_tokens",),
@@ -426,7 +426,7 @@ CURVATURE = (
     ),
     Mutant(
         "the labels of a masked model are moved",
-        file="curvature/products/torch_losses.py",
+        file="curvature/losses/torch_losses.py",
         find='if loss == "causal-lm" and own:',
         replace='if loss == "causal-lm" and own == "seq2seq":',
         tests=("curvature/test_problem.py",),
@@ -787,7 +787,7 @@ CURVATURE = (
     ),
     Mutant(
         "the root of a row's loss takes its whole share",
-        file="curvature/products/losses.py",
+        file="curvature/losses/row_losses.py",
         find="math.sqrt(share)",
         replace="share",
         tests=("curvature/test_sampled.py::test_named_losses_have_roots_too",),

@@ -22,6 +22,7 @@ from hessblocks.curvature.groups import (
     select_groups,
 )
 from hessblocks.curvature.loss_line import LossAlong, loss_along
+from hessblocks.curvature.losses import LossFunction
 from hessblocks.curvature.map import (
     CurvatureMap,
     combine_columns,
@@ -40,7 +41,6 @@ from hessblocks.curvature.products import (
     AttentionBackendWarning,
     Functional,
     Hessian,
-    LossFunction,
     OuterProduct,
     PrecisionWarning,
     Problem,

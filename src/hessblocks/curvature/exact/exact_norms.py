@@ -24,7 +24,7 @@ from hessblocks.conventions import IGNORED, PARTS, Part
 from hessblocks.curvature.exact.behind_attention import TokenDerivatives
 from hessblocks.curvature.exact.last_block import behind_cross_entropy, hessian_of
 from hessblocks.curvature.last_layer import LastAttention, last_attention, undisturbed
-from hessblocks.curvature.products import causal_targets, unpack
+from hessblocks.curvature.losses import causal_targets, unpack
 from hessblocks.errors import check_name
 from hessblocks.linalg import Estimate
 from hessblocks.theory import AttentionLayer, TokenCurvature

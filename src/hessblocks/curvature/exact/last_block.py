@@ -31,13 +31,7 @@ from hessblocks.curvature.last_layer import (
     output_layer,
     undisturbed,
 )
-from hessblocks.curvature.products import (
-    Batch,
-    causal_targets,
-    check_task,
-    given_labels,
-    unpack,
-)
+from hessblocks.curvature.losses import Batch, causal_targets, check_task, given_labels, unpack
 from hessblocks.errors import ArgumentError, check_memory_limit, check_name
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import AttentionHessian, AttentionLayer, TokenCurvature

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hessblocks.curvature.products import Batch
+from hessblocks.curvature.losses import Batch
 
 _TRIED = 4
 """Tokens whose logits the model is asked for."""

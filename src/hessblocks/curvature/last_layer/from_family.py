@@ -19,7 +19,7 @@ from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, perm
 from hessblocks.curvature.last_layer.multipliers import norm_multipliers
 from hessblocks.curvature.last_layer.sub_block import LastAttention
 from hessblocks.curvature.last_layer.token_network import feeding, token_network
-from hessblocks.curvature.products import Batch
+from hessblocks.curvature.losses import Batch
 from hessblocks.errors import ArgumentError
 from hessblocks.theory import Rotation
 

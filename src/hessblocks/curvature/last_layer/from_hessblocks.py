@@ -17,7 +17,7 @@ from hessblocks.curvature.last_layer.head_norms import head_norms
 from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
 from hessblocks.curvature.last_layer.multipliers import norm_multipliers
 from hessblocks.curvature.last_layer.sub_block import LastAttention
-from hessblocks.curvature.products import Batch
+from hessblocks.curvature.losses import Batch
 from hessblocks.theory import Rotation
 
 

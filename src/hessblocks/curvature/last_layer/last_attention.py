@@ -13,7 +13,7 @@ from hessblocks.curvature.last_layer.families import FAMILIES, output_layer
 from hessblocks.curvature.last_layer.from_family import from_family
 from hessblocks.curvature.last_layer.from_hessblocks import from_hessblocks
 from hessblocks.curvature.last_layer.sub_block import LastAttention
-from hessblocks.curvature.products import Batch
+from hessblocks.curvature.losses import Batch
 from hessblocks.errors import check_name
 
 _TAKERS: dict[str, Callable[[Any, Batch], LastAttention]] = {

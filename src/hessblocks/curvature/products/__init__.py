@@ -7,15 +7,7 @@ from hessblocks.curvature.products.backend import (
     evaluation_mode,
     uncompiled,
 )
-from hessblocks.curvature.products.batches import Batch, unpack
 from hessblocks.curvature.products.failures import said_in_a_sentence
-from hessblocks.curvature.products.losses import (
-    CrossEntropy,
-    Differentiated,
-    LossFunction,
-    causal_targets,
-    given_labels,
-)
 from hessblocks.curvature.products.operators import (
     CurvatureOperator,
     Functional,
@@ -25,7 +17,6 @@ from hessblocks.curvature.products.operators import (
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.problem import Problem, check_finite
 from hessblocks.curvature.products.repeatable import RepeatabilityWarning
-from hessblocks.curvature.products.torch_losses import check_task
 from hessblocks.curvature.products.totals import (
     PrecisionWarning,
     own_products,

@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum, adding
-from hessblocks.curvature.products.batches import Batch
+from hessblocks.curvature.losses import Batch
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.readout import end_of
 

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hessblocks.curvature.products.batches import Batch, Batches
-from hessblocks.curvature.products.losses import LossFunction
+from hessblocks.curvature.losses import Batch, Batches, LossFunction
 from hessblocks.curvature.products.repeatable import check_same
 from hessblocks.curvature.products.sharing import Processes
 from hessblocks.curvature.readout import Readout, rows_together

@@ -7,7 +7,6 @@ ragged batches, padding and the cut into batches do not change the answer.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -20,30 +19,29 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.curvature.groups import plain_model
+from hessblocks.curvature.losses import (
+    LOSSES,
+    Batch,
+    Batches,
+    Idle,
+    LossFunction,
+    as_module,
+    callable_loss,
+    check_loss,
+    check_task,
+    torch_loss,
+)
 from hessblocks.curvature.products.backend import (
     backward_pass,
     differentiable,
     differentiable_once,
     put_in,
 )
-from hessblocks.curvature.products.batches import Batch, Batches
+from hessblocks.curvature.products.calling import Call, logits_of
 from hessblocks.curvature.products.failures import said_in_a_sentence
-from hessblocks.curvature.products.losses import (
-    Idle,
-    LossFunction,
-    callable_loss,
-    given_labels,
-)
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
-from hessblocks.curvature.products.torch_losses import (
-    LOSSES,
-    as_module,
-    check_loss,
-    check_task,
-    torch_loss,
-)
 from hessblocks.curvature.readout import (
     BatchLoss,
     LogitsUsed,
@@ -145,8 +143,7 @@ class Problem:
         self._recomputed = False
         self.held: tuple[Any, list[Any]] | None = None
         self.precision_known = False
-        self._accepted = inspect.signature(self.model.forward).parameters
-        self._extra = {"use_cache": False} if "use_cache" in self._accepted else {}
+        self._call = Call(self.model, shift_labels=loss == "seq2seq")
 
     def __repr__(self) -> str:
         """Model, parameters, data and loss, on one line."""
@@ -298,7 +295,7 @@ class Problem:
                 self._put_in(parameters, twice=twice)
                 if late:
                     compute_logits_late(self.model, seen)
-                outputs = self._outputs(batch)
+                outputs = self._call(batch)
         except LogitsUsed:
             self._logits_late = False
             return self.forward(batch, parameters)
@@ -307,7 +304,7 @@ class Problem:
             # they carry two derivatives, and the model has used one
             self._closed_forms = self._logits_late = False
             return self.forward(batch, parameters)
-        logits = _logits(outputs)
+        logits = logits_of(outputs)
         if loss is None:
             assert callable(self.loss)
             loss = callable_loss(self.loss, batch, outputs, logits)
@@ -347,12 +344,6 @@ class Problem:
         )
         run_in_parts(self.model, way)
 
-    def _outputs(self, batch: Batch) -> Any:
-        if self._takes_mapping(batch.keywords):
-            return self.model(batch.keywords)
-        keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
-        return self.model(*batch.arguments, **keywords)
-
     def _check_alike(self) -> None:
         """Make sure that processes which share the work were given the same."""
         if self.processes.shard is None:
@@ -368,24 +359,6 @@ class Problem:
             self.processes.check_alike(
                 "batches", self.batches.digest, "give all of them the same ones, or use shard='own'"
             )
-
-    def _takes_mapping(self, names: Mapping[str, object]) -> bool:
-        """Whether the model wants a mapping in one piece: one argument, and none of the mapping's names."""
-        needed = [p for p in self._accepted.values() if p.default is p.empty]
-        single = len(needed) == 1 and needed[0].kind is needed[0].POSITIONAL_OR_KEYWORD
-        return single and bool(names) and not names.keys() & self._accepted.keys()
-
-    def _decoder_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """What the decoder of an encoder-decoder reads: the labels one place further on, unless it is given."""
-        if self.loss != "seq2seq" or "decoder_input_ids" in batch.keywords:
-            return {}
-        shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
-        if shift is None:
-            raise ArgumentError(
-                f"loss: seq2seq expects an encoder-decoder of transformers, got {type(self.model).__name__}; "
-                "give decoder_input_ids in the batches"
-            )
-        return {"decoder_input_ids": shift(labels=given_labels(batch))}
 
     def _count(self, batch: Batch) -> float:
         if self._loss_of is not None:
@@ -408,19 +381,3 @@ def check_finite(total: float, batch: Batch) -> float:
             "look at its inputs, or use float32 or float64 parameters"
         )
     return total
-
-
-def _logits(outputs: Any) -> Tensor:
-    if isinstance(outputs, Tensor):
-        return outputs
-    found = getattr(outputs, "logits", None)
-    if isinstance(outputs, Mapping):
-        found = outputs.get("logits")
-    if found is None and isinstance(outputs, tuple) and outputs:
-        found = outputs[0]
-    if not isinstance(found, Tensor):
-        raise RunError(
-            f"curvature: the model returned {type(outputs).__name__} without logits; use a model with "
-            "a head (AutoModelForCausalLM, ...), or wrap it in a module that returns the logits"
-        )
-    return found

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.losses import Batch
 from hessblocks.curvature.products import (
-    Batch,
     Plan,
     Problem,
     default_limit,

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hessblocks.curvature.products import Batch
+from hessblocks.curvature.losses import Batch
 
 BITS = 8
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
-from hessblocks.curvature.products.batches import Batch
-from hessblocks.curvature.products.losses import (
+from hessblocks.curvature.losses.batches import Batch
+from hessblocks.curvature.losses.row_losses import (
     CrossEntropy,
     Differentiated,
     LossFunction,

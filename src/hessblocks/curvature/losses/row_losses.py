@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.closed import ClosedForms, Watch
-from hessblocks.curvature.products.batches import Batch
+from hessblocks.curvature.losses.batches import Batch
 from hessblocks.curvature.readout import BatchLoss, LossDerivatives, Root, RowLoss, rows_together
 from hessblocks.errors import ArgumentError
 
