@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -25,6 +24,7 @@ import hessblocks as hb
 from benchmarks._timing import alternated, processed
 from hessblocks.conventions import IGNORED
 from hessblocks.data import addition_batch
+from hessblocks.figures import Panel, Series, plot
 from hessblocks.storage import atomic_path
 from hessblocks.studies.shared import addition_model
 from hessblocks.theory import AttentionHessian
@@ -36,6 +36,8 @@ FIGURE = Path(__file__).parent / "results" / "attention_hessian_cost.png"
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 ASYMPTOTIC = 512
 """Tokens from which on the fixed cost of a call no longer shows."""
+ALL, LARGE = "all sizes", f"N >= {ASYMPTOTIC}"
+"""Over what slopes are fitted."""
 WIDTH, HEAD = 128, 64
 THEORY = {"exact norm": "N² (d + k²)", "product": "N (d k + k²)"}
 
@@ -256,8 +258,8 @@ def cost(rounds: int = 3) -> dict[str, Any]:
             seconds[name].append(statistics.median(values))
     slopes = {
         name: {
-            "all sizes": slope(values, SIZES[0]),
-            f"N >= {ASYMPTOTIC}": slope(values, ASYMPTOTIC),
+            ALL: slope(values, SIZES[0]),
+            LARGE: slope(values, ASYMPTOTIC),
         }
         for name, values in seconds.items()
     }
@@ -283,27 +285,26 @@ def slope(seconds: list[float], least: int) -> float:
 
 def draw(seconds: dict[str, list[float]], slopes: dict[str, dict[str, float]]) -> None:
     """Seconds against N on logarithmic axes, with both slopes and the growth that theory says."""
-    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    series = []
     for (name, values), power in zip(seconds.items(), (2, 1), strict=True):
-        whole, large = slopes[name].values()
-        (line,) = axes.loglog(
-            SIZES,
-            values,
-            marker="o",
-            label=f"{name}: slope {whole:.2f} in all, {large:.2f} from N = {ASYMPTOTIC}",
-        )
-        theory = [values[-1] * (count / SIZES[-1]) ** power for count in SIZES]
-        axes.loglog(
-            SIZES, theory, ":", lw=1, color=line.get_color(), label=f"grows as {THEORY[name]}"
-        )
-    axes.axvline(ASYMPTOTIC, lw=0.5, color="grey")
-    axes.set_xlabel("tokens N")
-    axes.set_ylabel("processor time of one thread (s)")
-    axes.set_title(f"Query block, width d = {WIDTH}, head width k = {HEAD}", fontsize="medium")
-    axes.legend(fontsize="x-small")
+        whole, large = (slopes[name][sizes] for sizes in (ALL, LARGE))
+        label = f"{name}: slope {whole:.2f} in all, {large:.2f} from N = {ASYMPTOTIC}"
+        ends = (SIZES[0], SIZES[-1])
+        growth = tuple(values[-1] * (count / SIZES[-1]) ** power for count in ends)
+        series += [
+            Series(name=label, x=tuple(SIZES), y=tuple(values)),
+            Series(name=THEORY[name], x=ends, y=growth, guide=True),
+        ]
+    panel = Panel(
+        title=f"Query block, width d = {WIDTH}, head width k = {HEAD}",
+        x_label="tokens N",
+        y_label="processor time of one thread (s)",
+        series=tuple(series),
+        x_scale="log",
+        y_scale="log",
+    )
     with atomic_path(FIGURE) as path:
-        figure.savefig(path, dpi=150)
+        plot(panel).savefig(path, format="png", dpi=150)
 
 
 if __name__ == "__main__":

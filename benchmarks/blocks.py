@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -24,6 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import hessblocks as hb
 from benchmarks._shaped_attention import shaped_attention
 from benchmarks._timing import alternated
+from hessblocks.figures import Panel, Series, plot
 from hessblocks.storage import atomic_path
 
 THREADS = 2
@@ -175,18 +175,19 @@ def _kilobytes(entry: str) -> int:
 
 def draw_memory(peaks: dict[int, int]) -> None:
     """Peak memory over the context, with the line through the origin and the last point."""
-    figure = Figure(figsize=(5, 3.5), layout="constrained")
-    axes = figure.subplots()
-    contexts, megabytes = list(peaks), [peak / 1e6 for peak in peaks.values()]
-    axes.plot(contexts, megabytes, "o", label="measured, one process each")
-    slope = megabytes[-1] / contexts[-1]
-    axes.plot([0, contexts[-1]], [0, slope * contexts[-1]], "-", lw=1, label="proportional")
-    axes.set_xlabel("context (tokens)")
-    axes.set_ylabel("memory of forward and backward (MB)")
-    axes.set_title("sas-p, 4 layers, width 256, one sequence, float32")
-    axes.legend()
+    contexts, megabytes = tuple(map(float, peaks)), tuple(peak / 1e6 for peak in peaks.values())
+    ends = (0.0, contexts[-1])
+    panel = Panel(
+        title="sas-p, 4 layers, width 256, one sequence, float32",
+        x_label="context (tokens)",
+        y_label="memory of forward and backward (MB)",
+        series=(
+            Series(name="measured, one process each", x=contexts, y=megabytes, line=False),
+            Series(name="proportional", x=ends, y=(0.0, megabytes[-1]), guide=True),
+        ),
+    )
     with atomic_path(FIGURE) as path:
-        figure.savefig(path, format="png", dpi=150)
+        plot(panel).savefig(path, format="png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from typing import Any
 import curvlinops
 import hessian_eigenthings
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F  # noqa: N812
@@ -37,6 +36,8 @@ from hessblocks.curvature import (
     parameter_groups,
 )
 from hessblocks.curvature.groups import merge
+from hessblocks.figures import Figure, Panel, Series
+from hessblocks.figures import draw as draw_figure
 from hessblocks.storage import atomic_path
 
 PROBES = 16
@@ -315,25 +316,25 @@ def slope(sizes: list[float], seconds: list[float]) -> float:
 
 def draw(found: dict[str, Any]) -> None:
     """Seconds against tokens and parameters on logarithmic axes."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    for axes, (name, values) in zip(figure.subplots(1, 2), found.items(), strict=True):
-        for side, label in (("product", "H times 4 vectors"), ("gradient", "gradient")):
-            note = f"{label}, slope {values['slopes'][side]:.2f}"
-            axes.loglog(values["sizes"], values[side], marker="o", label=note)
-        axes.set_xlabel(name)
-        axes.set_xticks(values["sizes"], [short(size) for size in values["sizes"]])
-        axes.minorticks_off()
-        axes.set_ylabel("processor time (s)")
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, 4 * high)  # room for the legend
-        axes.legend(loc="upper left")
+    panels = []
+    for name, values in found.items():
+        series = tuple(
+            Series(name=label, x=tuple(values["sizes"]), y=tuple(values[side]))
+            for side, label in (("product", "H times 4 vectors"), ("gradient", "gradient"))
+        )
+        slopes = ", ".join(f"{side} {slope:.2f}" for side, slope in values["slopes"].items())
+        panel = Panel(
+            title=f"slopes: {slopes}",
+            x_label=name,
+            y_label="processor time (s)",
+            series=series,
+            x_scale="log",
+            y_scale="log",
+        )
+        panels.append(panel)
+    figure = Figure(title="What a product costs", caption="", panels=tuple(panels))
     with atomic_path(FIGURE) as path:
-        figure.savefig(path, dpi=150)
-
-
-def short(size: float) -> str:
-    """A size as a tick label."""
-    return f"{size / 1e6:.1f}M" if size >= 1e6 / 2 else f"{size:.0f}"
+        draw_figure(figure).savefig(path, format="png", dpi=150)
 
 
 if __name__ == "__main__":

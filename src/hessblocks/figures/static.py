@@ -40,6 +40,8 @@ MARKERS = 7
 """Markers along a curve of more than `MANY` points."""
 MANY = 60
 """Points of a curve that all have markers, and loose ones that are drawn large."""
+NUMBERS = 7
+"""Ticks that fit on a panel where they count something."""
 LETTER = 0.085
 """Width of a letter beside a tick, in inches."""
 GREY = "#666666"
@@ -99,15 +101,12 @@ def plot(panel: Panel, ax: Axes | None = None) -> Drawn:
     Returns:
         The figure.
     """
-    width = SIZE[0]
-    if ax is None:
-        drawn = Drawn(figsize=SIZE, layout="constrained")
-        ax = drawn.subplots()
     looks = marks(series.name for series in panel.shown if not series.guide)
     with mpl.rc_context(dict(MATPLOTLIB)):
-        _draw_panel(ax, panel, looks, width)
-        if len(panel.shown) > 1:
-            handles = _legend(Figure(title="", caption="", panels=(panel,)), looks)
+        if ax is None:
+            ax = Drawn(figsize=SIZE, layout="constrained").subplots()
+        _draw_panel(ax, panel, looks, SIZE[0])
+        if handles := _legend(Figure(title="", caption="", panels=(panel,)), looks):
             ax.legend(handles=handles, fontsize=9)
     found = ax.get_figure(root=True)
     assert isinstance(found, Drawn)
@@ -183,15 +182,18 @@ def _log_axis(axis: Axes, scale: LogScale) -> None:
 
 
 def _name_ticks(axis: Axes, panel: Panel, width: float) -> None:
-    """Names, slanted where they need more room; lines between categories that many points share."""
+    """Names, slanted where they need room, and lines between categories of many points; of numbers a few."""
     slant: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     names = [plain_math(name) for name in panel.ticks]
+    counted = all(name.isdecimal() for name in names[1:])
+    step = math.ceil(len(names) / NUMBERS) if counted else 1
+    names = names[::step]
     narrow = width / len(names) < LETTER * max(map(len, names)) + 0.2
-    axis.set_xticks(range(len(names)), names, **(slant if narrow else {}))
+    axis.set_xticks(range(0, len(panel.ticks), step), names, **(slant if narrow else {}))
     if panel.log:
-        axis.set_xlim(-0.5, len(names) - 0.5)
+        axis.set_xlim(-0.5, len(panel.ticks) - 0.5)
         axis.tick_params(axis="x", length=0)
-        for edge in range(len(names) - 1):
+        for edge in range(len(panel.ticks) - 1):
             axis.axvline(edge + 0.5, color="#CCCCCC", linewidth=0.7, zorder=0)
 
 
@@ -231,7 +233,7 @@ def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Lo
 def _draw_guide(axis: Axes, series: Series) -> None:
     axis.plot(series.x, series.y, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
     end = (series.x[-1], series.y[-1])
-    beside: Any = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+    beside: Any = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
     axis.annotate(plain_math(series.name), end, color=GREY, fontsize=9.5, **beside)
 
 

@@ -23,7 +23,7 @@ QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
 GRADIENTS = ("gradient, query", "gradient, mlp_out")
 """Groups whose gradients are in the first figure too; the second has them all."""
 CAPTION = (
-    "Layer 0 is the first; the point at −1 is what enters it. A token similarity or a stable rank of 1 "
+    "Layer 0 is the first; input is what enters it. A token similarity or a stable rank of 1 "
     "is rank collapse. One seed, one batch of held-out tokens; values of 0 and infinite ones are left "
     "out of logarithmic axes."
 )
@@ -71,13 +71,21 @@ def write_signal_figures(folder: Path) -> list[Path]:
 
 
 def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[SignalRow]) -> Panel:
-    """One line a model, of the values that the axis can show; what enters the first layer is at −1."""
+    """One line a model, of the values that the axis can show; what enters the first layer stands before it."""
     models: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
         if math.isfinite(row.value) and (row.value > 0 or scale == "linear"):
-            models[row.model].append((-1 if row.layer is None else row.layer, row.value))
+            models[row.model].append((0 if row.layer is None else row.layer + 1, row.value))
+    last = max((x for points in models.values() for x, _ in points), default=0)
     series = tuple(
         Series(name=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))
         for name, points in models.items()
     )
-    return Panel(title=title, x_label="layer", y_label=y_label, series=series, y_scale=scale)
+    return Panel(
+        title=title,
+        x_label="layer",
+        y_label=y_label,
+        series=series,
+        y_scale=scale,
+        ticks=("input", *map(str, range(last))),
+    )

@@ -47,7 +47,7 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, Path]:
         layers = [results.layers[name] for name in names]
         found[f"map-{part}"] = draw_heatmap(names, layers, values, part=part)
     for part, densities in results.spectra.items():
-        found[f"spectra-{part}"] = draw(spectra_figure(densities))
+        found[f"spectra-{part}"] = draw(spectra_figure(densities, part))
     folder = results.folder / "figures"
     return {name: write_picture(figure, folder, name) for name, figure in found.items()}
 
@@ -84,11 +84,12 @@ def norms_figure(results: CurvatureResults) -> Drawn:
     return figure
 
 
-def spectra_figure(densities: Mapping[str, Density]) -> Figure:
+def spectra_figure(densities: Mapping[str, Density], part: str) -> Figure:
     """One panel a group, the density on a logarithmic axis with its band of one standard error."""
+    outer = " H_o has none below 0: what lies there is the smoothing's." if part == "outer" else ""
     return Figure(
         title="",
-        caption="",
+        caption=f"Each eigenvalue is drawn as a bell; the band is one standard error.{outer}",
         panels=tuple(_spectrum(name, found) for name, found in densities.items()),
         columns=4,
         size=(3.2, 2.3),
