@@ -158,13 +158,6 @@ RESULTS = (
         tests=("studies/test_fits.py",),
     ),
     Mutant(
-        "orders that are as extreme do not count",
-        file="studies/shared/statistics.py",
-        find=">= abs(one @ other) - 1e-9",
-        replace="> abs(one @ other) + 1e-9",
-        tests=("studies/test_statistics.py",),
-    ),
-    Mutant(
         "a mean curve goes on where a seed diverged",
         file="studies/shared/trained_summary.py",
         find=" if len(at[step]) == len(seeds)",
@@ -196,17 +189,60 @@ RESULTS = (
     ),
     Mutant(
         "a trial counts though a best rate is at an end",
-        file="studies/our_questions/trial.py",
-        find=" or not found.settled:",
-        replace=":",
+        file="studies/shared/tuned_runs.py",
+        find=" or not rates[one].settled]",
+        replace="]",
         tests=("studies/test_trial.py::test_a_verdict_is_void_where_a_best_rate_is_at_an_end",),
     ),
     Mutant(
         "a trial counts though its runs are at another rate",
-        file="studies/our_questions/trial.py",
-        find="and self.rates[label] != found.best:",
-        replace="and False:",
+        file="studies/shared/tuned_runs.py",
+        find="and self.rates[one] != rates[one].best",
+        replace="and False",
         tests=("studies/test_trial.py::test_a_verdict_is_void_where_the_runs_are_at_another_rate",),
+    ),
+    Mutant(
+        "a correlation takes blocks of a family for independent",
+        file="studies/shared/statistics.py",
+        find="(families or {}).get(block, block)",
+        replace="block",
+        tests=(
+            "studies/test_statistics.py::test_four_families_show_nothing_and_two_blocks_are_refused",
+        ),
+    ),
+    Mutant(
+        "the errors of norms count as spread",
+        file="studies/shared/measured_curvature.py",
+        find="variance(logs) - sum(noise) / len(noise)",
+        replace="variance(logs)",
+        tests=("studies/test_statistics.py::test_noise_of_the_estimates_is_no_spread",),
+    ),
+    Mutant(
+        "muon follows no schedule",
+        file="studies/our_questions/optimisers.py",
+        find='muon.param_groups[0]["lr"] = optimiser.param_groups[0]["lr"]',
+        replace="pass",
+        tests=(
+            "studies/test_optimisers.py::test_muon_steps_the_matrices_of_the_layers_and_adamw_all_else",
+        ),
+    ),
+    Mutant(
+        "norms get the rates of their curvature",
+        file="studies/our_questions/optimisers.py",
+        find='one["lr"] if matrices else arguments.learning_rate',
+        replace='one["lr"]',
+        tests=(
+            "studies/test_optimisers.py::test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets",
+        ),
+    ),
+    Mutant(
+        "a rate beyond the ladder counts as tolerated",
+        file="studies/our_questions/edge_of_stability.py",
+        find="ours=f\"beyond: {'; '.join(beyond)}\" if beyond",
+        replace="ours='' if (beyond := [])",
+        tests=(
+            "studies/test_edge_of_stability.py::test_what_lies_beyond_the_ladder_voids_the_tolerated_rates",
+        ),
     ),
     Mutant(
         "a trial leaves positions to the default",
@@ -219,7 +255,7 @@ RESULTS = (
     ),
     Mutant(
         "a trial runs with the seed that was tuned on",
-        file="studies/our_questions/trial.py",
+        file="studies/shared/tuned_runs.py",
         find="range(TUNING_SEED + 1, TUNING_SEED + 1 + count)",
         replace="range(count)",
         tests=("studies/test_trial.py::test_the_tuning_comes_first_likeliest_rates_before_others",),

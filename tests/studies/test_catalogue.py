@@ -56,8 +56,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        17501,
-        "aaf37213406b2d18fdde5d8376b942f0c6537e06d92ad66fbe994c142d75d33e",
+        17874,
+        "a9df121fc546cafdb7100ad659ccac2a002dd2027180ca4271a725e9a7c7b334",
     )
 
 

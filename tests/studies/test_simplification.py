@@ -1,67 +1,226 @@
-"""How uneven the blocks of a chain are, on norms that are known."""
+"""Sixteen blocks: what unevenness is taken over, verdicts that follow it, and a run that is drawn."""
 
+import gc
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from hessblocks.figures import draw, read_figure, write_picture
+from hessblocks.storage import NORM
 from hessblocks.storage.tables import Row
+from hessblocks.studies.engine.study import Check
 from hessblocks.studies.our_questions.simplification import (
-    CHAIN,
-    COMMON_SPREAD,
+    BASE,
+    BEST,
+    BLOCKS,
+    FAMILIES,
+    FAMILY_OF,
+    RATES,
+    SIMPLE,
+    STAGES,
     STUDY,
-    common_spreads,
+    BlockSettings,
+    measure,
+    points,
 )
+from hessblocks.studies.runner import run_study
+from hessblocks.studies.shared import statistics
+from hessblocks.studies.shared.measured_curvature import HETEROGENEITY, SETS, SPREAD, spread
+from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
+
+PLAN = points("laptop", None)
 
 
-def norm(variant: str, group: str, value: float, step: int = 0, part: str = "full") -> Row:
-    return {
-        "study": "simplification", "variant": variant, "seed": 0, "step": step, "part": part,
-        "quantity": "frobenius_norm", "group": f"layers.0.{group}", "value": value,
-    }  # fmt: skip
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "DRAWS", 60)
 
 
-def shared(variant: str, ratio: float, step: int = 0) -> list[Row]:
-    """Norms 1, ratio, ratio² of the matrices that all blocks have."""
-    groups = ("attention.query", "mlp.in", "mlp.out")
-    return [norm(variant, group, ratio**k, step) for k, group in enumerate(groups)]
+def test_the_blocks_are_no_chain_and_each_is_built_as_it_is_named() -> None:
+    assert len(BLOCKS) == len(set(BLOCKS)) == 16
+    assert {SIMPLE, BASE, "post-ln", "modern"} <= set(BLOCKS)
+    built = {
+        p.label: make_model(p).config.block
+        for p in points("smoke", 1)
+        if p.phase == "runs" and p.label in BLOCKS
+    }
+    assert len({str(block) for block in built.values()}) == 16
+    for label, block in built.items():
+        kind = block["position"]["kind"]
+        assert kind.startswith("sinusoidal" if label.endswith("sinusoidal") else "rotary"), label
+        first = (block["first_norm"] or block["norm"])["kind"]
+        assert (first == "layer-norm") == label.endswith("LayerNorm"), label
+        assert (block["norm"]["kind"] == "no-norm") == (label in ("sas-p-no-norm", "op")), label
 
 
-def test_matrices_that_only_some_blocks_have_do_not_count() -> None:
-    plain = shared("sas", 10.0)
-    more = [*shared("pre-ln", 10.0), norm("pre-ln", "attention.value", 1e9)]
-    found = common_spreads([*plain, *more], 0.0)
-    assert found["sas"] == found["pre-ln"] == {0: pytest.approx(1.0)}  # decades 0, 1, 2
+def test_grids_are_half_decades_and_hold_the_rates_of_the_runs() -> None:
+    assert set(RATES) == set(BEST) == {*BLOCKS, GPT2}
+    for label, rates in RATES.items():
+        assert BEST[label] in rates
+        halves = sorted(round(2 * math.log10(rate)) for rate in rates)
+        assert halves == list(range(halves[0], halves[0] + len(rates))), label
+        assert len(rates) >= 3
+    assert {p.seed for p in PLAN if p.phase == "tuning"} == {0}
+    assert {p.seed for p in PLAN if p.phase == "runs"} == {1, 2, 3}
+    assert all(bool(p.probe) == (p.phase == "runs" and p.label in BLOCKS) for p in PLAN)
 
 
-def test_other_parts_other_steps_and_zeros_do_not_count() -> None:
-    others = [
-        norm("sas", "mlp.in", 1e9, part="outer"),
-        norm("sas", "mlp.in", 1e9, step=7),
-        norm("sas", "mlp.in", 0.0),
-    ]
-    found = common_spreads([*shared("sas", 10.0), *others], 0.0)
-    assert found["sas"][0] == pytest.approx(1.0)
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+def test_curvature_is_measured_at_every_stage(scale: str) -> None:
+    size = points(scale, 1)[0].size  # type: ignore[arg-type]
+    stages = [size.steps * stage // STAGES for stage in range(1, STAGES + 1)]
+    assert [stage % size.evaluate_every for stage in stages] == [0] * STAGES
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_verdict_follows_the_order_of_the_losses(sign: int) -> None:
-    """Blocks whose curvature is the more uneven the higher their loss, and the other way round."""
-    rows: list[Row] = []
-    for place, variant in enumerate(CHAIN):
-        rows += shared(variant, 2.0 + place) + shared(variant, 2.0 + place, step=10)
-        loss = 5.0 + sign * place
-        rows.append(
-            {
-                "variant": variant,
-                "seed": 0,
-                "step": 10,
-                "quantity": "validation_loss",
-                "value": loss,
+def test_unevenness_is_that_of_the_measured_norms_of_its_set() -> None:
+    """Of the matrices alone, of those that all blocks have, and of everything, at five moments."""
+    settings = next(p for p in points("smoke", 1) if p.label == "sas" and p.phase == "runs")
+    rows = measure(settings)
+    steps = sorted({row["step"] for row in rows if row["quantity"] == SPREAD})
+    assert steps == [0, 2, 4, 6, 8]
+    inner = {"attention.query", "attention.key", "attention.value", "mlp.in", "mlp.out"}
+    common = inner - {"attention.key", "attention.value"}
+    for step in steps:
+        norms = {
+            row["group"]: (row["value"], row["standard_error"] or 0.0)
+            for row in rows
+            if row["quantity"] == NORM and (row["part"], row["step"]) == ("full", step)
+        }
+        found = {
+            row["group"]: row for row in rows if row["quantity"] == SPREAD and row["step"] == step
+        }
+        assert set(found) == set(SETS)
+        for name, kept in zip(SETS, (inner, common, None), strict=True):
+            own = {
+                group: norm
+                for group, norm in norms.items()
+                if kept is None or group.partition("layers.0.")[2] in kept
             }
-        )
-    summary = STUDY.summarise(rows)
-    verdicts = {check.holds for check in summary.checks if "queries" in check.fact}
-    assert verdicts == {sign > 0}
-    table = [row for row in summary.tables["unevenness"] if row["quantity"] == COMMON_SPREAD]
-    assert len(table) == 2 * len(CHAIN)
-    assert math.isclose(float(str(table[0]["value"])), math.log10(2.0))
+            value, error = spread(own)
+            assert found[name]["value"] == pytest.approx(value), name
+            assert found[name]["standard_error"] == pytest.approx(error), name
+    uneven = [row for row in rows if row["quantity"] == HETEROGENEITY]
+    assert len(uneven) == 5 * len(SETS)
+    assert all(row["standard_error"] is not None for row in uneven)
+
+
+Level = Callable[[BlockSettings], float]
+ORDER = {block: place / len(BLOCKS) for place, block in enumerate(BLOCKS)}
+
+
+def goes_with(spreads: dict[str, float]) -> Level:
+    """The more uneven, the higher the loss."""
+
+    def level(point: BlockSettings) -> float:
+        loss = {BIGRAMS: 4.6, GPT2: 3.1}.get(point.label)
+        loss = 3.0 + 0.5 * spreads[point.label] if loss is None else loss
+        if point.tuned:
+            loss += math.log10(point.size.learning_rate / BEST[point.label]) ** 2
+        return loss + 0.001 * point.seed
+
+    return level
+
+
+def rows(level: Level | None = None, spreads: dict[str, float] = ORDER) -> list[Row]:
+    level = level or goes_with(spreads)
+    with pytest.MonkeyPatch.context() as patch:
+        for label, rate in BEST.items():
+            patch.setitem(RATES, label, (rate, rate * 10**0.5, rate / 10**0.5))
+        plan = points("laptop", None)
+    found: list[Row] = []
+    for one in plan:
+        end = level(one)
+        loss = end if math.isfinite(end) else None
+        values: list[Row] = [
+            {"quantity": LOSS, "step": 0, "value": 4.6 if one.label == BIGRAMS else 7.0},
+            {"quantity": LOSS, "step": 1200, "value": loss},
+        ]
+        if one.probe:
+            values += [
+                {"quantity": quantity, "group": name, "step": 300 * stage,
+                 "value": spreads[one.label] + (1 + 0.01 * one.seed) * (quantity == HETEROGENEITY)}
+                for quantity in (SPREAD, HETEROGENEITY)
+                for name in SETS
+                for stage in range(STAGES + 1)
+            ]  # fmt: skip
+        found += one.placed([{**one.owner, **value} for value in values])
+    return found
+
+
+def checks(found: list[Row]) -> dict[str, Check]:
+    return {check.fact: check for check in STUDY.summarise(found).checks}
+
+
+def training(found: list[Row]) -> list[Check]:
+    each = [check for fact, check in checks(found).items() if fact.startswith("the more uneven")]
+    assert len(each) == 9
+    return each
+
+
+def test_verdicts_follow_the_order_of_the_losses() -> None:
+    assert {check.holds for check in training(rows())} == {True}
+    turned = {block: -value for block, value in ORDER.items()}
+    assert {check.holds for check in training(rows(goes_with(turned)))} == {False}
+    assert all(check.ours.endswith("16 blocks of 7 families") for check in training(rows()))
+
+
+def test_evenness_is_judged_to_both_sides() -> None:
+    for more in (-0.5, 0.5):
+        spreads = ORDER | {SIMPLE: ORDER[BASE] + more}
+        found = [
+            check for fact, check in checks(rows(spreads=spreads)).items() if "more even" in fact
+        ]
+        assert {check.holds for check in found} == {more < 0}
+        assert len(found) == 6
+
+
+def test_verdicts_are_void_where_a_rate_is_at_an_end_or_pre_ln_has_not_learnt() -> None:
+    def rising(point: BlockSettings) -> float:
+        high = point.tuned and point.label == "op" and point.size.learning_rate > 2 * BEST["op"]
+        return goes_with(ORDER)(point) - 2 * bool(high)
+
+    found = training(rows(rising))
+    assert {check.holds for check in found} == {None}
+    assert all(
+        check.ours.endswith("void, since the best rate of op is not inside its grid")
+        for check in found
+    )
+    short = training(rows(lambda p: goes_with(ORDER)(p) - 1.5 * (p.label == BIGRAMS)))
+    assert {check.holds for check in short} == {None}
+
+
+def test_a_diverged_block_ranks_last_and_is_named() -> None:
+    """The last of the order, so that nothing else changes."""
+
+    def lost(point: BlockSettings) -> float:
+        gone = point.label == BLOCKS[-1] and point.phase == "runs"
+        return math.inf if gone else goes_with(ORDER)(point)
+
+    found = training(rows(lost))
+    assert {check.holds for check in found} == {True}
+    assert all(check.ours.endswith(f"diverged, so ranked last: {BLOCKS[-1]}") for check in found)
+
+
+def test_the_table_has_five_moments_of_every_block() -> None:
+    table = STUDY.summarise(rows()).tables["unevenness"]
+    assert len(table) == 2 * len(SETS) * 5 * 16
+    assert {line["share_of_the_steps"] for line in table} == {0.0, 0.25, 0.5, 0.75, 1.0}
+    assert {line["seeds"] for line in table} == {3}
+    assert set(FAMILY_OF.values()) == set(FAMILIES)
+
+
+def test_a_run_at_smoke_scale_is_complete_and_drawn(tmp_path: Path) -> None:
+    gc.freeze()  # every run of the Trainer collects garbage, which else takes most of its time here
+    try:
+        result = run_study("simplification", out=tmp_path, scale="smoke")
+    finally:
+        gc.unfreeze()
+    assert result.points == result.measured == len(points("smoke", None))
+    assert {column for row in result.rows for column in row} <= set(STUDY.columns)
+    assert {check.holds for check in result.checks} == {None}
+    figure = read_figure(tmp_path / "simplification" / "figure.json")
+    assert len(figure.panels) == 10
+    png = write_picture(draw(figure), tmp_path / "figures", "simplification")
+    assert png.read_bytes().startswith(b"\x89PNG")

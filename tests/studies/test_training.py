@@ -18,12 +18,16 @@ from hessblocks.storage.tables import Row
 from hessblocks.studies.blocks_paper import ablations, speed
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.study import SCALES, Scale
-from hessblocks.studies.our_questions import adaptivity, simplification, warm_up
+from hessblocks.studies.our_questions import (
+    edge_of_stability,
+    optimisers,
+    simplification,
+    warm_up,
+)
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared import texts
 from hessblocks.studies.shared import trained_points as trained
 from hessblocks.studies.shared.differences import match_check
-from hessblocks.studies.shared.measured_curvature import SPREAD
 from hessblocks.studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME
 from hessblocks.studies.shared.trained_points import (
     BIGRAMS,
@@ -138,12 +142,6 @@ def test_curvature_is_measured_at_every_stage(scale: Scale) -> None:
     size = simplification.SIZES[scale]
     stages = [size.steps * stage // simplification.STAGES for stage in (1, 2, 3, 4)]
     assert [stage % size.evaluate_every for stage in stages] == [0, 0, 0, 0]
-
-
-def test_each_block_and_seed_is_mapped_once_by_adaptivity() -> None:
-    points = adaptivity.STUDY.settings("laptop", 2)
-    mapped = [(p.variant, p.seed) for p in points if p.curvature]
-    assert len(mapped) == len(set(mapped)) == 2 * len(adaptivity.PRESETS)
 
 
 def curve(variant: str, seed: int, losses: list[float | None]) -> list[Row]:
@@ -289,23 +287,6 @@ def test_paper_scale_has_the_published_text_and_steps() -> None:
     assert find("skipless").settings("paper", 1)[0].size.steps == 43_000
 
 
-def test_a_preset_that_an_optimiser_cannot_train_is_named() -> None:
-    def train_point(preset: str, loss: float | None) -> list[Row]:
-        spread = {
-            "quantity": SPREAD,
-            "variant": preset,
-            "seed": 0,
-            "value": float(len(preset)),
-        }
-        sgd = curve(f"{preset}, sgd 0.1", 0, [4.0, loss])
-        return [*curve(f"{preset}, adamw 0.001", 0, [4.0, 2.0]), *sgd, spread]
-
-    losses = {"pre-ln": 2.1, "parallel": 2.2, "sas": 2.3, "sas-p": 2.4, "skipless": None}
-    rows = [row for preset, loss in losses.items() for row in train_point(preset, loss)]
-    (check,) = find("adaptivity").summarise(rows).checks
-    assert check.ours.endswith("4 pairs; without a finite loss of both optimisers: skipless")
-
-
 SETTINGS_OF_A_POINT = TrainedSettings(study="x", variant="sas", seed=0, size=SMOKE)
 
 
@@ -441,10 +422,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Smoke scale, smaller still: a test runs all of them."""
     sizes = {"depth": 2, "width": 16, "mlp_width": 32, "context": 16, "steps": 8, "vocab_size": 260}
     small = replace(SMOKE, **sizes, evaluations=4, evaluation_sequences=8)
-    for module in (trained, simplification, adaptivity, warm_up):
+    for module in (trained, simplification, optimisers, edge_of_stability, warm_up):
         found = module.SIZES
         monkeypatch.setitem(found, "smoke", replace(small, steps=found["smoke"].steps // 5))
     monkeypatch.setattr(speed, "ROUNDS", 2)
+    for name in ("FIRST_PRODUCTS", "WHOLE_PRODUCTS", "PRODUCTS"):
+        monkeypatch.setattr(edge_of_stability, name, 2)
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -7,7 +7,6 @@ median time of a step.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -114,14 +113,6 @@ def ratios(rows: Rows, quantity: str) -> Ratios:
     return found
 
 
-def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
-    """Steps until a run's validation loss is `loss`, on a line between evaluations; infinite if never."""
-    for (step, before), (later, after) in itertools.pairwise(run):
-        if after <= loss <= before:
-            return step + (later - step) * (before - loss) / ((before - after) or 1.0)
-    return math.inf
-
-
 def time_shares(
     runs: shared.Runs, step_time: Mapping[str, float]
 ) -> dict[str, dict[Scalar, float]]:
@@ -133,7 +124,9 @@ def time_shares(
         last = runs.curve("pre-ln", seed)[-1][0]
         for name, seconds in step_time.items():
             if seed in runs.losses.get(name, {}):
-                steps = last if name == "pre-ln" else steps_to(runs.curve(name, seed), target)
+                steps = (
+                    last if name == "pre-ln" else shared.steps_to(runs.curve(name, seed), target)
+                )
                 share = steps * seconds / (last * step_time["pre-ln"])
                 found.setdefault(name, {})[seed] = share
     return found

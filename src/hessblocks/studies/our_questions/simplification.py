@@ -1,284 +1,301 @@
-"""Ours: how the curvature changes as a block is simplified, one removal at a time."""
+"""Ours: how uneven the curvature of each block is before, during and after training, and whether that goes with its loss.
+
+The rule, written down before the first run:
+
+1. Sixteen blocks (`BLOCKS`) that are not one chain: the presets, pre-ln and parallel with zero initial queries too, pre-ln,
+   sas and sas-p with sinusoidal positions and with LayerNorm. All other positions are rotary.
+2. Each block's rate is tuned with one seed in a grid by half decades (`RATES`) that is made longer by hand until the
+   lowest final loss lies inside; transformers' GPT-2 likewise. The runs that count are at these rates (`BEST`), as long as the
+   tuning, with three seeds on which nothing was tuned.
+3. Unevenness is the spread of log10 of the Frobenius norms of H's diagonal blocks, over all weight matrices, over those that
+   all blocks have, and over all groups; beside it stands the largest over the smallest norm. It is measured at five
+   moments: before training and after each fourth of it.
+4. Verdicts on evenness: sas-p against pre-ln with zero queries, before and after, over each of the three; the answer may be no.
+5. Verdicts on training: rank correlation over the blocks of the spread before, halfway and after with the final loss. Blocks of a family
+   (`FAMILIES`) share most of their parts and count as dependent: the interval is of a bootstrap over families, with all their
+   blocks, and over seeds. It holds or fails where the interval excludes 0. A diverged block ranks last.
+6. A verdict is void where a best rate that it rests on is at an end of its grid, where the runs are not at it, and where pre-ln does not
+   end at least 0.3 nats below the bigram table.
+"""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import nn
 
-from hessblocks.conventions import PARTS
-from hessblocks.curvature import exact_norms
-from hessblocks.data import addition_batch
 from hessblocks.figures import Panel, Scaling
-from hessblocks.statistics import mean_and_error
-from hessblocks.storage import NORM, Row, Scalar
+from hessblocks.storage import Row, Scalar
 from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Summary
+from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary
 
-CHAIN = (
-    "pre-ln",
-    "pre-ln, no attention skip",
-    "skipless",
-    "sas, dense projection",
-    "sas",
-    "sas-p, with skip",
-    "sas-p",
-    "sas-p-no-norm",
-)
-"""Each block lacks one more part than the one before: attention skip, plain attention (shaped from
-here on), values, projection, sequential order, MLP skip, norms."""
+ROTARY, SINUSOIDAL = "position=rotary", "position=sinusoidal"
+LAYER_NORM = ("norm=layer-norm", "first_norm=layer-norm", "final_norm=layer-norm")
+BASE, SIMPLE = "pre-ln, zero queries", "sas-p"
+"""The simplified block, and what it is set against."""
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "pre-ln": ("pre-ln", BASE, "pre-ln, sinusoidal", "pre-ln, LayerNorm"),
+    "post-ln": ("post-ln",),
+    "parallel": ("parallel", "parallel, zero queries"),
+    "skipless": ("skipless", "v-skipinit"),
+    "sas-p": (SIMPLE, "sas", "sas-p-no-norm", "sas-p, sinusoidal", "sas, LayerNorm"),
+    "op": ("op",),
+    "modern": ("modern",),
+}
+"""Head of a family, whose curves are drawn → its blocks."""
+FAMILY_OF = {block: family for family, blocks in FAMILIES.items() for block in blocks}
+BLOCKS = tuple(FAMILY_OF)
+SLOTS: dict[str, tuple[str, ...]] = {
+    ", sinusoidal": (SINUSOIDAL,),
+    ", LayerNorm": (ROTARY, *LAYER_NORM),
+}
+"""What is behind the name of a variant → the slots of the block; rotary positions where there is nothing."""
+RATES: dict[str, tuple[float, ...]] = dict.fromkeys((*BLOCKS, shared.GPT2), (1e-2, 3e-3, 3e-2))
+"""What is tuned → its rates at laptop scale, the likeliest first; made longer as results come in."""
+BEST: dict[str, float] = {label: rates[0] for label, rates in RATES.items()}
+"""Rates of the runs at laptop scale: a guess until the tuning is done, then its outcome."""
+OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3)}
 SIZES: dict[Scale, shared.TextSize] = {
-    "smoke": replace(shared.SMOKE, steps=20),
-    "laptop": replace(shared.LAPTOP, depth=4, steps=600, evaluations=12),
+    "smoke": replace(
+        shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
+    ),
+    "laptop": replace(shared.LAPTOP, depth=4, steps=1200, evaluations=12),
     "paper": replace(shared.PAPER, evaluations=40),
 }
 _PROBES: dict[Scale, shared.Probe] = {
-    "smoke": shared.Probe(sequences=2, tokens=8, probes=4, spectrum_steps=4, spectrum_probes=1),
-    "laptop": shared.Probe(sequences=8, tokens=32, probes=8, spectrum_steps=16, spectrum_probes=2),
-    "paper": shared.Probe(
-        sequences=16, tokens=128, probes=16, spectrum_steps=100, spectrum_probes=10
-    ),
+    "smoke": shared.Probe(sequences=2, tokens=8, probes=4),
+    "laptop": shared.Probe(sequences=8, tokens=32, probes=8),
+    "paper": shared.Probe(sequences=16, tokens=128, probes=16),
 }
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 STAGES = 4
 """Curvature is measured before training and after each fourth of it."""
-EXPONENT = "growth_exponent"
-"""Slope of ln ‖block‖ against ln σ of one layer on sums, σ from 0.01 to 0.1."""
-_SIGMAS = shared.logspace(-2, -1, 5)
-_GROWTH = {"width": 16, "sums": 16}
-SIMPLE = "sas-p"
-"""The simplified block that is set against the first of the chain."""
-COMMON = ("attention.query", "mlp.in", "mlp.out")
-"""The matrices that every block of the chain has."""
-COMMON_SPREAD = "spread_of_common_matrices"
-"""The spread over `COMMON` alone: a block may not look even for having fewer matrices."""
+MOMENTS = {0: "before", STAGES // 2: "halfway through", STAGES: "after"}
+"""Stage that verdicts are about → how they say so."""
 LABELS = {
-    shared.HETEROGENEITY: "largest over smallest norm",
     shared.SPREAD: "spread of log10 norm (decades)",
-    COMMON_SPREAD: "spread of log10 norm (decades)",
-    shared.DISTANCE: "Jensen-Shannon distance",
+    shared.HETEROGENEITY: "largest over smallest norm",
 }
 """Indices of unevenness, as axes name them."""
-INDICES = tuple(LABELS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainSettings(shared.TrainedSettings):
-    """A point of this study: one model whose curvature is measured as it trains."""
+class BlockSettings(shared.TunedSettings):
+    """A point of this study: one model, or one reference."""
 
-    probe: shared.Probe
-    """How the curvature is measured."""
-
-
-def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """The whole chain."""
-    variants = (*CHAIN, *shared.REFERENCES)
-    return [shared.Sweep(variants=variants, size=SIZES[scale], settings={"probe": _PROBES[scale]})]
+    probe: shared.Probe | None = None
+    """How the curvature is measured along training; None where it is not."""
 
 
-def measure(settings: ChainSettings) -> list[Row]:
-    """Train one block; its curvature along the way, and its growth exponents at initialisation."""
-    if settings.variant in shared.REFERENCES:
-        return shared.train_point(settings)
-    probe, steps = settings.probe, settings.size.steps
-    corpus = shared.text_of(settings.size)
+def points(scale: Scale, count: int | None) -> list[BlockSettings]:
+    """All tuning, then the runs seed by seed.
+
+    Args:
+        scale: of the study.
+        count: seeds of the runs; None for the scale's own.
+
+    Returns:
+        The points' settings.
+    """
+    grids, best = RATES, BEST
+    if scale in OTHER_RATES:
+        grids = dict.fromkeys(RATES, OTHER_RATES[scale])
+        best = {label: rates[0] for label, rates in grids.items()}
+    return [
+        *shared.tuning_points(partial(_point, scale, shared.TUNING), grids),
+        *shared.run_points(partial(_point, scale, shared.COUNTED), best, count or _SEEDS[scale]),
+    ]
+
+
+def _point(scale: Scale, phase: str, label: str, rate: float | None, seed: int) -> BlockSettings:
+    size, block = SIZES[scale], label in BLOCKS
+    kind = next((kind for kind in SLOTS if label.endswith(kind)), "")
+    return BlockSettings(
+        study="simplification",
+        variant=label.removesuffix(kind),
+        seed=seed,
+        size=replace(size, learning_rate=rate or size.learning_rate),
+        slots=SLOTS.get(kind, (ROTARY,)) if block else (),
+        phase=phase,
+        label=label,
+        tuned=True if rate and phase == shared.TUNING else None,
+        probe=_PROBES[scale] if block and phase == shared.COUNTED else None,
+    )
+
+
+def measure(settings: BlockSettings) -> list[Row]:
+    """Train one block; its curvature along the way."""
+    steps = settings.size.steps
+    stages = {steps * stage // STAGES for stage in range(STAGES + 1)}
 
     def observe(model: nn.Module, step: int) -> list[Row]:
-        if step not in {steps * stage // STAGES for stage in range(STAGES + 1)}:
+        if step not in stages or not settings.probe:
             return []
-        ends = replace(probe, spectrum_steps=probe.spectrum_steps * (step in (0, steps)))
-        return shared.curvature_rows(model, corpus, ends)
+        return shared.curvature_rows(model, shared.text_of(settings.size), settings.probe)
 
-    return shared.train_point(settings, observe) + growth_exponents(settings)
-
-
-def growth_exponents(settings: ChainSettings) -> list[Row]:
-    """Exponents of the query and value blocks of one layer, exactly, with one draw scaled by σ."""
-    width, seed = _GROWTH["width"], settings.seed
-    block = shared.make_block(settings.variant, width=width, heads=1, mlp_width=4 * width)
-    batch = addition_batch(_GROWTH["sums"], seed=seed)
-    norms = [
-        exact_norms(
-            shared.addition_model(block, layers=1, width=width, sigma=sigma, seed=seed),
-            batch,
-            "cross-entropy",
-            ("query", "value"),
-        )
-        for sigma in _SIGMAS
-    ]
-    rows: list[Row] = []
-    for group in ("query", "value"):
-        for part in PARTS:
-            values = [norm[group, part].value for norm in norms]
-            fit = shared.fit_growth(_SIGMAS, values, [None] * len(values))
-            if fit is not None:
-                place = {**settings.owner, "group": group, "part": part}
-                rows.append(shared.measured(EXPONENT, fit.slope, "exact", **place))
-    return rows
+    return settings.placed(shared.train_point(settings, observe))
 
 
-Indices = dict[str, dict[str, dict[str, dict[Scalar, float]]]]
-"""Quantity → before | after → variant → {seed: value}."""
+Unevenness = dict[tuple[str, str, int], dict[str, dict[Scalar, float]]]
+"""(quantity, set of groups, stage) → block → {seed: value}."""
 
 
-def indices(rows: Rows) -> Indices:
-    """The indices of unevenness before and after training."""
-    last = max((row["step"] for row in shared.of_quantity(rows, NORM)), default=0)
-    found: Indices = {}
-    for row in shared.of_quantity(rows, *INDICES):
-        if row["step"] in (0, last):
-            moments = found.setdefault(row["quantity"], {})
-            variants = moments.setdefault("before" if row["step"] == 0 else "after", {})
-            variants.setdefault(row["variant"], {})[row["seed"]] = row["value"]
-    common = {
-        moment: common_spreads(rows, step) for moment, step in (("before", 0), ("after", last))
-    }
-    if common["after"]:
-        found[COMMON_SPREAD] = common
-    return found
-
-
-def common_spreads(rows: Rows, step: int) -> dict[str, dict[Scalar, float]]:
-    """Variant → {seed: spread of the norms of H over the matrices that all blocks have}."""
-    common = [
-        {**row, "value": math.log10(row["value"])}
-        for row in shared.of_quantity(rows, NORM)
-        if (row["part"], row["step"]) == ("full", step)
-        and row["group"].endswith(COMMON)
-        and row["value"] > 0
-    ]
-    found: dict[str, dict[Scalar, float]] = {}
-    for (variant, seed), values in shared.gathered(common, "variant", "seed").items():
-        found.setdefault(variant, {})[seed] = statistics.stdev(values)
+def unevenness(rows: Rows) -> Unevenness:
+    """Spread and heterogeneity at the five moments."""
+    found: Unevenness = {}
+    last = max((float(row["step"]) for row in shared.of_quantity(rows, shared.LOSS)), default=0.0)
+    for row in shared.of_quantity(rows, *LABELS):
+        stage = round(STAGES * float(row["step"]) / last) if last else 0
+        blocks = found.setdefault((row["quantity"], row["group"], stage), {})
+        blocks.setdefault(row["variant"], {})[row["seed"]] = row["value"]
     return found
 
 
 def summarise(rows: Rows) -> Summary:
-    """Loss curves, unevenness before and after training, growth exponents."""
-    runs, found = shared.Runs(rows), indices(rows)
-    losses, spreads = runs.losses, found.get(shared.SPREAD, {})
-    panels = [runs.panel(CHAIN, "loss at equal tokens")] if losses else []
-    panels += [_scatter(moment, spreads[moment], losses) for moment in spreads if losses]
-    columns = ("variant", "group", "part")
-    exponents = shared.gathered(shared.of_quantity(rows, EXPONENT), *columns)
-    return runs.summary(
-        title="From pre-ln to sas-p without norm, one removal at a time",
-        caption=(
-            "Blocks of H of the weight matrices of all layers, on a fixed held-out batch. Python "
-            "source; mean over seeds, bars are standard errors."
-        ),
-        panels=[*panels, *_bars(found)],
-        checks=[
-            *_even_checks(spreads),
-            *map(
-                runs.if_it_counts,
-                [
-                    *_training_checks(spreads, losses, "all weight matrices"),
-                    *_training_checks(
-                        found.get(COMMON_SPREAD, {}), losses, "queries and MLPs alone"
-                    ),
-                ],
+    """Tuning, loss curves, unevenness along training and against the loss; the verdicts of the rule."""
+    tuned, found = shared.Tuned.of(rows), unevenness(rows)
+    verdicts = [*_even_checks(tuned, found), *_training_checks(tuned, found)]
+    controls = tuned.runs.controls.values()
+    return shared.summary(
+        "Uneven curvature and loss, sixteen blocks",
+        "Diagonal blocks of H on a fixed held-out batch, before training and after each fourth of it; every block at its best rate. Curves are of "
+        "the head of each family, points of one mark all blocks of it. Tuning has one seed, the runs have seeds of their own. "
+        f"{shared.HOW}",
+        [panel for panel in _panels(tuned, found) if panel.shown],
+        [*tuned.rate_checks(), *controls, *map(tuned.runs.if_it_counts, verdicts)],
+        losses=tuned.runs.table(),
+        tuning=tuned.tuning_table(),
+        unevenness=_table(found),
+    )
+
+
+def _even_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
+    """Whether the simplified block has the more even curvature; the answer may be no."""
+    return [
+        tuned.judged(
+            shared.difference_check(
+                found.get((shared.SPREAD, groups, stage), {}),
+                SIMPLE,
+                BASE,
+                f"{SIMPLE} has a more even curvature than {BASE} {MOMENTS[stage]} training, {groups}",
+                expected="open question: a smaller spread of the norms",
+                above=False,
+                unit="decades",
             ),
-        ],
-        unevenness=_index_table(found),
-        growth=shared.mean_table(exponents, *columns, value="slope"),
-    )
+            SIMPLE,
+            BASE,
+        )
+        for groups in shared.SETS
+        for stage in (0, STAGES)
+    ]
 
 
-def _bars(found: Indices) -> list[Panel]:
-    """Each index before and after training, block by block."""
-    panels = []
-    for quantity, label in LABELS.items():
-        if quantity in found:
-            means = {moment: shared.finite(each) for moment, each in found[quantity].items()}
-            scale: Scaling = "log" if quantity == shared.HETEROGENEITY else "linear"
-            panel = shared.places_panel(means, label, bars=scale == "linear")
-            panels.append(replace(panel, y_scale=scale, title=quantity.replace("_", " ")))
-    return panels
+def _training_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
+    """Whether the blocks with the more even curvature are those that train well."""
+    checks = []
+    losses = {block: tuned.runs.losses[block] for block in BLOCKS if block in tuned.runs.losses}
+    for groups in shared.SETS:
+        for stage, moment in MOMENTS.items():
+            values = found.get((shared.SPREAD, groups, stage), {})
+            common = [block for block in values if block in losses]
+            if len(common) < 3:
+                continue
+            ours = shared.correlation(values, losses, FAMILY_OF)
+            lost = [one for one in common if not math.isfinite(sum(losses[one].values()))]
+            last = f"; diverged, so ranked last: {', '.join(lost)}" if lost else ""
+            check = Check(
+                fact=f"the more uneven the curvature of {groups} {moment} training, the higher the loss",
+                expected="open question: positive rank correlation over the blocks",
+                ours=f"{ours}{last}",
+                holds=ours.agrees(),
+            )
+            checks.append(tuned.judged(check, *common))
+    return checks
 
 
-def _scatter(moment: str, spreads: shared.Values, losses: shared.Values) -> Panel:
-    """Final loss against unevenness, one point a block."""
-    even, final = shared.finite(spreads), shared.finite(losses)
-    return Panel(
-        title=f"final loss and unevenness {moment} training",
-        x_label=f"{LABELS[shared.SPREAD]}, {moment} training",
-        y_label="final validation loss (nats per token)",
-        series=tuple(
-            shared.curve(variant, [(even[variant][0], *final[variant])], line=False)
-            for variant in CHAIN
-            if variant in even and variant in final
-        ),
-    )
-
-
-def _index_table(found: Indices) -> list[dict[str, object]]:
+def _table(found: Unevenness) -> list[dict[str, object]]:
     by_block = {
-        (quantity, moment, variant): list(seeds.values())
-        for quantity, moments in found.items()
-        for moment, variants in moments.items()
+        (quantity, groups, stage / STAGES, variant): list(seeds.values())
+        for (quantity, groups, stage), variants in found.items()
         for variant, seeds in variants.items()
     }
-    lines = shared.mean_table(by_block, "quantity", "moment", "variant")
+    lines = shared.mean_table(by_block, "quantity", "groups", "share_of_the_steps", "variant")
     return [
         {**line, "seeds": len(values)}
         for line, values in zip(lines, by_block.values(), strict=True)
     ]
 
 
-def _even_checks(spreads: Mapping[str, shared.Values]) -> list[Check]:
-    """Whether the simplified block has the more even curvature; the answer may be no."""
-    return [
-        shared.difference_check(
-            spreads[moment],
-            SIMPLE,
-            CHAIN[0],
-            f"{SIMPLE} has a more even curvature than {CHAIN[0]} {moment} training",
-            expected="open question: a smaller spread of the norms",
-            above=False,
-            unit="decades",
-        )
-        for moment in spreads
+def _panels(tuned: shared.Tuned, found: Unevenness) -> list[Panel]:
+    """The tuning, losses, each index along training, and losses against the spread."""
+    labels = {label: label for label in (*FAMILIES, shared.GPT2)}
+    panels = [
+        tuned.tuning.tuning_panel(labels, "tuning"),
+        tuned.runs.panel(tuple(FAMILIES), "runs"),
+        *(_along(quantity, found) for quantity in LABELS),
     ]
+    final = shared.finite(tuned.runs.losses)
+    for groups in (shared.ALL_MATRICES, shared.COMMON_MATRICES):
+        for stage, moment in MOMENTS.items():
+            even = shared.finite(found.get((shared.SPREAD, groups, stage), {}))
+            panels.append(_scatter(f"{groups}, {moment} training", even, final))
+    return panels
 
 
-def _training_checks(
-    spreads: Mapping[str, shared.Values], losses: shared.Values, matrices: str
-) -> list[Check]:
-    """Whether the blocks with the more even curvature are those that train well."""
-    checks = []
-    for moment, variants in spreads.items():
-        common = [v for v in variants if v in losses]
-        if len(common) < 4:
-            continue
-        found = shared.rank_correlation(
-            [mean_and_error(list(variants[v].values()))[0] for v in common],
-            [mean_and_error(list(losses[v].values()))[0] for v in common],
-        )
-        lost = [v for v in common if not math.isfinite(sum(losses[v].values()))]
-        last = f"; diverged, so ranked last: {', '.join(lost)}" if lost else ""
-        checks.append(
-            Check(
-                fact=f"the more uneven the curvature of {matrices} {moment} training, the higher the loss",
-                expected="open question: positive rank correlation over the blocks",
-                ours=f"{found}{last}",
-                holds=found.agrees(),
-            )
-        )
-    return checks
+def _along(quantity: str, found: Unevenness) -> Panel:
+    """An index of all weight matrices along training, a curve a family."""
+    places: dict[str, dict[float, list[float]]] = {}
+    for (name, groups, stage), blocks in sorted(found.items()):
+        if (name, groups) == (quantity, shared.ALL_MATRICES):
+            for block, seeds in blocks.items():
+                places.setdefault(block, {})[stage / STAGES] = list(seeds.values())
+    scale: Scaling = "log" if quantity == shared.HETEROGENEITY else "linear"
+    return Panel(
+        title=f"{quantity}, {shared.ALL_MATRICES}",
+        x_label="share of the training steps",
+        y_label=LABELS[quantity],
+        y_scale=scale,
+        series=tuple(
+            shared.curve(block, shared.mean_places(places[block]))
+            for block in FAMILIES
+            if block in places
+        ),
+    )
 
 
-STUDY = shared.trained_study(
-    "simplification",
-    title="curvature from pre-ln to sas-p without norm, one removal at a time",
+def _scatter(
+    title: str,
+    even: Mapping[str, tuple[float, float]],
+    final: Mapping[str, tuple[float, float]],
+) -> Panel:
+    """Final loss against the spread, one point a block, one mark a family."""
+    places = {
+        family: [
+            (even[block][0], *final[block]) for block in blocks if block in even and block in final
+        ]
+        for family, blocks in FAMILIES.items()
+    }
+    return Panel(
+        title=title,
+        x_label=LABELS[shared.SPREAD],
+        y_label="final validation loss (nats per token)",
+        series=tuple(
+            shared.curve(family, each, line=False) for family, each in places.items() if each
+        ),
+    )
+
+
+STUDY = Study(
+    name="simplification",
+    title="unevenness of curvature along training and loss of sixteen blocks, each at its best rate",
     source="ours, joining both papers",
     published="Nothing is published: does simplifying a block make its curvature more even?",
-    kind=ChainSettings,
-    sweeps=sweeps,
-    seeds=_SEEDS,
+    settings=points,
     measure=measure,
     summarise=summarise,
+    columns=shared.TUNED_COLUMNS,
+    gpus=1,
 )

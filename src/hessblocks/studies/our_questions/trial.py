@@ -29,9 +29,7 @@ The rule, written down before the first run:
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hessblocks.figures import Panel
@@ -60,13 +58,10 @@ LEARNED = "learned"
 """The positions of GPT-2."""
 PLACED = (BASE, "sas-p")
 """The blocks that have both kinds of positions."""
-TUNING_SEED = 0
-"""The runs have those from 1 on."""
-
 NARROW, WIDE = "", "wide "
 """Begin the names of the phases of either width."""
 WIDTHS = (NARROW, WIDE)
-TUNING, CLOCK, LONG, PLACES = "tuning", "clock", "long", "positions"
+TUNING, CLOCK, LONG, PLACES = shared.TUNING, "clock", "long", "positions"
 RUNS: dict[str, tuple[str, ...]] = {
     LONG: (*BLOCKS, shared.GPT2),
     PLACES: tuple(name + kind for kind in POSITIONS for name in PLACED),
@@ -131,23 +126,13 @@ _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialSettings(shared.TrainedSettings):
+class TrialSettings(shared.TunedSettings):
     """A point of this study: one model, one count of pairs of tokens, or the clocks of all blocks."""
 
-    phase: str
-    """What it is for: a tuning, runs or clocks."""
-    label: str
-    """Name of the block, with its positions where they are sinusoidal, or of the reference."""
     turns: tuple[str, ...] | None = None
     """Labels of what takes turns where steps are timed."""
     rounds: int | None = None
     """How many steps of each are timed."""
-
-    @property
-    def name(self) -> str:
-        """The label, in a tuning with the rate."""
-        rate = f"{shared.AT_RATE}{self.size.learning_rate:g}" if self.tuned else ""
-        return self.label + rate
 
 
 def _point(label: str, phase: str, size: shared.TextSize, seed: int) -> TrialSettings:
@@ -177,16 +162,10 @@ def tuning(scale: Scale, width: str) -> list[TrialSettings]:
     Returns:
         The points' settings.
     """
-    phase = width + TUNING
-    size, grids = SIZES[scale][phase], RATES[width]
+    grids = RATES[width]
     if scale in OTHER_RATES:
         grids = dict.fromkeys(grids, OTHER_RATES[scale])
-    places = [[(label, rate) for rate in rates] for label, rates in grids.items()]
-    ordered = [one for each in itertools.zip_longest(*places) for one in each if one]
-    return [
-        _point(label, phase, replace(size, learning_rate=rate), TUNING_SEED)
-        for label, rate in [(shared.BIGRAMS, size.learning_rate), *ordered]
-    ]
+    return shared.tuning_points(_maker(scale, width + TUNING), grids)
 
 
 def runs(scale: Scale, phase: str, seeds: int) -> list[TrialSettings]:
@@ -200,16 +179,22 @@ def runs(scale: Scale, phase: str, seeds: int) -> list[TrialSettings]:
     Returns:
         The points' settings.
     """
-    size, width = SIZES[scale][phase], WIDE if phase.startswith(WIDE) else NARROW
-    rates = {shared.BIGRAMS: size.learning_rate} | {
+    width = WIDE if phase.startswith(WIDE) else NARROW
+    rates = {
         label: OTHER_RATES[scale][0] if scale in OTHER_RATES else BEST[width][label]
         for label in RUNS[phase]
     }
-    return [
-        _point(label, phase, replace(size, learning_rate=rate), seed)
-        for seed in _run_seeds(seeds)
-        for label, rate in rates.items()
-    ]
+    return shared.run_points(_maker(scale, phase), rates, seeds)
+
+
+def _maker(scale: Scale, phase: str) -> shared.Make[TrialSettings]:
+    """Of the points of a phase."""
+    size = SIZES[scale][phase]
+
+    def make(label: str, rate: float | None, seed: int) -> TrialSettings:
+        return _point(label, phase, replace(size, learning_rate=rate or size.learning_rate), seed)
+
+    return make
 
 
 def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
@@ -226,13 +211,8 @@ def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
     size, labels, rounds = SIZES[scale][width + LONG], RUNS[width + LONG], ROUNDS[scale]
     return [
         replace(_point(shared.ALL, width + CLOCK, size, seed), turns=labels, rounds=rounds)
-        for seed in _run_seeds(seeds)
+        for seed in shared.run_seeds(seeds)
     ]
-
-
-def _run_seeds(count: int) -> range:
-    """Seeds on which nothing was tuned."""
-    return range(TUNING_SEED + 1, TUNING_SEED + 1 + count)
 
 
 def points(scale: Scale, count: int | None) -> list[TrialSettings]:
@@ -257,8 +237,7 @@ def measure(settings: TrialSettings) -> list[Row]:
     """One run's losses, or what a step of every block costs."""
     timed = settings.turns is not None
     rows = step_clocks(settings) if timed else shared.train_point(settings)
-    own: Row = {"phase": settings.phase, "learning_rate": settings.size.learning_rate}
-    return [{**row, **own} for row in rows]
+    return settings.placed(rows)
 
 
 def step_clocks(settings: TrialSettings) -> list[Row]:
@@ -287,41 +266,11 @@ def step_clocks(settings: TrialSettings) -> list[Row]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(shared.Tuned):
     """What is measured at one width."""
 
-    tuning: shared.Runs
-    """Every block at its rates."""
-    runs: shared.Runs
-    """Those that count."""
-    rates: Mapping[str, float]
-    """What was run → its learning rate."""
     clock: Mapping[str, tuple[float, float]]
     """What was timed → (seconds of a step, standard error)."""
-
-    def judged(self, check: Check, *labels: str) -> Check:
-        """The check; undecided, with the reason, where a best rate is at an end or the runs are not at it.
-
-        Args:
-            check: a fact about the runs.
-            *labels: that it is about.
-
-        Returns:
-            The check, or one that holds neither way.
-        """
-        reasons = [reason for label in labels if (reason := self.hindrance(label))]
-        if not reasons:
-            return check
-        return replace(check, ours=f"{check.ours}; void, since {', '.join(reasons)}", holds=None)
-
-    def hindrance(self, label: str) -> str | None:
-        """Why the runs of a label do not count; None where they do."""
-        found = self.tuning.rates.get(label)
-        if found is None or not found.settled:
-            return f"the best rate of {label} is not inside its grid"
-        if label in self.rates and self.rates[label] != found.best:
-            return f"the runs of {label} are not at its best rate, {found.best:g}"
-        return None
 
 
 def trial_of(rows: Rows, width: str, phase: str) -> Trial:
@@ -335,14 +284,8 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
     Returns:
         The trial, as far as it is measured.
     """
-    by_phase = {name: each for (name,), each in shared.grouped(rows, "phase").items()}
-    own = by_phase.get(phase, ())
-    return Trial(
-        tuning=shared.Runs(by_phase.get(width + TUNING, ())),
-        runs=shared.Runs(own),
-        rates={row["variant"]: row["learning_rate"] for row in own},
-        clock=shared.mean_clocks(by_phase.get(width + CLOCK, ())),
-    )
+    timed = [row for row in rows if row["phase"] == width + CLOCK]
+    return Trial.of(rows, width + TUNING, phase, clock=shared.mean_clocks(timed))
 
 
 def summarise(rows: Rows) -> Summary:
@@ -364,14 +307,18 @@ def summarise(rows: Rows) -> Summary:
             for name, trial in (trials | {"positions": placed}).items()
             for line in trial.runs.table()
         ],
-        tuning=[line for name, trial in trials.items() for line in _tuning_table(name, trial)],
+        tuning=[
+            {"runs": name, **line}
+            for name, trial in trials.items()
+            for line in trial.tuning_table()
+        ],
         times=[line for name, trial in trials.items() for line in _time_table(name, trial)],
     )
 
 
 def _checks(name: str, trial: Trial) -> list[Check]:
     """Of the rates, of the controls, and the verdicts at one width."""
-    own, runs = [*_rate_checks(trial)], trial.runs
+    own, runs = trial.rate_checks(), trial.runs
     own += runs.controls.values()
     base = runs.close(BASE, "pre-ln", shared.CLOSE, f"{BASE} is as good a base as pre-ln")
     own.append(trial.judged(base, BASE, "pre-ln"))
@@ -382,41 +329,10 @@ def _checks(name: str, trial: Trial) -> list[Check]:
     return [replace(check, fact=f"{name}: {check.fact}") for check in own]
 
 
-def _rate_checks(trial: Trial) -> list[Check]:
-    """Whether every best rate lies inside its grid, and whether the runs are there."""
-    grids, rates = trial.tuning.grids, trial.tuning.rates
-    enough = bool(grids) and min(map(len, grids.values())) >= 3
-    at_end = [f"{label} ({one.best:g})" for label, one in rates.items() if not one.settled]
-    off = [
-        f"{label} (best {found.best:g}, runs at {trial.rates[label]:g})"
-        for label, found in rates.items()
-        if label in trial.rates and found.settled and found.best != trial.rates[label]
-    ]
-    judged = [label for label, found in rates.items() if label in trial.rates and found.settled]
-    return [
-        Check(
-            fact="each best rate of the tuning lies inside its grid",
-            expected="none at an end (rule of this study)",
-            ours=_listed("at an end", at_end, len(grids)) if enough else "too little measured",
-            holds=not at_end if enough else None,
-        ),
-        Check(
-            fact="the runs of each block are at its best rate",
-            expected="all (rule of this study)",
-            ours=_listed("elsewhere", off, len(judged)) if judged else "too little measured",
-            holds=not off if judged else None,
-        ),
-    ]
-
-
-def _listed(where: str, names: Sequence[str], count: int) -> str:
-    return f"{where}: {'; '.join(names)}" if names else f"so for all {count}"
-
-
 def _place_checks(placed: Trial) -> list[Check]:
     """The verdict at equal steps with either kind of positions, and whether it is the same gap."""
     runs, block = placed.runs, "sas-p"
-    checks = _rate_checks(placed)[1:]
+    checks = placed.rate_checks()[1:]
     gaps: dict[str, dict[Scalar, float]] = {}
     for kind, name in POSITIONS.items():
         one, base = block + kind, BASE + kind
@@ -435,23 +351,6 @@ def _place_checks(placed: Trial) -> list[Check]:
         limit=shared.CLOSE,
     )
     return [*checks, placed.judged(same, *RUNS[PLACES])]
-
-
-def _tuning_table(name: str, trial: Trial) -> list[dict[str, object]]:
-    """Every rate of every block, its loss, and what came of it."""
-    return [
-        {
-            "runs": name,
-            "variant": label,
-            "learning_rate": rate,
-            "final_loss": loss if math.isfinite(loss) else None,
-            "best": rate == trial.tuning.rates[label].best,
-            "inside": trial.tuning.rates[label].settled,
-        }
-        for label, grid in trial.tuning.grids.items()
-        for rate, seeds in sorted(grid.items())
-        for loss in seeds.values()
-    ]
 
 
 def _time_table(name: str, trial: Trial) -> list[dict[str, object]]:
@@ -516,7 +415,7 @@ STUDY = Study(
     settings=points,
     measure=measure,
     summarise=summarise,
-    columns=(*shared.TRAINED_COLUMNS, "phase", "learning_rate"),
+    columns=shared.TUNED_COLUMNS,
     revision=1,  # its own: not raised with that of the other studies that train
     gpus=1,
 )

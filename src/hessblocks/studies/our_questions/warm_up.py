@@ -15,14 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from hessblocks.curvature import (
-    AttentionBackendWarning,
-    Hessian,
-    ParameterGroup,
-    Problem,
-    merge,
-    parameter_groups,
-)
+from hessblocks.curvature import AttentionBackendWarning, Hessian, Problem
 from hessblocks.data import Example
 from hessblocks.figures import Panel
 from hessblocks.linalg import extreme_eigenvalues
@@ -121,12 +114,9 @@ def sharpness(model: nn.Module, batch: Example) -> list[Row]:
         A row a role.
     """
     problem = Problem(model.eval(), batch, loss="causal-lm")
-    roles: dict[str, list[ParameterGroup]] = {}
-    for group in parameter_groups(model).values():
-        roles.setdefault(group.role, []).append(group)
     rows = []
-    for role, parts in roles.items():
-        operator = Hessian(problem, merge(role, parts))
+    for role, group in shared.by_role(model).items():
+        operator = Hessian(problem, group)
         with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
             found = extreme_eigenvalues(
                 operator, 1, "both", tolerance=RESIDUAL, max_products=PRODUCTS

@@ -45,13 +45,21 @@ from hessblocks.studies.shared.growth_summary import (
     with_guides,
 )
 from hessblocks.studies.shared.measured_curvature import (
-    DISTANCE,
+    ALL_GROUPS,
+    ALL_MATRICES,
+    COMMON_MATRICES,
     HETEROGENEITY,
+    SETS,
     SPREAD,
     Probe,
+    by_role,
     curvature_rows,
+    training_batch,
 )
-from hessblocks.studies.shared.statistics import rank_correlation
+from hessblocks.studies.shared.statistics import (
+    Correlation,
+    correlation,
+)
 from hessblocks.studies.shared.step_times import (
     PUBLISHED_SPEED,
     STEP_TIME,
@@ -84,6 +92,7 @@ from hessblocks.studies.shared.trained_points import (
     level,
     make_model,
     run_settings,
+    train,
     train_point,
     trained_study,
 )
@@ -95,6 +104,18 @@ from hessblocks.studies.shared.trained_summary import (
     finite,
     late,
     places_panel,
+    steps_to,
+)
+from hessblocks.studies.shared.tuned_runs import (
+    COUNTED,
+    TUNED_COLUMNS,
+    TUNING,
+    Make,
+    Tuned,
+    TunedSettings,
+    run_points,
+    run_seeds,
+    tuning_points,
 )
 from hessblocks.studies.shared.variants import (
     BETAS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -256,6 +257,14 @@ class Runs:
         """
         every = [*checks, *self.controls.values()]
         return summary(title, caption, panels, every, losses=self.table(), **tables)
+
+
+def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
+    """Steps until a run's validation loss is `loss`, on a line between evaluations; infinite if never."""
+    for (step, before), (later, after) in itertools.pairwise(run):
+        if after <= loss <= before:
+            return step + (later - step) * (before - loss) / ((before - after) or 1.0)
+    return math.inf
 
 
 def late(panel: Panel, share: float) -> Panel:

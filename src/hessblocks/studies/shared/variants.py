@@ -151,8 +151,5 @@ VARIANTS: dict[str, Maker] = {
     "sas, no MLP skip": _edited("sas", mlp_branch={"skip": 0.0}),
     **{f"sas, no MLP skip, LeakyReLU {slope:g}": _leaky(slope) for slope in SLOPES},
     **{f"sas, MLP gain x{factor:g}": _mlp_gain(factor) for factor in MLP_GAINS},
-    "pre-ln, no attention skip": _edited("pre-ln", attention_branch={"skip": 0.0}),
-    "sas, dense projection": _edited("sas", attention={"projection": Dense()}),
-    "sas-p, with skip": _edited("sas-p", attention_branch={"skip": 1.0}),
 }
 """Name → block of given sizes."""

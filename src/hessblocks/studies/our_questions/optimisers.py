@@ -1,0 +1,515 @@
+"""Ours: which optimiser each block needs, and whether uneven curvature says so.
+
+The rule, written down before the first run:
+
+1. Five blocks, all with rotary positions and zero initial queries: pre-ln, parallel, sas, sas-p, sas-p-no-norm. Four
+   optimisers: SGD with momentum 0.9; AdamW; Muon for the matrices of the layers, beside AdamW for embeddings, norms and
+   gains, both at one rate (Muon's steps are scaled to AdamW's size, `match_rms_adamw`); AdamW with a rate for each
+   role. Warm-up, linear decay, clipping and weight decay are those of the other studies.
+2. The rates of roles are c / ‖A‖_F (`blockwise_learning_rates`), their mean by entries the tuned rate, with A the role's block of
+   the Hessian as AdamW's step meets it, all layers together. It is measured on training text once: a copy of the model at its
+   first weights makes `PILOT` steps of plain AdamW at the rate `PILOT_RATE`, then the run begins anew. Norms and gains
+   keep the tuned rate: by their small curvature alone pre-ln's would have 1.2 where the tuned rate is 0.01, and
+   steps as long as their entries.
+3. The rate of each block and optimiser is tuned with one seed in a grid by half decades (`RATES`) that is made longer by
+   hand until the lowest final loss lies inside; transformers' GPT-2 with AdamW likewise. The runs that count are at these
+   rates (`BEST`), as long as the tuning, with three seeds on which nothing was tuned.
+4. Verdicts on needs: for every block, does SGD, does Muon, do own rates end about where AdamW does, within `CLOSE`
+   nats above or below? Fails where the optimiser is worse and where it is better by more.
+5. Verdicts on curvature: rank correlation over the blocks of loss(SGD) − loss(AdamW) with the spread of the norms of H, before
+   training and at the end of AdamW's, over all weight matrices and over those that all blocks have. The Hessian paper argues
+   that it is positive. It holds or fails where the interval, of a bootstrap over blocks and seeds, excludes 0; five blocks
+   show a near perfect order at most.
+6. A verdict is void where a best rate that it rests on is at an end of its grid, where the runs are not at it, and where pre-ln with AdamW
+   does not end at least 0.3 nats below the bigram table.
+7. Steps to the loss that pre-ln ends with under AdamW, seed by seed, are told and not judged: all rates decay to the end of the run.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+from torch import nn
+from torch.optim import Muon, Optimizer
+from transformers import PreTrainedModel
+
+from hessblocks.curvature import (
+    AttentionBackendWarning,
+    PreconditionedHessian,
+    Problem,
+    blockwise_learning_rates,
+    parameter_groups,
+)
+from hessblocks.figures import Panel
+from hessblocks.linalg import Estimate, frobenius_norm
+from hessblocks.statistics import mean_and_error
+from hessblocks.storage import Row, Scalar
+from hessblocks.studies import shared
+from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary
+from hessblocks.training import RunTrainer
+
+BLOCKS = ("pre-ln, zero queries", "parallel, zero queries", "sas", "sas-p", "sas-p-no-norm")
+POSITION = ("position=rotary",)
+SGD, ADAMW, MUON, BLOCKWISE = "sgd", "adamw", "muon", "blockwise"
+METHODS = (SGD, ADAMW, MUON, BLOCKWISE)
+"""Optimisers; blockwise is AdamW with a rate for each role."""
+GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
+    "smoke": {SGD: (0.3,), ADAMW: (3e-3,), MUON: (3e-3,), BLOCKWISE: (3e-3,)},
+    "laptop": {
+        SGD: (0.3, 1.0, 0.1),
+        ADAMW: (1e-2, 3e-3, 3e-2),
+        MUON: (1e-2, 3e-3, 3e-2),
+        BLOCKWISE: (1e-2, 3e-3, 3e-2),
+    },
+    "paper": {
+        SGD: (0.3, 1.0, 0.1),
+        ADAMW: (1e-3, 3e-4, 3e-3),
+        MUON: (1e-3, 3e-4, 3e-3),
+        BLOCKWISE: (1e-3, 3e-4, 3e-3),
+    },
+}
+"""Rates of each optimiser, the likeliest first."""
+
+
+def label_of(block: str, method: str) -> str:
+    """Name of a block under an optimiser."""
+    return f"{block}, {method}"
+
+
+METHOD_OF = {label_of(block, method): method for method in METHODS for block in BLOCKS} | {
+    shared.GPT2: ADAMW
+}
+"""What is tuned and run → its optimiser."""
+BLOCK_OF = {label_of(block, method): block for method in METHODS for block in BLOCKS}
+BASE = label_of(BLOCKS[0], ADAMW)
+"""Whose loss the steps are counted to, and which must have learnt more than pairs of tokens."""
+RATES: dict[str, tuple[float, ...]] = {
+    label: GRIDS["laptop"][method] for label, method in METHOD_OF.items()
+}
+"""What is tuned → its rates at laptop scale, made longer as results come in."""
+BEST: dict[str, float] = {label: rates[0] for label, rates in RATES.items()}
+"""Rates of the runs at laptop scale: a guess until the tuning is done, then its outcome."""
+SIZES: dict[Scale, shared.TextSize] = {
+    "smoke": replace(
+        shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
+    ),
+    "laptop": replace(shared.LAPTOP, steps=1200, evaluations=24),
+    "paper": shared.PAPER,
+}
+PILOT: dict[Scale, int] = {"smoke": 2, "laptop": 100, "paper": 1000}
+"""Steps of plain AdamW before the curvature of roles is measured."""
+PILOT_RATE = 1e-3
+_PROBES: dict[Scale, shared.Probe] = {
+    "smoke": shared.Probe(sequences=2, tokens=8, probes=4),
+    "laptop": shared.Probe(sequences=8, tokens=32, probes=8),
+    "paper": shared.Probe(sequences=16, tokens=128, probes=16),
+}
+_SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
+UNEVEN = (shared.ALL_MATRICES, shared.COMMON_MATRICES)
+"""What unevenness is taken over."""
+BEFORE, AFTER = "before training", "after training with AdamW"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserSettings(shared.TunedSettings):
+    """A point of this study: one model and one optimiser, or one reference."""
+
+    method: str | None = None
+    """Name in `METHODS`; none for the bigram table."""
+    probe: shared.Probe | None = None
+    """How curvature is measured where it is: of the runs that count with AdamW, and for the rates of roles."""
+    pilot: int | None = None
+    """Steps before the rates of roles are known."""
+
+
+def points(scale: Scale, count: int | None) -> list[OptimiserSettings]:
+    """All tuning, then the runs seed by seed.
+
+    Args:
+        scale: of the study.
+        count: seeds of the runs; None for the scale's own.
+
+    Returns:
+        The points' settings.
+    """
+    grids = {label: GRIDS[scale][method] for label, method in METHOD_OF.items()}
+    best = {label: rates[0] for label, rates in grids.items()}
+    if scale == "laptop":
+        grids, best = RATES, BEST
+    return [
+        *shared.tuning_points(partial(_point, scale, shared.TUNING), grids),
+        *shared.run_points(partial(_point, scale, shared.COUNTED), best, count or _SEEDS[scale]),
+    ]
+
+
+def _point(
+    scale: Scale, phase: str, label: str, rate: float | None, seed: int
+) -> OptimiserSettings:
+    size, method = SIZES[scale], METHOD_OF.get(label)
+    block = BLOCK_OF.get(label)
+    followed = bool(block) and method == ADAMW and phase == shared.COUNTED
+    return OptimiserSettings(
+        study="optimisers",
+        variant=block or label,
+        seed=seed,
+        size=replace(size, learning_rate=rate or size.learning_rate),
+        slots=POSITION if block else (),
+        optimiser=SGD if method == SGD else None,
+        phase=phase,
+        label=label,
+        tuned=True if rate and phase == shared.TUNING else None,
+        method=method,
+        probe=_PROBES[scale] if followed or method == BLOCKWISE else None,
+        pilot=PILOT[scale] if method == BLOCKWISE else None,
+    )
+
+
+def measure(settings: OptimiserSettings) -> list[Row]:
+    """Train one model; with AdamW, how uneven its curvature is before and after."""
+
+    def observe(model: nn.Module, step: int) -> list[Row]:
+        if settings.method != ADAMW or not settings.probe or step not in (0, settings.size.steps):
+            return []
+        found = shared.curvature_rows(model, shared.text_of(settings.size), settings.probe)
+        return shared.of_quantity(found, shared.SPREAD, shared.HETEROGENEITY)
+
+    changes: dict[str | None, Callable[[RunTrainer], None]] = {
+        MUON: with_muon,
+        BLOCKWISE: partial(with_rates_of_roles, settings),
+    }
+    return settings.placed(shared.train_point(settings, observe, changes.get(settings.method)))
+
+
+def with_muon(trainer: RunTrainer) -> None:
+    """Let Muon step the matrices of the layers at AdamW's rate, and AdamW all else.
+
+    Muon steps whenever AdamW has stepped, so that Trainer and schedule know one optimiser.
+
+    Args:
+        trainer: before it trains.
+    """
+    model = cast(PreTrainedModel, trainer.model)
+    named = dict(model.named_parameters())
+    roles = shared.SETS[shared.ALL_MATRICES]
+    inner = {
+        name
+        for group in parameter_groups(model).values()
+        if group.role in roles
+        for name in group.parameters
+        if named[name].ndim == 2
+    }
+    adamw = trainer.create_optimizer()
+    hidden = {named[name] for name in inner}
+    for group in adamw.param_groups:
+        group["params"] = [p for p in group["params"] if p not in hidden]
+    muon = Muon(
+        [p for p in named.values() if p in hidden],
+        lr=trainer.args.learning_rate,
+        weight_decay=trainer.args.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+
+    def step(optimiser: Optimizer, *_: object) -> None:
+        muon.param_groups[0]["lr"] = optimiser.param_groups[0]["lr"]
+        muon.step()
+
+    adamw.register_step_post_hook(step)
+
+
+def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> None:
+    """Give AdamW a rate for the matrices of each role, by the curvature that a pilot meets.
+
+    Args:
+        settings: of the point.
+        trainer: before it trains; its model stays as it is.
+    """
+    model, arguments = cast(PreTrainedModel, trainer.model), trainer.args
+    rates = blockwise_learning_rates(
+        model,
+        shared.by_role(model),
+        base=arguments.learning_rate,
+        norms=pilot_norms(settings, model),
+    )
+    groups = [
+        {
+            "params": own,
+            "lr": one["lr"] if matrices else arguments.learning_rate,
+            "weight_decay": arguments.weight_decay * matrices,
+        }
+        for one in rates
+        for matrices in (True, False)
+        if (own := [p for p in one["params"] if (p.ndim >= 2) is matrices])
+    ]
+    kind, given = trainer.get_optimizer_cls_and_kwargs(arguments, model)
+    trainer.optimizer = kind(groups, **given)
+
+
+def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str, Estimate]:
+    """Norms of each role's block of the Hessian as AdamW's step meets it, after a pilot on a copy.
+
+    Args:
+        settings: of the point.
+        model: freshly initialised.
+
+    Returns:
+        Role → estimate.
+
+    Cost:
+        The pilot's steps, and a product with the Hessian for each role and probe.
+    """
+    assert settings.pilot is not None
+    assert settings.probe is not None
+    corpus, probe, run = (
+        shared.text_of(settings.size),
+        settings.probe,
+        shared.run_settings(settings),
+    )
+    short = replace(
+        run.training, steps=settings.pilot, evaluate_every=settings.pilot, learning_rate=PILOT_RATE
+    )
+    norms: dict[str, Estimate] = {}
+    trainers: list[RunTrainer] = []
+
+    def observe(model: nn.Module, step: int) -> list[Row]:
+        if step:
+            optimiser = cast(Optimizer, trainers[0].optimizer)
+            batch = shared.training_batch(corpus, probe.sequences, probe.tokens)
+            problem = Problem(model.eval(), batch, loss="causal-lm")
+            for role, group in shared.by_role(model).items():
+                operator = PreconditionedHessian(problem, optimiser, group)
+                norms[role] = frobenius_norm(operator, probes=probe.probes)
+        return []
+
+    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
+        shared.train(
+            copy.deepcopy(model), replace(run, training=short), corpus, observe, trainers.append
+        )
+    return norms
+
+
+def spreads(rows: Rows) -> dict[tuple[str, str], shared.Values]:
+    """(what it is taken over, before or after) → block → {seed: spread of the norms of H}."""
+    found: dict[tuple[str, str], dict[str, dict[Scalar, float]]] = {}
+    for row in shared.of_quantity(rows, shared.SPREAD):
+        place = (row["group"], AFTER if row["step"] else BEFORE)
+        blocks = found.setdefault(place, {})
+        blocks.setdefault(BLOCK_OF[row["variant"]], {})[row["seed"]] = row["value"]
+    return {**found}
+
+
+def gaps(losses: shared.Values) -> dict[str, dict[Scalar, float]]:
+    """Block → {seed: loss of SGD above that of AdamW}; infinite where SGD diverged, left out where AdamW did."""
+    found: dict[str, dict[Scalar, float]] = {}
+    for block in BLOCKS:
+        sgd, adamw = (losses.get(label_of(block, one), {}) for one in (SGD, ADAMW))
+        own = {
+            seed: sgd[seed] - adamw[seed]
+            for seed in sgd
+            if math.isfinite(adamw.get(seed, math.inf))
+        }
+        if own:
+            found[block] = own
+    return found
+
+
+def summarise(rows: Rows) -> Summary:
+    """Tuning, final losses, the gap against unevenness, steps to pre-ln's loss; the verdicts of the rule."""
+    tuned = shared.Tuned.of(rows)
+    gap, uneven = gaps(tuned.runs.losses), spreads(rows)
+    control = tuned.runs.below_the_table(BASE, shared.BIGRAMS)
+    verdicts = [*_need_checks(tuned), *_curvature_checks(tuned, gap, uneven)]
+    steps = steps_to_the_base(tuned.runs)
+    return shared.summary(
+        "Which optimiser does each block need?",
+        "Blockwise is AdamW with a rate for each role; Muon steps the matrices of the layers, AdamW the rest. Tuning has one "
+        f"seed; runs are at the best rates, with seeds of their own. {shared.HOW}",
+        [panel for panel in _panels(tuned, gap, uneven, steps) if panel.shown],
+        [
+            *tuned.rate_checks(),
+            control,
+            *(shared.judged_by(control, check, shared.VOID) for check in verdicts),
+        ],
+        losses=tuned.runs.table(),
+        tuning=tuned.tuning_table(),
+        needs=_need_table(tuned.runs),
+        gaps=_gap_table(gap, uneven),
+        steps=steps_table(steps),
+    )
+
+
+def _need_checks(tuned: shared.Tuned) -> list[Check]:
+    """Whether each optimiser does about as well as AdamW, block by block."""
+    checks = []
+    for block in BLOCKS:
+        base = label_of(block, ADAMW)
+        for method in (SGD, MUON, BLOCKWISE):
+            label = label_of(block, method)
+            check = tuned.runs.match(
+                label, base, f"{block} trains as well with {method} as with AdamW"
+            )
+            checks.append(tuned.judged(check, label, base))
+    return checks
+
+
+def _curvature_checks(
+    tuned: shared.Tuned,
+    gap: shared.Values,
+    uneven: dict[tuple[str, str], shared.Values],
+) -> list[Check]:
+    """Whether the gap grows with the unevenness; a clear correlation either way decides."""
+    checks = []
+    for (matrices, moment), values in uneven.items():
+        common = [block for block in BLOCKS if block in gap and block in values]
+        if matrices not in UNEVEN or len(common) < 3:
+            continue
+        found = shared.correlation({block: values[block] for block in common}, gap)
+        check = Check(
+            fact=f"the gap between SGD and AdamW grows with the unevenness of {matrices} {moment}",
+            expected="positive rank correlation over the blocks (argued in the Hessian paper, not tested)",
+            ours=str(found),
+            holds=found.agrees(),
+        )
+        labels = [label_of(block, method) for block in common for method in (SGD, ADAMW)]
+        checks.append(tuned.judged(check, *labels))
+    return checks
+
+
+def steps_to_the_base(runs: shared.Runs) -> dict[str, dict[Scalar, float]]:
+    """Label → {seed: steps to the loss that `BASE` ends with, as a share of all}; infinite where it never gets there."""
+    found: dict[str, dict[Scalar, float]] = {}
+    for label in BLOCK_OF:
+        for seed in runs.losses.get(label, {}).keys() & runs.losses.get(BASE, {}).keys():
+            target, last = runs.losses[BASE][seed], runs.curve(BASE, seed)[-1][0]
+            if math.isfinite(target) and last:
+                steps = shared.steps_to(runs.curve(label, seed), target)
+                found.setdefault(label, {})[seed] = steps / last
+    return found
+
+
+def steps_table(steps: shared.Values) -> list[dict[str, object]]:
+    """Mean share of the steps of the seeds that get there, and how many do."""
+    table: list[dict[str, object]] = []
+    for label, seeds in steps.items():
+        there = [share for share in seeds.values() if math.isfinite(share)]
+        mean, error = mean_and_error(there) if there else (None, None)
+        table.append(
+            {
+                "variant": label,
+                "share_of_the_steps": mean,
+                "standard_error": error,
+                "seeds": len(seeds),
+                "reached": len(there),
+            }
+        )
+    return table
+
+
+def _need_table(runs: shared.Runs) -> list[dict[str, object]]:
+    """The best optimiser of each block, and those that end no more than `CLOSE` above it."""
+    means = shared.finite(runs.losses)
+    table: list[dict[str, object]] = []
+    for block in BLOCKS:
+        own = {m: means[label_of(block, m)][0] for m in METHODS if label_of(block, m) in means}
+        if own:
+            best = min(own, key=own.__getitem__)
+            good = [method for method in own if own[method] <= own[best] + shared.CLOSE]
+            line = {"block": block, "best": best, "within_close": ", ".join(good)}
+            table.append(line | {f"loss_{method}": own.get(method) for method in METHODS})
+    return table
+
+
+def _gap_table(
+    gap: shared.Values, uneven: dict[tuple[str, str], shared.Values]
+) -> list[dict[str, object]]:
+    """Gap and unevenness of each block."""
+    return [
+        {
+            "block": block,
+            "groups": matrices,
+            "moment": moment,
+            "spread": shared.over_seeds(values[block]).mean,
+            "spread_error": shared.over_seeds(values[block]).error,
+            "gap": mean if math.isfinite(mean) else None,
+            "gap_error": error,
+        }
+        for (matrices, moment), values in uneven.items()
+        for block in values
+        if block in gap
+        for mean, error in [mean_and_error(list(gap[block].values()))]
+    ]
+
+
+def _panels(
+    tuned: shared.Tuned,
+    gap: shared.Values,
+    uneven: dict[tuple[str, str], shared.Values],
+    steps: shared.Values,
+) -> list[Panel]:
+    """The tuning of each optimiser, final losses, steps, and the gap against unevenness."""
+    gpt2 = {ADAMW: {shared.GPT2: shared.GPT2}}
+    panels = [
+        tuned.tuning.tuning_panel(
+            {block: label_of(block, method) for block in BLOCKS} | gpt2.get(method, {}),
+            f"tuning: {method}",
+        )
+        for method in METHODS
+    ]
+    losses = shared.places_panel(
+        _by_method(tuned.runs.losses), "final validation loss (nats per token)", bars=False
+    )
+    reached = shared.places_panel(
+        _by_method(steps), "steps to pre-ln's loss with AdamW (share)", bars=False
+    )
+    panels += [replace(losses, title="runs"), replace(reached, title="steps to pre-ln's loss")]
+    for (matrices, moment), values in uneven.items():
+        if matrices == shared.ALL_MATRICES:
+            panels.append(_scatter(moment, shared.finite(values), shared.finite(gap)))
+    return panels
+
+
+def _by_method(values: shared.Values) -> dict[str, dict[str, tuple[float, float]]]:
+    """Block → {optimiser: mean and error}, and the level of the bigram table where it is there."""
+    means = shared.finite(values)
+    found = {
+        block: {m: means[label_of(block, m)] for m in METHODS if label_of(block, m) in means}
+        for block in BLOCKS
+    }
+    for name, methods in ((shared.GPT2, (ADAMW,)), (shared.BIGRAMS, METHODS)):
+        if name in means:
+            found[name] = dict.fromkeys(methods, means[name])
+    return {name: {m: each[m] for m in METHODS if m in each} for name, each in found.items()}
+
+
+def _scatter(
+    moment: str, even: dict[str, tuple[float, float]], gap: dict[str, tuple[float, float]]
+) -> Panel:
+    """The gap against the spread, one point a block."""
+    return Panel(
+        title=f"gap and unevenness {moment}",
+        x_label="spread of log10 ‖H‖ (decades)",
+        y_label="SGD above AdamW (nats per token)",
+        series=tuple(
+            shared.curve(block, [(even[block][0], *gap[block])], line=False)
+            for block in BLOCKS
+            if block in even and block in gap
+        ),
+    )
+
+
+STUDY = Study(
+    name="optimisers",
+    title="SGD, AdamW, Muon and rates of roles, each block at its best rate, against the unevenness of its curvature",
+    source="ours, testing a claim of the Hessian paper",
+    published="Argued, not tested: heterogeneous blocks of the Hessian are why transformers need Adam.",
+    settings=points,
+    measure=measure,
+    summarise=summarise,
+    columns=shared.TUNED_COLUMNS,
+    gpus=1,
+)

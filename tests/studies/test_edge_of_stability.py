@@ -1,0 +1,305 @@
+"""The edge of stability: sharpness is that of the optimiser's step, verdicts follow runs made up here, a run is drawn."""
+
+import gc
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from hessblocks.curvature import PreconditionedHessian, Problem, Sharpness
+from hessblocks.errors import RunError
+from hessblocks.figures import draw, read_figure, write_picture
+from hessblocks.figures.figure import Panel
+from hessblocks.storage.tables import Row
+from hessblocks.studies.engine.study import Check
+from hessblocks.studies.our_questions import edge_of_stability as edge
+from hessblocks.studies.our_questions.edge_of_stability import (
+    BASE,
+    BLOCKS,
+    COLD,
+    EDGE,
+    KINDS,
+    LABELS,
+    RATES,
+    SHARE,
+    SHARPNESS,
+    SIMPLE,
+    STUDY,
+    WARM,
+    WHOLE,
+    EdgeSettings,
+    label_of,
+    points,
+    sharpness,
+    tolerated,
+)
+from hessblocks.studies.runner import run_study
+from hessblocks.studies.shared.measured_curvature import by_role, training_batch
+from hessblocks.studies.shared.texts import text_of
+from hessblocks.studies.shared.trained_points import (
+    BIGRAMS,
+    GPT2,
+    LOSS,
+    make_model,
+    run_settings,
+    train,
+)
+
+PLAN = points("laptop", None)
+
+
+def test_both_kinds_are_run_at_every_rate_and_differ_in_their_warm_up_alone() -> None:
+    runs = [p for p in PLAN if p.phase == "runs" and p.label in LABELS]
+    assert len(runs) == len(LABELS) * len(RATES["laptop"]) * 3
+    assert {p.seed for p in runs} == {1, 2, 3}
+    assert all(p.sequences and p.tokens and p.slots == ("position=rotary",) for p in runs)
+    assert {run_settings(p).training.warmup for p in runs if p.label.endswith(COLD)} == {0.0}
+    warm = [p for p in runs if not p.label.endswith(COLD)]
+    assert {run_settings(p).training.warmup for p in warm} == {0.1}
+    pairs = {(p.variant, p.seed, p.size): p for p in runs if p.label.endswith(COLD)}
+    for one in warm:
+        other = pairs[one.variant, one.seed, one.size]
+        assert replace(other, warmup=one.warmup, label=one.label) == one
+    tuning = [p for p in PLAN if p.phase == "tuning"]
+    assert {(p.seed, p.sequences) for p in tuning} == {(0, None)}
+    assert {p.label for p in tuning} == {BIGRAMS, GPT2, *(label_of(b, WARM) for b in BLOCKS)}
+    halves = sorted(round(2 * math.log10(rate)) for rate in RATES["laptop"])
+    assert halves == list(range(halves[0], halves[0] + len(halves)))
+
+
+def trained(block: str) -> tuple[EdgeSettings, nn.Module, Any]:
+    """A small model after eight steps, with its optimiser."""
+    settings = next(p for p in points("smoke", 1) if p.label == label_of(block, COLD))
+    size = replace(settings.size, width=4, heads=2, mlp_width=8, steps=8)
+    settings = replace(settings, size=size)
+    model, trainers = make_model(settings), list[Any]()
+    train(model, run_settings(settings), text_of(size), change=trainers.append)
+    return settings, model, trainers[0]
+
+
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+@pytest.mark.parametrize("block", BLOCKS)
+def test_sharpness_is_the_largest_eigenvalue_of_each_roles_preconditioned_block(block: str) -> None:
+    settings, model, trainer = trained(block)
+    batch = training_batch(text_of(settings.size), 2, 8)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 0.01
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edge, "FIRST_PRODUCTS", 120)
+        found: dict[str, Sharpness] = {}
+        rows = sharpness(model, trainer.optimizer, batch, found)
+    values = {row["group"]: row["value"] for row in rows if row["quantity"] == SHARPNESS}
+    roles = by_role(model)
+    assert values.keys() == found.keys() == {WHOLE, *roles}
+    problem = Problem(model.eval(), batch, loss="causal-lm")
+    small = {role: group for role, group in roles.items() if group.size < 200}
+    assert len(small) > 3
+    for role, group in small.items():
+        dense = PreconditionedHessian(problem, trainer.optimizer, group).dense()
+        largest = float(torch.linalg.eigvalsh((dense + dense.T) / 2)[-1])
+        assert values[role] == pytest.approx(largest, rel=0.01, abs=1e-3 * values[WHOLE])
+    assert values[WHOLE] >= 0.99 * max(values[role] for role in small)
+    (share,) = [row["value"] for row in rows if row["quantity"] == SHARE]
+    assert share == pytest.approx(cast(float, values[WHOLE]) * 0.01 / EDGE)
+
+
+def test_a_rate_of_0_has_no_edge_and_a_product_that_is_lost_no_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings, model, trainer = trained(SIMPLE)  # whose rate has decayed to 0
+    batch = training_batch(text_of(settings.size), 2, 8)
+    rows = sharpness(model, trainer.optimizer, batch, {})
+    assert {row["quantity"] for row in rows} == {SHARPNESS}
+
+    def lost(*given: object, **more: object) -> Sharpness:
+        raise RunError("a product is not finite")
+
+    monkeypatch.setattr(edge, "preconditioned_sharpness", lost)
+    assert sharpness(model, trainer.optimizer, batch, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "rate"),
+    [
+        ({1e-3: 3.1, 1e-2: 3.0, 1e-1: 3.4}, 10**-1.5),
+        ({1e-3: 3.1, 1e-2: 3.0, 1e-1: math.inf}, 1e-2),
+        ({1e-3: 3.0, 1e-2: 3.1, 1e-1: 3.3}, 10**-1.5),
+        ({1e-3: 3.5, 1e-2: 3.0, 1e-1: 3.1}, None),
+        ({1e-3: math.inf, 1e-2: math.inf, 1e-1: math.inf}, None),
+        ({1e-1: 4.0, 1e-2: 3.0, 1e-3: 9.0}, 10**-1.8),
+    ],
+)
+def test_a_tolerated_rate_is_where_the_loss_leaves_the_best_by_two_tenths(
+    losses: dict[float, float], rate: float | None
+) -> None:
+    found = tolerated(losses)
+    assert found is None if rate is None else found == pytest.approx(math.log10(rate))
+
+
+Level = Callable[[str, str, float, int], float]
+"""From block, kind, rate and seed to the final loss."""
+STANDS = {(BASE, WARM): -1.75, (BASE, COLD): -2.25, (SIMPLE, WARM): -1.25, (SIMPLE, COLD): -1.25}
+"""log10 of tolerated rates, as argued: sas-p stands more, and needs no warm-up."""
+
+
+def cliff(stands: dict[tuple[str, str], float] = STANDS) -> Level:
+    """3 up to nearly what is tolerated, from where losses rise by 2 a decade; lower rates than 1e-2 are slow."""
+
+    def level(block: str, kind: str, rate: float, seed: int) -> float:
+        beyond = math.log10(rate) - (stands[block, kind] + 0.01 * seed)
+        slow = max(0.0, -2 - math.log10(rate))
+        return 3.0 + 0.01 * seed + 0.3 * slow + 2 * max(0.0, beyond + 0.1)
+
+    return level
+
+
+FIRST = {BASE: (2e3, 2e2), SIMPLE: (3e2, 2e2)}
+"""Sharpness at the first step that is followed, and after a tenth of the steps."""
+
+
+def rows(
+    level: Level | None = None,
+    first: dict[str, tuple[float, float]] = FIRST,
+    *,
+    residual: float = 0.01,
+    table: float = 3.6,
+) -> list[Row]:
+    found: list[Row] = []
+    for one in PLAN:
+        block, kind = LABELS.get(one.label, (BASE, WARM))
+        end = (level or cliff())(block, kind, one.size.learning_rate, one.seed)
+        end = table if one.label == BIGRAMS else end
+        values: list[Row] = [
+            {"quantity": LOSS, "step": step, "value": loss if math.isfinite(loss) else None}
+            for step, loss in ((0, 7.0), (800, end))
+        ]
+        if one.sequences:
+            sharp = dict(zip((10, 80, 790), (*first[block], 100.0), strict=True))
+            values += [
+                {"quantity": SHARPNESS, "group": group, "step": step, "value": value * (1 + 0.01 * one.seed),
+                 "standard_error": residual * value}
+                for step, value in sharp.items()
+                for group in (WHOLE, "query")
+            ]  # fmt: skip
+            share: Row = {"quantity": SHARE, "group": WHOLE, "step": 10, "value": 0.3}
+            values.append(share)
+        found += one.placed([{**one.owner, **value} for value in values])
+    return found
+
+
+def checks(found: list[Row]) -> dict[str, Check]:
+    return {check.fact: check for check in STUDY.summarise(found).checks}
+
+
+VERDICTS = [
+    *(f"{SIMPLE} stands larger rates than {BASE}, with {kind}" for kind in KINDS),
+    f"{SIMPLE} needs less warm-up than {BASE}, by the loss at the best rate",
+    f"{SIMPLE} needs less warm-up than {BASE}, by the tolerated rate",
+    "curvature says beforehand which block stands the larger rates",
+    "curvature says beforehand which block needs more warm-up",
+]
+
+
+def verdicts(found: list[Row]) -> list[bool | None]:
+    every = checks(found)
+    assert len(every) == 4 + len(VERDICTS)
+    return [every[fact].holds for fact in VERDICTS]
+
+
+def test_verdicts_follow_the_runs_as_argued() -> None:
+    found = checks(rows())
+    assert [check.holds for check in found.values()] == [True] * 10
+    assert found[VERDICTS[0]].ours.startswith("+0.48")
+    assert found[VERDICTS[3]].ours.startswith("-0.47")
+    forecast = math.log10(2e3 / 3e2)
+    assert found[VERDICTS[4]].ours.startswith(f"forecast {forecast:+.3f}")
+
+
+def test_the_other_way_round_all_is_denied_but_that_curvature_says_so() -> None:
+    turned = {(SIMPLE if block == BASE else BASE, kind): at for (block, kind), at in STANDS.items()}
+    first = {BASE: FIRST[SIMPLE], SIMPLE: FIRST[BASE]}
+    assert verdicts(rows(cliff(turned), first)) == [False, False, False, False, True, True]
+    assert verdicts(rows(cliff(turned), FIRST)) == [False, False, False, False, False, False]
+
+
+def test_blocks_that_are_alike_are_forecast_by_alike_curvature_alone() -> None:
+    alike = dict.fromkeys(STANDS, -1.75)
+    same = dict.fromkeys(BLOCKS, (5e2, 2e2))
+    assert verdicts(rows(cliff(alike), same))[4:] == [True, True]
+    assert verdicts(rows(cliff(alike)))[4:] == [False, False]
+
+
+def test_what_lies_beyond_the_ladder_voids_the_tolerated_rates() -> None:
+    found = checks(rows(cliff({**STANDS, (SIMPLE, WARM): 0.5})))
+    assert found["each tolerated rate lies inside the ladder"].holds is False
+    assert [found[fact].holds for fact in VERDICTS] == [None, None, True, None, None, None]
+
+
+def test_a_sharpness_that_is_not_known_voids_the_forecasts() -> None:
+    assert verdicts(rows(residual=0.2)) == [True, True, True, True, None, None]
+
+
+def test_runs_that_learn_no_more_than_pairs_void_everything() -> None:
+    assert verdicts(rows(table=3.1)) == [None] * 6
+
+
+def test_a_best_rate_at_an_end_voids_everything() -> None:
+    def rising(block: str, kind: str, rate: float, seed: int) -> float:
+        return (
+            3.0
+            - 0.3 * math.log10(rate / 1e-3) * (block == SIMPLE)
+            + 0.01 * seed
+            + abs(2 + math.log10(rate)) * (block == BASE)
+        )
+
+    assert verdicts(rows(rising)) == [None] * 6
+
+
+def test_a_run_without_warm_up_that_diverges_needs_it() -> None:
+    def lost(block: str, kind: str, rate: float, seed: int) -> float:
+        gone = (block, kind) == (BASE, COLD) and rate > 5e-3
+        return math.inf if gone else cliff()(block, kind, rate, seed)
+
+    found = checks(rows(lost))
+    assert found[VERDICTS[2]].holds is True
+    assert "diverged in 3 of 3" in found[VERDICTS[2]].ours
+
+
+@pytest.mark.parametrize("share", [0, 0.05, 0.3, 0.5, 0.7, 0.9])
+def test_partial_results_are_summarised_too(share: float) -> None:
+    whole = rows()
+    summary = STUDY.summarise(whole[: int(share * len(whole))])
+    assert json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
+    assert False not in [check.holds for check in summary.checks]
+
+
+def test_a_run_at_smoke_scale_is_complete_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FIRST_PRODUCTS", "WHOLE_PRODUCTS", "PRODUCTS"):
+        monkeypatch.setattr(edge, name, 2)
+    gc.freeze()  # every run of the Trainer collects garbage, which else takes most of its time here
+    try:
+        result = run_study("edge-of-stability", out=tmp_path, scale="smoke")
+    finally:
+        gc.unfreeze()
+    assert result.points == result.measured == len(points("smoke", None))
+    assert {column for row in result.rows for column in row} <= set(STUDY.columns)
+    assert True not in {check.holds for check in result.checks if check.fact in VERDICTS}
+    figure = read_figure(tmp_path / "edge-of-stability" / "figure.json")
+    titles = [panel.title for panel in figure.panels]
+    assert titles == [*KINDS, *(f"{kind}: how near the edge" for kind in KINDS), *LABELS]
+    for panel in figure.panels[:2]:
+        assert isinstance(panel, Panel)
+        assert {series.name for series in panel.series} == {BIGRAMS, GPT2, *BLOCKS}
+    for panel in figure.panels[4:]:
+        assert isinstance(panel, Panel)
+        assert {"query", "key", "mlp_in"} <= {series.name for series in panel.series}
+    png = write_picture(draw(figure), tmp_path / "figures", "edge")
+    assert png.read_bytes().startswith(b"\x89PNG")
