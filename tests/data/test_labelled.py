@@ -98,6 +98,7 @@ BAD = {
     "an open quote": ("a.csv", 'text,label\n"a,x\n', "is damaged"),
     "two columns of a name": ("a.csv", "text,label,text\na,x,b\n", "has two columns 'text'"),
     "no JSON": ("a.jsonl", "{\n", "is damaged"),
+    "JSON too deep": ("a.jsonl", "[" * 200_000, "is damaged"),
     "no object": ("a.jsonl", "[1]\n", "row 1: expected one entry for each column"),
     "a number for a text": ("a.jsonl", '{"text": 1, "label": 1}\n', "row 1: expected texts"),
     "half a label": ("a.jsonl", '{"text": "a", "label": 0.5}\n', "row 1: expected texts"),

@@ -110,7 +110,7 @@ def _read(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 raise ArgumentError(f"--data: {path} has two columns {twice[0]!r}; rename one.")
             found = table
         yield from enumerate(found, start=1)
-    except (csv.Error, json.JSONDecodeError) as error:
+    except (csv.Error, json.JSONDecodeError, RecursionError) as error:
         raise ArgumentError(f"--data: {path} is damaged ({error}); mend it.") from error
 
 
