@@ -29,6 +29,11 @@ PROMISED = {
         r"no skip +410,688.* 1\.00",
         r"sas without shaping: similarity 1\.00 after layer 8",
     ],
+    "follow_a_finetuning": [
+        r"step  0: .* key 0 ± 0, heterogeneity \d\d,\d{3}",
+        r"step 80: held-out loss 0\.0\d\d, .* key 0\.[1-9]",
+        r"80 values, in the Trainer's log as curvature/embedding\.token/full",
+    ],
     "sas_in_a_trainer": [r"with a cache as without: True", r"parameters, folded 102,616"],
 }
 """What each must print, as patterns."""

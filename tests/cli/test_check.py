@@ -101,7 +101,7 @@ def test_a_model_that_was_changed_after_training_is_said_where_it_is_measured(
     assert "warning: MODEL" not in shell("signal", out, *sample[:6], "--out", tmp_path / "a").errors
     path = out / "model" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    words = f"warning: MODEL: {out} has another model.safetensors than was written; it is measured"
+    words = f"warning: MODEL: {out} has another model.safetensors than was written; it is taken as it is now"
     assert words in shell("signal", out, *sample[:6], "--out", tmp_path / "b").errors
     assert words in shell("curvature", out, *sample, "--out", tmp_path / "c").errors
     foreign = json.loads((out / "config.json").read_text()) | {"seed": 7}

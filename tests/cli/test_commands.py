@@ -165,7 +165,18 @@ def test_help_ends_well(shell: Shell, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "presets", "compare", "train", "curvature", "signal", "verify", "reproduce"]
+    "command",
+    [
+        "demo",
+        "presets",
+        "compare",
+        "train",
+        "finetune",
+        "curvature",
+        "signal",
+        "verify",
+        "reproduce",
+    ],
 )
 def test_every_command_has_the_common_options(shell: Shell, command: str) -> None:
     """Where nothing is drawn and the device is not the user's choice, they are left out."""

@@ -37,6 +37,8 @@ def answer(*words: str) -> tuple[dict[str, object], str, str, float]:
         (["--help"], 0),
         (["--version"], 0),
         (["train", "--help"], 0),
+        (["finetune", "--help"], 0),
+        (["finetune", "m", "--data", "rows.csv", "--epochs", "many"], 2),
         (["curvature", "--help"], 0),
         (["reproduce", "--help"], 0),
         (["train", "sas", "--nonsense"], 2),

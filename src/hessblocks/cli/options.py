@@ -35,6 +35,10 @@ from hessblocks.settings import (
 GOES_ON = "Run folder; the same one again goes on where it stopped."
 Out = Annotated[Path, typer.Option(help=GOES_ON)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Tracker = Annotated[
+    str,
+    typer.Option(help="Tracker that losses go to as well: tensorboard, wandb, trackio or none."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hessblocks.models import bytes_of
+
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _WITHOUT_EFFECT = frozenset(
     [
@@ -130,11 +132,6 @@ def _without_labels(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Our own configuration without the name of its preset, which stands beside its block."""
     ours = getattr(config, "model_type", None) == "hessblocks"
     return {name: value for name, value in values.items() if not (ours and name == "preset")}
-
-
-def bytes_of(value: Any) -> Any:
-    """The bytes of a tensor's entries, as a buffer on the CPU."""
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _named(value: Any) -> str:

@@ -72,6 +72,8 @@ class SharedSettings:
     """What is measured on the way."""
     device: str = "cpu"
     """cpu or cuda."""
+    report_to: str = "none"
+    """Tracker that losses go to as well: tensorboard, wandb, trackio or none. No number depends on it."""
 
     def __post_init__(self) -> None:
         """Refuse a fixed batch whose sequences are longer than the context."""
@@ -159,6 +161,7 @@ class ComparisonSettings(SharedSettings):
                 curvature=self.curvature,
                 observation=self.observation,
                 device=self.device,
+                report_to=self.report_to,
             )
             for seed in self.seeds
             for preset in self.presets

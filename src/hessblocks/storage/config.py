@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hessblocks.errors import ArgumentError
 from hessblocks.storage.files import damaged, read_object
 
 
@@ -36,11 +37,16 @@ def read_settings(path: Path) -> Settings:
         Command, presets and seeds, and the whole file beside them.
 
     Raises:
+        ArgumentError: it is of a fine-tuned model, which has no blocks side by side.
         RunError: the file is damaged.
     """
     values = read_object(path)
     presets = values.get("presets", [values["preset"]] if "preset" in values else [])
     seeds = values.get("seeds", [values["seed"]] if "seed" in values else [])
+    if values.get("command") == "finetune":
+        raise ArgumentError(
+            f"DIR: {path.parent} is of `hessblocks finetune`, which has no page; the same command shows its scores again."
+        )
     if not presets:
         raise damaged(
             path, None, "expected `preset` or `presets`, as a run or a comparison writes them"

@@ -58,7 +58,13 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
             f"DIR: {folder} has no config.json; give a folder that a command wrote."
         )
     config = read_object(folder / "config.json")
-    kinds = {"presets": _comparison, "preset": _run, "groups": _curvature, "models": _signal}
+    kinds = {
+        "presets": _comparison,
+        "preset": _run,
+        "groups": _curvature,
+        "models": _signal,
+        "classes": _finetuned,
+    }
     for name, look in kinds.items():
         if name in config:
             return (*_about(folder), *look(folder, config))
@@ -100,8 +106,18 @@ def _run(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
     if table.usable and lacking:
         table = Finding(path=table.path, state="missing", words=f"lacks {', '.join(lacking)}")
     yield table
+    saved = (folder / "model").exists() or (is_trained(rows) and not diverged)
+    yield from _trained(folder, of, saved=saved)
+
+
+def _finetuned(folder: Path, _: dict[str, Any]) -> Iterator[Finding]:
+    yield from _trained(folder, identity_in(folder), saved=True)
+
+
+def _trained(folder: Path, of: str, *, saved: bool) -> Iterator[Finding]:
+    """The model, lines and checkpoints of a run; `saved`: whether there should be a model."""
     ended: dict[str, str] = {}
-    if (folder / "model").exists() or (is_trained(rows) and not diverged):
+    if saved:
         model = sealed_folder(folder / "model", of)
         yield model
         ended = remembered_in(model.path).get("lines", {}) if model.state == "whole" else {}

@@ -4,6 +4,7 @@ from hessblocks.progress import Progress
 from hessblocks.settings import (
     ComparisonSettings,
     CurvatureSettings,
+    FinetuneSettings,
     ModelSettings,
     ObservationSettings,
     RunSettings,
@@ -14,6 +15,7 @@ from hessblocks.storage import DamageWarning, EnvironmentWarning
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed
+from hessblocks.training.labelled import Finetuned, finetune_saved
 from hessblocks.training.masked import (
     Cost,
     Finetuning,
@@ -26,6 +28,7 @@ from hessblocks.training.masked import (
 )
 from hessblocks.training.preparation import (
     build_model,
+    check_tracker,
     model_without_weights,
     resolve_device,
     run_of_size,
@@ -56,6 +59,8 @@ __all__ = [
     "DamageWarning",
     "DivergenceWarning",
     "EnvironmentWarning",
+    "FinetuneSettings",
+    "Finetuned",
     "GainCallback",
     "ModelSettings",
     "ObservationSettings",
@@ -66,6 +71,7 @@ __all__ = [
     "TrainingSettings",
     "claimed",
     "compare",
+    "finetune_saved",
     "resolve_device",
     "train",
 ]

@@ -17,7 +17,7 @@ from hessblocks.settings import RunSettings, SharedSettings
 from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.heartbeat import beating
-from hessblocks.training.preparation import build_model, check, in_float32
+from hessblocks.training.preparation import build_model, check, closed_tracker, in_float32
 from hessblocks.training.trainer import (
     Divergence,
     Observer,
@@ -84,7 +84,8 @@ def carry_out(
     trainer = make_trainer(model, settings, corpus, folder.checkpoints)
     sequences = settings.training.sequences_each(ranks.count())
     recorder.peak = max(recorder.peak, start_counting(model, settings, sequences))
-    recorder.record(trainer, *observers)
+    with closed_tracker(settings.report_to):
+        recorder.record(trainer, *observers)
     if recorder.divergence and ranks.is_first():
         _warn(settings, recorder.divergence)
     return model, recorder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -9,10 +10,11 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.integrations import get_available_reporting_integrations
 
 from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
-from hessblocks.errors import ArgumentError, in_units, main_memory, unknown_name
+from hessblocks.errors import ArgumentError, check_name, in_units, main_memory, unknown_name
 from hessblocks.models import build
 from hessblocks.settings import (
     ComparisonSettings,
@@ -26,6 +28,7 @@ from hessblocks.settings import (
 from hessblocks.training import ranks
 from hessblocks.training.trained_gains import has_gains
 
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 WEIGHT_AND_GRADIENT = 8
 """Bytes of a parameter and its gradient in single precision, the least that training takes."""
 LOGIT = 4
@@ -48,6 +51,31 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device
+
+
+def check_tracker(name: str) -> str:
+    """Refuse a tracker that transformers' Trainer cannot report to here.
+
+    Returns:
+        The name.
+
+    Raises:
+        ArgumentError: an unknown name, or a package that is not installed.
+    """
+    check_name("--report-to", name, TRACKERS)
+    if name != "none" and name not in get_available_reporting_integrations():
+        raise ArgumentError(
+            f"--report-to: {name} is not installed; run pip install {name}, or leave the option out."
+        )
+    return name
+
+
+@contextmanager
+def closed_tracker(name: str) -> Iterator[None]:
+    """Ends a tracker's run with the training inside; of wandb the Trainer leaves that to its caller."""
+    yield
+    if name == "wandb" and ranks.is_first():
+        importlib.import_module("wandb").finish()
 
 
 def run_of_size(size: RunSize, preset: str, seed: int, **training: Any) -> RunSettings:
@@ -152,6 +180,7 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
     Raises:
         ArgumentError: names the option.
     """
+    check_tracker(settings.report_to)
     models = [
         model_without_weights(settings.model, preset, corpus.vocab_size) for preset in presets
     ]

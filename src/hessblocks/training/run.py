@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from hessblocks.curvature import parameter_groups
-from hessblocks.data import Corpus
+from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
@@ -219,8 +219,11 @@ class Run:
             if recorder.divergence is None:
                 save_model(
                     model,
-                    self.corpus,
-                    settings.model.context,
+                    PreTrainedTokenizerFast(
+                        tokenizer_object=self.corpus.tokenizer,
+                        eos_token=END_OF_TEXT,
+                        model_max_length=settings.model.context,
+                    ),
                     self.folder,
                     self._told(),
                     seconds=seconds,

@@ -35,6 +35,7 @@ def compare(
     out: options.Out = Path("runs/compare"),
     seed: Annotated[int, options.Of(RunSettings)],
     device: options.Device = "auto",
+    report_to: options.Tracker = "none",
     screen: options.Screen,
 ) -> None:
     """Train several blocks on the same data and map their curvature before and after.
@@ -53,6 +54,7 @@ def compare(
         curvature=observation.sample,
         observation=observation,
         device=runs.resolve_device(device),
+        report_to=runs.check_tracker(report_to),
     )
     for name in settings.presets:
         runs.model_without_weights(model, name, text.vocab_size)

@@ -32,6 +32,7 @@ def train(
     ] = None,
     seed: Annotated[int, options.Of(RunSettings)],
     device: options.Device = "auto",
+    report_to: options.Tracker = "none",
     screen: options.Screen,
 ) -> None:
     """Train one block; --out then holds the model, ready for `from_pretrained`."""
@@ -46,6 +47,7 @@ def train(
         training=training,
         observation=observation,
         device=runs.resolve_device(device),
+        report_to=runs.check_tracker(report_to),
     )
     runs.model_without_weights(model, preset, text.vocab_size)
     carry_out(

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
-from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.errors import RunError
-from hessblocks.models import write_card
+from hessblocks.models import HessblocksPreTrainedModel, write_card
 from hessblocks.quiet import quiet
 from hessblocks.storage import (
     SEAL,
@@ -180,8 +179,7 @@ def _by_step(folder: Path) -> list[Path]:
 
 def save_model(
     model: PreTrainedModel,
-    corpus: Corpus,
-    context: int,
+    tokenizer: Any,
     folder: RunFolder,
     told: Mapping[str, Any],
     **progress: Any,
@@ -190,20 +188,17 @@ def save_model(
 
     Args:
         model: trained.
-        corpus: whose tokeniser the model knows.
-        context: tokens of the longest sequence.
+        tokenizer: that the model knows, of transformers.
         folder: of the run, whose lines are all written.
-        told: of its training, in its card.
+        told: of its training, in the card of a model of ours.
         **progress: to remember in the seal, beside the last lines.
 
     Raises:
         RunError: the folder cannot be written.
     """
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=corpus.tokenizer, eos_token=END_OF_TEXT, model_max_length=context
-    )
     with atomic_folder(folder.model) as temporary, quiet(), writing(temporary):
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        write_card(temporary, model, told)
+        if isinstance(model, HessblocksPreTrainedModel):
+            write_card(temporary, model, told)
         folder.seal(temporary, folder.model.name, progress)

@@ -83,12 +83,15 @@ class GuardedTrainer(Trainer):
         """Nothing: float16 alone has a scaler, and no training here is in float16."""
 
 
-def quiet_arguments(folder: Path | str, device: str, **given: Any) -> TrainingArguments:
+def quiet_arguments(
+    folder: Path | str, device: str, report_to: str = "none", **given: Any
+) -> TrainingArguments:
     """Quiet arguments, one device a process; logging, evaluation and saving are left to a recorder.
 
     Args:
         folder: of the checkpoints.
         device: cpu or cuda.
+        report_to: tracker that transformers hands the log to.
         **given: further fields of `transformers.TrainingArguments`.
 
     Returns:
@@ -107,7 +110,7 @@ def quiet_arguments(folder: Path | str, device: str, **given: Any) -> TrainingAr
         ddp_find_unused_parameters=False,
         disable_tqdm=True,
         log_level="error",
-        report_to="none",
+        report_to=report_to,
         **given,
     )
     made.mixed_precision = "bf16" if made.bf16 else "no"  # not what the environment asks for

@@ -61,7 +61,7 @@ class Recorder(StepClock):
         self.seconds: float = done.get("seconds", 0.0)
         self.peak: int = done.get("peak_memory", 0)
         self.divergence: Divergence | None = None
-        self._logged = (done.get("step", 0), self.seconds)
+        self._logged = (0, self.seconds)
 
     def record(self, trainer: GuardedTrainer, *observers: TrainerCallback) -> None:
         """Train to the end, or to where it diverges.
@@ -87,6 +87,10 @@ class Recorder(StepClock):
                     f"{self.checkpoint} holds something other than states of a run; remove it and run again."
                 ) from error
 
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+        """Count tokens from here."""
+        self._logged = (self._tokens(state.global_step), self.seconds)
+
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
@@ -110,22 +114,22 @@ class Recorder(StepClock):
         logs = given["logs"]
         if "loss" not in logs:
             return
-        step, seconds = self._logged
-        tokens = (state.global_step - step) * self._tokens_each
+        before, seconds = self._logged
+        tokens = self._tokens(state.global_step)
         self._note(
             state.global_step,
             split="train",
             loss=math.nan if self.divergence else logs["loss"],
-            tokens_per_second=tokens / max(self.seconds - seconds, 1e-9),
+            tokens_per_second=(tokens - before) / max(self.seconds - seconds, 1e-9),
             learning_rate=logs["learning_rate"],
             gradient_norm=logs.get("grad_norm"),
         )
-        self._logged = (state.global_step, self.seconds)
+        self._logged = (tokens, self.seconds)
 
     def on_evaluate(
         self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Note the validation loss; one that is no number ends training as a training loss does."""
+        """Note the validation loss, and accuracy where it is measured; no number ends training as a training loss does."""
         loss, step = given["metrics"]["eval_loss"], state.global_step
         if not (math.isfinite(loss) or self.divergence):
             parameters = given["model"].named_parameters()
@@ -133,7 +137,9 @@ class Recorder(StepClock):
             quantity = "parameters" if place else "validation loss"
             self.divergence = Divergence(step=step, quantity=quantity, place=place)
             control.should_training_stop, control.should_save = True, False
-        self._note(step, split="validation", loss=loss)
+        found = given["metrics"]
+        scores = {"accuracy": found["eval_accuracy"]} if "eval_accuracy" in found else {}
+        self._note(step, split="validation", loss=loss, **scores)
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Seal the checkpoint that the Trainer has written; remove old ones."""
@@ -165,14 +171,14 @@ class Recorder(StepClock):
             "preset": self.settings.preset,
             "seed": self.settings.seed,
             "step": step,
-            "tokens": step * self._tokens_each,
+            "tokens": self._tokens(step),
             "seconds": self.seconds,
         }
 
-    @property
-    def _tokens_each(self) -> int:
-        """Tokens of one step."""
-        return self.settings.training.batch_size * self.settings.model.context
+    def _tokens(self, step: int) -> int:
+        """Tokens so far: those that the Trainer counts where texts differ in length, else those of each step."""
+        each = self.settings.training.batch_size * self.settings.model.context
+        return self.trainer.state.num_input_tokens_seen or step * each
 
     def _note(self, step: int, **values: Any) -> None:
         line = self.common(step) | values

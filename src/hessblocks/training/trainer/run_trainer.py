@@ -124,6 +124,8 @@ def run_arguments(
     return quiet_arguments(
         folder,
         settings.device,
+        report_to=settings.report_to,
+        run_name=f"{settings.preset}, seed {settings.seed}",
         max_steps=training.steps,
         per_device_train_batch_size=each,
         per_device_eval_batch_size=_evaluation_batch(sequences, each),

@@ -77,7 +77,7 @@ def step_seconds(settings: RunSettings, corpus: Corpus) -> list[float]:
         RunError: the loss or a gradient is not finite.
     """
     training = replace(settings.training, steps=WARM + COUNTED, learning_rate=RATE)
-    brief = replace(settings, training=training)
+    brief = replace(settings, training=training, report_to="none")
     clock = StepClock(settings.device)
     model = build_model(brief.model, brief.preset, corpus.vocab_size, brief.seed)
     with tempfile.TemporaryDirectory() as folder, quiet():

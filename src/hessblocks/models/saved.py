@@ -1,0 +1,209 @@
+"""A model that somebody saved: opened without a network, and nothing that came with it is executed."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers.utils import find_adapter_config_file
+
+from hessblocks.errors import ArgumentError, HessblocksError, RunError
+from hessblocks.quiet import quiet
+from hessblocks.shown import printable
+from hessblocks.storage import SEAL_FILE, DamageWarning, identity_in, refuse_links, sealed_folder
+
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""No network, and no code that a folder brings along."""
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A model as `save_pretrained` wrote it, or of the local Hugging Face cache, before its weights are read."""
+
+    source: str
+    """As the user named it."""
+    place: str
+    """What transformers loads: a folder or a hub name."""
+    config: Any
+    """Its configuration."""
+
+    @classmethod
+    def at(cls, source: str) -> Self:
+        """Look at a model's configuration.
+
+        Args:
+            source: a folder, a run folder of `hessblocks train`, or a hub name.
+
+        Returns:
+            The model, none of whose weights is read yet.
+
+        Raises:
+            ArgumentError: no such folder, or a model that needs code or weights from elsewhere.
+            RunError: a hub name that is not in the local cache.
+
+        Warns:
+            DamageWarning: a model that hessblocks trained has other files than it was saved with.
+        """
+        place = _place(source)
+        _warn_of_other_weights(source, Path(place))
+        with quiet():
+            return cls(source=source, place=place, config=_config(source, place))
+
+    @property
+    def name(self) -> str:
+        """Short name, for tables and titles."""
+        folder = Path(self.source)
+        return printable(folder.resolve().name if folder.is_dir() else self.source)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Names of the classes that it says it was saved from; may be empty."""
+        return list(getattr(self.config, "architectures", None) or [])
+
+    def class_of(self, auto: Any) -> str | None:
+        """Name of the class that an Auto class makes of it; None where there is none."""
+        known = auto._model_mapping
+        return known[type(self.config)].__name__ if type(self.config) in known else None
+
+    def load(self, auto: Any, **more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+        """Read the weights, from safetensors alone.
+
+        Args:
+            auto: Auto class of transformers that makes the model.
+            **more: as `from_pretrained` takes it.
+
+        Returns:
+            The model in float32, and what transformers says of keys that were missing or did not fit.
+
+        Raises:
+            HessblocksError: weights that are not those of the configuration.
+            RunError: damaged files, or weights that are not finite.
+        """
+        with quiet():
+            try:
+                model, found = auto.from_pretrained(
+                    self.place,
+                    **_LOCAL,
+                    use_safetensors=True,
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                    **more,
+                )
+            except (HessblocksError, MemoryError):
+                raise
+            except SafetensorError as error:
+                raise RunError(
+                    f"{self.source}: the weights are damaged or cut off ({error}); copy or save the model again"
+                ) from error
+            except Exception as error:  # of any kind: the files are somebody else's
+                raise RunError(
+                    f"MODEL: {self.source} cannot be loaded ({_first_line(error)})."
+                ) from error
+        for name, weight in model.named_parameters():
+            if not weight.isfinite().all():
+                raise RunError(
+                    f"MODEL: {self.source} holds weights that are not finite ({name}); nothing can be done with it."
+                )
+        return model, found
+
+    def tokenizer(self) -> Any:
+        """The tokeniser beside the model; None where there is none that transformers can read."""
+        folder = Path(self.place)
+        if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZERS):
+            return None
+        with quiet():
+            try:
+                return AutoTokenizer.from_pretrained(self.place, **_LOCAL)
+            except Exception:  # of any kind: the files are somebody else's
+                return None
+
+
+def context_of(config: Any) -> int | None:
+    """The longest sequence that a configuration names; None where it names none."""
+    for name in ("context", "max_position_embeddings", "n_positions"):
+        if isinstance(found := getattr(config, name, None), int):
+            return found
+    return None
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 of all weights, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(bytes_of(value))
+    return digest.hexdigest()
+
+
+def bytes_of(value: Any) -> Any:
+    """The bytes of a tensor's entries, as a buffer on the CPU."""
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _place(source: str) -> str:
+    """What transformers is to load: the folder itself, the model inside a run folder, or the hub name."""
+    folder = Path(source)
+    if folder.is_dir():
+        if (folder / "model" / "config.json").is_file():
+            refuse_links(folder)
+            return str(folder / "model")
+        return str(folder)
+    if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+        raise ArgumentError(f"MODEL: {source} is no folder; give one that save_pretrained wrote.")
+    return source
+
+
+def _warn_of_other_weights(source: str, place: Path) -> None:
+    """Say that a model that hessblocks trained has other files than it was saved with, or is of another run."""
+    if not (place / SEAL_FILE).is_file():
+        return
+    inside = place.name == "model" and (place.parent / "config.json").is_file()
+    found = sealed_folder(place, identity_in(place.parent) if inside else None)
+    if not found.usable:
+        warnings.warn(
+            f"MODEL: {source} {found.words}; it is taken as it is now", DamageWarning, stacklevel=4
+        )
+
+
+def _config(source: str, place: str) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(place, **_LOCAL)
+    except Exception as error:
+        if Path(place).is_dir():
+            raise ArgumentError(
+                f"MODEL: {source} holds no model that transformers knows ({_first_line(error)})."
+            ) from error
+        raise RunError(
+            f"MODEL: {source!r} is no folder, and no model of that name is in the local Hugging Face "
+            f"cache; run `hf download {source}` where there is a network, or give a folder."
+        ) from error
+    _check_alone(source, place, config)
+    return config
+
+
+def _check_alone(source: str, place: str, config: Any) -> None:
+    """Refuse a model of which a part lies elsewhere: compiled code of the hub, or the model of an adapter."""
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
+        if "/" in (found := str(getattr(part, f"_{kind}", None))):
+            raise ArgumentError(
+                f"MODEL: {source} asks for code from elsewhere ({kind} {found}), which is never executed; "
+                "take that line out of its config.json."
+            )
+    if find_adapter_config_file(place, local_files_only=True):
+        raise ArgumentError(
+            f"MODEL: {source} holds an adapter of another model; merge both and give the merged model."
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")[:200]
