@@ -1,7 +1,7 @@
 # %% [markdown]
 # # How curvature changes while a saved model is fine-tuned
 #
-# For practitioners: a saved masked language model gets a head that sorts texts, `Trainer` trains it, and
+# For practitioners: a saved masked language model gets a classification head, `Trainer` trains it, and
 # `hb.CurvatureCallback` measures the curvature of its loss on the way. The texts are a toy.
 # `hessblocks finetune MODEL --data FILE.csv` does the training on a file of yours, without the curvature.
 

@@ -27,8 +27,8 @@ from hessblocks.progress import Progress
 from hessblocks.settings import FinetuneSettings
 from hessblocks.storage.examination import check_folder
 from hessblocks.storage.lines import read_lines
-from hessblocks.training.labelled.sorter import sorter_of
-from hessblocks.training.labelled.tuning import Finetuned, finetune_saved
+from hessblocks.training.labelled.classifier import classifier_of
+from hessblocks.training.labelled.labelled_run import Finetuned, finetune_saved
 from hessblocks.training.trainer.guarded import GuardedTrainer
 from tests.labelled.conftest import CONTEXT, KINDS
 from tests.training.helpers import killed_at_write
@@ -217,9 +217,9 @@ def test_a_head_of_another_size_is_drawn_anew_and_the_trunk_is_kept(
     saved: dict[str, Path], reviews: Path, tmp_path: Path
 ) -> None:
     first = tuned(saved["bert"], reviews, tmp_path / "first", SHORT)
-    made = sorter_of(Saved.at(str(first.folder)), ("a", "b", "c"), seed=0)
+    made = classifier_of(Saved.at(str(first.folder)), ("a", "b", "c"), seed=0)
     assert made.new == ("classifier.bias", "classifier.weight")
-    again = sorter_of(Saved.at(str(first.folder)), ("a", "b", "c"), seed=0)
+    again = classifier_of(Saved.at(str(first.folder)), ("a", "b", "c"), seed=0)
     stored = load_file(first.folder / "model.safetensors")
     for name, value in made.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name]), name
@@ -230,10 +230,10 @@ def test_a_head_of_another_size_is_drawn_anew_and_the_trunk_is_kept(
 
 def test_both_texts_of_a_pair_are_told_apart(saved: dict[str, Path], reviews: Path) -> None:
     rows = load_labelled(reviews, ["text", "more"], "label", 0.25, 0).train[:4]
-    bert = sorter_of(Saved.at(str(saved["bert"])), ("blame", "praise"), 0)
+    bert = classifier_of(Saved.at(str(saved["bert"])), ("blame", "praise"), 0)
     examples, _ = bert.encode(rows, None)
     assert {tuple(sorted(set(one["token_type_ids"]))) for one in examples} == {(0, 1)}
-    gpt2 = sorter_of(Saved.at(str(saved["gpt2"])), ("blame", "praise"), 0)
+    gpt2 = classifier_of(Saved.at(str(saved["gpt2"])), ("blame", "praise"), 0)
     seen: list[list[str]] = []
     gpt2.tokenizer.__class__ = type(
         "Spy",
@@ -253,7 +253,7 @@ def test_both_texts_of_a_pair_are_told_apart(saved: dict[str, Path], reviews: Pa
 def test_texts_that_are_too_long_are_cut_and_counted(
     saved: dict[str, Path], reviews: Path, tmp_path: Path
 ) -> None:
-    made = sorter_of(Saved.at(str(saved["gpt2"])), ("blame", "praise"), 0)
+    made = classifier_of(Saved.at(str(saved["gpt2"])), ("blame", "praise"), 0)
     rows = load_labelled(reviews, ["text"], "label", 0.25, 0).train
     assert made.limit(None) == CONTEXT
     assert made.limit(5) == 5
@@ -308,7 +308,7 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no token for padding": (no_end, "has no token for padding and none for the end"),
     "another tokenizer": (fewer_words, r"gives token ids up to \d+, the model knows those below 5"),
     "no trunk": (no_trunk, "MODEL: .* has no weights for transformer"),
-    "a model of pictures": (vision, "is a ViT, on which transformers puts no head that sorts texts"),
+    "a model of pictures": (vision, "is a ViT, on which transformers puts no classification head"),
     "weights that are not finite": (not_finite, "holds weights that are not finite"),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.settings import FinetuneSettings
-from hessblocks.training.labelled.tuning import finetune_saved
+from hessblocks.training.labelled.labelled_run import finetune_saved
 from tests.inspection.test_hostile_folders import TRAP, Bomb
 
 

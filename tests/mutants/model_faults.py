@@ -425,14 +425,14 @@ MODELS = (
     ),
     Mutant(
         "the reference knows the held-out labels",
-        file="training/labelled/tuning.py",
+        file="training/labelled/labelled_run.py",
         find="Counter(row.label for row in rows.train)",
         replace="Counter(row.label for row in rows.held_out)",
         tests=("labelled/test_finetuning.py::test_the_reference_needs_no_model",),
     ),
     Mutant(
         "a classifier's labels change their order",
-        file="training/labelled/sorter.py",
+        file="training/labelled/classifier.py",
         find="        classes = own\n",
         replace="        pass\n",
         tests=(
@@ -441,7 +441,7 @@ MODELS = (
     ),
     Mutant(
         "a trunk without weights is drawn anew",
-        file="training/labelled/sorter.py",
+        file="training/labelled/classifier.py",
         find="    if trunk:\n",
         replace="    if False:\n",
         tests=(
@@ -450,7 +450,7 @@ MODELS = (
     ),
     Mutant(
         "nothing parts the texts of a pair",
-        file="training/labelled/sorter.py",
+        file="training/labelled/classifier.py",
         find="SEPARATOR.join(both)",
         replace='"".join(both)',
         tests=("labelled/test_finetuning.py::test_both_texts_of_a_pair_are_told_apart",),

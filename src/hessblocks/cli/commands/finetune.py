@@ -1,4 +1,4 @@
-"""`hessblocks finetune`: a saved model learns to sort the user's own labelled texts."""
+"""`hessblocks finetune`: a saved model learns to classify the user's own labelled texts."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
 """Fine-tuning of a saved model on labelled text of the user's own."""
 
-from hessblocks.training.labelled.tuning import Finetuned, finetune_saved
+from hessblocks.training.labelled.labelled_run import Finetuned, finetune_saved

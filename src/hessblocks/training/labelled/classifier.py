@@ -22,8 +22,8 @@ ENDLESS = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sorter:
-    """A model that sorts texts into classes, with what feeds it."""
+class Classifier:
+    """A text classifier, with what feeds it."""
 
     name: str
     """Of the saved model."""
@@ -104,7 +104,7 @@ class Sorter:
             )
 
 
-def sorter_of(saved: Saved, classes: tuple[str, ...], seed: int) -> Sorter:
+def classifier_of(saved: Saved, classes: tuple[str, ...], seed: int) -> Classifier:
     """Put a head for these classes onto a saved model, or keep the one that it has.
 
     Args:
@@ -123,7 +123,7 @@ def sorter_of(saved: Saved, classes: tuple[str, ...], seed: int) -> Sorter:
     if kind is None:
         raise ArgumentError(
             f"MODEL: {saved.source} is a {type(saved.config).__name__.removesuffix('Config')}, on which transformers "
-            "puts no head that sorts texts; give another model."
+            "puts no classification head; give another model."
         )
     tokenizer = saved.tokenizer()
     if tokenizer is None:
@@ -158,7 +158,7 @@ def sorter_of(saved: Saved, classes: tuple[str, ...], seed: int) -> Sorter:
             f"MODEL: {saved.source} has no weights for {', '.join(trunk[:3])}, or of another size; save it again."
         )
     model.config.pad_token_id = tokenizer.pad_token_id
-    return Sorter(
+    return Classifier(
         name=saved.name, model=model, tokenizer=tokenizer, classes=classes, new=tuple(new)
     )
 

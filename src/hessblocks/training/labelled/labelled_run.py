@@ -25,7 +25,7 @@ from hessblocks.storage import (
 )
 from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder, claimed, continued, prune, save_model
-from hessblocks.training.labelled.sorter import Encoded, Sorter, sorter_of
+from hessblocks.training.labelled.classifier import Classifier, Encoded, classifier_of
 from hessblocks.training.preparation import check_tracker, closed_tracker, in_float32
 from hessblocks.training.trainer import Recorder, RunTrainer, run_arguments
 
@@ -77,7 +77,7 @@ def finetune_saved(
     device: str = "cpu",
     report_to: str = "none",
 ) -> Finetuned:
-    """Train a saved model to sort texts of a file by their labels, or what is left of it.
+    """Train a saved model to classify the texts of a file, or what is left of it.
 
     Args:
         source: a classifier, or any model on which transformers puts the head of one: a folder, a run folder of
@@ -103,10 +103,10 @@ def finetune_saved(
         saved = Saved.at(source)
         rows = load_labelled(data, settings.text, settings.label, settings.held_out, settings.seed)
     with progress.stage("model"):
-        sorter = sorter_of(saved, rows.classes, settings.seed)
-        limit = sorter.limit(settings.tokens)
-        train, cut = sorter.encode(rows.train, limit)
-        held_out, cut_too = sorter.encode(rows.held_out, limit)
+        classifier = classifier_of(saved, rows.classes, settings.seed)
+        limit = classifier.limit(settings.tokens)
+        train, cut = classifier.encode(rows.train, limit)
+        held_out, cut_too = classifier.encode(rows.held_out, limit)
     run = RunSettings(
         preset=saved.name,
         seed=settings.seed,
@@ -117,8 +117,8 @@ def finetune_saved(
     )
     config = {
         "command": "finetune",
-        "source": {"name": saved.name, "fingerprint": fingerprint(sorter.model)},
-        "classes": sorter.classes,
+        "source": {"name": saved.name, "fingerprint": fingerprint(classifier.model)},
+        "classes": classifier.classes,
         "data": {"name": rows.name, "fingerprint": rows.fingerprint},
         "settings": asdict(settings),
         "device": device,
@@ -127,18 +127,18 @@ def finetune_saved(
         lines = _finished(folder)
         if lines is None:
             with progress.stage("training", saved.name, run.training.steps):
-                _train(sorter, train, held_out, run, folder, rows, progress)
+                _train(classifier, train, held_out, run, folder, rows, progress)
             lines = _finished(folder) or []
         prune(folder.checkpoints, kept=0)
     before, *_, after = [line for line in lines if line["split"] == "validation"]
     shares = Counter(row.label for row in rows.train)
     return Finetuned(
         folder=folder.model,
-        classes=sorter.classes,
+        classes=classifier.classes,
         train=len(train),
         held_out=len(held_out),
         cut=cut + cut_too,
-        new=sorter.new,
+        new=classifier.new,
         commonest=shares.most_common(1)[0][0],
         reference=_reference(shares, rows.held_out),
         before=Judged(accuracy=before["accuracy"], loss=before["loss"]),
@@ -158,7 +158,7 @@ def _finished(folder: RunFolder) -> list[dict[str, Any]] | None:
 
 
 def _train(
-    sorter: Sorter,
+    classifier: Classifier,
     train: Sequence[Encoded],
     held_out: Sequence[Encoded],
     run: RunSettings,
@@ -175,16 +175,18 @@ def _train(
         checkpoint=checkpoint,
         listener=lambda line: progress.step(line["step"], line["loss"]),
     )
-    cache = sorter.model.config.use_cache if hasattr(sorter.model.config, "use_cache") else None
+    cache = (
+        classifier.model.config.use_cache if hasattr(classifier.model.config, "use_cache") else None
+    )
     with quiet():
         trainer = RunTrainer(
-            model=sorter.model,
+            model=classifier.model,
             args=run_arguments(
                 run, folder.checkpoints, len(held_out), include_num_input_tokens_seen="non_padding"
             ),
             train_dataset=train,
             eval_dataset=held_out,
-            data_collator=DataCollatorWithPadding(sorter.tokenizer),
+            data_collator=DataCollatorWithPadding(classifier.tokenizer),
             compute_metrics=_accuracy,
             preprocess_logits_for_metrics=lambda logits, _: (
                 logits[0] if isinstance(logits, tuple) else logits
@@ -200,8 +202,8 @@ def _train(
             f"saved. Try a lower --learning-rate than {run.training.learning_rate:g} in a new --out."
         )
     if cache is not None:  # the Trainer turns it off, also in the model that is saved
-        sorter.model.config.use_cache = cache
-    save_model(sorter.model, sorter.tokenizer, folder, _told(run, rows))
+        classifier.model.config.use_cache = cache
+    save_model(classifier.model, classifier.tokenizer, folder, _told(run, rows))
 
 
 def _accuracy(found: EvalPrediction) -> Mapping[str, float]:
