@@ -22,7 +22,7 @@ from hessblocks.blocks.positions import (
     RotaryPosition,
     SinusoidalPosition,
 )
-from hessblocks.blocks.presets import PRESETS, preset, summary
+from hessblocks.blocks.presets import JOIN, PRESETS, pattern_names, preset, summary
 from hessblocks.blocks.shaped import centre, shape_attention
 from hessblocks.blocks.weights import (
     Dense,
@@ -34,6 +34,7 @@ from hessblocks.blocks.weights import (
 )
 
 __all__ = [
+    "JOIN",
     "MLP",
     "PRESETS",
     "Attention",
@@ -54,5 +55,6 @@ __all__ = [
     "Shaping",
     "SinusoidalPosition",
     "Weight",
+    "pattern_names",
     "preset",
 ]

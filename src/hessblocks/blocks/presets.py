@@ -112,6 +112,8 @@ _PRESETS = {
 }
 
 PRESETS: tuple[str, ...] = tuple(_PRESETS)
+JOIN = "+"
+"""Between the presets of a pattern."""
 
 
 def preset(name: str, **fields: Any) -> BlockConfig:
@@ -137,6 +139,18 @@ def preset(name: str, **fields: Any) -> BlockConfig:
     place = {"position": fields["position"]} if "position" in fields else {}
     base = BlockConfig().replace(**sizes, **place)
     return _PRESETS[name].edit(base).replace(**fields)
+
+
+def pattern_names(name: str) -> list[str]:
+    """The presets of a pattern, which its layers take in turns; a preset alone is a pattern of one.
+
+    Returns:
+        Their names.
+
+    >>> pattern_names("pre-ln+sas-p")
+    ['pre-ln', 'sas-p']
+    """
+    return name.split(JOIN)
 
 
 def summary(name: str) -> str:

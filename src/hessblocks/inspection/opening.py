@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from hessblocks.blocks import PRESETS, BlockConfig, Dense, preset
+from hessblocks.blocks import PRESETS, BlockConfig, Dense, pattern_names, preset
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.inspection.samples import RANDOM, corpus_of, drawn, encoded_batch, random_batch
 from hessblocks.inspection.subject import Subject, saved_model
@@ -82,7 +82,7 @@ def _fresh(
 ) -> tuple[Subject, dict[str, Shaped[Tensor, "sequences ..."]]]:
     """A preset at initialisation, with the vocabulary of its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
-    made = [block(one, **sizes) for one in name.split("+")]
+    made = [block(one, **sizes) for one in pattern_names(name)]
     corpus = None
     if not batch and settings.data != RANDOM:
         corpus = corpus_of(settings, settings.vocab_size)
@@ -116,7 +116,7 @@ def check_sources(sources: Sequence[Source]) -> None:
         if count > 1:
             raise ArgumentError(f"MODEL: {source} was given twice; give each model once.")
         if source.startswith(PREFIX):
-            for one in source.removeprefix(PREFIX).split("+"):
+            for one in pattern_names(source.removeprefix(PREFIX)):
                 block(one)
 
 

@@ -9,11 +9,13 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hessblocks.blocks import (
+    JOIN,
     BlockConfig,
     Position,
     Slots,
     check_positive,
     part_of,
+    pattern_names,
     preset,
     slot_pairs,
     with_slots,
@@ -95,7 +97,9 @@ def build(
     given = [block] if isinstance(block, str | BlockConfig) else block
     if not (isinstance(given, Sequence) and given) or isinstance(given, bytes):
         raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
-    given = [part for one in given for part in (one.split("+") if isinstance(one, str) else [one])]
+    given = [
+        part for one in given for part in (pattern_names(one) if isinstance(one, str) else [one])
+    ]
     changes = [*chosen.items(), *slot_pairs(slots)]
     blocks = [with_slots(_block(one, block_fields), changes) for one in given]
     check_pattern(blocks, depth)
@@ -108,7 +112,7 @@ def build(
         depth=depth,
         context=context,
         causal=task == "causal-lm",
-        preset="+".join(named) if len(named) == len(blocks) else None,
+        preset=JOIN.join(named) if len(named) == len(blocks) else None,
         block=pattern if pattern[1:] else pattern[0],
         tie_word_embeddings=tie_word_embeddings,
         embedding_std=embedding_std,

@@ -69,12 +69,12 @@ def compare(
 
 
 def _known(presets: tuple[str, ...]) -> tuple[str, ...]:
-    from hessblocks.blocks import PRESETS
+    from hessblocks.blocks import PRESETS, pattern_names
 
     if not presets:
         raise ArgumentError(f"--presets: expected names with commas; known: {', '.join(PRESETS)}.")
     for name in presets:
-        for one in name.split("+"):
+        for one in pattern_names(name):
             check_name("--presets", one, PRESETS)
     return presets
 
