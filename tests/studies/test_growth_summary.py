@@ -121,3 +121,6 @@ def test_how_far_blocks_differ_that_are_drawn_as_one() -> None:
     assert apart(rows, "layers") == pytest.approx(5)
     assert apart(rows, "layers", "layer") == 1
     assert apart([], "layers") == 1
+    zeros = [{**row, "value": 0.0} for row in rows_of(SIGMAS, layers=3)]
+    assert apart(zeros, "layers") == 1
+    assert apart([*rows, *({**row, "layer": 3} for row in zeros)], "layers") == math.inf

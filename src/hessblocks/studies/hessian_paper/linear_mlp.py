@@ -26,7 +26,7 @@ from torch import Tensor
 from hessblocks.conventions import IGNORED, PARTS
 from hessblocks.curvature import Norms
 from hessblocks.data import SYMBOLS, addition_batch
-from hessblocks.figures import Panel
+from hessblocks.figures import Panel, number
 from hessblocks.linalg import Estimate
 from hessblocks.storage import GROWTH_COLUMNS, Row
 from hessblocks.studies import shared
@@ -124,7 +124,7 @@ def summarise(rows: Rows) -> Summary:
     return shared.growth_summary(
         rows,
         title="A linear MLP grows as σ² at every depth",
-        caption=f"Drawn is the block of the first layer; those of other layers lie within a factor of {factor:.2g} of it. "
+        caption=f"Drawn is the block of the first layer; those of other layers lie within a factor of {number(factor)} of it. "
         "Left: linear layers and a head, mean of squares; right: the authors' set-up, whose last layer "
         "is the output, sum of squares. Exact; the functional part is 0.",
         expected=EXPECTED,

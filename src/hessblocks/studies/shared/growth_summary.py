@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -204,13 +205,14 @@ def apart(rows: Rows, *columns: str) -> float:
         columns: what the blocks of one curve have in common, beside σ.
 
     Returns:
-        The largest ratio of two mean norms at one σ; 1 where there is nothing to compare.
+        The largest ratio of two mean norms at one σ, infinite where one alone is 0; 1 where there is nothing to compare.
     """
     means = [
         [mean_and_error(values)[0] for values in gathered(members, *CURVE).values()]
         for members in grouped(rows, "sigma", *columns).values()
     ]
-    return max((max(each) / min(each) for each in means if min(each) > 0), default=1.0)
+    ratios = (max(each) / min(each) if min(each) else math.inf for each in means if max(each))
+    return max(ratios, default=1.0)
 
 
 def _seen(places: Iterable[Place]) -> list[Place]:
