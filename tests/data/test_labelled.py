@@ -42,6 +42,23 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     ]
 
 
+def test_quotes_of_a_tsv_are_text(tmp_path: Path) -> None:
+    """An open quote would join the rows up to the next one, without a word."""
+    rows = [('"Great film', "pos"), ("a bore", "neg"), ('"', "pos"), ('it is ""it""', "neg")]
+    lines = ["text\tlabel", *("\t".join(row) for row in rows), ""]
+    (tmp_path / "a.tsv").write_text("\n".join(lines), encoding="utf-8")
+    found = load(tmp_path / "a.tsv")
+    assert sorted((r.texts[0], r.label) for r in (*found.train, *found.held_out)) == sorted(rows)
+
+
+def test_a_long_text_is_not_damaged(tmp_path: Path) -> None:
+    """csv's own bound is 131,072 characters, and is that of the whole process."""
+    before = csv.field_size_limit()
+    found = load(table(tmp_path / "a.csv", [*ROWS, ("long " * 40_000, "yes")]))
+    assert max(map(len, texts(found.train) + texts(found.held_out))) == 200_000
+    assert csv.field_size_limit() == before
+
+
 def test_each_label_gives_its_share_and_the_seed_says_which(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", ROWS)
     found = load(path)

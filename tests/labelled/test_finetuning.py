@@ -192,6 +192,23 @@ def test_another_file_model_or_setting_is_refused(
             tuned(*given[:2], tmp_path / "out", given[2])
 
 
+def test_a_stopped_run_does_not_go_on_with_other_tokens(
+    saved: dict[str, Path], reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(saved["gpt2"], tmp_path / "model")
+    with monkeypatch.context() as patch:
+        stop_before(15, patch)
+        with pytest.raises(StoppedError):
+            tuned(tmp_path / "model", reviews, tmp_path / "out", SHORT)
+    path = tmp_path / "model" / "tokenizer.json"
+    said = json.loads(path.read_text())
+    words = said["model"]["vocab"]
+    words["film"], words["plot"] = words["plot"], words["film"]
+    path.write_text(json.dumps(said))
+    with pytest.raises(ArgumentError, match=r"--out: .* holds a run with other .*data\.tokens"):
+        tuned(tmp_path / "model", reviews, tmp_path / "out", SHORT)
+
+
 def test_a_classifier_of_these_labels_keeps_its_head_and_their_order(
     saved: dict[str, Path], reviews: Path, tmp_path: Path
 ) -> None:
@@ -228,6 +245,26 @@ def test_a_head_of_another_size_is_drawn_anew_and_the_trunk_is_kept(
     assert made.model.config.num_labels == 3
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_of_as_many_other_labels_is_drawn_anew_and_the_rest_is_kept(
+    saved: dict[str, Path], reviews: Path, tmp_path: Path, kind: str
+) -> None:
+    """Kept, the outputs of `blame` and `praise` would begin as those of `POS` and `NEG`."""
+    first = tuned(saved[kind], reviews, tmp_path / "first", replace(SHORT, epochs=1))
+    one, again, other = (
+        classifier_of(Saved.at(str(first.folder)), ("NEG", "POS"), seed) for seed in (0, 0, 1)
+    )
+    stored = load_file(first.folder / "model.safetensors")
+    expected = ("classifier.bias", "classifier.weight") if kind == "bert" else ("score.weight",)
+    assert one.new == expected
+    assert one.classes == ("NEG", "POS")
+    for name, value in one.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name]), name
+        same = name not in one.new
+        assert torch.equal(value, other.model.state_dict()[name]) == (same or "bias" in name), name
+        assert name not in stored or torch.equal(value, stored[name]) == same, name
+
+
 def test_both_texts_of_a_pair_are_told_apart(saved: dict[str, Path], reviews: Path) -> None:
     rows = load_labelled(reviews, ["text", "more"], "label", 0.25, 0).train[:4]
     bert = classifier_of(Saved.at(str(saved["bert"])), ("blame", "praise"), 0)
@@ -262,6 +299,21 @@ def test_texts_that_are_too_long_are_cut_and_counted(
     assert max(len(one["input_ids"]) for one in examples) == 5
     with pytest.raises(ArgumentError, match="--tokens: 13 are longer than the 12 that gpt2 takes"):
         made.limit(13)
+
+
+@pytest.mark.parametrize(("columns", "least"), [(["text"], 3), (["text", "more"], 5)])
+def test_a_limit_without_room_for_a_text_is_refused(
+    saved: dict[str, Path], reviews: Path, columns: list[str], least: int
+) -> None:
+    """A BERT would learn from [CLS] and [SEP] alone."""
+    made = classifier_of(Saved.at(str(saved["bert"])), ("blame", "praise"), 0)
+    rows = load_labelled(reviews, columns, "label", 0.25, 0).train
+    for limit in range(2, least):
+        with pytest.raises(ArgumentError, match=f"--tokens: {limit} leave .*; expected {least} or"):
+            made.encode(rows, limit)
+    examples, cut = made.encode(rows, least)
+    assert {len(one["input_ids"]) for one in examples} == {least}
+    assert cut == len(rows)
 
 
 def without(name: str) -> Callable[[Path], None]:

@@ -449,6 +449,52 @@ MODELS = (
         ),
     ),
     Mutant(
+        "the head of as many other labels is kept",
+        file="training/labelled/classifier.py",
+        find="    if not kept:\n",
+        replace="    if False:\n",
+        tests=(
+            "labelled/test_finetuning.py::test_a_head_of_as_many_other_labels_is_drawn_anew_and_the_rest_is_kept",
+        ),
+    ),
+    Mutant(
+        "special tokens alone are learnt from",
+        file="training/labelled/classifier.py",
+        find="limit < added + len(texts[0])",
+        replace="limit < 0",
+        tests=("labelled/test_finetuning.py::test_a_limit_without_room_for_a_text_is_refused",),
+    ),
+    Mutant(
+        "a run does not know its tokens",
+        file="training/labelled/labelled_run.py",
+        find="_digest(classifier, (*train, *held_out))",
+        replace="_digest(classifier, ())",
+        tests=("labelled/test_finetuning.py::test_a_stopped_run_does_not_go_on_with_other_tokens",),
+    ),
+    Mutant(
+        "RoBERTa takes as many tokens as it has places",
+        file="models/saved.py",
+        find="return int(padding) + 1",
+        replace="return 0",
+        tests=(
+            "models/test_contexts.py::test_a_text_of_that_length_passes_and_a_longer_one_does_not",
+        ),
+    ),
+    Mutant(
+        "a context of -1",
+        file="models/saved.py",
+        find="int) and found > 0:",
+        replace="int):",
+        tests=("models/test_contexts.py::test_a_number_that_is_no_bound_does_not_count",),
+    ),
+    Mutant(
+        "quotes of a .tsv join rows",
+        file="data/labelled.py",
+        find=', "quoting": csv.QUOTE_NONE',
+        replace="",
+        tests=("data/test_labelled.py::test_quotes_of_a_tsv_are_text",),
+    ),
+    Mutant(
         "nothing parts the texts of a pair",
         file="training/labelled/classifier.py",
         find="SEPARATOR.join(both)",

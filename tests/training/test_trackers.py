@@ -14,7 +14,7 @@ from hessblocks.errors import ArgumentError
 from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import RunSettings
 from hessblocks.training.comparison import compare, train
-from hessblocks.training.preparation import check_tracker
+from hessblocks.training.preparation import check_tracker, closed_tracker
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, numbers
 
 WRITER = """
@@ -101,6 +101,15 @@ def test_each_run_of_a_comparison_is_one_of_wandb(
         sent = [(t["train/global_step"], t["eval/loss"]) for t in one.told if "eval/loss" in t]
         assert sent == losses(tmp_path / "out" / "runs" / f"{preset}-seed0", "validation")
         assert one.ended
+
+
+def test_an_error_ends_the_run_of_wandb_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    stub.init(name="one")
+    with pytest.raises(MemoryError), closed_tracker("wandb"):
+        raise MemoryError
+    assert [one.ended for one in stub.runs] == [True]
 
 
 def test_a_tracker_that_cannot_be_told_is_refused_before_anything_is_written(

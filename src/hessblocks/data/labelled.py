@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from hessblocks.errors import ArgumentError
 from hessblocks.shown import printable
 from hessblocks.storage import sha256
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-"""Kinds of tables, by the end of the file's name; .jsonl has one JSON object a line."""
+TABLES: dict[str, dict[str, Any]] = {
+    ".csv": {"delimiter": ","},
+    ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
+}
+"""Kinds of tables, by the end of the file's name; .jsonl has one JSON object a line. Quotes of a .tsv are text, as in
+GLUE's files: an open one would join rows."""
 Texts = tuple[str, ...]
 
 
@@ -90,7 +95,7 @@ def load_labelled(
 
 def _read(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Number and entries of each row; the first row is that of the first text."""
-    if path.suffix not in (*DELIMITERS, ".jsonl"):
+    if path.suffix not in (*TABLES, ".jsonl"):
         raise ArgumentError(f"--data: {path}: expected a name that ends in .csv, .tsv or .jsonl.")
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -102,16 +107,28 @@ def _read(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if path.suffix == ".jsonl":
             found: Iterator[Any] = map(json.loads, filter(str.strip, text.split("\n")))
         else:
-            table = csv.DictReader(
-                io.StringIO(text, newline=""), delimiter=DELIMITERS[path.suffix], strict=True
-            )
-            names = list(table.fieldnames or [])
-            if twice := [name for name in names if names.count(name) > 1]:
-                raise ArgumentError(f"--data: {path} has two columns {twice[0]!r}; rename one.")
-            found = table
+            with _entries_up_to(len(text)):
+                table = csv.DictReader(
+                    io.StringIO(text, newline=""), strict=True, **TABLES[path.suffix]
+                )
+                names = list(table.fieldnames or [])
+                if twice := [name for name in names if names.count(name) > 1]:
+                    raise ArgumentError(f"--data: {path} has two columns {twice[0]!r}; rename one.")
+                found = iter(list(table))
         yield from enumerate(found, start=1)
     except (csv.Error, json.JSONDecodeError, RecursionError) as error:
         raise ArgumentError(f"--data: {path} is damaged ({error}); mend it.") from error
+
+
+@contextmanager
+def _entries_up_to(size: int) -> Iterator[None]:
+    """Inside, csv reads entries of so many characters; above 131,072 it calls a file damaged otherwise."""
+    before = csv.field_size_limit()
+    csv.field_size_limit(max(before, size))
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _row(path: Path, number: int, found: Any, columns: Sequence[str], label: str) -> Row:

@@ -37,7 +37,7 @@ class Subject:
     @property
     def context(self) -> int | None:
         """Longest sequence, where the model has one."""
-        return context_of(getattr(self.model, "config", None))
+        return context_of(self.model)
 
     def configuration(self) -> str:
         """SHA-256 of what the weights do not show: heads, positions, activations, temperature, hooks."""

@@ -127,12 +127,22 @@ class Saved:
                 return None
 
 
-def context_of(config: Any) -> int | None:
-    """The longest sequence that a configuration names; None where it names none."""
+def context_of(model: nn.Module) -> int | None:
+    """The longest sequence that a model takes; None where its configuration names none."""
+    config = getattr(model, "config", None)
     for name in ("context", "max_position_embeddings", "n_positions"):
-        if isinstance(found := getattr(config, name, None), int):
-            return found
+        if isinstance(found := getattr(config, name, None), int) and found > 0:  # XLNet's is -1
+            return found - _places_of_padding(model, found)
     return None
+
+
+def _places_of_padding(model: nn.Module, places: int) -> int:
+    """How many of a table's places no token takes: RoBERTa and its kin number tokens from `padding_idx` + 1."""
+    for name, module in model.named_modules():
+        padding, table = getattr(module, "padding_idx", None), getattr(module, "weight", ())
+        if "position" in name.rpartition(".")[2] and padding is not None and len(table) == places:
+            return int(padding) + 1
+    return 0
 
 
 def fingerprint(model: nn.Module) -> str:

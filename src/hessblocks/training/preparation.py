@@ -73,9 +73,11 @@ def check_tracker(name: str) -> str:
 @contextmanager
 def closed_tracker(name: str) -> Iterator[None]:
     """Ends a tracker's run with the training inside; of wandb the Trainer leaves that to its caller."""
-    yield
-    if name == "wandb" and ranks.is_first():
-        importlib.import_module("wandb").finish()
+    try:
+        yield
+    finally:  # a caller who catches an error would go on in it
+        if name == "wandb" and ranks.is_first():
+            importlib.import_module("wandb").finish()
 
 
 def run_of_size(size: RunSize, preset: str, seed: int, **training: Any) -> RunSettings:

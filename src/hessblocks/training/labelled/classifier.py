@@ -48,7 +48,7 @@ class Classifier:
         Raises:
             ArgumentError: more than the model takes.
         """
-        own = (context_of(self.model.config), self.tokenizer.model_max_length)
+        own = (context_of(self.model), self.tokenizer.model_max_length)
         known = min((one for one in own if one is not None and one < ENDLESS), default=None)
         if wanted is not None and known is not None and wanted > known:
             raise ArgumentError(
@@ -67,12 +67,18 @@ class Classifier:
             An entry a row, and how many were cut.
 
         Raises:
-            ArgumentError: a text of no tokens, or tokens that the model does not know.
+            ArgumentError: a text of no tokens, tokens that the model does not know, or a limit that leaves no room.
         """
         texts: list[tuple[str, ...]] = [row.texts for row in rows]
         count = self.tokenizer.num_special_tokens_to_add
         if len(texts[0]) == 2 and count(pair=True) == count(pair=False):  # nothing would part them
             texts = [(SEPARATOR.join(both),) for both in texts]
+        added = count(pair=len(texts[0]) == 2)
+        if limit is not None and limit < added + len(texts[0]):
+            raise ArgumentError(
+                f"--tokens: {limit} leave no room for a text beside the {added} special tokens of {self.name}; expected "
+                f"{added + len(texts[0])} or more."
+            )
         columns = [list(column) for column in zip(*texts, strict=True)]
         with quiet():
             whole = self.tokenizer(*columns)["input_ids"]
@@ -139,7 +145,8 @@ def classifier_of(saved: Saved, classes: tuple[str, ...], seed: int) -> Classifi
             )
         tokenizer.pad_token = tokenizer.eos_token  # it is masked
     own = tuple(saved.config.id2label[key] for key in sorted(saved.config.id2label))
-    if kind in saved.kinds and set(own) == set(classes):
+    kept = kind in saved.kinds and set(own) == set(classes)
+    if kept:
         classes = own
     torch.manual_seed(seed)
     with warnings.catch_warnings():
@@ -151,16 +158,32 @@ def classifier_of(saved: Saved, classes: tuple[str, ...], seed: int) -> Classifi
             problem_type="single_label_classification",
             ignore_mismatched_sizes=True,
         )
-    new = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
-    trunk = [name for name in new if _of_trunk(name, model.base_model_prefix)]
+    new = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    trunk = [name for name in sorted(new) if _of_trunk(name, model.base_model_prefix)]
     if trunk:
         raise RunError(
             f"MODEL: {saved.source} has no weights for {', '.join(trunk[:3])}, or of another size; save it again."
         )
+    if not kept:
+        new |= _drawn_outputs(model, len(classes))
     model.config.pad_token_id = tokenizer.pad_token_id
     return Classifier(
-        name=saved.name, model=model, tokenizer=tokenizer, classes=classes, new=tuple(new)
+        name=saved.name, model=model, tokenizer=tokenizer, classes=classes, new=tuple(sorted(new))
     )
+
+
+def _drawn_outputs(model: PreTrainedModel, classes: int) -> set[str]:
+    """Draw the layer of the logits anew, which is loaded where it has as many labels, though others; its weights' names."""
+    names = {
+        name
+        for name, weight in model.named_parameters()
+        if not name.startswith(f"{model.base_model_prefix}.") and classes in weight.shape
+    }
+    for layer in sorted({name.rpartition(".")[0] for name in names}):
+        for weight in model.get_submodule(layer).parameters():
+            weight._is_hf_initialized = False  # type: ignore[attr-defined]
+        model._init_weights(model.get_submodule(layer))
+    return names
 
 
 def _of_trunk(name: str, prefix: str) -> bool:

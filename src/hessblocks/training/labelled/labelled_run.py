@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -119,7 +120,11 @@ def finetune_saved(
         "command": "finetune",
         "source": {"name": saved.name, "fingerprint": fingerprint(classifier.model)},
         "classes": classifier.classes,
-        "data": {"name": rows.name, "fingerprint": rows.fingerprint},
+        "data": {
+            "name": rows.name,
+            "fingerprint": rows.fingerprint,
+            "tokens": _digest(classifier, (*train, *held_out)),
+        },
         "settings": asdict(settings),
         "device": device,
     }
@@ -144,6 +149,14 @@ def finetune_saved(
         before=Judged(accuracy=before["accuracy"], loss=before["loss"]),
         after=Judged(accuracy=after["accuracy"], loss=after["loss"]),
     )
+
+
+def _digest(classifier: Classifier, examples: Sequence[Encoded]) -> str:
+    """SHA-256 of what the tokeniser made of the texts, and of how it pads them."""
+    digest = hashlib.sha256()
+    for one in (classifier.tokenizer.pad_token_id, classifier.tokenizer.padding_side, *examples):
+        digest.update(repr(one).encode())
+    return digest.hexdigest()
 
 
 def _finished(folder: RunFolder) -> list[dict[str, Any]] | None:
