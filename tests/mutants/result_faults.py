@@ -229,10 +229,55 @@ RESULTS = (
     Mutant(
         "norms get the rates of their curvature",
         file="studies/our_questions/optimisers.py",
-        find='one["lr"] if matrices else arguments.learning_rate',
-        replace='one["lr"]',
+        find='{"params": vectors, "lr": rate,',
+        replace='{"params": vectors, "lr": own,',
         tests=(
             "studies/test_optimisers.py::test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets",
+        ),
+    ),
+    Mutant(
+        "rates of roles have ten times the tuned mean",
+        file="studies/our_questions/optimisers.py",
+        find="factor = rate / math.exp(",
+        replace="factor = 10 * rate / math.exp(",
+        tests=(
+            "studies/test_optimisers.py::test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets",
+        ),
+    ),
+    Mutant(
+        "roles of larger rates decay faster",
+        file="studies/our_questions/optimisers.py",
+        find='"weight_decay": decay * rate / own}',
+        replace='"weight_decay": decay}',
+        tests=(
+            "studies/test_optimisers.py::test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets",
+        ),
+    ),
+    Mutant(
+        "a diverged block ranks by the seeds that survive",
+        file="studies/our_questions/simplification.py",
+        find="dict.fromkeys(known[block], math.inf) for block in diverged",
+        replace="known[block] for block in diverged",
+        tests=(
+            "studies/test_simplification.py::test_a_block_of_which_one_seed_diverges_does_not_rank_by_those_that_survive",
+        ),
+    ),
+    Mutant(
+        "how badly a failed run ends decides",
+        file="studies/our_questions/edge_of_stability.py",
+        find="    where = side(found)\n",
+        replace="    where = {True: 1, False: -1, None: None}[found.above(0.0)]\n",
+        tests=(
+            "studies/test_edge_of_stability.py::test_how_badly_a_failed_run_ends_decides_nothing",
+        ),
+    ),
+    Mutant(
+        "a later sharpness stands in for a lost one",
+        file="studies/our_questions/edge_of_stability.py",
+        find="wanted = [self.followed[0], later]",
+        replace="wanted = [min(sharp), later]",
+        tests=(
+            "studies/test_edge_of_stability.py::test_no_other_step_stands_in_for_a_sharpness_that_is_lost",
         ),
     ),
     Mutant(

@@ -128,7 +128,10 @@ def test_muon_steps_the_matrices_of_the_layers_and_adamw_all_else(block: str) ->
 
 
 def test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets() -> None:
-    """One share of the stable rate for all matrices, their mean the tuned rate; norms keep it, and nothing moves before."""
+    """One share of the stable rate for all matrices, their geometric mean the tuned rate, and one decay a step.
+
+    Norms keep the rate, and nothing moves before.
+    """
     settings = point("pre-ln, zero queries", BLOCKWISE)
     made = make_model(settings)
     fresh = copy.deepcopy(made.state_dict())
@@ -151,7 +154,11 @@ def test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets() -> N
     assert vectors
     assert all(seen[name] == {"lr": rate, "decay": 0.0} for name in vectors)
     matrices = parameters.keys() - set(vectors)
-    assert {seen[name]["decay"] for name in matrices} == {0.1}
+    for name in matrices:
+        assert seen[name]["lr"] * seen[name]["decay"] == pytest.approx(0.1 * rate), name
+    entries = {name: parameters[name].numel() for name in matrices}
+    total = sum(n * math.log(seen[name]["lr"]) for name, n in entries.items())
+    assert math.exp(total / sum(entries.values())) == pytest.approx(rate)
     twin = copy.deepcopy(make_model(settings))
     norms = optimisers.pilot_norms(settings, twin)
     shares = [
@@ -227,6 +234,7 @@ def rows(level: Level = as_argued) -> list[Row]:
             loss = end + (above if one.label != BIGRAMS else 0.0)
             known = loss if math.isfinite(loss) else None
             found += one.placed([one.owner | {"quantity": LOSS, "step": step, "value": known}])
+        measured = (0, 1200) if math.isfinite(end) else (0,)
         if one.method == ADAMW and one.phase == "runs" and one.label != GPT2:
             found += one.placed(
                 [
@@ -237,7 +245,7 @@ def rows(level: Level = as_argued) -> list[Row]:
                         "group": group,
                         "value": UNEVEN[one.variant],
                     }
-                    for step in (0, 1200)
+                    for step in measured
                     for group in SETS
                 ]
             )
@@ -292,6 +300,46 @@ def test_sgd_that_diverges_ranks_last_and_one_block_is_judged() -> None:
     found = checks(rows(level))
     assert found[f"{BLOCKS[0]} trains as well with sgd as with AdamW"].holds is False
     assert gap_verdicts(rows(level)) == {True}
+
+
+def test_a_block_of_which_one_seed_diverges_with_sgd_ranks_last_with_all() -> None:
+    def level(point: OptimiserSettings) -> float:
+        lost = point.label == label_of(BLOCKS[-1], SGD) and point.phase == "runs"
+        return math.inf if lost and point.seed == 2 else as_argued(point)
+
+    for fact, check in checks(rows(level)).items():
+        if fact.startswith("the gap"):
+            assert (
+                "ρ = +0.00 [" in check.ours
+            )  # 1 − 6 · (4² + 4) / (5 · 24) = 0, as last, not first
+            assert check.ours.endswith(f"diverged with SGD, so ranked last: {BLOCKS[-1]}")
+
+
+@pytest.mark.parametrize("seeds", [(2,), (1, 2, 3)])
+def test_seeds_that_diverge_with_adamw_are_left_out_and_named(seeds: tuple[int, ...]) -> None:
+    def level(point: OptimiserSettings) -> float:
+        lost = point.label == label_of("sas", ADAMW) and point.phase == "runs"
+        return math.inf if lost and point.seed in seeds else as_argued(point)
+
+    found = [c for fact, c in checks(rows(level)).items() if fact.startswith("the gap")]
+    assert len(found) == 4
+    names = ", ".join(f"sas, seed {seed}" for seed in seeds)
+    for check in found:
+        assert f"{5 - (len(seeds) == 3)} blocks" in check.ours
+        assert check.ours.endswith(f"diverged with AdamW, so left out: {names}")
+
+
+def test_a_verdict_that_has_too_few_blocks_left_says_so() -> None:
+    def level(point: OptimiserSettings) -> float:
+        lost = point.variant in BLOCKS[2:] and point.method == ADAMW and point.phase == "runs"
+        return math.inf if lost else as_argued(point)
+
+    found = [c for fact, c in checks(rows(level)).items() if fact.startswith("the gap")]
+    assert [check.holds for check in found] == [None] * 4
+    for check in found:
+        assert check.ours.startswith(
+            "fewer than three blocks; diverged with AdamW, so left out: sas, seed 1"
+        )
 
 
 def test_verdicts_are_void_at_the_end_of_a_grid_and_without_learning() -> None:

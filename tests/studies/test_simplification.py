@@ -21,7 +21,7 @@ from hessblocks.studies.our_questions.simplification import (
     SIMPLE,
     STAGES,
     STUDY,
-    BlockSettings,
+    SimplificationSettings,
     measure,
     points,
 )
@@ -106,14 +106,14 @@ def test_unevenness_is_that_of_the_measured_norms_of_its_set() -> None:
     assert all(row["standard_error"] is not None for row in uneven)
 
 
-Level = Callable[[BlockSettings], float]
+Level = Callable[[SimplificationSettings], float]
 ORDER = {block: place / len(BLOCKS) for place, block in enumerate(BLOCKS)}
 
 
 def goes_with(spreads: dict[str, float]) -> Level:
     """The more uneven, the higher the loss."""
 
-    def level(point: BlockSettings) -> float:
+    def level(point: SimplificationSettings) -> float:
         loss = {BIGRAMS: 4.6, GPT2: 3.1}.get(point.label)
         loss = 3.0 + 0.5 * spreads[point.label] if loss is None else loss
         if point.tuned:
@@ -132,10 +132,10 @@ def rows(level: Level | None = None, spreads: dict[str, float] = ORDER) -> list[
     found: list[Row] = []
     for one in plan:
         end = level(one)
-        loss = end if math.isfinite(end) else None
+        lost = not math.isfinite(end)  # at the step 400
         values: list[Row] = [
             {"quantity": LOSS, "step": 0, "value": 4.6 if one.label == BIGRAMS else 7.0},
-            {"quantity": LOSS, "step": 1200, "value": loss},
+            {"quantity": LOSS, "step": 400 if lost else 1200, "value": None if lost else end},
         ]
         if one.probe:
             values += [
@@ -143,7 +143,7 @@ def rows(level: Level | None = None, spreads: dict[str, float] = ORDER) -> list[
                  "value": spreads[one.label] + (1 + 0.01 * one.seed) * (quantity == HETEROGENEITY)}
                 for quantity in (SPREAD, HETEROGENEITY)
                 for name in SETS
-                for stage in range(STAGES + 1)
+                for stage in range(STAGES + 1 if not lost else 2)
             ]  # fmt: skip
         found += one.placed([{**one.owner, **value} for value in values])
     return found
@@ -177,7 +177,7 @@ def test_evenness_is_judged_to_both_sides() -> None:
 
 
 def test_verdicts_are_void_where_a_rate_is_at_an_end_or_pre_ln_has_not_learnt() -> None:
-    def rising(point: BlockSettings) -> float:
+    def rising(point: SimplificationSettings) -> float:
         high = point.tuned and point.label == "op" and point.size.learning_rate > 2 * BEST["op"]
         return goes_with(ORDER)(point) - 2 * bool(high)
 
@@ -191,16 +191,49 @@ def test_verdicts_are_void_where_a_rate_is_at_an_end_or_pre_ln_has_not_learnt() 
     assert {check.holds for check in short} == {None}
 
 
-def test_a_diverged_block_ranks_last_and_is_named() -> None:
-    """The last of the order, so that nothing else changes."""
+def diverged(block: str, *seeds: int) -> Level:
+    """As the order is, but for some runs of a block."""
 
-    def lost(point: BlockSettings) -> float:
-        gone = point.label == BLOCKS[-1] and point.phase == "runs"
+    def level(point: SimplificationSettings) -> float:
+        gone = point.label == block and point.phase == "runs" and point.seed in seeds
         return math.inf if gone else goes_with(ORDER)(point)
 
-    found = training(rows(lost))
+    return level
+
+
+def test_a_diverged_block_ranks_last_and_is_named() -> None:
+    """The last of the order, so that nothing else changes; once it is lost it has no curvature."""
+    found = training(rows(diverged(BLOCKS[-1], 1, 2, 3)))
     assert {check.holds for check in found} == {True}
-    assert all(check.ours.endswith(f"diverged, so ranked last: {BLOCKS[-1]}") for check in found)
+    for check in found:
+        before = "before training" in check.fact
+        how = "diverged, so ranked last" if before else "without curvature, so left out"
+        assert check.ours.endswith(f"{15 + before} blocks of {6 + before} families; {how}: modern")
+
+
+def test_a_block_of_which_one_seed_diverges_does_not_rank_by_those_that_survive() -> None:
+    """The second of the order, which would keep its place else."""
+    one, every = (training(rows(diverged(BLOCKS[1], *seeds))) for seeds in ((2,), (1, 2, 3)))
+    assert one[0].ours == every[0].ours  # before training, when all seeds have curvature
+    for check in one:
+        assert check.ours.endswith(f"diverged, so ranked last: {BLOCKS[1]}")
+        assert "ρ = +0.69 [" in check.ours  # 1 − 6 · (14² + 14) / (16 · 255)
+        assert "16 blocks" in check.ours
+
+
+def test_a_moment_without_enough_curvature_is_named_too() -> None:
+    """Of two blocks, and of all others before the fourth."""
+
+    def level(point: SimplificationSettings) -> float:
+        gone = point.label in BLOCKS[2:] and point.phase == "runs"
+        return math.inf if gone else goes_with(ORDER)(point)
+
+    found = [check for check in training(rows(level)) if "before training" not in check.fact]
+    assert {check.holds for check in found} == {None}
+    left = ", ".join(BLOCKS[2:])
+    assert {check.ours for check in found} == {
+        f"fewer than three blocks; without curvature, so left out: {left}"
+    }
 
 
 def test_the_table_has_five_moments_of_every_block() -> None:

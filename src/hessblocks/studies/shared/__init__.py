@@ -59,6 +59,7 @@ from hessblocks.studies.shared.measured_curvature import (
 from hessblocks.studies.shared.statistics import (
     Correlation,
     correlation,
+    correlation_check,
 )
 from hessblocks.studies.shared.step_times import (
     PUBLISHED_SPEED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from hessblocks.errors import ArgumentError
+from hessblocks.studies.engine import Check
 
 DRAWS = 400
 """Of a bootstrap: its standard error is then known to about 4 %."""
@@ -117,6 +118,35 @@ def correlation(
         low, high = (math.tanh(turned(value) + side * reach) for side in (-1, 1))
         low, high = min(low, value), max(high, value)
     return Correlation(value=value, low=low, high=high, blocks=len(seeds), families=len(groups))
+
+
+def correlation_check(
+    x: Mapping[str, Mapping[Any, float]],
+    y: Mapping[str, Mapping[Any, float]],
+    fact: str,
+    *,
+    expected: str,
+    told: Mapping[str, Sequence[str]],
+    families: Mapping[str, str] | None = None,
+) -> Check:
+    """A fact that holds where two values rise together over the blocks, and fails where one falls.
+
+    Args:
+        x: block → {seed: value}.
+        y: the same, infinite where a run diverged.
+        fact: in a sentence.
+        expected: its direction.
+        told: what befell blocks or runs → which ones; said behind the coefficient.
+        families: block → its family; None where no two are akin.
+
+    Returns:
+        The fact; undecided where the interval holds 0, and where fewer than three blocks are known.
+    """
+    enough = sum(bool(x[block].keys() & y.get(block, {}).keys()) for block in x) >= 3
+    found = correlation(x, y, families) if enough else None
+    notes = [f"{what}: {', '.join(which)}" for what, which in told.items() if which]
+    ours = "; ".join([str(found) if found else "fewer than three blocks", *notes])
+    return Check(fact=fact, expected=expected, ours=ours, holds=found.agrees() if found else None)
 
 
 def _spearman(pairs: NDArray[np.float64]) -> float:
