@@ -1,6 +1,7 @@
 """Every test runs on one thread, offline, with annotated shapes checked."""
 
 import functools
+import gc
 import importlib
 import os
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ torch.set_num_threads(1)
 torch.set_warn_always(
     True
 )  # or only the first test that meets one of torch's warnings would see it
+
+
+def pytest_collection_finish() -> None:
+    """Each run of the Trainer collects garbage, and would look through all that was imported each time."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

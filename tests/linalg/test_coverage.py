@@ -1,5 +1,6 @@
 """Over 200 seeds the truth lies within ±1, ±2, ±3 standard errors in 60, 90 and 98 % of runs."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -67,6 +68,7 @@ def test_the_error_bars_of_the_diagonal_hold_over_its_entries(name: str) -> None
     )
 
 
+@functools.cache
 def spectra(name: str) -> list[Spectrum]:
     """200 spectra of ten probes each, cut from one run of 2000."""
     whole = spectral_density(operator(name), steps=30, probes=SEEDS * SPECTRUM_PROBES, points=2)
