@@ -430,7 +430,14 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(edge_of_stability, name, 2)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+RUN_ELSEWHERE = ("trial", "optimisers", "simplification", "edge-of-stability")
+"""Studies whose own tests run them at smoke scale."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in RUN_ELSEWHERE)) for n in TRAINED],
+)
 def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path, name: str) -> None:
     result = run_study(name, out=tmp_path, scale="smoke", seeds=1)
     losses = [row for row in result.rows if row["quantity"] == LOSS]
