@@ -66,6 +66,8 @@ ORDERS = {
     "with their trainer": "import hessblocks; from transformers import Trainer; import transformers",
     "our models first": "import hessblocks.models, transformers",
 }
+EVERY_DAY = ("ours first", "theirs loaded")
+"""The two ways in which the classes come to be known; each order is a process that imports it all."""
 
 
 OPENED = """
@@ -76,7 +78,10 @@ print(type(transformers.AutoConfig.for_model("hessblocks")).__name__)
 """
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param(order, marks=() if order in EVERY_DAY else pytest.mark.slow) for order in ORDERS],
+)
 def test_auto_classes_open_a_saved_model_in_each_order_of_imports(saved: Path, order: str) -> None:
     assert run(ORDERS[order] + OPENED, saved).split() == [
         "HessblocksConfig",

@@ -102,6 +102,7 @@ def test_bands_stay_on_a_logarithmic_axis(tmp_path: Path) -> None:
     assert all(value > 0 for trace in traces for value in trace["y"])
 
 
+@pytest.mark.usefixtures("blank")
 def test_the_page_shows_them(tmp_path: Path) -> None:
     folder = results(tmp_path, (0, 1), match="flops").folder
     text = write_report(folder).read_text()

@@ -85,6 +85,7 @@ def test_the_page_says(page, words) -> None:
     assert words in page.read_text()
 
 
+@pytest.mark.usefixtures("blank")
 def test_markup_in_names_and_settings_is_shown_not_obeyed(tmp_path) -> None:
     made = Folder(presets=("pre-ln", HOSTILE))
     made.config["data"]["name"] = HOSTILE
@@ -114,6 +115,7 @@ def test_the_same_numbers_give_the_same_bytes(tmp_path) -> None:
         assert path.read_bytes() == (second.parent / path.relative_to(first.parent)).read_bytes()
 
 
+@pytest.mark.usefixtures("blank")
 def test_a_partial_folder_gives_a_page_that_says_what_is_missing(tmp_path) -> None:
     made = Folder(presets=("pre-ln", "sas", "sas-p"))
     made.rows = [row for row in made.rows if row["stage"] == "initial" and row["preset"] != "sas-p"]
@@ -133,6 +135,7 @@ def test_a_folder_with_nothing_but_a_config_gives_a_page(tmp_path) -> None:
     assert page.stat().st_size < 50_000
 
 
+@pytest.mark.usefixtures("blank")
 def test_a_single_run_without_curvature_gives_a_page(tmp_path) -> None:
     made = Folder(presets=("sas",))
     made.config = {"command": "train", "preset": "sas", "seed": 0, "curvature": None}
@@ -142,6 +145,7 @@ def test_a_single_run_without_curvature_gives_a_page(tmp_path) -> None:
     assert "Not there yet" not in text
 
 
+@pytest.mark.usefixtures("blank")
 def test_a_diverged_run_is_named(tmp_path) -> None:
     made = Folder(presets=("pre-ln", "sas-p-no-norm"))
     for line in made.metrics:
@@ -221,6 +225,7 @@ def test_the_headline_speaks_of_the_blocks_that_are_measured(tmp_path) -> None:
     assert all("than in sas in sas-p" in one for one in uneven)
 
 
+@pytest.mark.usefixtures("blank")
 def test_the_blocks_are_drawn_as_a_picture_that_runs_nothing(tmp_path) -> None:
     folder = Folder(presets=("sas",)).write(tmp_path)
     assert 'src="data:image/svg' not in write_report(folder).read_text()
@@ -248,6 +253,7 @@ def test_errors_reach_the_caller(tmp_path) -> None:
         write_report(folder)
 
 
+@pytest.mark.usefixtures("blank")
 def test_zero_groups_are_named_under_the_table_and_in_the_caption(tmp_path) -> None:
     made = Folder(presets=("pre-ln", "sas"), layers=4)
     for layer in (0, 1, 2):

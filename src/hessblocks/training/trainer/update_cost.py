@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import TrainerCallback, TrainerState
 from hessblocks.data import Corpus
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
-from hessblocks.settings import RunSettings
+from hessblocks.settings import ModelSettings, RunSettings
 from hessblocks.training.preparation import build_model, model_without_weights
 from hessblocks.training.trainer.run_trainer import make_trainer
 
@@ -109,9 +110,16 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
     Source:
         `torch.utils.flop_counter.FlopCounterMode`.
     """
-    model = model_without_weights(settings.model, settings.preset, vocab_size)
-    tokens = torch.zeros(1, settings.model.context, dtype=torch.long, device="meta")
+    of_one = _sequence_flops(settings.model, settings.preset, vocab_size)
+    return of_one * settings.training.batch_size
+
+
+@cache
+def _sequence_flops(sizes: ModelSettings, preset: str, vocab_size: int) -> int:
+    """Those of one sequence, counted once: seeds differ in none."""
+    model = model_without_weights(sizes, preset, vocab_size)
+    tokens = torch.zeros(1, sizes.context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(input_ids=tokens, labels=tokens).loss.backward()
     count: int = counter.get_total_flops()
-    return count * settings.training.batch_size
+    return count
