@@ -235,6 +235,19 @@ def test_blocks_that_are_alike_are_forecast_by_alike_curvature_alone() -> None:
     assert verdicts(rows(cliff(alike)))[4:] == [False, False]
 
 
+@pytest.mark.parametrize(("less", "holds"), [(0.03, None), (0.08, True), (-0.08, False)])
+def test_losses_less_than_the_tolerance_apart_are_alike(less: float, holds: bool | None) -> None:
+    """Seed by seed the same difference, so that a limit of 0 would decide all three."""
+
+    def level(block: str, kind: str, rate: float, seed: int) -> float:
+        cold = 0.2 - (less if block == SIMPLE else 0.0) if kind == COLD else 0.0
+        return 2.85 + 0.3 * abs(-2 - math.log10(rate)) + cold
+
+    found = checks(rows(level))[VERDICTS[2]]
+    assert found.holds is holds
+    assert found.ours.endswith("; alike, within 0.05 nats") is (holds is None)
+
+
 @pytest.mark.parametrize("ends", [{BASE: 6.1, SIMPLE: 8.1}, dict.fromkeys(BLOCKS, math.inf)])
 def test_how_badly_a_failed_run_ends_decides_nothing(ends: dict[str, float]) -> None:
     """Blocks that are equal up to 3e-2 and both fail at 1e-1 are alike, though no seed says otherwise."""

@@ -16,9 +16,9 @@ The rule, written down before the first run:
    tolerated rate is 38 over the sharpness at the first step that is followed, with warm-up; that of the need for warm-up is
    that sharpness over the one after a tenth of the steps, without warm-up.
 5. Verdicts, sas-p against pre-ln, seed by seed with 95 % intervals (Student's t), to both sides: it stands larger rates, with warm-up
-   and without; it needs less warm-up, by both measures. In decades it holds or fails where the blocks differ by more than `ALIKE`;
-   where they differ by less they are alike, which is said and is neither: between two rates of the ladder the tolerated one
-   follows how badly the run at the upper one ends. Curvature says so beforehand where forecast and outcome differ
+   and without; it needs less warm-up, by both measures. A verdict holds or fails where the blocks differ by more than `ALIKE` decades or
+   `CLOSE` nats; where they differ by less they are alike, which is said and is neither: between two rates of the ladder the tolerated
+   one follows how badly the run at the upper one ends. Curvature says so beforehand where forecast and outcome differ
    between the blocks to the same side, or are both alike; it fails where they are decided otherwise.
 6. Void: all verdicts where pre-ln does not end at least 0.3 nats below the bigram table, or a best rate is at an end; those on
    tolerated rates where one lies beyond the ladder; those on forecasts where a sharpness that they rest on is not known to a tenth,
@@ -361,7 +361,7 @@ def _checks(edges: Edges) -> list[Check]:
         holds=not beyond if len(all_rates) == len(LABELS) else None,
     )
     stands = [
-        decades_check(
+        apart_check(
             {block: known.get(label_of(block, kind), {}) for block in BLOCKS},
             f"{SIMPLE} stands larger rates than {BASE}, with {kind}",
             expected=f"open question: a tolerated rate larger by more than {ALIKE:g} decades",
@@ -371,15 +371,15 @@ def _checks(edges: Edges) -> list[Check]:
     ]
     lost, less = _lost(known), f"{SIMPLE} needs less warm-up than {BASE}, by"
     needs = [
-        shared.difference_check(
+        apart_check(
             edges.extra_losses(),
-            SIMPLE,
-            BASE,
             f"{less} the loss at the best rate",
-            expected="open question: less is lost without",
+            expected=f"open question: less is lost without, by more than {shared.CLOSE:g} nats",
             above=False,
+            limit=shared.CLOSE,
+            unit="nats",
         ),
-        decades_check(
+        apart_check(
             lost,
             f"{less} the tolerated rate",
             expected=f"open question: it falls without by a number of decades smaller by more than {ALIKE:g}",
@@ -427,25 +427,35 @@ def _lost(known: shared.Values) -> dict[str, dict[Scalar, float]]:
     return found
 
 
-def decades_check(values: shared.Values, fact: str, *, expected: str, above: bool) -> Check:
+def apart_check(
+    values: shared.Values,
+    fact: str,
+    *,
+    expected: str,
+    above: bool,
+    limit: float = ALIKE,
+    unit: str = "decades",
+) -> Check:
     """A fact that holds where the blocks differ to one side, and fails where they do to the other.
 
     Args:
-        values: block → {seed: decades}.
+        values: block → {seed: value}.
         fact: in a sentence.
         expected: its direction.
         above: whether the fact says that sas-p's is the larger.
+        limit: up to which blocks are alike.
+        unit: of the values.
 
     Returns:
         The fact; undecided where the seeds are, and where the blocks are alike, which is then said.
     """
     found = shared.difference(values, SIMPLE, BASE)
-    where = side(found)
-    alike = f"; alike, within {ALIKE:g} decades" if where == 0 else ""
+    where = side(found, limit)
+    alike = f"; alike, within {limit:g} {unit}" if where == 0 else ""
     return Check(
         fact=fact,
         expected=expected,
-        ours=f"{found.text('decades')}{alike}",
+        ours=f"{found.text(unit)}{alike}",
         holds=(where > 0) == above if where else None,
     )
 
@@ -472,13 +482,13 @@ def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -
     )
 
 
-def side(found: shared.Difference) -> int | None:
+def side(found: shared.Difference, limit: float = ALIKE) -> int | None:
     """1 above and −1 below what is alike, 0 alike; None where the seeds do not decide."""
-    if found.within(ALIKE):
+    if found.within(limit):
         return 0
-    if found.above(ALIKE):
+    if found.above(limit):
         return 1
-    return -1 if found.above(-ALIKE) is False else None
+    return -1 if found.above(-limit) is False else None
 
 
 def _edge_table(edges: Edges) -> list[dict[str, object]]:
