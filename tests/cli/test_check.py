@@ -16,6 +16,7 @@ from tests.cli.helpers import Shell, sentence
 from tests.cli.test_curvature import SMALL as SAMPLE
 from tests.cli.test_curvature import preset
 from tests.cli.test_signal import SMALL
+from tests.pictures import empty_pictures
 
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full", "--map", "--spectrum"]
 KEY, QUERY = "layers.1.attention.key", "layers.1.attention.query"
@@ -40,6 +41,18 @@ def said(shell: Shell, out: Path) -> tuple[int, dict[str, str]]:
     assert found["whole"] == (outcome.status == 0)
     states = {name: one["state"] for name, one in found["files"].items()}
     return outcome.status, {name: state for name, state in states.items() if state != "whole"}
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of one study, whose pictures are empty."""
+    out = tmp_path_factory.mktemp("reproduced") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        empty_pictures(patch)
+        assert (
+            main(["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(out)]) == 0
+        )
+    return out
 
 
 def test_a_run_is_whole_until_a_file_is_edited(shell: Shell, tmp_path: Path) -> None:
@@ -254,11 +267,9 @@ def test_an_edited_table_of_signal_is_kept_aside(shell: Shell, tmp_path: Path) -
 
 
 def test_studies_are_checked_by_their_points(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], shell: Shell
+    tmp_path: Path, reproduced: Path, capsys: pytest.CaptureFixture[str], shell: Shell
 ) -> None:
-    out = tmp_path / "out"
-    reproduce = ["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(out)]
-    assert main(reproduce) == 0
+    out = Path(shutil.copytree(reproduced, tmp_path / "out"))
     assert said(shell, out) == (0, {})
     assert said(shell, out / "mlp") == (0, {})
     store, results = out / "mlp" / "points.jsonl", out / "mlp" / "results.csv"
@@ -282,11 +293,9 @@ def test_studies_are_checked_by_their_points(
 
 @pytest.mark.slow
 def test_points_of_an_earlier_revision_are_told_and_keep_their_tables(
-    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reproduced: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
-    reproduce = ["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(out)]
-    assert main(reproduce) == 0
+    out = Path(shutil.copytree(reproduced, tmp_path / "out"))
     tables = [out / "mlp" / name for name in ("results.csv", "summary.json", "figure.json")]
     whole = [table.read_bytes() for table in tables]
     now = find("mlp").revision
@@ -305,11 +314,9 @@ def test_points_of_an_earlier_revision_are_told_and_keep_their_tables(
 
 
 def test_what_is_made_of_points_and_what_was_asked_for_are_checked(
-    tmp_path: Path, shell: Shell
+    tmp_path: Path, reproduced: Path, shell: Shell
 ) -> None:
-    out = tmp_path / "out"
-    reproduce = ["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(out)]
-    assert main(reproduce) == 0
+    out = Path(shutil.copytree(reproduced, tmp_path / "out"))
     for name, state in (("summary.json", "edited"), ("figure.json", "edited")):
         path = out / "mlp" / name
         whole = path.read_bytes()
