@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import parametrizations, parametrize
 from transformers import AutoModelForCausalLM
 
 import hessblocks as hb
@@ -126,6 +127,16 @@ def test_what_cannot_be_merged_is_refused(fields: dict[str, Any], words: str) ->
 def test_half_precision_cannot_be_folded_exactly() -> None:
     with pytest.raises(hb.RunError, match=r"bfloat16"):
         fold(perturbed("sas").bfloat16())
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_weights_behind_a_parametrisation_are_refused(wrap: Any) -> None:
+    model = perturbed("pre-ln")
+    wrap(model.model.layers[1].mlp.output)
+    with pytest.raises(hb.ArgumentError, match=r"layers.1.mlp.output.*remove_parametrizations"):
+        fold(model)
+    parametrize.remove_parametrizations(model.model.layers[1].mlp.output, "weight")
+    fold(model)
 
 
 def test_other_models_are_refused() -> None:

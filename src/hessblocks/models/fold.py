@@ -118,7 +118,8 @@ def fold(
         A model of the same class, on the same device and in the same precision.
 
     Raises:
-        ArgumentError: not a model of this library, or nothing that `merge` could merge.
+        ArgumentError: not a model of this library, weights that are not its own (parametrisations of torch, adapters),
+            or nothing that `merge` could merge.
         RunError: the logits differ by more than `tolerance`, as they do in half precision.
 
     Cost: copies of both models in double precision, and a forward pass of each over 32 tokens.
@@ -128,6 +129,7 @@ def fold(
             f"model: expected a model that hessblocks.build makes, got {type(model).__name__}"
         )
     state: State = dict(model.state_dict())
+    _check_own(model, state)
     blocks = []
     for index, (layer, block) in enumerate(
         zip(model.model.layers, model.config.blocks, strict=True)
@@ -140,6 +142,17 @@ def fold(
     folded = _with_blocks(model, blocks[: len(model.config.pattern)], state)
     _check_same(model, folded, tolerance)
     return folded
+
+
+def _check_own(model: PreTrainedModel, state: State) -> None:
+    """Refuse tensors that a model of this configuration does not have, such as those of a parametrisation."""
+    with torch.device("meta"):
+        own = type(model)(model.config).state_dict()
+    if foreign := sorted(state.keys() ^ own.keys()):
+        raise ArgumentError(
+            f"model: its weights are not those of its configuration ({foreign[0]} and {len(foreign) - 1} other names); take "
+            "parametrisations off (torch.nn.utils.parametrize.remove_parametrizations), merge adapters, and fold then"
+        )
 
 
 def _folded_block(block: BlockConfig) -> BlockConfig:
