@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import hessblocks as hb
-from hessblocks.figures import draw_heatmap
+from hessblocks.drawing import draw_heatmap
 from hessblocks.storage import atomic_path
 
 PAPER = {"sas": 1.16, "sas-p": 1.20}

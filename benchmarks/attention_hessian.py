@@ -24,7 +24,8 @@ import hessblocks as hb
 from benchmarks._timing import alternated, processed
 from hessblocks.conventions import IGNORED
 from hessblocks.data import addition_batch
-from hessblocks.figures import Panel, Series, plot
+from hessblocks.drawing import plot
+from hessblocks.figures import Panel, Series
 from hessblocks.storage import atomic_path
 from hessblocks.studies.shared import addition_model
 from hessblocks.theory import AttentionHessian

@@ -23,7 +23,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import hessblocks as hb
 from benchmarks._shaped_attention import shaped_attention
 from benchmarks._timing import alternated
-from hessblocks.figures import Panel, Series, plot
+from hessblocks.drawing import plot
+from hessblocks.figures import Panel, Series
 from hessblocks.storage import atomic_path
 
 THREADS = 2

@@ -36,8 +36,8 @@ from hessblocks.curvature import (
     parameter_groups,
 )
 from hessblocks.curvature.groups import merge
+from hessblocks.drawing import draw as draw_figure
 from hessblocks.figures import Figure, Panel, Series
-from hessblocks.figures import draw as draw_figure
 from hessblocks.storage import atomic_path
 
 PROBES = 16

@@ -90,6 +90,17 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, na
         r"hessblocks \d+\.\d+\.\d+\n", run(programs / "hessblocks", "--version", cwd=tmp_path)
     )
     assert "sas-p" in run(programs / "hessblocks", "presets", cwd=tmp_path)
+    lean = run(programs / "pip", "list", cwd=tmp_path)
+    assert not {"matplotlib", "plotly"} & set(lean.split())
+    run(
+        programs / "pip",
+        "install",
+        "--quiet",
+        "--constraint",
+        CONSTRAINTS,
+        f"{wheel}[report]",
+        cwd=tmp_path,
+    )
     shown = next(text for text in blocks("text") if text.startswith("query estimate"))
     printed = ""
     for code in blocks("python"):

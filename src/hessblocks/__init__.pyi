@@ -5,6 +5,7 @@ from . import (
     conventions as conventions,
     curvature as curvature,
     data as data,
+    drawing as drawing,
     errors as errors,
     figures as figures,
     inspection as inspection,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 
 class HessblocksError(Exception):
@@ -56,6 +57,24 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> None:
     """
     if name not in (names := list(known)):
         raise unknown_name(kind, name, names)
+
+
+def check_extra(what: str, extra: str, *packages: str) -> None:
+    """Refuse what needs an extra of this package, where it is not installed.
+
+    Args:
+        what: needs it, for the message ("figures").
+        extra: its name in `pip install 'hessblocks[...]'`.
+        packages: that come with it; none is imported.
+
+    Raises:
+        ArgumentError: one of the packages is missing.
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise ArgumentError(
+                f"{what}: {package} is not installed; run pip install 'hessblocks[{extra}]'."
+            )
 
 
 def check_memory_limit(limit: object) -> None:

@@ -15,8 +15,8 @@ from hessblocks.curvature.columns import column_squares
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.map import CurvatureMap, combine_columns, curvature_map, heterogeneity
 from hessblocks.curvature.products.problem import Problem
+from hessblocks.drawing.heatmap import ZERO, draw_heatmap
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.figures.heatmap import ZERO, draw_heatmap
 from hessblocks.linalg.estimators.estimates import Estimate
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense

@@ -21,8 +21,8 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.sampled import grams
 from hessblocks.curvature.sampled.grams import gram_matrices, plan_samples
 from hessblocks.curvature.sampled.signs import signs
+from hessblocks.drawing import draw_heatmap
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.figures import draw_heatmap
 from hessblocks.linalg.estimators.pairs import norms_from_pairs
 from tests.curvature.cases import CASES, Case
 from tests.curvature.live_bytes import LiveBytes

@@ -9,8 +9,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
 from hessblocks.curvature import attention_moments, second_moment_figure
+from hessblocks.drawing import draw
 from hessblocks.errors import ArgumentError
-from hessblocks.figures import Heatmap, draw
+from hessblocks.figures import Heatmap
 from hessblocks.theory import attention_hessian
 from hessblocks.theory.verification.cases import CASES, arguments
 

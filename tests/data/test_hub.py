@@ -109,5 +109,7 @@ def test_without_datasets_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -
     import sys
 
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(RunError, match=r"datasets is not installed; run pip install 'hessblocks"):
+    with pytest.raises(
+        ArgumentError, match=r"datasets is not installed; run pip install 'hessblocks"
+    ):
         hub.load_glue("cola")

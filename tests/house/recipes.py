@@ -359,7 +359,7 @@ def parameter_figure(results: FolderResults) -> Figure | None:
     },
     proof="""
 import pathlib
-from hessblocks.figures import draw, plotly_panels
+from hessblocks.drawing import draw, plotly_panels
 from hessblocks.report import load_results, write_report
 from hessblocks.report.comparison.page import all_figures
 from tests.report.folders import Folder

@@ -265,7 +265,7 @@ RESULTS = (
     Mutant(
         "how badly a failed run ends decides",
         file="studies/our_questions/edge_of_stability.py",
-        find="    where = side(found)\n",
+        find="    where = side(found, limit)\n",
         replace="    where = {True: 1, False: -1, None: None}[found.above(0.0)]\n",
         tests=(
             "studies/test_edge_of_stability.py::test_how_badly_a_failed_run_ends_decides_nothing",
@@ -332,21 +332,21 @@ RESULTS = (
     ),
     Mutant(
         "names are not escaped in a figure of the page",
-        file="figures/interactive.py",
+        file="drawing/interactive.py",
         find='"name": escape(series.name)',
         replace='"name": series.name',
         tests=("report/test_page.py::test_markup_in_names_and_settings_is_shown_not_obeyed",),
     ),
     Mutant(
         "error bars of the page stand on their heads",
-        file="figures/interactive.py",
+        file="drawing/interactive.py",
         find='"array": above, "arrayminus": below',
         replace='"array": below, "arrayminus": above',
         tests=("report/test_drawn.py",),
     ),
     Mutant(
         "figures have no error bars",
-        file="figures/static.py",
+        file="drawing/static.py",
         find="yerr=bars, elinewidth",
         replace="yerr=None, elinewidth",
         tests=("report/test_drawn.py",),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hessblocks.drawing.interactive import plotly_panels
 from hessblocks.errors import RunError
-from hessblocks.figures.interactive import plotly_panels
 from hessblocks.report.comparison.along import ALIGNMENTS
 from hessblocks.report.comparison.budget import budget_cells, budget_columns
 from hessblocks.report.comparison.page import all_figures, write_report

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from hessblocks.drawing.interactive import plotly_panels
+from hessblocks.drawing.static import draw
 from hessblocks.figures.figure import Figure, Panel, Series
-from hessblocks.figures.interactive import plotly_panels
 from hessblocks.figures.log_scale import log_scale
-from hessblocks.figures.static import draw
 
 X, Y, ERROR = (0.0, 1.0), (1.5, 30.0), (2.0, 3.0)
 SCALE = log_scale(Y)

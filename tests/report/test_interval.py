@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hessblocks.cli.terminal.console import WIDE, comparison_table, show
-from hessblocks.figures.interactive import plotly_panels
+from hessblocks.drawing.interactive import plotly_panels
 from hessblocks.report import comparison_rows, headline, summary
 from hessblocks.report.comparison.cells import comparison_cells
 from hessblocks.report.comparison.curvature_points import heterogeneity_figure

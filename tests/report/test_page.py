@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import plotly.graph_objects as go
 import pytest
 
+from hessblocks.drawing.interactive import plotly_panels
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.figures.interactive import plotly_panels
 from hessblocks.report.comparison.headline import headline
 from hessblocks.report.comparison.page import all_figures, write_report
 from hessblocks.storage.folder_results import load_results

@@ -11,7 +11,8 @@ import torch
 from hessblocks.curvature import Problem, group_norms, parameter_groups
 from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import load_corpus
-from hessblocks.figures import draw, read_figure, write_picture
+from hessblocks.drawing import draw, write_picture
+from hessblocks.figures import read_figure
 from hessblocks.storage import Row
 from hessblocks.studies.engine.study import Check
 from hessblocks.studies.our_questions import batch_size

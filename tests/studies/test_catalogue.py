@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError
-from hessblocks.figures import draw, read_figure, write_picture
+from hessblocks.figures import read_figure
 from hessblocks.report.studies.page import write_gallery
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.point import canonical, plain

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hessblocks.data import docstrings
+from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.figures import draw, read_figure, write_picture
+from hessblocks.figures import read_figure
 from hessblocks.storage.tables import Row
 from hessblocks.studies.blocks_paper import finetuning as downstream
 from hessblocks.studies.blocks_paper import masked_lm

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from hessblocks.curvature import PreconditionedHessian, Problem, Sharpness
+from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import RunError
-from hessblocks.figures import draw, read_figure, write_picture
+from hessblocks.figures import read_figure
 from hessblocks.figures.figure import Panel
 from hessblocks.storage.tables import Row
 from hessblocks.studies.engine.study import Check

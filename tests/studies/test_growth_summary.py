@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessblocks.figures import Figure, draw
+from hessblocks.drawing import draw
+from hessblocks.figures import Figure
 from hessblocks.studies.hessian_paper import deep_linear, fig3b
 from hessblocks.studies.shared.growth_summary import (
     Expected,

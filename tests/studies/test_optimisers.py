@@ -12,7 +12,8 @@ import torch
 from torch.optim import AdamW, Muon
 
 from hessblocks.curvature import PreconditionedHessian, Problem
-from hessblocks.figures import draw, read_figure, write_picture
+from hessblocks.drawing import draw, write_picture
+from hessblocks.figures import read_figure
 from hessblocks.figures.figure import Panel
 from hessblocks.linalg import frobenius_norm
 from hessblocks.storage.tables import Row

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.figures import draw, read_figure, write_picture
+from hessblocks.drawing import draw, write_picture
+from hessblocks.figures import read_figure
 from hessblocks.storage import NORM
 from hessblocks.storage.tables import Row
 from hessblocks.studies.engine.study import Check

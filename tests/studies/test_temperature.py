@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.figures import draw, read_figure, write_picture
+from hessblocks.drawing import draw, write_picture
+from hessblocks.figures import read_figure
 from hessblocks.signal import propagate
 from hessblocks.storage import Row
 from hessblocks.studies.engine.study import Check

@@ -50,7 +50,8 @@ class LossAlong(Tabular):
         Returns:
             The figure that was drawn on.
         """
-        from hessblocks.figures import Panel, Series, plot
+        from hessblocks.drawing import plot
+        from hessblocks.figures import Panel, Series
 
         panel = Panel(
             title="Loss along a direction",

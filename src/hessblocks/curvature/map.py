@@ -86,7 +86,7 @@ class CurvatureMap(Tabular):
         Returns:
             The figure that was drawn on.
         """
-        from hessblocks.figures import draw_heatmap
+        from hessblocks.drawing import draw_heatmap
 
         values = [
             [

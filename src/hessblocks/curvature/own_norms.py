@@ -64,7 +64,8 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
         Returns:
             The figure that was drawn on.
         """
-        from hessblocks.figures import Panel, Series, log_scale, plot
+        from hessblocks.drawing import plot
+        from hessblocks.figures import Panel, Series, log_scale
 
         series = []
         for part in self.parts:

@@ -20,7 +20,7 @@ from hessblocks.data.docstrings import SPECIAL
 from hessblocks.data.sources import fingerprint
 from hessblocks.data.tasks import SEPARATOR, LabelledText, Task
 from hessblocks.data.tokens import check_vocabulary, write_corpus
-from hessblocks.errors import ArgumentError, RunError, check_name
+from hessblocks.errors import ArgumentError, RunError, check_extra, check_name
 
 HUB_VERSION = 1
 """Raised whenever the same texts would give other tokens."""
@@ -63,8 +63,8 @@ def load_hub_corpus(
         Splits train and validation (each `HELD_OUT`-th document).
 
     Raises:
-        ArgumentError: a vocabulary that is too small, no such column, or too little text.
-        RunError: datasets is not installed, or neither the network nor the local cache has the name.
+        ArgumentError: a vocabulary that is too small, no such column, too little text, or datasets is not installed.
+        RunError: neither the network nor the local cache has the name.
 
     Cost:
         Memory for all of the text while it is encoded, once.
@@ -108,7 +108,7 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
 
     Raises:
         ArgumentError: an unknown task.
-        RunError: datasets is not installed, the data cannot be had, or has other columns.
+        RunError: the data cannot be had, or has other columns.
     """
     check_name("task", name, GLUE)
     columns, classes = GLUE[name]
@@ -123,12 +123,9 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
 
 
 def _dataset(path: str, configuration: str | None, split: str, **options: Any) -> Iterable[Any]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise RunError(
-            "hub: datasets is not installed; run pip install 'hessblocks[hub]'."
-        ) from error
+    check_extra("hub", "hub", "datasets")
+    import datasets
+
     with _loading(path):
         found: Iterable[Any] = datasets.load_dataset(path, configuration, split=split, **options)
     return found

@@ -12,11 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from matplotlib.markers import MarkerStyle
-from matplotlib.path import Path
-
-COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", 79: "Z"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
@@ -39,10 +34,16 @@ class Mark:
     @property
     def outline(self) -> str:
         """Matplotlib's own marker as the path of an SVG, so that page and pictures agree."""
+        from matplotlib.markers import MarkerStyle
+        from matplotlib.path import Path
+
+        letters = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
         style = MarkerStyle(self.marker)
         outline = style.get_path().transformed(style.get_transform()).iter_segments()
         return "".join(
-            COMMANDS[code] + " ".join(f"{value:.3g}" for value in corners if code != Path.CLOSEPOLY)
+            letters[code] + " ".join(f"{value:.3g}" for value in corners)
+            if code != Path.CLOSEPOLY
+            else "Z"
             for corners, code in outline
         )
 

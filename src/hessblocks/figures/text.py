@@ -14,6 +14,13 @@ LARGE = 1e7
 NEGLIGIBLE = 1e-6
 """A standard error below this share of its value is rounding and not shown."""
 
+PART_WORDS = {
+    "outer": "outer product $H_o$",
+    "functional": "functional part $H_f$",
+    "full": "full Hessian $H$",
+}
+"""What each part of the Hessian is called in titles."""
+
 SIGNS = {
     r"\alpha": "α", r"\beta": "β", r"\gamma": "γ", r"\tau": "τ", r"\|": "‖", r"\max": "max",
     r"\min": "min", r"\,": " ", "=": " = ", "+": " + ",

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from hessblocks.figures import Figure, Panel, Scaling, Series, draw, write_picture
+from hessblocks.figures import Figure, Panel, Scaling, Series
 from hessblocks.storage import SignalRow, read_signal
 
 QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
@@ -41,6 +41,8 @@ def write_signal_figures(folder: Path) -> list[Path]:
     Raises:
         RunError: results.csv is missing or damaged, or a file cannot be written.
     """
+    from hessblocks.drawing import draw, write_picture
+
     rows = read_signal(folder / "results.csv")
     signal = [
         _panel(title, y_label, scale, [row for row in rows if row.quantity == quantity])

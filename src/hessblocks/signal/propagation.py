@@ -77,7 +77,8 @@ class Signal(Tabular):
         Returns:
             The figure that was drawn on.
         """
-        from hessblocks.figures import Panel, Series, plot
+        from hessblocks.drawing import plot
+        from hessblocks.figures import Panel, Series
 
         similarities = [self.inputs, *(layer.tokens for layer in self.layers)]
         series = Series(

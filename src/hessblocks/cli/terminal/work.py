@@ -20,7 +20,14 @@ from hessblocks.cli.terminal.console import (
 )
 from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
-from hessblocks.report import ComparisonRow, budget_columns, comparison_rows, summary, write_report
+from hessblocks.report import (
+    ComparisonRow,
+    budget_columns,
+    check_drawing,
+    comparison_rows,
+    summary,
+    write_report,
+)
 from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import FolderResults, load_results
 from hessblocks.training import is_first
@@ -46,8 +53,10 @@ def carry_out(
         hint: what the user may type next.
 
     Raises:
+        ArgumentError: figures cannot be drawn here.
         RunError: every run diverged.
     """
+    check_drawing()
     start, progress = time.perf_counter(), make_progress()
     with interruptible():
         with progress.stage("data"):

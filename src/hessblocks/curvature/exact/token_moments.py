@@ -75,7 +75,7 @@ def second_moment_figure(
         sequence: which one of the batch.
 
     Returns:
-        The figure as data; `hessblocks.figures.draw` draws it.
+        The figure as data; `hessblocks.drawing.draw` draws it.
 
     Raises:
         ArgumentError: no such sequence, another number of tokens, or no second moment at any token with loss.

@@ -122,7 +122,8 @@ class Spectrum(Tabular):
         Returns:
             The figure that was drawn on.
         """
-        from hessblocks.figures import Panel, Series, plot
+        from hessblocks.drawing import plot
+        from hessblocks.figures import Panel, Series
 
         highest = float(self.density.max())
         series = Series(

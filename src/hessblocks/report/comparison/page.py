@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hessblocks.figures import Figure, draw, marks, page_text, plotly_panels, write_picture
+from hessblocks.figures import Figure, marks, page_text
 from hessblocks.report.command_line import command_line
 from hessblocks.report.comparison.along import along_figures
 from hessblocks.report.comparison.budget import budget_cells, budget_columns, matched
@@ -93,6 +93,8 @@ def _heading(results: FolderResults) -> str:
 
 def _shown(figure: Figure, folder: Path) -> dict[str, Any]:
     """A figure on the page, drawn to its files as well; samples of bars have no mark."""
+    from hessblocks.drawing import draw, plotly_panels, write_picture
+
     bars = any(panel.kind == "bars" for panel in figure.plots)
     return {
         "name": figure.name,

@@ -8,17 +8,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure as Drawn
 
-from hessblocks.figures import (
-    MATPLOTLIB,
-    Figure,
-    Panel,
-    Series,
-    draw,
-    draw_heatmap,
-    log_scale,
-    plain_math,
-    write_picture,
-)
+from hessblocks.drawing import draw, draw_heatmap, write_picture
+from hessblocks.figures import MATPLOTLIB, Figure, Panel, Series, log_scale, plain_math
 from hessblocks.report.comparison import PARTS
 from hessblocks.storage import CurvatureResults, Density
 

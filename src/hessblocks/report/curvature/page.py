@@ -12,7 +12,6 @@ from hessblocks.report.comparison import (
     with_error,
     with_interval,
 )
-from hessblocks.report.curvature.figures import write_curvature_figures
 from hessblocks.report.templates import inlined, write_page
 from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults, Norm, load_curvature
@@ -35,6 +34,8 @@ def write_curvature_report(folder: Path) -> Path:
         ArgumentError: another kind of folder.
         RunError: a file is damaged or cannot be written.
     """
+    from hessblocks.report.curvature.figures import write_curvature_figures
+
     results = load_curvature(folder)
     settings = {name: value for name, value in results.config.items() if name != "groups"}
     pictures = write_curvature_figures(results)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessblocks.figures import draw, read_figure, write_picture
+from hessblocks.figures import read_figure
 from hessblocks.report.studies.against_published import Difference, differences
 from hessblocks.report.templates import inlined
 from hessblocks.storage import read_study_file
@@ -108,6 +108,8 @@ def load_section(folder: Path) -> StudySection:
     Raises:
         RunError: a file is missing or damaged.
     """
+    from hessblocks.drawing import draw, write_picture
+
     figure, picture = read_figure(folder / "figure.json"), ""
     if figure.panels:
         picture = inlined(write_picture(draw(figure), folder / "figures", folder.name))

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError, RunError, check_extra
 from hessblocks.studies.engine.executors import Executor, after_death, attempt
 from hessblocks.studies.engine.point import Measure, Outcome, Point
 
@@ -102,12 +102,9 @@ class RayCluster(Executor):
 
 
 def _library() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ArgumentError(
-            "ray: the package ray is not installed; pip install 'hessblocks[cluster]'"
-        ) from error
+    check_extra("ray", "cluster", "ray")
+    import ray
+
     return ray
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from hessblocks.figures.figure import Figure, Panel, Series
-from hessblocks.figures.style import Mark, marks
-from hessblocks.figures.text import number, page_text
+from hessblocks.figures import Figure, Mark, Panel, Series, marks, number, page_text
 
 DIGITS = 6
 """Significant digits on the page."""

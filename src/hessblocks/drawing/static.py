@@ -17,10 +17,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from hessblocks.figures.figure import Figure, Heatmap, Panel, Series
-from hessblocks.figures.log_scale import LogScale
-from hessblocks.figures.style import MARKS, MATPLOTLIB, Mark, marks
-from hessblocks.figures.text import number, plain_math
+from hessblocks.figures import (
+    MARKS,
+    MATPLOTLIB,
+    Figure,
+    Heatmap,
+    LogScale,
+    Mark,
+    Panel,
+    Series,
+    marks,
+    number,
+    plain_math,
+)
 
 NARROW = 4.0
 """Width of a panel, in inches, below which its axis has few numbers."""

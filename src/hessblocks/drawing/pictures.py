@@ -11,7 +11,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hessblocks.figures.style import MATPLOTLIB, RESOLUTION
+from hessblocks.figures import MATPLOTLIB, RESOLUTION
 from hessblocks.storage import atomic_path
 
 COLOURS = 255

@@ -15,14 +15,8 @@ from matplotlib.colors import LogNorm, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from hessblocks.figures.text import plain_math
+from hessblocks.figures import PART_WORDS, plain_math
 
-PART_WORDS = {
-    "outer": "outer product $H_o$",
-    "functional": "functional part $H_f$",
-    "full": "full Hessian $H$",
-}
-"""What each part is called in titles."""
 ZERO = "#D9D9D9"
 """Colour of a block that is exactly zero: none of the scale's."""
 UNTOLD = "#B9A3C9"
