@@ -74,7 +74,10 @@ TUNED: dict[str, tuple[str, ...]] = {
 }
 """Width → what is tuned."""
 RATES: dict[str, dict[str, tuple[float, ...]]] = {
-    NARROW: {**dict.fromkeys(TUNED[NARROW], (3e-3, 1e-2, 1e-3))},
+    NARROW: {
+        **dict.fromkeys(TUNED[NARROW], (3e-3, 1e-2, 3e-2, 1e-3)),
+        **dict.fromkeys(("v-skipinit", BASE + SINUSOIDAL), (3e-3, 1e-2, 1e-3)),
+    },
     WIDE: {**dict.fromkeys(TUNED[WIDE], (3e-3, 1e-3, 1e-2))},
 }
 """Width → what is tuned → its rates at laptop scale, the likeliest first; made longer as results come in."""
@@ -86,7 +89,7 @@ BEST: dict[str, dict[str, float]] = {
     WIDE: {**dict.fromkeys(TUNED[WIDE], 3e-3)},
 }
 """Width → rates of the runs at laptop scale: a guess until the tuning is done, then its outcome."""
-OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3)}
+OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
 """Of all blocks at the other scales; the runs are at the first."""
 
 _SMALL = replace(
