@@ -58,7 +58,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         17900,
-        "ae418caaabaf770357adb59cb61ccc46e13099b63ac9768e65e2b5d36112755d",
+        "fed897077467023538b9eec08b96d083dc08d3f3f70de28ce70707de84f9be35",
     )
 
 

@@ -83,12 +83,12 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
 """Width → what is tuned → its rates at laptop scale, the likeliest first; made longer as results come in."""
 BEST: dict[str, dict[str, float]] = {
     NARROW: {
-        **dict.fromkeys(TUNED[NARROW], 3e-3),
-        **dict.fromkeys(("sas", "sas-p", "sas-p" + SINUSOIDAL), 1e-2),
+        **dict.fromkeys(TUNED[NARROW], 1e-2),
+        **dict.fromkeys(("v-skipinit", BASE + SINUSOIDAL), 3e-3),
     },
     WIDE: {**dict.fromkeys(TUNED[WIDE], 3e-3)},
 }
-"""Width → rates of the runs at laptop scale: a guess until the tuning is done, then its outcome."""
+"""Width → rates of the runs at laptop scale: the outcome of the tuning; of the greater width a guess until it is done."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
 """Of all blocks at the other scales; the runs are at the first."""
 
