@@ -5,13 +5,17 @@ The rule, written down before the first run:
 1. Eight blocks: pre-ln and parallel, each with the usual and with zero initial queries; v-skipinit, sas, sas-p,
    sas-p-no-norm. The simplified blocks begin with zero queries, so the pre-LN of the verdicts does too, and the
    parallel block with zero queries, the eighth, is to sas-p what pre-ln with zero queries is to sas. Positions are
-   those that `baseline` chose, rotary; the standard deviation of what is drawn is 0.02.
+   those that `baseline` chose, rotary; matrices are drawn with a standard deviation of 0.02.
 2. Each block's learning rate is tuned with one seed, in a grid by half decades (`RATES`) that is
    made longer by hand until the lowest final loss lies inside. transformers' GPT-2 is tuned like a block. Tuning
    takes three tenths of the steps of the runs (2,400 of 8,000, at the greater width 450 of 1,500): a rate that is
    best for a short run may be a little high for a long one, for every block alike.
-3. The runs that count are at these rates (`BEST`) and have three seeds of their own, of which none
-   was tuned on; equal seeds see equal data in equal order.
+   So is the start (`STARTS`): embeddings with a standard deviation of 0.02 or of 1/√width; pre-ln with zero queries has
+   1/√width with GPT-2's smaller projections and MLP outputs, 0.02/√(2 layers), as a third. This came after the tuning
+   with 0.02: at width 256 it let pre-ln end 0.5 nats above sas and above the bigram table, and 1/√width closed that gap
+   in a first try. No one start is good for all: sas learnt next to nothing with 1/√width there.
+3. The runs that count are at these rates (`BEST`), from these starts (`CHOSEN`), and have three seeds of their own,
+   of which none was tuned on; equal seeds see equal data in equal order.
 4. Verdicts are about sas and sas-p, each against pre-ln with zero queries, at both widths: (a) at equal steps,
    (b) at equal processor time. Each says "about match", as the paper does, within `CLOSE` nats above or below, so
    that it fails where the simplified block is worse and where it is better by more; differences are taken seed by
@@ -22,15 +26,19 @@ The rule, written down before the first run:
    at equal steps, where the quicker one has time left, make it look too bad. A verdict (b) counts where both bounds
    say the same.
 6. A verdict is void where the best rate of one of its two blocks is at an end of its grid, where the runs
-   are not at that best rate, and where pre-ln does not end at least 0.3 nats below the bigram table.
+   are not at that best rate or not from the best start, and where pre-ln does not end at least 0.3 nats below the
+   bigram table. The grid of a start that is `FAR` above a block's best start may stay short.
 7. Positions: pre-ln with zero queries and sas-p with sinusoidal positions too, tuned and compared, by the rule
-   of (a), at the steps of the tuning. They say whether the verdict is one about rotary positions.
+   of (a), at the steps of the tuning, all from 0.02. They say whether the verdict is one about rotary
+   positions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from hessblocks.figures import Panel
 from hessblocks.storage import Row, Scalar
@@ -54,6 +62,11 @@ SINUSOIDAL = ", sinusoidal"
 """Behind the name of a block with sinusoidal positions; without it they are rotary."""
 POSITIONS = {"": "rotary", SINUSOIDAL: "sinusoidal"}
 """What is behind the name of a block → its positions."""
+WIDER = ", embeddings 1/√width"
+SMALL = ", embeddings 1/√width, small outputs"
+STARTS = {"": "0.02", WIDER: "1/√width", SMALL: "1/√width, small outputs"}
+"""What is behind the name of a block in the tuning → standard deviation of its embeddings; small are projections and
+outputs of MLPs: 0.02/√(2 layers), else 0.02 as all matrices."""
 LEARNED = "learned"
 """The positions of GPT-2."""
 PLACED = (BASE, "sas-p")
@@ -68,17 +81,26 @@ RUNS: dict[str, tuple[str, ...]] = {
     WIDE + LONG: (*WIDE_BLOCKS, shared.GPT2),
 }
 """Phase → what is run, beside the bigram table."""
+OTHER_STARTS = {
+    NARROW: (*(name + WIDER for name in BLOCKS), BASE + SMALL),
+    WIDE: (*(name + WIDER for name in WIDE_BLOCKS), BASE + SMALL),
+}
+"""Width → what is tuned from other starts than 0.02."""
 TUNED: dict[str, tuple[str, ...]] = {
-    NARROW: tuple(dict.fromkeys((*RUNS[LONG], *RUNS[PLACES]))),
-    WIDE: RUNS[WIDE + LONG],
+    NARROW: tuple(dict.fromkeys((*RUNS[LONG], *RUNS[PLACES], *OTHER_STARTS[NARROW]))),
+    WIDE: (*RUNS[WIDE + LONG], *OTHER_STARTS[WIDE]),
 }
 """Width → what is tuned."""
 RATES: dict[str, dict[str, tuple[float, ...]]] = {
     NARROW: {
         **dict.fromkeys(TUNED[NARROW], (3e-3, 1e-2, 3e-2, 1e-3)),
         **dict.fromkeys(("v-skipinit", BASE + SINUSOIDAL), (3e-3, 1e-2, 1e-3)),
+        **dict.fromkeys(OTHER_STARTS[NARROW], (1e-2, 3e-3, 3e-2)),
     },
-    WIDE: {**dict.fromkeys(TUNED[WIDE], (3e-3, 1e-3, 1e-2))},
+    WIDE: {
+        **dict.fromkeys(RUNS[WIDE + LONG], (3e-3, 1e-3, 1e-2)),
+        **dict.fromkeys(OTHER_STARTS[WIDE], (1e-3, 3e-3, 3e-4)),
+    },
 }
 """Width → what is tuned → its rates at laptop scale, the likeliest first; made longer as results come in."""
 BEST: dict[str, dict[str, float]] = {
@@ -86,9 +108,16 @@ BEST: dict[str, dict[str, float]] = {
         **dict.fromkeys(TUNED[NARROW], 1e-2),
         **dict.fromkeys(("v-skipinit", BASE + SINUSOIDAL), 3e-3),
     },
-    WIDE: {**dict.fromkeys(TUNED[WIDE], 3e-3)},
+    WIDE: {**dict.fromkeys(RUNS[WIDE + LONG], 3e-3), **dict.fromkeys(OTHER_STARTS[WIDE], 1e-3)},
 }
-"""Width → rates of the runs at laptop scale: the outcome of the tuning; of the greater width a guess until it is done."""
+"""Width → what is tuned → its rate in the runs at laptop scale: the outcome of the tuning, until it is done a guess."""
+CHOSEN: dict[str, dict[str, str]] = {
+    NARROW: dict.fromkeys(BLOCKS, ""),
+    WIDE: dict.fromkeys(WIDE_BLOCKS, ""),
+}
+"""Width → block → its start in the runs that count, of `STARTS`: the outcome of the tuning, as above."""
+FAR = 0.1
+"""Nats by which a start must be above a block's best one to need no longer grid."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
 """Of all blocks at the other scales; the runs are at the first."""
 
@@ -136,23 +165,43 @@ class TrialSettings(shared.TunedSettings):
     """Labels of what takes turns where steps are timed."""
     rounds: int | None = None
     """How many steps of each are timed."""
+    start: str | None = None
+    """The standard deviations that are drawn with, one of `STARTS`; None for 0.02."""
 
 
 def _point(label: str, phase: str, size: shared.TextSize, seed: int) -> TrialSettings:
     """A model or a reference of a phase, at the size's rate."""
-    named = label not in (*shared.REFERENCES, shared.ALL)
-    position = POSITIONS[SINUSOIDAL if label.endswith(SINUSOIDAL) else ""]
+    block, start = _taken_apart(label)
+    named = block not in (*shared.REFERENCES, shared.ALL)
+    position = POSITIONS[SINUSOIDAL if block.endswith(SINUSOIDAL) else ""]
     tuned = phase.endswith(TUNING) and label != shared.BIGRAMS
+    if phase.endswith(LONG):
+        start = CHOSEN[_width(phase)].get(block, "")
+    small = f"std={0.02 / math.sqrt(2 * size.depth):.6g}"
+    outputs = (f"attention.projection.{small}", f"mlp.output.{small}")
     return TrialSettings(
         study="trial",
-        variant=label.removesuffix(SINUSOIDAL),
+        variant=block.removesuffix(SINUSOIDAL),
         seed=seed,
         size=size,
-        slots=(f"position={position}",) if named else (),
+        slots=(f"position={position}", *(outputs if start == SMALL else ())) if named else (),
         phase=phase,
         label=label,
         tuned=tuned or None,
+        start=STARTS[start] if start else None,
+        embedding_std=1 / math.sqrt(size.width) if start else None,
     )
+
+
+def _taken_apart(label: str) -> tuple[str, str]:
+    """Block and start of a label of the tuning."""
+    start = next((start for start in (SMALL, WIDER) if label.endswith(start)), "")
+    return label.removesuffix(start), start
+
+
+def _width(phase: str) -> str:
+    """`NARROW` or `WIDE`."""
+    return WIDE if phase.startswith(WIDE) else NARROW
 
 
 def tuning(scale: Scale, width: str) -> list[TrialSettings]:
@@ -182,9 +231,12 @@ def runs(scale: Scale, phase: str, seeds: int) -> list[TrialSettings]:
     Returns:
         The points' settings.
     """
-    width = WIDE if phase.startswith(WIDE) else NARROW
+    width = _width(phase)
+    chosen = CHOSEN[width] if phase.endswith(LONG) else {}
     rates = {
-        label: OTHER_RATES[scale][0] if scale in OTHER_RATES else BEST[width][label]
+        label: OTHER_RATES[scale][0]
+        if scale in OTHER_RATES
+        else BEST[width][label + chosen.get(label, "")]
         for label in RUNS[phase]
     }
     return shared.run_points(_maker(scale, phase), rates, seeds)
@@ -240,7 +292,7 @@ def measure(settings: TrialSettings) -> list[Row]:
     """One run's losses, or what a step of every block costs."""
     timed = settings.turns is not None
     rows = step_clocks(settings) if timed else shared.train_point(settings)
-    return settings.placed(rows)
+    return [{**row, "start": settings.start} for row in settings.placed(rows)]
 
 
 def step_clocks(settings: TrialSettings) -> list[Row]:
@@ -274,6 +326,35 @@ class Trial(shared.Tuned):
 
     clock: Mapping[str, tuple[float, float]]
     """What was timed → (seconds of a step, standard error)."""
+    starts: Mapping[str, str | None] | None
+    """Block → its start in the runs, of `STARTS`, None for 0.02; None altogether where starts were not tuned."""
+
+    def tuned_as(self, label: str) -> str:
+        """A block with the best of its starts."""
+        return min(self._kinds(label), key=self._loss, default=label)
+
+    def must_be_inside(self, label: str) -> bool:
+        """Not where a start is far above the block's best."""
+        best = self.tuned_as(_taken_apart(label)[0])
+        return label == best or self._loss(label) <= self._loss(best) + FAR
+
+    def hindrances(self, *labels: str) -> list[str]:
+        """Why the runs of some labels do not count; nothing where they do."""
+        reasons = [
+            f"the runs of {label} are not from its best start, {STARTS[best]}"
+            for label in labels
+            if label in (self.starts or {})
+            for best in [_taken_apart(self.tuned_as(label))[1]]
+            if (self.starts or {})[label] != (STARTS[best] if best else None)
+        ]
+        return [*super().hindrances(*labels), *reasons]
+
+    def _kinds(self, block: str) -> list[str]:
+        kinds = [block] if self.starts is None else [block + start for start in STARTS]
+        return [kind for kind in kinds if kind in self.tuning.losses]
+
+    def _loss(self, kind: str) -> float:
+        return fmean(self.tuning.losses[kind].values())
 
 
 def trial_of(rows: Rows, width: str, phase: str) -> Trial:
@@ -288,7 +369,13 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
         The trial, as far as it is measured.
     """
     timed = [row for row in rows if row["phase"] == width + CLOCK]
-    return Trial.of(rows, width + TUNING, phase, clock=shared.mean_clocks(timed))
+    starts = {
+        row["variant"]: row.get("start")
+        for row in rows
+        if row["phase"] == phase and row["variant"] in BLOCKS
+    }
+    own = {"clock": shared.mean_clocks(timed), "starts": starts if phase.endswith(LONG) else None}
+    return Trial.of(rows, width + TUNING, phase, **own)
 
 
 def summarise(rows: Rows) -> Summary:
@@ -373,18 +460,37 @@ def _time_table(name: str, trial: Trial) -> list[dict[str, object]]:
 
 def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
     """Six; those of which nothing is measured have no series."""
-    rotary = {label: label for label in TUNED[NARROW] if not label.endswith(SINUSOIDAL)}
     sinusoidal = {name: name + SINUSOIDAL for name in PLACED} | {shared.GPT2: shared.GPT2}
     timed = shared.late(wide.runs.panel(WIDE_BLOCKS, "wide: runs"), EARLY)
     panels = [
-        narrow.tuning.tuning_panel(rotary, "narrow: tuning"),
+        narrow.tuning.tuning_panel(_better(narrow, LONG), "narrow: tuning"),
         narrow.tuning.tuning_panel(sinusoidal, "narrow: tuning, sinusoidal positions"),
-        wide.tuning.tuning_panel({label: label for label in TUNED[WIDE]}, "wide: tuning"),
+        wide.tuning.tuning_panel(_better(wide, WIDE + LONG), "wide: tuning"),
+        *(_starts_panel(trial, width) for trial, width in ((narrow, NARROW), (wide, WIDE))),
         shared.late(narrow.runs.panel(BLOCKS, "narrow: runs"), EARLY),
     ]
     if wide.clock:
         panels.append(shared.against_time(timed, wide.clock, "wide: runs against time"))
     return [*panels, _place_panel(placed)]
+
+
+def _better(trial: Trial, phase: str) -> dict[str, str]:
+    """What is run in a phase → its name in the tuning, with the better embeddings."""
+    return {label: trial.tuned_as(label) for label in RUNS[phase]}
+
+
+def _starts_panel(trial: Trial, width: str) -> Panel:
+    """Final losses of the tuning from every start, each at its best rate."""
+    means = shared.finite(trial.tuning.losses)
+    values = {
+        block: {
+            name: means[block + start] for start, name in STARTS.items() if block + start in means
+        }
+        for block in dict.fromkeys(_taken_apart(label)[0] for label in OTHER_STARTS[width])
+    }
+    panel = shared.places_panel(values, "final loss (nats per token)", bars=False)
+    title = f"{'wide' if width else 'narrow'}: tuning, standard deviation of embeddings"
+    return replace(panel, title=title)
 
 
 def _place_panel(placed: Trial) -> Panel:
@@ -418,7 +524,7 @@ STUDY = Study(
     settings=points,
     measure=measure,
     summarise=summarise,
-    columns=shared.TUNED_COLUMNS,
+    columns=(*shared.TUNED_COLUMNS, "start"),
     revision=1,  # its own: not raised with that of the other studies that train
     gpus=1,
 )

@@ -118,6 +118,14 @@ class Tuned:
         rates = {row["variant"]: row["learning_rate"] for row in own}
         return cls(tuning=Runs(by_phase.get(tuning, ())), runs=Runs(own), rates=rates, **more)
 
+    def tuned_as(self, label: str) -> str:
+        """What was run is called so in the tuning."""
+        return label
+
+    def must_be_inside(self, label: str) -> bool:
+        """Whether a best rate counts only inside its grid: that of a label of the tuning."""
+        return True
+
     def judged(self, check: Check, *labels: str) -> Check:
         """The check; undecided, with the reason, where a best rate is at an end or the runs are not at it.
 
@@ -135,7 +143,11 @@ class Tuned:
 
     def hindrances(self, *labels: str) -> list[str]:
         """Why the runs of some labels do not count; nothing where they do."""
-        rates = self.tuning.rates
+        rates = {
+            label: self.tuning.rates[self.tuned_as(label)]
+            for label in labels
+            if self.tuned_as(label) in self.tuning.rates
+        }
         open_ended = [one for one in labels if one not in rates or not rates[one].settled]
         elsewhere = [
             f"the runs of {one} are not at its best rate, {rates[one].best:g}"
@@ -150,15 +162,22 @@ class Tuned:
 
     def rate_checks(self) -> list[Check]:
         """Whether every best rate lies inside its grid, and whether the runs are there."""
-        grids, rates = self.tuning.grids, self.tuning.rates
+        grids = {
+            label: grid for label, grid in self.tuning.grids.items() if self.must_be_inside(label)
+        }
         enough = bool(grids) and min(map(len, grids.values())) >= 3
+        rates = {label: self.tuning.rates[label] for label in grids}
         at_end = [f"{label} ({one.best:g})" for label, one in rates.items() if not one.settled]
+        judged = {
+            label: rates[self.tuned_as(label)]
+            for label in self.rates
+            if self.tuned_as(label) in rates and rates[self.tuned_as(label)].settled
+        }
         off = [
             f"{label} (best {found.best:g}, runs at {self.rates[label]:g})"
-            for label, found in rates.items()
-            if label in self.rates and found.settled and found.best != self.rates[label]
+            for label, found in judged.items()
+            if found.best != self.rates[label]
         ]
-        judged = [label for label, found in rates.items() if label in self.rates and found.settled]
         return [
             Check(
                 fact="each best rate of the tuning lies inside its grid",
