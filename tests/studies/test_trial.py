@@ -13,7 +13,15 @@ from hessblocks.figures.figure import Panel, Series
 from hessblocks.storage.tables import Row
 from hessblocks.studies.engine.study import Check
 from hessblocks.studies.our_questions import trial
-from hessblocks.studies.our_questions.trial import BASE, BEST, RATES, STUDY, TrialSettings, points
+from hessblocks.studies.our_questions.trial import (
+    BASE,
+    BEST,
+    CHOSEN,
+    RATES,
+    STUDY,
+    TrialSettings,
+    points,
+)
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.differences import Difference
 from hessblocks.studies.shared.step_times import STEP_TIME, at_equal_time, bounded, cut_short
@@ -21,12 +29,14 @@ from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS
 from hessblocks.studies.shared.trained_summary import Runs, late
 
 PLAN = points("laptop", None)
-CHOSEN = {width: dict(rates) for width, rates in BEST.items()}
+OF_RUNS = {width: dict(rates) for width, rates in BEST.items()}
 """Rates of the runs, as they stand in the study."""
 TITLES = [
     "narrow: tuning",
     "narrow: tuning, sinusoidal positions",
     "wide: tuning",
+    "narrow: tuning, standard deviation of embeddings",
+    "wide: tuning, standard deviation of embeddings",
     "narrow: runs",
     "wide: runs against time",
     "narrow: positions, as long as the tuning",
@@ -35,11 +45,14 @@ TITLES = [
 
 @pytest.fixture(autouse=True)
 def rates_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs at 1e-2 for sas and sas-p and at 3e-3 for all others, whatever the tuning says."""
+    """Runs at 1e-2 for sas and sas-p and at 3e-3 for all others, all from 0.02, whatever the tuning says."""
     for best in BEST.values():
         for label in best:
-            quick = label.startswith("sas") and label != "sas-p-no-norm"
+            quick = label.startswith("sas") and not label.startswith("sas-p-no-norm")
             monkeypatch.setitem(best, label, 1e-2 if quick else 3e-3)
+    for starts in CHOSEN.values():
+        for block in starts:
+            monkeypatch.setitem(starts, block, "")
 
 
 def test_the_tuning_comes_first_likeliest_rates_before_others() -> None:
@@ -47,8 +60,10 @@ def test_the_tuning_comes_first_likeliest_rates_before_others() -> None:
     assert phases == [
         "tuning", "wide tuning", "clock", "wide clock", "long", "positions", "wide long",
     ]  # fmt: skip
-    rates = [point.size.learning_rate for point in PLAN if point.phase == "tuning"]
-    assert rates[:12] == [3e-3] * 12
+    tuning = [point for point in PLAN if point.phase == "tuning"]
+    count = 1 + len(trial.TUNED[trial.NARROW])
+    assert [point.label for point in tuning[:count]] == [BIGRAMS, *trial.TUNED[trial.NARROW]]
+    assert [point.size.learning_rate for point in tuning[:12]] == [3e-3] * 12
     assert {point.seed for point in PLAN if "tuning" in point.phase} == {0}
     assert {point.seed for point in PLAN if "tuning" not in point.phase} == {1, 2, 3}
 
@@ -58,7 +73,9 @@ def test_points_name_their_positions_and_a_key_stays_what_it_was() -> None:
     for point in PLAN:
         kind = "sinusoidal" if point.label.endswith(", sinusoidal") else "rotary"
         own = () if point.variant in (BIGRAMS, GPT2, "all") else (f"position={kind}",)
-        assert point.slots == own, point.name
+        assert point.slots[: len(own)] == own, point.name
+        small = ("attention.projection.std=0.0057735", "mlp.output.std=0.0057735")
+        assert point.slots[len(own) :] == (small if point.label.endswith(trial.SMALL) else ())
     found = next(p for p in STUDY.points("laptop") if p.settings.name == "sas-p at rate 0.01")
     assert json.loads(found.key) == {
         "study": "trial",
@@ -88,9 +105,9 @@ def test_sizes_are_those_of_the_plan() -> None:
 
 @pytest.mark.parametrize("width", trial.WIDTHS)
 def test_what_is_run_is_tuned_at_the_rate_of_its_runs_in_a_grid_of_half_decades(width: str) -> None:
-    assert set(RATES[width]) == set(CHOSEN[width]) == set(trial.TUNED[width])
+    assert set(RATES[width]) == set(OF_RUNS[width]) == set(trial.TUNED[width])
     for label, rates in RATES[width].items():
-        assert CHOSEN[width][label] in rates
+        assert OF_RUNS[width][label] in rates
         halves = sorted(round(2 * math.log10(rate)) for rate in rates)
         assert halves == list(range(halves[0], halves[0] + len(rates))), label
         assert len(rates) >= 3
@@ -137,6 +154,7 @@ def with_inner_rates() -> list[TrialSettings]:
 def _rows(level: Level, plan: list[TrialSettings]) -> Iterator[Row]:
     for point in plan:
         own: Row = {"phase": point.phase, "learning_rate": point.size.learning_rate}
+        own["start"] = point.start
         own |= point.owner
         if point.turns:
             for label in point.turns:
@@ -204,6 +222,54 @@ def test_a_verdict_is_void_where_the_runs_are_at_another_rate() -> None:
     rates = found["narrow: the runs of each block are at its best rate"]
     assert (rates.holds, rates.ours) == (False, "elsewhere: sas (best 0.01, runs at 0.001)")
     assert found["wide: the runs of each block are at its best rate"].holds is True
+
+
+def test_the_standard_deviations_of_a_start() -> None:
+    found = {point.label: point for point in PLAN if point.phase == "wide tuning"}
+    assert [found[BASE + start].embedding_std for start in trial.STARTS] == [None, 1 / 16, 1 / 16]
+    assert [found[BASE + start].start for start in trial.STARTS] == [
+        None, "1/√width", "1/√width, small outputs",
+    ]  # fmt: skip
+    assert {found[BASE + start].variant for start in trial.STARTS} == {BASE}
+
+
+def lower(label: str, by: float) -> Level:
+    """The same but for the tuning of one block from one start."""
+    return lambda point: fair(point) - by * (point.label == label and "tuning" in point.phase)
+
+
+def test_a_verdict_is_void_where_the_runs_are_not_from_the_best_start() -> None:
+    better = rows(lower(BASE + trial.SMALL, 0.05))
+    found = checks(better)
+    assert found[STEPS].holds is None
+    assert found[STEPS].ours.endswith(
+        f"void, since the runs of {BASE} are not from its best start, 1/√width, small outputs"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for starts in CHOSEN.values():
+            patch.setitem(starts, BASE, trial.SMALL)
+        plan = with_inner_rates()
+    found = checks(rows(lower(BASE + trial.SMALL, 0.05), plan))
+    assert (found[STEPS].holds, found[WIDE_STEPS].holds) == (True, True)
+    run = next(point for point in plan if (point.label, point.phase) == (BASE, "wide long"))
+    assert (run.start, run.embedding_std, run.name) == ("1/√width, small outputs", 1 / 16, BASE)
+    assert found["rotary positions: sas-p about matches pre-ln, zero queries at equal steps"].holds
+
+
+@pytest.mark.parametrize(("by", "counts"), [(0.05, True), (0.2, False)])
+def test_the_grid_of_a_start_that_is_far_above_the_best_may_stay_short(
+    by: float, counts: bool
+) -> None:
+    """Of sas from 1/√width, whose loss falls to the end of its grid."""
+
+    def rising(point: TrialSettings) -> float:
+        one = point.label == "sas" + trial.WIDER and point.phase == "tuning"
+        return fair(point) if not one else 3.0 + by - 1e-3 * point.size.learning_rate
+
+    found = checks(rows(rising))
+    inside = found["narrow: each best rate of the tuning lies inside its grid"]
+    assert inside.holds is not counts
+    assert found[STEPS].holds is True
 
 
 def test_a_verdict_is_void_where_pre_ln_has_learnt_no_more_than_pairs_of_tokens() -> None:

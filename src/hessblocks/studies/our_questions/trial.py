@@ -488,6 +488,10 @@ def _starts_panel(trial: Trial, width: str) -> Panel:
         }
         for block in dict.fromkeys(_taken_apart(label)[0] for label in OTHER_STARTS[width])
     }
+    if shared.GPT2 in means:
+        values[shared.GPT2] = {STARTS[""]: means[shared.GPT2]}
+    if shared.BIGRAMS in means:
+        values[shared.BIGRAMS] = dict.fromkeys(STARTS.values(), means[shared.BIGRAMS])
     panel = shared.places_panel(values, "final loss (nats per token)", bars=False)
     title = f"{'wide' if width else 'narrow'}: tuning, standard deviation of embeddings"
     return replace(panel, title=title)
