@@ -133,24 +133,27 @@ def test_seeds_are_counted_from_the_one_that_is_given(
 def test_slots_of_the_block_arrive(shell: Shell, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["--position", "rotary", "--set", "attention.query.init=zeros"]
-    words += ["--set", "mlp.activation=gelu"]
+    words += ["--set", "mlp.activation=gelu", "--embedding-std", "0.0625"]
     assert shell.train(out, *words).status == 0
     settings = json.loads((out / "config.json").read_text())["model"]
     assert settings["position"] == "rotary"
     assert settings["slots"] == ["attention.query.init=zeros", "mlp.activation=gelu"]
+    assert settings["embedding_std"] == 0.0625
+    assert json.loads((out / "model" / "config.json").read_text())["embedding_std"] == 0.0625
     block = json.loads((out / "model" / "config.json").read_text())["block"]
     assert block["position"]["kind"] == "rotary-position"
     assert block["attention"]["query"]["init"] == "zeros"
     assert block["mlp"]["activation"] == "gelu"
     assert "other settings (model.position" in sentence(shell.train(out))
-    measured = shell("curvature", out / "model", "--tokens", 8, *words[2:])
+    measured = shell("curvature", out / "model", "--tokens", 8, *words[2:6])
     assert "--set: a saved model" in sentence(measured)
 
 
 def test_a_run_from_before_slots_had_none() -> None:
     settings = json.loads(json.dumps(asdict(RunSettings(preset="sas"))))
     older = {**settings, "model": {**settings["model"]}}
-    del older["model"]["position"], older["model"]["slots"]
+    for name in ("position", "slots", "embedding_std"):
+        del older["model"][name]
     assert with_defaults(older) == settings
 
 
@@ -159,6 +162,7 @@ def test_a_run_from_before_slots_had_none() -> None:
     [
         (["--position", "rotatory"], "--position: 'rotatory' is unknown; did you mean"),
         (["--set", "mlp.gated"], "--set: expected SLOT=VALUE"),
+        (["--embedding-std", "0"], "--embedding-std: expected a number above 0, got 0.0"),
         (["--optimiser", "adma"], "--optimiser: 'adma' is unknown; did you mean 'adamw'"),
         (["--schedule", "none"], "--schedule: 'none' is unknown"),
         (["--momentum", "0.5"], "--momentum: adamw has none"),

@@ -39,10 +39,11 @@ def test_a_comparison_keeps_its_settings(tmp_path) -> None:
 
 def test_the_blocks_keep_their_slots(tmp_path) -> None:
     slots = ["attention.query.init=zeros", "mlp.activation=gelu"]
-    sizes = {"depth": 2, "width": 64, "position": "rotary", "slots": slots}
+    sizes = {"depth": 2, "width": 64, "position": "rotary", "slots": slots, "embedding_std": 0.1}
     program, name, *rest = words(tmp_path, "compare", model=sizes)
     values = typer.main.get_command(app).commands[name].make_context(program, rest).params
     assert (values["position"], values["slots"]) == ("rotary", slots)
+    assert values["embedding_std"] == 0.1
 
 
 def test_the_users_own_data_is_a_place_to_fill_in(tmp_path) -> None:

@@ -19,6 +19,7 @@ CHOSEN = {
     "bf16": False,
     "accumulate": 1,
     "match": "steps",
+    "embedding_std": 0.02,
 }
 """Options that are named where they are not these."""
 OBSERVED = ("gains_every", "signal_every", "curvature_every")
@@ -54,7 +55,11 @@ def _sizes(settings: Settings) -> Iterator[str]:
     for one in settings.section("model").get("slots") or ():
         yield from ("--set", str(one))
     yield from _section(settings.section("training"), TRAINING)
-    values = {**settings.section("training"), "match": settings.values.get("match")}
+    values = {
+        **settings.section("training"),
+        "match": settings.values.get("match"),
+        "embedding_std": settings.section("model").get("embedding_std"),
+    }
     yield from _section(values, tuple(name for name in CHOSEN if values.get(name) != CHOSEN[name]))
     observation = settings.section("observation")
     observed = {name: observation[name] for name in OBSERVED if observation.get(name)}

@@ -48,12 +48,16 @@ class ModelSettings(BlockSizes):
 
     context: Annotated[int, AtLeast(2)] = 128
     """Tokens of a sequence."""
+    embedding_std: float = 0.02
+    """Standard deviation of the entries of embeddings at the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PresetSizes(ModelSettings):
+class PresetSizes(BlockSizes):
     """Sizes at which presets are counted."""
 
+    context: Annotated[int, AtLeast(2)] = 128
+    """Tokens of a sequence."""
     vocab_size: Annotated[int, AtLeast(1)] = 4096
     """Entries of the vocabulary."""
 
@@ -112,7 +116,8 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
         return config
     training = json.loads(json.dumps(asdict(TrainingSettings())))
     if isinstance(config.get("model"), dict):
-        config = {**config, "model": {"position": None, "slots": []} | config["model"]}
+        before = {"position": None, "slots": [], "embedding_std": 0.02}
+        config = {**config, "model": before | config["model"]}
     observation = json.loads(json.dumps(asdict(ObservationSettings())))
     older = {"observation": observation, **config, "training": training | config["training"]}
     return {"match": "steps", **older} if "presets" in config else older
