@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        18020,
-        "975dc362f5524568457c01f1ca41e4469fd2db71450ba53f68c459ddcc61c239",
+        17652,
+        "5df35277c41522bc4a77df84d582159e436617c8b8a055732968c58f7e4543bf",
     )
 
 

@@ -478,18 +478,28 @@ def test_each_block_stands_with_its_best_rate() -> None:
     assert (check.holds, check.ours) == (True, "+0.500 ± 0.000 nats (3 seeds)")
 
 
+def test_the_best_rate_is_that_of_the_seeds_which_all_rates_have() -> None:
+    """Over all its own seeds the rate 3 would be worse than the others."""
+    rows = tuned("sas", _1=[2.2], _3=[2.0, 2.6, 2.6], _10=[2.1])
+    runs = Runs(rows)
+    assert (runs.rates["sas"].best, runs.rates["sas"].settled) == (3.0, True)
+    assert list(runs.losses["sas"].values()) == [2.0, 2.6, 2.6]
+
+
 @pytest.mark.parametrize("lacking", ["a rate above", "a rate below", "a seed"])
 def test_a_verdict_waits_until_the_best_rate_lies_inside_the_grid(lacking: str) -> None:
     grids = {"_1": BAD, "_3": [1.5, 1.51, 1.5], "_10": BAD}
     if lacking == "a seed":
-        grids["_10"] = BAD[:2]
+        grids |= {"_1": [2.5, 2.5, 2.5], "_3": [1.5]}
     else:
         del grids["_10" if lacking == "a rate above" else "_1"]
     rows = tuned("pre-ln", _1=BAD, _3=GOOD, _10=BAD) + tuned("sas", **grids)
     runs = Runs(rows)
     for check in (runs.slower("pre-ln", "sas", "a fact"), runs.match("sas", "pre-ln", "a fact")):
         assert check.holds is None
-        assert check.ours.endswith("; the best rate is not yet inside the grid of sas")
+        assert check.ours.endswith(
+            "; the best rate is not yet inside the grid, with all seeds, of sas"
+        )
 
 
 @pytest.mark.parametrize("name", ["skipless", "speed", "depth", "longer", "ablations"])
@@ -504,6 +514,13 @@ def test_every_block_of_a_comparison_is_trained_at_several_rates(name: str) -> N
         else:
             assert point.name == point.variant
     assert all(len(each) >= 3 for each in rates.values())
+    several = [point for point in find(name).settings("laptop", 3) if point.seed > 0]
+    own = {(p.variant, p.size.depth, p.decay): p.size.learning_rate for p in several if p.tuned}
+    for key, rate in own.items():
+        slow = 0.1 if key[0] in ablations.NO_MLP_SKIP else 1
+        first = (3e-3 if key[0] == "v-skipinit" else 1e-2) * slow
+        assert rate == pytest.approx(first), "all seeds are at the likeliest rate alone"
+    assert set(own) == set(rates)
     smoke = find(name).settings("smoke", 1)
     assert [point.name for point in smoke] == [point.variant for point in smoke]
 

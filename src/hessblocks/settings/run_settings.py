@@ -116,7 +116,7 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
         return config
     training = json.loads(json.dumps(asdict(TrainingSettings())))
     if isinstance(config.get("model"), dict):
-        before = {"position": None, "slots": [], "embedding_std": 0.02}
+        before: dict[str, Any] = {"position": None, "slots": [], "embedding_std": 0.02}
         config = {**config, "model": before | config["model"]}
     observation = json.loads(json.dumps(asdict(ObservationSettings())))
     older = {"observation": observation, **config, "training": training | config["training"]}

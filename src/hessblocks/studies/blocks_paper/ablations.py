@@ -88,7 +88,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
         )
         for decay, variants, tried in (
             ("linear", (*VARIANTS, *shared.REFERENCES), rates),
-            ("linear", NO_MLP_SKIP, tuple(rate * SLOW for rate in rates)),
+            ("linear", NO_MLP_SKIP, rates.times(SLOW)),
             ("cosine", COSINE, rates),
         )
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -102,13 +102,36 @@ SIZES: dict[Scale, TextSize] = {
     "paper": PAPER,
 }
 """Steps enough for pre-ln to learn more than pairs of tokens."""
-RATES: dict[Scale, tuple[float, ...]] = {
-    "smoke": (3e-3,),
-    "laptop": (3e-3, 1e-3, 1e-2),
-    "paper": (1e-3, 3e-4, 3e-3),
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Peak learning rates by half decades, of which each block takes its best.
+
+    A block is trained with all seeds at its first rate and with one seed at the others; a best rate elsewhere, or at
+    an end, leaves a verdict open until the grid says so too.
+    """
+
+    rates: tuple[float, ...] = ()
+    """The likeliest first; none for the size's own rate alone."""
+    own: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Variant → its rates, where they are others."""
+
+    def of(self, variant: str) -> tuple[float, ...]:
+        """The rates of a variant, the likeliest first."""
+        return self.own.get(variant, self.rates)
+
+    def times(self, factor: float) -> Grid:
+        """The same grid elsewhere."""
+        return Grid(rates=tuple(rate * factor for rate in self.rates))
+
+
+RATES: dict[Scale, Grid] = {
+    "smoke": Grid(rates=(3e-3,)),
+    "laptop": Grid(rates=(1e-2, 3e-3, 3e-2), own={"v-skipinit": (3e-3, 1e-3, 1e-2)}),
+    "paper": Grid(rates=(1e-3, 3e-4, 3e-3)),
 }
-"""Peak learning rates of which each block takes its best, the likeliest first; to be made longer, by half
-decades, until each block's best lies inside."""
+"""At laptop scale, the likeliest are those that `trial` found best in runs as long."""
 AT_RATE = " at rate "
 """Between the name of a block and its rate, where it is trained at several."""
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
@@ -176,8 +199,8 @@ class Sweep:
     """Sizes of model and training, and the text."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Further settings of the points."""
-    rates: Sequence[float] = ()
-    """Learning rates of which each block takes its best; none for the size's own."""
+    rates: Grid = field(default_factory=Grid)
+    """Learning rates of which each block takes its best."""
     seeds: int | None = None
     """How many, whatever is asked for; None for what is asked for."""
 
@@ -276,14 +299,15 @@ def _gpt2(size: TextSize) -> PreTrainedModel:
     return GPT2LMHeadModel(config)
 
 
-def _places(sweep: Sweep, variant: str) -> list[dict[str, object]]:
-    """Where a variant is trained: at each rate, the table of pairs, which has none, at the size's own."""
-    if not sweep.rates or variant == BIGRAMS:
-        return [{"size": sweep.size}]
-    tuned = True if len(sweep.rates) > 1 else None
-    return [
-        {"size": replace(sweep.size, learning_rate=rate), "tuned": tuned} for rate in sweep.rates
-    ]
+def _places(sweep: Sweep, variant: str) -> Iterator[tuple[dict[str, object], bool]]:
+    """Where a variant is trained, and whether with one seed: at each rate; the table of pairs has none."""
+    rates = () if variant == BIGRAMS else sweep.rates.of(variant)
+    if not rates:
+        yield {"size": sweep.size}, False
+    for rate in rates:
+        tuned = True if len(rates) > 1 else None
+        size = replace(sweep.size, learning_rate=rate)
+        yield {"size": size, "tuned": tuned}, rate != rates[0]
 
 
 def trained_study(
@@ -305,7 +329,7 @@ def trained_study(
             where they are not those of `train_point`.
 
     Returns:
-        The study; its points come sweep by sweep, all seeds of a variant together.
+        The study; its points come sweep by sweep, all seeds of a variant and rate together.
     """
 
     def settings(scale: Scale, count: int | None) -> list[Any]:
@@ -313,8 +337,8 @@ def trained_study(
             kind(study=name, variant=variant, seed=seed, **place, **sweep.settings)
             for sweep in sweeps(scale)
             for variant in sweep.variants
-            for place in _places(sweep, variant)
-            for seed in range(sweep.seeds or count or seeds[scale])
+            for place, once in _places(sweep, variant)
+            for seed in range(1 if once else sweep.seeds or count or seeds[scale])
         ]
 
     usual = {"measure": train_point, "columns": TRAINED_COLUMNS, "revision": TRAINED_REVISION}

@@ -31,8 +31,8 @@ MARGIN = 0.3
 """Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare blocks."""
 VOID = "void, since pre-ln has not learnt more than pairs of tokens"
 """Behind the numbers of a verdict whose control does not hold."""
-LONGER = "the best rate is not yet inside the grid of"
-"""Behind the numbers where a block might train better at a rate that was not tried; the block follows."""
+LONGER = "the best rate is not yet inside the grid, with all seeds, of"
+"""Behind the numbers where a block might train better at a rate that was not tried with every seed; it follows."""
 DRAWN = 12
 """Places of a curve beyond which its markers hide other curves."""
 CLOSE = 0.05
@@ -44,9 +44,9 @@ class Rate:
     """The best learning rate of a block."""
 
     best: float
-    """That of the lowest mean loss over seeds."""
+    """That of the lowest loss, averaged over the seeds that every rate was measured with."""
     settled: bool
-    """Whether it lies between two others, all of them measured with the same seeds."""
+    """Whether it lies between two others and was measured with every seed."""
 
 
 class Runs:
@@ -92,8 +92,13 @@ class Runs:
             variant, _, rate = name.partition(AT_RATE)
             self.grids.setdefault(variant, {})[float(rate)] = self.losses.pop(name)
         for variant, grid in self.grids.items():
-            best = min(grid, key=lambda rate: statistics.fmean(grid[rate].values()))
-            whole = len({frozenset(seeds) for seeds in grid.values()}) == 1
+            common = set.intersection(*map(set, grid.values()))
+            means = {
+                rate: statistics.fmean(seeds[one] for one in common or seeds)
+                for rate, seeds in grid.items()
+            }
+            best = min(means, key=lambda rate: means[rate])
+            whole = bool(common) and len(grid[best]) == max(map(len, grid.values()))
             settled = whole and min(grid) < best < max(grid)
             self.rates[variant] = Rate(best=best, settled=settled)
             self.losses[variant] = grid[best]
