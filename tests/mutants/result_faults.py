@@ -290,10 +290,37 @@ RESULTS = (
         ),
     ),
     Mutant(
-        "a trial leaves positions to the default",
+        "a trial counts though its runs are from another start",
         file="studies/our_questions/trial.py",
-        find='(f"position={position}",) if named else ()',
-        replace="()",
+        find="            if (self.starts or {})[label] != (STARTS[best] if best else None)\n",
+        replace="            if False\n",
+        tests=(
+            "studies/test_trial.py::test_a_verdict_is_void_where_the_runs_are_not_from_the_best_start",
+        ),
+    ),
+    Mutant(
+        "a trial counts a start that is far from the best as one whose grid is too short",
+        file="studies/our_questions/trial.py",
+        find="self._loss(best) + FAR",
+        replace="self._loss(best) + 1e9",
+        tests=(
+            "studies/test_trial.py::test_the_grid_of_a_start_that_is_far_above_the_best_may_stay_short",
+        ),
+    ),
+    Mutant(
+        "the best rate is that of whatever seeds a rate has",
+        file="studies/shared/trained_summary.py",
+        find="for one in common or seeds",
+        replace="for one in seeds",
+        tests=(
+            "studies/test_training.py::test_the_best_rate_is_that_of_the_seeds_which_all_rates_have",
+        ),
+    ),
+    Mutant(
+        "a trial leaves positions to the default",
+        file="studies/our_questions/trial_plan.py",
+        find='(f"position={position}", *(outputs if start == SMALL else ()))',
+        replace="(outputs if start == SMALL else ())",
         tests=(
             "studies/test_trial.py::test_points_name_their_positions_and_a_key_stays_what_it_was",
         ),

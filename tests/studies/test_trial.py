@@ -12,13 +12,13 @@ from hessblocks.figures import read_figure
 from hessblocks.figures.figure import Panel, Series
 from hessblocks.storage.tables import Row
 from hessblocks.studies.engine.study import Check
-from hessblocks.studies.our_questions import trial
-from hessblocks.studies.our_questions.trial import (
+from hessblocks.studies.our_questions import trial_plan
+from hessblocks.studies.our_questions.trial import STUDY
+from hessblocks.studies.our_questions.trial_plan import (
     BASE,
     BEST,
     CHOSEN,
     RATES,
-    STUDY,
     TrialSettings,
     points,
 )
@@ -61,8 +61,11 @@ def test_the_tuning_comes_first_likeliest_rates_before_others() -> None:
         "tuning", "wide tuning", "clock", "wide clock", "long", "positions", "wide long",
     ]  # fmt: skip
     tuning = [point for point in PLAN if point.phase == "tuning"]
-    count = 1 + len(trial.TUNED[trial.NARROW])
-    assert [point.label for point in tuning[:count]] == [BIGRAMS, *trial.TUNED[trial.NARROW]]
+    count = 1 + len(trial_plan.TUNED[trial_plan.NARROW])
+    assert [point.label for point in tuning[:count]] == [
+        BIGRAMS,
+        *trial_plan.TUNED[trial_plan.NARROW],
+    ]
     assert [point.size.learning_rate for point in tuning[:12]] == [3e-3] * 12
     assert {point.seed for point in PLAN if "tuning" in point.phase} == {0}
     assert {point.seed for point in PLAN if "tuning" not in point.phase} == {1, 2, 3}
@@ -75,7 +78,7 @@ def test_points_name_their_positions_and_a_key_stays_what_it_was() -> None:
         own = () if point.variant in (BIGRAMS, GPT2, "all") else (f"position={kind}",)
         assert point.slots[: len(own)] == own, point.name
         small = ("attention.projection.std=0.0057735", "mlp.output.std=0.0057735")
-        assert point.slots[len(own) :] == (small if point.label.endswith(trial.SMALL) else ())
+        assert point.slots[len(own) :] == (small if point.label.endswith(trial_plan.SMALL) else ())
     found = next(p for p in STUDY.points("laptop") if p.settings.name == "sas-p at rate 0.01")
     assert json.loads(found.key) == {
         "study": "trial",
@@ -91,7 +94,7 @@ def test_points_name_their_positions_and_a_key_stays_what_it_was() -> None:
 
 
 def test_sizes_are_those_of_the_plan() -> None:
-    sizes = trial.SIZES["laptop"]
+    sizes = trial_plan.SIZES["laptop"]
     found = {name: (size.width, size.heads, size.steps) for name, size in sizes.items()}
     assert found == {
         "tuning": (64, 4, 2400),
@@ -103,9 +106,9 @@ def test_sizes_are_those_of_the_plan() -> None:
     assert all(size.steps % size.evaluations == 0 for size in sizes.values())
 
 
-@pytest.mark.parametrize("width", trial.WIDTHS)
+@pytest.mark.parametrize("width", trial_plan.WIDTHS)
 def test_what_is_run_is_tuned_at_the_rate_of_its_runs_in_a_grid_of_half_decades(width: str) -> None:
-    assert set(RATES[width]) == set(OF_RUNS[width]) == set(trial.TUNED[width])
+    assert set(RATES[width]) == set(OF_RUNS[width]) == set(trial_plan.TUNED[width])
     for label, rates in RATES[width].items():
         assert OF_RUNS[width][label] in rates
         halves = sorted(round(2 * math.log10(rate)) for rate in rates)
@@ -123,7 +126,7 @@ def fair(point: TrialSettings) -> float:
     loss = FINAL.get(point.label, 3.0) + 0.001 * point.seed
     if point.label == BIGRAMS or "tuning" not in point.phase:
         return loss
-    middle = BEST[trial.WIDE if point.phase.startswith(trial.WIDE) else ""][point.label]
+    middle = BEST[trial_plan.WIDE if point.phase.startswith(trial_plan.WIDE) else ""][point.label]
     return loss + math.log10(point.size.learning_rate / middle) ** 2
 
 
@@ -145,7 +148,7 @@ def rows(level: Level = fair, plan: list[TrialSettings] | None = None) -> list[R
 def with_inner_rates() -> list[TrialSettings]:
     """The plan, its grids made longer so that the rates of the runs lie inside."""
     with pytest.MonkeyPatch.context() as patch:
-        for width in trial.WIDTHS:
+        for width in trial_plan.WIDTHS:
             for label, rate in BEST[width].items():
                 patch.setitem(RATES[width], label, (rate, rate * 10**0.5, rate / 10**0.5))
         return points("laptop", None)
@@ -226,11 +229,15 @@ def test_a_verdict_is_void_where_the_runs_are_at_another_rate() -> None:
 
 def test_the_standard_deviations_of_a_start() -> None:
     found = {point.label: point for point in PLAN if point.phase == "wide tuning"}
-    assert [found[BASE + start].embedding_std for start in trial.STARTS] == [None, 1 / 16, 1 / 16]
-    assert [found[BASE + start].start for start in trial.STARTS] == [
+    assert [found[BASE + start].embedding_std for start in trial_plan.STARTS] == [
+        None,
+        1 / 16,
+        1 / 16,
+    ]
+    assert [found[BASE + start].start for start in trial_plan.STARTS] == [
         None, "1/√width", "1/√width, small outputs",
     ]  # fmt: skip
-    assert {found[BASE + start].variant for start in trial.STARTS} == {BASE}
+    assert {found[BASE + start].variant for start in trial_plan.STARTS} == {BASE}
 
 
 def lower(label: str, by: float) -> Level:
@@ -239,7 +246,7 @@ def lower(label: str, by: float) -> Level:
 
 
 def test_a_verdict_is_void_where_the_runs_are_not_from_the_best_start() -> None:
-    better = rows(lower(BASE + trial.SMALL, 0.05))
+    better = rows(lower(BASE + trial_plan.SMALL, 0.05))
     found = checks(better)
     assert found[STEPS].holds is None
     assert found[STEPS].ours.endswith(
@@ -247,9 +254,9 @@ def test_a_verdict_is_void_where_the_runs_are_not_from_the_best_start() -> None:
     )
     with pytest.MonkeyPatch.context() as patch:
         for starts in CHOSEN.values():
-            patch.setitem(starts, BASE, trial.SMALL)
+            patch.setitem(starts, BASE, trial_plan.SMALL)
         plan = with_inner_rates()
-    found = checks(rows(lower(BASE + trial.SMALL, 0.05), plan))
+    found = checks(rows(lower(BASE + trial_plan.SMALL, 0.05), plan))
     assert (found[STEPS].holds, found[WIDE_STEPS].holds) == (True, True)
     run = next(point for point in plan if (point.label, point.phase) == (BASE, "wide long"))
     assert (run.start, run.embedding_std, run.name) == ("1/√width, small outputs", 1 / 16, BASE)
@@ -263,7 +270,7 @@ def test_the_grid_of_a_start_that_is_far_above_the_best_may_stay_short(
     """Of sas from 1/√width, whose loss falls to the end of its grid."""
 
     def rising(point: TrialSettings) -> float:
-        one = point.label == "sas" + trial.WIDER and point.phase == "tuning"
+        one = point.label == "sas" + trial_plan.WIDER and point.phase == "tuning"
         return fair(point) if not one else 3.0 + by - 1e-3 * point.size.learning_rate
 
     found = checks(rows(rising))
