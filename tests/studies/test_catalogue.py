@@ -58,7 +58,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         17652,
-        "5df35277c41522bc4a77df84d582159e436617c8b8a055732968c58f7e4543bf",
+        "17e11df5f5bc0d232e85a61b2e220143136bff33b073f6ff92bcf9bc6a711280",
     )
 
 

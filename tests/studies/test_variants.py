@@ -4,7 +4,17 @@ import pytest
 import torch
 
 from hessblocks.models.build import build
-from hessblocks.studies.shared.variants import BETAS, SLOPES, VALUE_SKIPINIT, make_block, restricted
+from hessblocks.studies.catalogue import find
+from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2
+from hessblocks.studies.shared.variants import (
+    BETAS,
+    SLOPES,
+    VALUE_SKIPINIT,
+    VARIANTS,
+    best_start,
+    make_block,
+    restricted,
+)
 
 SIZES = {"width": 16, "heads": 2, "mlp_width": 32}
 
@@ -43,3 +53,16 @@ def test_tied_values_and_projections_undo_each_other_in_every_layer(beta: float)
         )
         assert torch.allclose(projection @ value, torch.eye(16), atol=1e-5)
         assert not torch.allclose(value, torch.eye(16), atol=0.1)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_embeddings_are_wider_beside_an_attention_skip_alone(name: str) -> None:
+    beside = make_block(name, **SIZES).attention_branch.skip != 0
+    assert best_start(name, 256) == (1 / 16 if beside else None)
+
+
+def test_trained_points_have_the_best_start_unless_they_name_one() -> None:
+    found = {point.variant: point.embedding_std for point in find("skipless").settings("laptop", 1)}
+    expected = {"pre-ln": 0.125, "v-skipinit": None, "skipless": None, BIGRAMS: None, GPT2: None}
+    assert found == expected
+    assert {point.embedding_std for point in find("warm-up").settings("laptop", 1)} == {None}

@@ -65,7 +65,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
         shared.Sweep(
             variants=["pre-ln"],
             size=SIZES[scale],
-            settings={"batches": batches, "tokens": tokens},
+            settings={"batches": batches, "tokens": tokens, "embedding_std": None},
         )
     ]
 

@@ -5,7 +5,7 @@ largest that a step of the current rate stands, 38 / η, with D held fixed (Cohe
 
 The rule, written down before the first run:
 
-1. pre-ln with zero queries and sas-p, both with rotary positions, with AdamW, each with a warm-up over a tenth of the steps and
+1. pre-ln with zero queries and sas-p, both with rotary positions and the embeddings that `trial` found best (1/√width and 0.02), with AdamW, each with a warm-up over a tenth of the steps and
    without. Both kinds are run at every rate of a ladder of half decades (`RATES`) with three seeds; equal seeds have equal weights and data.
 2. A block's best rate is that of one further seed with warm-up; that seed counts no further. The ladder is made longer by hand
    until the best rates lie inside, and so do the tolerated ones. transformers' GPT-2 is drawn beside them, and the bigram table.
@@ -148,6 +148,7 @@ def _point(scale: Scale, phase: str, label: str, rate: float | None, seed: int) 
         seed=seed,
         size=replace(size, learning_rate=rate or size.learning_rate),
         slots=POSITION if block else (),
+        embedding_std=shared.best_start(block, size.width) if block else None,
         warmup=KINDS[kind] if rate else None,
         phase=phase,
         label=label,

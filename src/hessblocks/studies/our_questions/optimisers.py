@@ -2,8 +2,8 @@
 
 The rule, written down before the first run:
 
-1. Five blocks, all with rotary positions and zero initial queries: pre-ln, parallel, sas, sas-p, sas-p-no-norm. Four
-   optimisers: SGD with momentum 0.9; AdamW; Muon for the matrices of the layers, beside AdamW for embeddings, norms and
+1. Five blocks, all with rotary positions and zero initial queries: pre-ln, parallel, sas, sas-p, sas-p-no-norm, each with
+   the embeddings that `trial` found best at this width, 1/√width for the first two and 0.02 for the others. Four optimisers: SGD with momentum 0.9; AdamW; Muon for the matrices of the layers, beside AdamW for embeddings, norms and
    gains, both at one rate (Muon's steps are scaled to AdamW's size, `match_rms_adamw`); AdamW with a rate for each
    role. Warm-up, linear decay and clipping are those of the other studies. Matrices decay by 0.1 of the rate a step with
    AdamW and Muon, by nothing with SGD: what is judged of SGD is both, momentum in AdamW's place and no decay.
@@ -164,6 +164,7 @@ def _point(
         seed=seed,
         size=replace(size, learning_rate=rate or size.learning_rate),
         slots=POSITION if block else (),
+        embedding_std=shared.best_start(block, size.width) if block else None,
         optimiser=SGD if method == SGD else None,
         phase=phase,
         label=label,

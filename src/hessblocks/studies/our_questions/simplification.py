@@ -3,7 +3,8 @@
 The rule, written down before the first run:
 
 1. Sixteen blocks (`BLOCKS`) that are not one chain: the presets, pre-ln and parallel with zero initial queries too, pre-ln,
-   sas and sas-p with sinusoidal positions and with LayerNorm. All other positions are rotary.
+   sas and sas-p with sinusoidal positions and with LayerNorm. All other positions are rotary. Embeddings start as `trial` found
+   best at this width: 1/√width beside an attention skip, 0.02 without one; with sines, whose amplitude is 0.02, always 0.02.
 2. Each block's rate is tuned with one seed in a grid by half decades (`RATES`) that is made longer by hand until the
    lowest final loss lies inside; transformers' GPT-2 likewise. The runs that count are at these rates (`BEST`), as long as the
    tuning, with three seeds on which nothing was tuned.
@@ -122,11 +123,17 @@ def _point(
         seed=seed,
         size=replace(size, learning_rate=rate or size.learning_rate),
         slots=SLOTS.get(kind, (ROTARY,)) if block else (),
+        embedding_std=_start(label.removesuffix(kind), kind, size.width) if block else None,
         phase=phase,
         label=label,
         tuned=True if rate and phase == shared.TUNING else None,
         probe=_PROBES[scale] if block and phase == shared.COUNTED else None,
     )
+
+
+def _start(variant: str, kind: str, width: int) -> float | None:
+    """Standard deviation of the embeddings; None for 0.02, which is that of the sines too."""
+    return shared.best_start(variant, width) if SLOTS.get(kind) != (SINUSOIDAL,) else None
 
 
 def measure(settings: SimplificationSettings) -> list[Row]:

@@ -82,7 +82,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
         shared.Sweep(
             variants=["pre-ln"],
             size=replace(SIZES[scale], learning_rate=rate),
-            settings={"kind": kind, **KINDS[kind], **batch},
+            settings={"kind": kind, **KINDS[kind], **batch, "embedding_std": None},
         )
         for rate in RATES[scale]
         for kind in KINDS

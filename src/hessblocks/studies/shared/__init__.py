@@ -128,6 +128,7 @@ from hessblocks.studies.shared.variants import (
     RESTRICTED_INITS,
     SLOPES,
     VALUE_SKIPINIT,
+    best_start,
     make_block,
     restricted,
 )

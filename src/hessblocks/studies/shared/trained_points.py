@@ -18,7 +18,7 @@ from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Scale, Study
 from hessblocks.studies.shared.gathering import measured
 from hessblocks.studies.shared.texts import TextSize, text_of
-from hessblocks.studies.shared.variants import make_block
+from hessblocks.studies.shared.variants import VARIANTS, best_start, make_block
 from hessblocks.training import (
     Recorder,
     RunSettings,
@@ -310,6 +310,14 @@ def _places(sweep: Sweep, variant: str) -> Iterator[tuple[dict[str, object], boo
         yield {"size": size, "tuned": tuned}, rate != rates[0]
 
 
+def _start(kind: type[Any], sweep: Sweep, variant: str) -> dict[str, float | None]:
+    """The best start of a causal language model that is one of our blocks, where the sweep names none."""
+    name = "embedding_std"
+    if variant not in VARIANTS or name in sweep.settings or not issubclass(kind, TrainedSettings):
+        return {}
+    return {name: best_start(variant, sweep.size.width)}
+
+
 def trained_study(
     name: str,
     *,
@@ -334,9 +342,10 @@ def trained_study(
 
     def settings(scale: Scale, count: int | None) -> list[Any]:
         return [
-            kind(study=name, variant=variant, seed=seed, **place, **sweep.settings)
+            kind(study=name, variant=variant, seed=seed, **place, **start, **sweep.settings)
             for sweep in sweeps(scale)
             for variant in sweep.variants
+            for start in [_start(kind, sweep, variant)]
             for place, once in _places(sweep, variant)
             for seed in range(1 if once else sweep.seeds or count or seeds[scale])
         ]

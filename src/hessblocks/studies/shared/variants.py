@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,6 +55,21 @@ def make_block(name: str, **sizes: int) -> BlockConfig:
     """
     check_name("variant", name, VARIANTS)
     return VARIANTS[name](sizes)
+
+
+def best_start(variant: str, width: int) -> float | None:
+    """The standard deviation that the embeddings of a variant start best with, as the tuning of `trial` found it.
+
+    Args:
+        variant: a name of `VARIANTS`.
+        width: of the model.
+
+    Returns:
+        1/√width beside an attention skip; None, for 0.02, without one.
+    """
+    sizes = {"width": 64, "heads": 4, "mlp_width": 256}
+    beside_a_skip = make_block(variant, **sizes).attention_branch.has_skip
+    return 1 / math.sqrt(width) if beside_a_skip else None
 
 
 def restricted(init: str, beta: float) -> str:
