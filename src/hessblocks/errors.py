@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
-from importlib.util import find_spec
+from importlib import import_module
 
 
 class HessblocksError(Exception):
@@ -65,16 +65,20 @@ def check_extra(what: str, extra: str, *packages: str) -> None:
     Args:
         what: needs it, for the message ("figures").
         extra: its name in `pip install 'hessblocks[...]'`.
-        packages: that come with it; none is imported.
+        packages: that come with it; each is imported.
 
     Raises:
-        ArgumentError: one of the packages is missing.
+        ArgumentError: one of the packages is missing, or cannot be imported.
     """
     for package in packages:
-        if find_spec(package) is None:
+        try:
+            import_module(package)
+        except ImportError as error:
+            missing = isinstance(error, ModuleNotFoundError) and error.name == package
+            state = "is not installed" if missing else f"cannot be imported ({error})"
             raise ArgumentError(
-                f"{what}: {package} is not installed; run pip install 'hessblocks[{extra}]'."
-            )
+                f"{what}: {package} {state}; run pip install 'hessblocks[{extra}]'."
+            ) from error
 
 
 def check_memory_limit(limit: object) -> None:

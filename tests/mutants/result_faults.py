@@ -190,14 +190,14 @@ RESULTS = (
     Mutant(
         "a trial counts though a best rate is at an end",
         file="studies/shared/tuned_runs.py",
-        find=" or not rates[one].settled]",
+        find=" or not rates[kind].settled]",
         replace="]",
         tests=("studies/test_trial.py::test_a_verdict_is_void_where_a_best_rate_is_at_an_end",),
     ),
     Mutant(
         "a trial counts though its runs are at another rate",
         file="studies/shared/tuned_runs.py",
-        find="and self.rates[one] != rates[one].best",
+        find="and self.rates[label] != best[label]",
         replace="and False",
         tests=("studies/test_trial.py::test_a_verdict_is_void_where_the_runs_are_at_another_rate",),
     ),
@@ -292,7 +292,7 @@ RESULTS = (
     Mutant(
         "a trial counts though its runs are from another start",
         file="studies/our_questions/trial.py",
-        find="            if (self.starts or {})[label] != (STARTS[best] if best else None)\n",
+        find="            if start != (STARTS[best[label]] if best[label] else None)\n",
         replace="            if False\n",
         tests=(
             "studies/test_trial.py::test_a_verdict_is_void_where_the_runs_are_not_from_the_best_start",
@@ -300,9 +300,9 @@ RESULTS = (
     ),
     Mutant(
         "a trial counts a start that is far from the best as one whose grid is too short",
-        file="studies/our_questions/trial.py",
-        find="self._loss(best) + FAR",
-        replace="self._loss(best) + 1e9",
+        file="studies/shared/tuned_runs.py",
+        find="fmean(losses[best].values()) + FAR",
+        replace="fmean(losses[best].values()) + 1e9",
         tests=(
             "studies/test_trial.py::test_the_grid_of_a_start_that_is_far_above_the_best_may_stay_short",
         ),

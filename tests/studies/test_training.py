@@ -478,6 +478,16 @@ def test_each_block_stands_with_its_best_rate() -> None:
     assert (check.holds, check.ours) == (True, "+0.500 ± 0.000 nats (3 seeds)")
 
 
+def test_a_grid_elsewhere_has_the_own_rates_of_blocks_there_too() -> None:
+    grid = trained.Grid(rates=(1.0, 3.0), own={"sas": (2.0,)}).times(0.1)
+    assert (grid.of("sas"), grid.of("pre-ln")) == (pytest.approx((0.2,)), pytest.approx((0.1, 0.3)))
+
+
+def test_rates_that_all_diverge_settle_nothing() -> None:
+    runs = Runs(tuned("sas", _1=[math.inf], _3=[math.inf], _10=[math.inf]))
+    assert runs.rates["sas"].settled is False
+
+
 def test_the_best_rate_is_that_of_the_seeds_which_all_rates_have() -> None:
     """Over all its own seeds the rate 3 would be worse than the others."""
     rows = tuned("sas", _1=[2.2], _3=[2.0, 2.6, 2.6], _10=[2.1])

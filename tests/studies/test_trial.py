@@ -27,10 +27,13 @@ from hessblocks.studies.shared.differences import Difference
 from hessblocks.studies.shared.step_times import STEP_TIME, at_equal_time, bounded, cut_short
 from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS
 from hessblocks.studies.shared.trained_summary import Runs, late
+from hessblocks.studies.shared.variants import best_start
 
 PLAN = points("laptop", None)
 OF_RUNS = {width: dict(rates) for width, rates in BEST.items()}
 """Rates of the runs, as they stand in the study."""
+STARTS_OF_RUNS = dict(CHOSEN[trial_plan.NARROW])
+PLACED_FACT = f"sas-p about matches {BASE}, both from 0.02, at equal steps"
 TITLES = [
     "narrow: tuning",
     "narrow: tuning, sinusoidal positions",
@@ -123,7 +126,7 @@ FINAL = {BIGRAMS: 3.6, GPT2: 3.2, "v-skipinit": 3.1}
 
 def fair(point: TrialSettings) -> float:
     """Losses of about 3 that are lowest at the rates of the runs, inside every grid; seeds differ a little."""
-    loss = FINAL.get(point.label, 3.0) + 0.001 * point.seed
+    loss = FINAL.get(trial_plan.taken_apart(point.label)[0], 3.0) + 0.001 * point.seed
     if point.label == BIGRAMS or "tuning" not in point.phase:
         return loss
     middle = BEST[trial_plan.WIDE if point.phase.startswith(trial_plan.WIDE) else ""][point.label]
@@ -189,7 +192,7 @@ def test_a_fair_trial_of_equal_blocks_is_decided() -> None:
         for block in ("sas", "sas-p")
     ]
     assert all(check.holds for fact, check in found.items() if fact not in open_)
-    assert len(found) == 2 * 8 + 6
+    assert len(found) == 2 * 9 + 6
 
 
 @pytest.mark.parametrize("more", [-0.1, 0.1])
@@ -248,6 +251,8 @@ def lower(label: str, by: float) -> Level:
 def test_a_verdict_is_void_where_the_runs_are_not_from_the_best_start() -> None:
     better = rows(lower(BASE + trial_plan.SMALL, 0.05))
     found = checks(better)
+    start = found["narrow: the runs of each block are from its best start"]
+    assert (start.holds, start.ours) == (False, f"elsewhere: {BASE} (best 1/√width, small outputs)")
     assert found[STEPS].holds is None
     assert found[STEPS].ours.endswith(
         f"void, since the runs of {BASE} are not from its best start, 1/√width, small outputs"
@@ -260,7 +265,8 @@ def test_a_verdict_is_void_where_the_runs_are_not_from_the_best_start() -> None:
     assert (found[STEPS].holds, found[WIDE_STEPS].holds) == (True, True)
     run = next(point for point in plan if (point.label, point.phase) == (BASE, "wide long"))
     assert (run.start, run.embedding_std, run.name) == ("1/√width, small outputs", 1 / 16, BASE)
-    assert found["rotary positions: sas-p about matches pre-ln, zero queries at equal steps"].holds
+    assert found[f"rotary positions: {PLACED_FACT}"].holds
+    assert found["narrow: the runs of each block are from its best start"].holds is True
 
 
 @pytest.mark.parametrize(("by", "counts"), [(0.05, True), (0.2, False)])
@@ -276,7 +282,21 @@ def test_the_grid_of_a_start_that_is_far_above_the_best_may_stay_short(
     found = checks(rows(rising))
     inside = found["narrow: each best rate of the tuning lies inside its grid"]
     assert inside.holds is not counts
-    assert found[STEPS].holds is True
+    assert found[STEPS].holds is (None if counts else True)
+
+
+def test_a_verdict_is_void_where_a_start_was_not_tuned() -> None:
+    plan = [point for point in with_inner_rates() if not (point.tuned and point.start)]
+    found = checks(rows(plan=plan))
+    assert found[STEPS].holds is None
+    assert found[STEPS].ours.endswith("void, since 3 of 5 best rates are not inside their grids")
+    assert found[f"rotary positions: {PLACED_FACT}"].holds is True
+
+
+def test_the_starts_of_the_runs_are_the_rule_of_the_other_studies() -> None:
+    """Before a test changes them."""
+    for block, start in STARTS_OF_RUNS.items():
+        assert best_start(block, 64) == (1 / 8 if start else None), block
 
 
 def test_a_verdict_is_void_where_pre_ln_has_learnt_no_more_than_pairs_of_tokens() -> None:
@@ -304,8 +324,8 @@ def test_positions_that_help_one_block_more_are_said() -> None:
         return fair(point) + 0.3 * (point.name == f"{BASE}, sinusoidal")
 
     found = checks(rows(helped))
-    assert found[f"rotary positions: sas-p about matches {BASE} at equal steps"].holds is True
-    assert found[f"sinusoidal positions: sas-p about matches {BASE} at equal steps"].holds is False
+    assert found[f"rotary positions: {PLACED_FACT}"].holds is True
+    assert found[f"sinusoidal positions: {PLACED_FACT}"].holds is False
     assert list(found.values())[-1].holds is False
     assert list(found.values())[-1].ours == "-0.300 ± 0.000 nats (3 seeds)"
 

@@ -27,7 +27,7 @@ The rule, written down before the first run:
    say the same.
 6. A verdict is void where the best rate of one of its two blocks is at an end of its grid, where the runs
    are not at that best rate or not from the best start, and where pre-ln does not end at least 0.3 nats below the
-   bigram table. The grid of a start that is `FAR` above a block's best start may stay short.
+   bigram table. The grid of a start that is `FAR` above a block's best may stay short.
 7. Positions: pre-ln with zero queries and sas-p with sinusoidal positions too, tuned and compared, by the rule
    of (a), at the steps of the tuning, all from 0.02. They say whether the verdict is one about rotary
    positions.
@@ -35,9 +35,8 @@ The rule, written down before the first run:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from hessblocks.figures import Panel
 from hessblocks.storage import Row, Scalar
@@ -57,6 +56,7 @@ from hessblocks.studies.our_questions.trial_plan import (
     SINUSOIDAL,
     SIZES,
     STARTS,
+    TUNED,
     TUNING,
     WIDE,
     WIDE_BLOCKS,
@@ -75,8 +75,6 @@ APART = 0.06
 JUDGED = ("sas", "sas-p")
 LEARNED = "learned"
 """The positions of GPT-2."""
-FAR = 0.1
-"""Nats by which a start must be above a block's best one to need no longer grid."""
 
 
 def measure(settings: TrialSettings) -> list[Row]:
@@ -120,32 +118,45 @@ class Trial(shared.Tuned):
     starts: Mapping[str, str | None] | None
     """Block → its start in the runs, of `STARTS`, None for 0.02; None altogether where starts were not tuned."""
 
-    def tuned_as(self, label: str) -> str:
-        """A block with the best of its starts."""
-        return min(self._kinds(label), key=self._loss, default=label)
+    planned: Sequence[str]
+    """What is tuned."""
 
-    def must_be_inside(self, label: str) -> bool:
-        """Not where a start is far above the block's best."""
-        best = self.tuned_as(taken_apart(label)[0])
-        return label == best or self._loss(label) <= self._loss(best) + FAR
+    def kinds(self, label: str) -> list[str]:
+        """A block from each of its starts, measured or not."""
+        return [label + start for start in STARTS if label + start in self.planned]
+
+    def label_of(self, kind: str) -> str:
+        """The block of a start."""
+        return taken_apart(kind)[0]
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """Block whose runs are not from its best start → that start."""
+        best = {label: taken_apart(self.tuned_as(label))[1] for label in self.starts or {}}
+        return {
+            label: STARTS[best[label]]
+            for label, start in (self.starts or {}).items()
+            if start != (STARTS[best[label]] if best[label] else None)
+        }
 
     def hindrances(self, *labels: str) -> list[str]:
         """Why the runs of some labels do not count; nothing where they do."""
         reasons = [
-            f"the runs of {label} are not from its best start, {STARTS[best]}"
-            for label in labels
-            if label in (self.starts or {})
-            for best in [taken_apart(self.tuned_as(label))[1]]
-            if (self.starts or {})[label] != (STARTS[best] if best else None)
+            f"the runs of {label} are not from its best start, {best}"
+            for label, best in self.elsewhere.items()
+            if label in labels
         ]
         return [*super().hindrances(*labels), *reasons]
 
-    def _kinds(self, block: str) -> list[str]:
-        kinds = [block] if self.starts is None else [block + start for start in STARTS]
-        return [kind for kind in kinds if kind in self.tuning.losses]
-
-    def _loss(self, kind: str) -> float:
-        return fmean(self.tuning.losses[kind].values())
+    def start_check(self) -> Check:
+        """Whether every block's runs are from its best start."""
+        off = [f"{label} (best {best})" for label, best in self.elsewhere.items()]
+        return Check(
+            fact="the runs of each block are from its best start",
+            expected="all (rule of this study)",
+            ours=f"elsewhere: {'; '.join(off)}" if off else f"so for all {len(self.starts or ())}",
+            holds=not off if self.starts else None,
+        )
 
 
 def trial_of(rows: Rows, width: str, phase: str) -> Trial:
@@ -166,7 +177,11 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
         if row["phase"] == phase and row["variant"] in BLOCKS
     }
     own = {"clock": shared.mean_clocks(timed), "starts": starts if phase.endswith(LONG) else None}
-    return Trial.of(rows, width + TUNING, phase, **own)
+    planned = TUNED[width]
+    if not phase.endswith(LONG):  # all from 0.02
+        planned = RUNS[phase]
+        rows = [row for row in rows if row["phase"] != width + TUNING or not row.get("start")]
+    return Trial.of(rows, width + TUNING, phase, planned=planned, **own)
 
 
 def summarise(rows: Rows) -> Summary:
@@ -199,7 +214,7 @@ def summarise(rows: Rows) -> Summary:
 
 def _checks(name: str, trial: Trial) -> list[Check]:
     """Of the rates, of the controls, and the verdicts at one width."""
-    own, runs = trial.rate_checks(), trial.runs
+    own, runs = [*trial.rate_checks(), trial.start_check()], trial.runs
     own += runs.controls.values()
     base = runs.close(BASE, "pre-ln", shared.CLOSE, f"{BASE} is as good a base as pre-ln")
     own.append(trial.judged(base, BASE, "pre-ln"))
@@ -218,7 +233,9 @@ def _place_checks(placed: Trial) -> list[Check]:
     for kind, name in POSITIONS.items():
         one, base = block + kind, BASE + kind
         control = runs.below_the_table(base, shared.BIGRAMS)
-        match = runs.match(one, base, f"{block} about matches {BASE} at equal steps")
+        match = runs.match(
+            one, base, f"{block} about matches {BASE}, both from 0.02, at equal steps"
+        )
         match = placed.judged(shared.judged_by(control, match, shared.VOID), one, base)
         own = (replace(control, fact=f"{BASE} has learnt more than pairs of tokens"), match)
         checks += [replace(check, fact=f"{name} positions: {check.fact}") for check in own]
@@ -250,7 +267,7 @@ def _time_table(name: str, trial: Trial) -> list[dict[str, object]]:
 
 
 def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
-    """Six; those of which nothing is measured have no series."""
+    """Eight; those of which nothing is measured have no series. Of the tuning each block is drawn from its best start."""
     sinusoidal = {name: name + SINUSOIDAL for name in PLACED} | {shared.GPT2: shared.GPT2}
     timed = shared.late(wide.runs.panel(WIDE_BLOCKS, "wide: runs"), EARLY)
     panels = [

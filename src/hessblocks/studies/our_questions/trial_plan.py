@@ -54,6 +54,7 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
         **dict.fromkeys(TUNED[NARROW], (3e-3, 1e-2, 3e-2, 1e-3)),
         **dict.fromkeys(("v-skipinit", BASE + SINUSOIDAL), (3e-3, 1e-2, 1e-3)),
         **dict.fromkeys(OTHER_STARTS[NARROW], (1e-2, 3e-3, 3e-2)),
+        "v-skipinit" + WIDER: (1e-2, 3e-3, 1e-3),
     },
     WIDE: {
         **dict.fromkeys(RUNS[WIDE + LONG], (3e-3, 1e-3, 1e-2)),
@@ -70,8 +71,11 @@ BEST: dict[str, dict[str, float]] = {
 }
 """Width → what is tuned → its rate in the runs at laptop scale: the outcome of the tuning, until it is done a guess."""
 CHOSEN: dict[str, dict[str, str]] = {
-    NARROW: dict.fromkeys(BLOCKS, ""),
-    WIDE: dict.fromkeys(WIDE_BLOCKS, ""),
+    NARROW: {
+        **dict.fromkeys(BLOCKS, ""),
+        **dict.fromkeys(("pre-ln", BASE, "parallel", "parallel, zero queries"), WIDER),
+    },
+    WIDE: {**dict.fromkeys(WIDE_BLOCKS, ""), **dict.fromkeys(("pre-ln", BASE, "parallel"), WIDER)},
 }
 """Width → block → its start in the runs that count, of `STARTS`: the outcome of the tuning, as above."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}

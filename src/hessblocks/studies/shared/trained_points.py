@@ -108,8 +108,8 @@ SIZES: dict[Scale, TextSize] = {
 class Grid:
     """Peak learning rates by half decades, of which each block takes its best.
 
-    A block is trained with all seeds at its first rate and with one seed at the others; a best rate elsewhere, or at
-    an end, leaves a verdict open until the grid says so too.
+    A block is trained with all seeds at its first rate and with one seed, which counts in the verdicts too, at the others.
+    A best rate elsewhere, or at an end, leaves a verdict open until the grid says so too.
     """
 
     rates: tuple[float, ...] = ()
@@ -123,7 +123,8 @@ class Grid:
 
     def times(self, factor: float) -> Grid:
         """The same grid elsewhere."""
-        return Grid(rates=tuple(rate * factor for rate in self.rates))
+        own = {name: tuple(rate * factor for rate in rates) for name, rates in self.own.items()}
+        return Grid(rates=tuple(rate * factor for rate in self.rates), own=own)
 
 
 RATES: dict[Scale, Grid] = {
@@ -131,7 +132,7 @@ RATES: dict[Scale, Grid] = {
     "laptop": Grid(rates=(1e-2, 3e-3, 3e-2), own={"v-skipinit": (3e-3, 1e-3, 1e-2)}),
     "paper": Grid(rates=(1e-3, 3e-4, 3e-3)),
 }
-"""At laptop scale, the likeliest are those that `trial` found best in runs as long."""
+"""At laptop scale, the likeliest are those that `trial` found best in runs as long, of six layers."""
 AT_RATE = " at rate "
 """Between the name of a block and its rate, where it is trained at several."""
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
@@ -278,7 +279,7 @@ def make_model(settings: TrainedSettings) -> PreTrainedModel:
         vocab_size=size.vocab_size,
         context=size.context,
         slots=settings.slots,
-        embedding_std=settings.embedding_std or 0.02,
+        embedding_std=0.02 if settings.embedding_std is None else settings.embedding_std,
     )
 
 

@@ -46,7 +46,7 @@ class Rate:
     best: float
     """That of the lowest loss, averaged over the seeds that every rate was measured with."""
     settled: bool
-    """Whether it lies between two others and was measured with every seed."""
+    """Whether its loss is finite, it lies between two others and was measured with as many seeds as any."""
 
 
 class Runs:
@@ -99,7 +99,7 @@ class Runs:
             }
             best = min(means, key=lambda rate: means[rate])
             whole = bool(common) and len(grid[best]) == max(map(len, grid.values()))
-            settled = whole and min(grid) < best < max(grid)
+            settled = whole and min(grid) < best < max(grid) and math.isfinite(means[best])
             self.rates[variant] = Rate(best=best, settled=settled)
             self.losses[variant] = grid[best]
             for seed in grid[best]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Self, TypeVar
 
 from hessblocks.storage import Row
@@ -25,6 +26,8 @@ COUNTED = "runs"
 """The phase of the runs that count, where there is one alone."""
 TUNING_SEED = 0
 """The runs have those from 1 on."""
+FAR = 0.1
+"""Nats by which a kind of what is run must be above the best kind to need no longer grid."""
 TUNED_COLUMNS = (*TRAINED_COLUMNS, "phase", "learning_rate")
 
 
@@ -118,13 +121,26 @@ class Tuned:
         rates = {row["variant"]: row["learning_rate"] for row in own}
         return cls(tuning=Runs(by_phase.get(tuning, ())), runs=Runs(own), rates=rates, **more)
 
-    def tuned_as(self, label: str) -> str:
-        """What was run is called so in the tuning."""
-        return label
+    def kinds(self, label: str) -> list[str]:
+        """What the tuning calls what was run; several names where kinds of it are tuned, of which the best counts."""
+        return [label]
 
-    def must_be_inside(self, label: str) -> bool:
-        """Whether a best rate counts only inside its grid: that of a label of the tuning."""
-        return True
+    def label_of(self, kind: str) -> str:
+        """What was run, of a name in the tuning."""
+        return kind
+
+    def tuned_as(self, label: str) -> str:
+        """The best of its kinds, as far as they are measured."""
+        losses = self.tuning.losses
+        measured = [kind for kind in self.kinds(label) if kind in losses]
+        return min(measured, key=lambda kind: fmean(losses[kind].values()), default=label)
+
+    def must_be_inside(self, kind: str) -> bool:
+        """Whether the best rate of a kind counts only inside its grid: not where it is `FAR` above the best kind."""
+        losses, best = self.tuning.losses, self.tuned_as(self.label_of(kind))
+        if kind == best or not {kind, best} <= losses.keys():
+            return True
+        return fmean(losses[kind].values()) <= fmean(losses[best].values()) + FAR
 
     def judged(self, check: Check, *labels: str) -> Check:
         """The check; undecided, with the reason, where a best rate is at an end or the runs are not at it.
@@ -143,27 +159,32 @@ class Tuned:
 
     def hindrances(self, *labels: str) -> list[str]:
         """Why the runs of some labels do not count; nothing where they do."""
-        rates = {
-            label: self.tuning.rates[self.tuned_as(label)]
+        rates = self.tuning.rates
+        kinds = [
+            (label, kind)
             for label in labels
-            if self.tuned_as(label) in self.tuning.rates
-        }
-        open_ended = [one for one in labels if one not in rates or not rates[one].settled]
+            for kind in self.kinds(label)
+            if self.must_be_inside(kind)
+        ]
+        open_ended = [kind for _, kind in kinds if kind not in rates or not rates[kind].settled]
+        best = {label: rates[self.tuned_as(label)].best for label, kind in kinds if kind in rates}
         elsewhere = [
-            f"the runs of {one} are not at its best rate, {rates[one].best:g}"
-            for one in labels
-            if one not in open_ended and one in self.rates and self.rates[one] != rates[one].best
+            f"the runs of {label} are not at its best rate, {best[label]:g}"
+            for label in best
+            if self.tuned_as(label) not in open_ended
+            and label in self.rates
+            and self.rates[label] != best[label]
         ]
         if len(open_ended) < 3:
             ends = [f"the best rate of {one} is not inside its grid" for one in open_ended]
         else:
-            ends = [f"{len(open_ended)} of {len(labels)} best rates are not inside their grids"]
+            ends = [f"{len(open_ended)} of {len(kinds)} best rates are not inside their grids"]
         return [*ends, *elsewhere]
 
     def rate_checks(self) -> list[Check]:
         """Whether every best rate lies inside its grid, and whether the runs are there."""
         grids = {
-            label: grid for label, grid in self.tuning.grids.items() if self.must_be_inside(label)
+            kind: grid for kind, grid in self.tuning.grids.items() if self.must_be_inside(kind)
         }
         enough = bool(grids) and min(map(len, grids.values())) >= 3
         rates = {label: self.tuning.rates[label] for label in grids}
