@@ -52,7 +52,8 @@ try:
 except hb.ArgumentError as error:
     print(error)
 from hessblocks.cli import main
-print(main(["presets"]), main(["train", "sas", "--out", sys.argv[1]]), "ended")
+offered = [getattr(hb, name) for name in dir(hb)]
+print(main(["presets"]), main(["train", "sas", "--out", sys.argv[1]]), main(["report", "."]), "ended")
 """
     out = tmp_path / "out"
     done = subprocess.run(
@@ -61,8 +62,8 @@ print(main(["presets"]), main(["train", "sas", "--out", sys.argv[1]]), "ended")
     said = "figures: matplotlib is not installed; run pip install 'hessblocks[report]'."
     assert "(4 probes)" in done.stdout
     assert said in done.stdout.splitlines()
-    assert done.stdout.endswith("0 2 ended\n")
-    assert done.stderr.splitlines()[-1] == f"hessblocks: {said}"
+    assert done.stdout.endswith("0 2 2 ended\n")
+    assert done.stderr.splitlines()[-2:] == [f"hessblocks: {said}"] * 2
     assert not out.exists()
 
 

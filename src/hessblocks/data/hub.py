@@ -107,7 +107,7 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
         The task; the last tenth of its training split is the validation split.
 
     Raises:
-        ArgumentError: an unknown task.
+        ArgumentError: an unknown task, or datasets is not installed.
         RunError: the data cannot be had, or has other columns.
     """
     check_name("task", name, GLUE)

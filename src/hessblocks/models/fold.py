@@ -150,8 +150,8 @@ def _check_own(model: PreTrainedModel, state: State) -> None:
         own = type(model)(model.config).state_dict()
     if foreign := sorted(state.keys() ^ own.keys()):
         raise ArgumentError(
-            f"model: its weights are not those of its configuration ({foreign[0]} and {len(foreign) - 1} other names); take "
-            "parametrisations off (torch.nn.utils.parametrize.remove_parametrizations), merge adapters, and fold then"
+            f"model: its weights are not those of its configuration ({foreign[0]} is the first of {len(foreign)} names that differ); "
+            "take off what was added (parametrisations by torch.nn.utils.parametrize.remove_parametrizations), merge adapters, and fold then"
         )
 
 

@@ -11,7 +11,6 @@ import typer
 
 from hessblocks.cli import options
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.figures import check_drawing
 from hessblocks.shown import printable
 
 
@@ -29,6 +28,8 @@ def report(
     Each page goes into its own folder and nothing is measured: there is no --out, --seed or --device.
     What a run or study lacks is listed, on the page and here.
     """
+    from hessblocks.report import check_drawing
+
     check_drawing()
     writers = {folder: _study_page if holds_studies(folder) else _run_page for folder in folders}
     written = [write(folder) for folder, write in writers.items()]

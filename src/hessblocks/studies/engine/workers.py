@@ -153,11 +153,11 @@ def _serve(connection: Connection, device: str | None) -> None:
         except EOFError:
             return
         connection.send(attempt(measure, point, attempts))
-        _forget_imports()
+        _freeze_imports()
 
 
 @functools.cache
-def _forget_imports() -> None:
+def _freeze_imports() -> None:
     """Later collections of garbage, which a Trainer asks for at each run, skip what the first point imported."""
     gc.collect()
     gc.freeze()

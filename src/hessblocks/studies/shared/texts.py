@@ -42,7 +42,8 @@ def text_of(size: TextSize) -> Corpus:
         Its tokens.
 
     Raises:
-        RunError: the hub's dataset cannot be had.
+        ArgumentError: the hub's dataset is asked for and datasets is not installed.
+        RunError: it cannot be had.
     """
     return _text(size.data, size.vocab_size)
 

@@ -110,7 +110,8 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
     Source:
         `torch.utils.flop_counter.FlopCounterMode`.
     """
-    of_one = _sequence_flops(settings.model, settings.preset, vocab_size)
+    sizes = replace(settings.model, slots=tuple(settings.model.slots))  # a list of them has no hash
+    of_one = _sequence_flops(sizes, settings.preset, vocab_size)
     return of_one * settings.training.batch_size
 
 
