@@ -113,3 +113,18 @@ def test_without_datasets_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -
         ArgumentError, match=r"datasets is not installed; run pip install 'hessblocks"
     ):
         hub.load_glue("cola")
+
+
+def test_a_datasets_that_cannot_be_imported_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    (tmp_path / "datasets.py").write_text("import a_binary_that_is_gone")
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ArgumentError,
+        match=r"datasets cannot be imported \(No module named 'a_binary_that_is_gone'\)",
+    ):
+        hub.load_glue("cola")

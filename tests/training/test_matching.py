@@ -75,6 +75,12 @@ def test_operations_follow_the_rule_of_six(corpus: Corpus) -> None:
     assert update_flops(settings, corpus.vocab_size) == token * tokens
 
 
+def test_slots_may_be_a_list(corpus: Corpus) -> None:
+    settings = replace(COMPARISON, presets=("pre-ln",)).runs()[0]
+    listed = replace(settings, model=replace(MODEL, slots=["attention.query.init=zeros"]))
+    assert update_flops(listed, corpus.vocab_size) == update_flops(settings, corpus.vocab_size)
+
+
 def test_equal_tokens_are_equal_steps(corpus: Corpus, undisturbed: Path, tmp_path: Path) -> None:
     complete(corpus, tmp_path / "out", replace(COMPARISON, match="tokens"))
     assert numbers(tmp_path / "out") == numbers(undisturbed)
