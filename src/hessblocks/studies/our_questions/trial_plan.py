@@ -58,6 +58,7 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
     },
     WIDE: {
         **dict.fromkeys(RUNS[WIDE + LONG], (3e-3, 1e-3, 1e-2)),
+        **dict.fromkeys(("parallel", shared.GPT2), (3e-3, 1e-3, 1e-2, 3e-4)),
         **dict.fromkeys(OTHER_STARTS[WIDE], (1e-3, 3e-3, 3e-4)),
     },
 }
