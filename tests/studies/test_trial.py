@@ -19,6 +19,7 @@ from hessblocks.studies.our_questions.trial_plan import (
     BEST,
     CHOSEN,
     RATES,
+    RUNS,
     TrialSettings,
     points,
 )
@@ -70,6 +71,8 @@ def test_the_tuning_comes_first_likeliest_rates_before_others() -> None:
         *trial_plan.TUNED[trial_plan.NARROW],
     ]
     assert [point.size.learning_rate for point in tuning[:12]] == [3e-3] * 12
+    verdicts = [point.label in trial_plan.FIRST for point in PLAN if point.phase in RUNS]
+    assert verdicts == sorted(verdicts, reverse=True)
     assert {point.seed for point in PLAN if "tuning" in point.phase} == {0}
     assert {point.seed for point in PLAN if "tuning" not in point.phase} == {1, 2, 3}
 

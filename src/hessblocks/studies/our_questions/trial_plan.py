@@ -16,6 +16,8 @@ BASE = "pre-ln, zero queries"
 BLOCKS = (
     "pre-ln", BASE, "parallel", "parallel, zero queries", "v-skipinit", "sas", "sas-p", "sas-p-no-norm",
 )  # fmt: skip
+FIRST = (shared.BIGRAMS, "pre-ln", BASE, "sas", "sas-p")
+"""Whose runs come first, since verdicts rest on them."""
 WIDE_BLOCKS = ("pre-ln", BASE, "parallel", "sas", "sas-p")
 """Of the greater width."""
 SINUSOIDAL = ", sinusoidal"
@@ -232,7 +234,7 @@ def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
 
 
 def points(scale: Scale, count: int | None) -> list[TrialSettings]:
-    """All tuning, the clocks, the runs, those of the greater width last.
+    """All tuning, the clocks, the runs that verdicts rest on, then the others.
 
     Args:
         scale: of the study.
@@ -245,5 +247,8 @@ def points(scale: Scale, count: int | None) -> list[TrialSettings]:
     return [
         *(point for width in WIDTHS for point in tuning(scale, width)),
         *(point for width in WIDTHS for point in clocks(scale, width, seeds)),
-        *(point for phase in RUNS for point in runs(scale, phase, seeds)),
+        *sorted(
+            (point for phase in RUNS for point in runs(scale, phase, seeds)),
+            key=lambda point: point.label not in FIRST,
+        ),
     ]
