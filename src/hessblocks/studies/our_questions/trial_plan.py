@@ -60,8 +60,9 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
     },
     WIDE: {
         **dict.fromkeys(RUNS[WIDE + LONG], (3e-3, 1e-3, 1e-2)),
-        **dict.fromkeys(("parallel", shared.GPT2), (3e-3, 1e-3, 1e-2, 3e-4)),
+        shared.GPT2: (3e-3, 1e-3, 1e-2, 3e-4),
         **dict.fromkeys(OTHER_STARTS[WIDE], (1e-3, 3e-3, 3e-4)),
+        "parallel" + WIDER: (1e-3, 3e-3, 1e-2),
     },
 }
 """Width → what is tuned → its rates at laptop scale, the likeliest first; made longer as results come in."""
@@ -70,7 +71,12 @@ BEST: dict[str, dict[str, float]] = {
         **dict.fromkeys(TUNED[NARROW], 1e-2),
         **dict.fromkeys(("v-skipinit", BASE + SINUSOIDAL), 3e-3),
     },
-    WIDE: {**dict.fromkeys(RUNS[WIDE + LONG], 3e-3), **dict.fromkeys(OTHER_STARTS[WIDE], 1e-3)},
+    WIDE: {
+        **dict.fromkeys(RUNS[WIDE + LONG], 3e-3),
+        shared.GPT2: 1e-3,
+        **dict.fromkeys(OTHER_STARTS[WIDE], 1e-3),
+        "parallel" + WIDER: 3e-3,
+    },
 }
 """Width → what is tuned → its rate in the runs at laptop scale: the outcome of the tuning, until it is done a guess."""
 CHOSEN: dict[str, dict[str, str]] = {
@@ -78,7 +84,11 @@ CHOSEN: dict[str, dict[str, str]] = {
         **dict.fromkeys(BLOCKS, ""),
         **dict.fromkeys(("pre-ln", BASE, "parallel", "parallel, zero queries"), WIDER),
     },
-    WIDE: {**dict.fromkeys(WIDE_BLOCKS, ""), **dict.fromkeys(("pre-ln", BASE, "parallel"), WIDER)},
+    WIDE: {
+        **dict.fromkeys(("pre-ln", "parallel"), WIDER),
+        BASE: SMALL,
+        **dict.fromkeys(("sas", "sas-p"), ""),
+    },
 }
 """Width → block → its start in the runs that count, of `STARTS`: the outcome of the tuning, as above."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
