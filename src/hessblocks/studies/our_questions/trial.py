@@ -193,7 +193,7 @@ def summarise(rows: Rows) -> Summary:
     narrow, wide = (sizes[width + LONG].width for width in WIDTHS)
     return shared.summary(
         "Simplified blocks on trial",
-        f"Narrow is width {narrow}, wide {wide} (laptop scale). Tuning has one seed; runs are at the best rates, with "
+        f"Narrow is width {narrow}, wide {wide} (laptop scale). Tuning has one seed, each block drawn from its best start; runs are at the best rates, with "
         "seeds of their own. Time is steps times the median time of a step (of processor time on a CPU), "
         f"blocks timed in turns. {shared.HOW}",
         [panel for panel in _panels(trials["narrow"], trials["wide"], placed) if panel.shown],
