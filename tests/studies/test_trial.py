@@ -84,7 +84,9 @@ def test_points_name_their_positions_and_a_key_stays_what_it_was() -> None:
         own = () if point.variant in (BIGRAMS, GPT2, "all") else (f"position={kind}",)
         assert point.slots[: len(own)] == own, point.name
         small = ("attention.projection.std=0.0057735", "mlp.output.std=0.0057735")
-        assert point.slots[len(own) :] == (small if point.label.endswith(trial_plan.SMALL) else ())
+        assert point.slots[len(own) :] == (
+            small if point.start == trial_plan.STARTS[trial_plan.SMALL] else ()
+        )
     found = next(p for p in STUDY.points("laptop") if p.settings.name == "sas-p at rate 0.01")
     assert json.loads(found.key) == {
         "study": "trial",

@@ -151,11 +151,13 @@ class Trial(shared.Tuned):
     def start_check(self) -> Check:
         """Whether every block's runs are from its best start."""
         off = [f"{label} (best {best})" for label, best in self.elsewhere.items()]
+        said = f"elsewhere: {'; '.join(off)}" if off else f"so for all {len(self.starts or ())}"
+        enough = bool(self.starts) and self.enough
         return Check(
             fact="the runs of each block are from its best start",
             expected="all (rule of this study)",
-            ours=f"elsewhere: {'; '.join(off)}" if off else f"so for all {len(self.starts or ())}",
-            holds=not off if self.starts else None,
+            ours=said if enough else "too little measured",
+            holds=not off if enough else None,
         )
 
 

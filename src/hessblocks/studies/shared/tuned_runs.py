@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Self, TypeVar
 
-from hessblocks.storage import Row
+from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows
 from hessblocks.studies.shared.gathering import grouped
 from hessblocks.studies.shared.trained_points import (
@@ -181,12 +181,20 @@ class Tuned:
             ends = [f"{len(open_ended)} of {len(kinds)} best rates are not inside their grids"]
         return [*ends, *elsewhere]
 
+    @property
+    def _counting(self) -> dict[str, dict[float, dict[Scalar, float]]]:
+        """The grids whose best rate must lie inside."""
+        grids = self.tuning.grids.items()
+        return {kind: grid for kind, grid in grids if self.must_be_inside(kind)}
+
+    @property
+    def enough(self) -> bool:
+        """Whether the tuning has three rates of everything that counts."""
+        return bool(self._counting) and min(map(len, self._counting.values())) >= 3
+
     def rate_checks(self) -> list[Check]:
         """Whether every best rate lies inside its grid, and whether the runs are there."""
-        grids = {
-            kind: grid for kind, grid in self.tuning.grids.items() if self.must_be_inside(kind)
-        }
-        enough = bool(grids) and min(map(len, grids.values())) >= 3
+        grids, enough = self._counting, self.enough
         rates = {label: self.tuning.rates[label] for label in grids}
         at_end = [f"{label} ({one.best:g})" for label, one in rates.items() if not one.settled]
         judged = {
