@@ -308,6 +308,22 @@ RESULTS = (
         ),
     ),
     Mutant(
+        "embeddings begin wider without an attention skip too",
+        file="studies/shared/variants.py",
+        find="1 / math.sqrt(width) if beside_a_skip else None",
+        replace="1 / math.sqrt(width)",
+        tests=(
+            "studies/test_variants.py::test_embeddings_are_wider_beside_an_attention_skip_alone",
+        ),
+    ),
+    Mutant(
+        "rates that all diverge count as tuned",
+        file="studies/shared/trained_summary.py",
+        find=" and math.isfinite(means[best])",
+        replace="",
+        tests=("studies/test_training.py::test_rates_that_all_diverge_settle_nothing",),
+    ),
+    Mutant(
         "the best rate is that of whatever seeds a rate has",
         file="studies/shared/trained_summary.py",
         find="for one in common or seeds",

@@ -484,7 +484,7 @@ def test_a_grid_elsewhere_has_the_own_rates_of_blocks_there_too() -> None:
 
 
 def test_rates_that_all_diverge_settle_nothing() -> None:
-    runs = Runs(tuned("sas", _1=[math.inf], _3=[math.inf], _10=[math.inf]))
+    runs = Runs(tuned("sas", _3=[math.inf], _1=[math.inf], _10=[math.inf]))
     assert runs.rates["sas"].settled is False
 
 

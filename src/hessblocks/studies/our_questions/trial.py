@@ -117,7 +117,6 @@ class Trial(shared.Tuned):
     """What was timed → (seconds of a step, standard error)."""
     starts: Mapping[str, str | None] | None
     """Block → its start in the runs, of `STARTS`, None for 0.02; None altogether where starts were not tuned."""
-
     planned: Sequence[str]
     """What is tuned."""
 
