@@ -219,7 +219,7 @@ RESULTS = (
     ),
     Mutant(
         "muon follows no schedule",
-        file="studies/our_questions/optimisers.py",
+        file="studies/our_questions/optimiser_steps.py",
         find='muon.param_groups[0]["lr"] = optimiser.param_groups[0]["lr"]',
         replace="pass",
         tests=(
@@ -228,7 +228,7 @@ RESULTS = (
     ),
     Mutant(
         "norms get the rates of their curvature",
-        file="studies/our_questions/optimisers.py",
+        file="studies/our_questions/optimiser_steps.py",
         find='{"params": vectors, "lr": rate,',
         replace='{"params": vectors, "lr": own,',
         tests=(
@@ -237,7 +237,7 @@ RESULTS = (
     ),
     Mutant(
         "rates of roles have ten times the tuned mean",
-        file="studies/our_questions/optimisers.py",
+        file="studies/our_questions/optimiser_steps.py",
         find="factor = rate / math.exp(",
         replace="factor = 10 * rate / math.exp(",
         tests=(
@@ -246,7 +246,7 @@ RESULTS = (
     ),
     Mutant(
         "roles of larger rates decay faster",
-        file="studies/our_questions/optimisers.py",
+        file="studies/our_questions/optimiser_steps.py",
         find='"weight_decay": decay * rate / own}',
         replace='"weight_decay": decay}',
         tests=(
@@ -264,7 +264,7 @@ RESULTS = (
     ),
     Mutant(
         "how badly a failed run ends decides",
-        file="studies/our_questions/edge_of_stability.py",
+        file="studies/our_questions/edges.py",
         find="    where = side(found, limit)\n",
         replace="    where = {True: 1, False: -1, None: None}[found.above(0.0)]\n",
         tests=(
@@ -273,7 +273,7 @@ RESULTS = (
     ),
     Mutant(
         "a later sharpness stands in for a lost one",
-        file="studies/our_questions/edge_of_stability.py",
+        file="studies/our_questions/edges.py",
         find="wanted = [self.followed[0], later]",
         replace="wanted = [min(sharp), later]",
         tests=(
@@ -282,7 +282,7 @@ RESULTS = (
     ),
     Mutant(
         "a rate beyond the ladder counts as tolerated",
-        file="studies/our_questions/edge_of_stability.py",
+        file="studies/our_questions/edges.py",
         find="ours=f\"beyond: {'; '.join(beyond)}\" if beyond",
         replace="ours='' if (beyond := [])",
         tests=(

@@ -19,26 +19,21 @@ from hessblocks.figures.figure import Panel
 from hessblocks.storage.tables import Row
 from hessblocks.studies.engine.study import Check
 from hessblocks.studies.our_questions import edge_of_stability as edge
-from hessblocks.studies.our_questions.edge_of_stability import (
+from hessblocks.studies.our_questions.edge_of_stability import STUDY, sharpness
+from hessblocks.studies.our_questions.edge_plan import (
     BASE,
     BLOCKS,
     COLD,
-    EDGE,
     KINDS,
     LABELS,
     RATES,
-    SHARE,
-    SHARPNESS,
     SIMPLE,
-    STUDY,
     WARM,
-    WHOLE,
     EdgeSettings,
     label_of,
     points,
-    sharpness,
-    tolerated,
 )
+from hessblocks.studies.our_questions.edges import EDGE, SHARE, SHARPNESS, WHOLE, tolerated
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.measured_curvature import by_role, training_batch
 from hessblocks.studies.shared.texts import text_of

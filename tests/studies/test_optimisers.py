@@ -18,8 +18,7 @@ from hessblocks.figures.figure import Panel
 from hessblocks.linalg import frobenius_norm
 from hessblocks.storage.tables import Row
 from hessblocks.studies.engine.study import Check
-from hessblocks.studies.our_questions import optimisers
-from hessblocks.studies.our_questions.optimisers import (
+from hessblocks.studies.our_questions.optimiser_plan import (
     ADAMW,
     BASE,
     BEST,
@@ -30,14 +29,16 @@ from hessblocks.studies.our_questions.optimisers import (
     MUON,
     RATES,
     SGD,
-    STUDY,
     OptimiserSettings,
     label_of,
-    measure,
     points,
+)
+from hessblocks.studies.our_questions.optimiser_steps import (
+    pilot_norms,
     with_muon,
     with_rates_of_roles,
 )
+from hessblocks.studies.our_questions.optimisers import STUDY, measure
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.measured_curvature import SETS, SPREAD, by_role, training_batch
 from hessblocks.studies.shared.texts import text_of
@@ -160,7 +161,7 @@ def test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets() -> N
     total = sum(n * math.log(seen[name]["lr"]) for name, n in entries.items())
     assert math.exp(total / sum(entries.values())) == pytest.approx(rate)
     twin = copy.deepcopy(make_model(settings))
-    norms = optimisers.pilot_norms(settings, twin)
+    norms = pilot_norms(settings, twin)
     shares = [
         seen[name]["lr"] * norms[role].value
         for role, group in by_role(made).items()
@@ -190,7 +191,7 @@ def test_the_pilot_is_plain_adamw_at_a_rate_of_its_own() -> None:
     }
     for rate in (3e-3, 0.1):
         asked = replace(settings, size=replace(settings.size, learning_rate=rate))
-        found = optimisers.pilot_norms(asked, make_model(asked))
+        found = pilot_norms(asked, make_model(asked))
         assert {role: norm.value for role, norm in found.items()} == {
             role: pytest.approx(norm.value, rel=1e-4) for role, norm in want.items()
         }

@@ -20,7 +20,8 @@ from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.study import SCALES, Scale
 from hessblocks.studies.our_questions import (
     edge_of_stability,
-    optimisers,
+    edge_plan,
+    optimiser_plan,
     simplification,
     warm_up,
 )
@@ -422,7 +423,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Smoke scale, smaller still: a test runs all of them."""
     sizes = {"depth": 2, "width": 16, "mlp_width": 32, "context": 16, "steps": 8, "vocab_size": 260}
     small = replace(SMOKE, **sizes, evaluations=4, evaluation_sequences=8)
-    for module in (trained, simplification, optimisers, edge_of_stability, warm_up):
+    for module in (trained, simplification, optimiser_plan, edge_plan, warm_up):
         found = module.SIZES
         monkeypatch.setitem(found, "smoke", replace(small, steps=found["smoke"].steps // 5))
     monkeypatch.setattr(speed, "ROUNDS", 2)

@@ -27,12 +27,9 @@ The rule, written down before the first run:
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
 from typing import cast
 
 from torch import nn
@@ -48,114 +45,33 @@ from hessblocks.data import Example
 from hessblocks.errors import RunError
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
-from hessblocks.storage import Row, Scalar
+from hessblocks.storage import Row
 from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary
+from hessblocks.studies.engine import Rows, Study, Summary
+from hessblocks.studies.our_questions.edge_plan import (
+    BLOCKS,
+    KINDS,
+    LABELS,
+    EdgeSettings,
+    label_of,
+    points,
+)
+from hessblocks.studies.our_questions.edges import (
+    SHARE,
+    SHARPNESS,
+    WHOLE,
+    Edges,
+    edges_of,
+    verdicts,
+)
 from hessblocks.training import RunTrainer
 
-BASE, SIMPLE = "pre-ln, zero queries", "sas-p"
-BLOCKS = (BASE, SIMPLE)
-POSITION = ("position=rotary",)
-WARM, COLD = "warm-up", "no warm-up"
-KINDS = {WARM: 0.1, COLD: 0.0}
-"""Kind of run → share of the steps in which the rate grows."""
-
-
-def label_of(block: str, kind: str) -> str:
-    """Name of a block with a warm-up or without."""
-    return f"{block}, {kind}"
-
-
-LABELS = {label_of(block, kind): (block, kind) for block in BLOCKS for kind in KINDS}
-RATES: dict[Scale, tuple[float, ...]] = {
-    "smoke": (3e-3, 1e-2),
-    "laptop": (3e-3, 1e-2, 1e-3, 3e-2, 1e-1),
-    "paper": (1e-3, 3e-3, 3e-4, 1e-2, 3e-2),
-}
-"""The ladder, the likeliest rates first; made longer as results come in."""
-SIZES: dict[Scale, shared.TextSize] = {
-    "smoke": replace(
-        shared.SMOKE, depth=1, steps=10, batch_size=4, evaluations=5, evaluation_sequences=8
-    ),
-    "laptop": replace(shared.LAPTOP, steps=800, evaluations=80, evaluation_sequences=64),
-    "paper": replace(shared.PAPER, evaluations=100),
-}
-"""The sharpness is followed whenever a validation loss is taken."""
-_BATCHES: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (8, 32), "paper": (8, 128)}
-"""Windows of the training text, and tokens of each, on which it is measured."""
-_SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 PRODUCTS, FIRST_PRODUCTS = 5, 40
 """With H for the sharpness of a role, which starts from what was found before, and for the first of its run."""
 WHOLE_PRODUCTS = 15
 """For that of all parameters, which forecasts rest on."""
-SHARPNESS, SHARE = "preconditioned_sharpness", "share_of_the_edge"
-WHOLE = "all"
-"""In the place of a role: all parameters."""
 DRAWN = ("query", "key", "value", "mlp_in", "mlp_out", "embedding")
 """Roles in the figure; the table has all."""
-TOLERANCE = 0.2
-"""Nats above a seed's best rate that a tolerated rate may end at."""
-ALIKE = 0.25
-"""Decades, half a step of the ladder, within which two blocks count as alike in rates, needs and forecasts."""
-EDGE = 38.0
-"""The edge times the rate, at AdamW's β₁ = 0.9."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EdgeSettings(shared.TunedSettings):
-    """A point of this study: one run, or one reference."""
-
-    sequences: int | None = None
-    """Windows on which sharpness is measured; None where it is not followed."""
-    tokens: int | None = None
-    """Of each."""
-
-
-def points(scale: Scale, count: int | None) -> list[EdgeSettings]:
-    """The ladder of each block with warm-up at the tuning seed, then all ladders seed by seed.
-
-    Args:
-        scale: of the study.
-        count: seeds of the runs; None for the scale's own.
-
-    Returns:
-        The points' settings.
-    """
-    warm = (*(label_of(block, WARM) for block in BLOCKS), shared.GPT2)
-    ladders = dict.fromkeys((*LABELS, shared.GPT2), RATES[scale])
-    runs: list[tuple[str, float | None]] = [(shared.BIGRAMS, None)]
-    runs += [(label, rate) for label, rates in ladders.items() for rate in rates]
-    return [
-        *shared.tuning_points(
-            partial(_point, scale, shared.TUNING), {label: ladders[label] for label in warm}
-        ),
-        *(
-            _point(scale, shared.COUNTED, label, rate, seed)
-            for seed in shared.run_seeds(count or _SEEDS[scale])
-            for label, rate in runs
-        ),
-    ]
-
-
-def _point(scale: Scale, phase: str, label: str, rate: float | None, seed: int) -> EdgeSettings:
-    size = SIZES[scale]
-    block, kind = LABELS.get(label, (None, WARM))
-    followed = bool(block) and phase == shared.COUNTED
-    sequences, tokens = _BATCHES[scale] if followed else (None, None)
-    return EdgeSettings(
-        study="edge-of-stability",
-        variant=block or label,
-        seed=seed,
-        size=replace(size, learning_rate=rate or size.learning_rate),
-        slots=POSITION if block else (),
-        embedding_std=shared.best_start(block, size.width) if block else None,
-        warmup=KINDS[kind] if rate else None,
-        phase=phase,
-        label=label,
-        tuned=True if rate else None,
-        sequences=sequences,
-        tokens=tokens,
-    )
 
 
 def measure(settings: EdgeSettings) -> list[Row]:
@@ -212,118 +128,6 @@ def sharpness(
     return rows
 
 
-def tolerated(losses: Mapping[float, float]) -> float | None:
-    """log10 of the largest rate up to which losses stay within `TOLERANCE` of the best.
-
-    Args:
-        losses: rate → final loss of one seed; infinite where it diverged.
-
-    Returns:
-        On a line between two rates; the lower one where the run at the upper diverged; None where it lies beyond
-        the largest rate, or nothing trained.
-    """
-    best = min(losses, key=losses.__getitem__)
-    limit = losses[best] + TOLERANCE
-    for low, high in itertools.pairwise(sorted(rate for rate in losses if rate >= best)):
-        if losses[high] > limit:
-            part = (limit - losses[low]) / (losses[high] - losses[low])
-            return math.log10(low) + part * math.log10(high / low)
-    return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Edges:
-    """What is measured, and what is read off."""
-
-    tuned: shared.Tuned
-    """Losses of all runs; the best rate of each block."""
-    sharp: Mapping[str, Mapping[Scalar, Mapping[float, tuple[float, float]]]]
-    """Label with its rate → {seed: {step: (sharpness of all parameters, residual)}}, of those above 0."""
-    followed: Sequence[float]
-    """Steps after which runs are looked at, in order."""
-
-    def tolerances(self) -> dict[str, dict[Scalar, float | None]]:
-        """Label → {seed: log10 of its tolerated rate}, of whole ladders of three rates or more; None where it lies beyond."""
-        found: dict[str, dict[Scalar, float | None]] = {}
-        grids = self.tuned.runs.grids
-        ladder = {rate for label in LABELS for rate in grids.get(label, {})}
-        for label in LABELS:
-            grid = grids.get(label, {})
-            if len(ladder) < 3 or grid.keys() != ladder:
-                continue
-            for seed in sorted(set.intersection(*map(set, grid.values())), key=str):
-                own = {rate: seeds[seed] for rate, seeds in grid.items()}
-                found.setdefault(label, {})[seed] = tolerated(own)
-        return found
-
-    def best(self, block: str) -> float | None:
-        """The best rate of a block with warm-up, by the tuning seed."""
-        rate = self.tuned.tuning.rates.get(label_of(block, WARM))
-        return rate.best if rate else None
-
-    def extra_losses(self) -> dict[str, dict[Scalar, float]]:
-        """Block → {seed: loss without warm-up above that with, at its best rate}."""
-        found: dict[str, dict[Scalar, float]] = {}
-        for block in BLOCKS:
-            rate = self.best(block)
-            warm, cold = (
-                self.tuned.runs.grids.get(label_of(block, kind), {}).get(rate or 0.0, {})
-                for kind in (WARM, COLD)
-            )
-            found[block] = {
-                seed: cold[seed] - warm[seed]
-                for seed in cold
-                if math.isfinite(warm.get(seed, math.inf))
-            }
-        return found
-
-    def lowest(self, label: str) -> dict[Scalar, Mapping[float, tuple[float, float]]]:
-        """The sharpness along every run at the lowest rate of the ladder."""
-        grid = self.tuned.runs.grids.get(label, {})
-        if not grid:
-            return {}
-        sharp = self.sharp.get(f"{label}{shared.AT_RATE}{min(grid):g}", {})
-        return {seed: sharp.get(seed, {}) for seed in grid[min(grid)]}
-
-    def forecasts(
-        self,
-    ) -> tuple[dict[str, dict[Scalar, float]], dict[str, dict[Scalar, float]], dict[str, float]]:
-        """What curvature says beforehand.
-
-        Returns:
-            Block → {seed: log10 of the rate whose edge the first sharpness is}; block → {seed: log10 of the first
-            sharpness over that after a tenth of the steps}; run and step → the residual of each of these, as a share,
-            infinite where the sharpness is lost or not above 0: no other step stands in for it.
-        """
-        rates: dict[str, dict[Scalar, float]] = {}
-        needs: dict[str, dict[Scalar, float]] = {}
-        unsure: dict[str, float] = {}
-        for label, (block, kind) in LABELS.items():
-            for seed, sharp in self.lowest(label).items():
-                tenth = KINDS[WARM] * self.followed[-1]
-                later = next(step for step in self.followed if step >= tenth)
-                wanted = [self.followed[0], later][: 1 if kind == WARM else 2]
-                for step in wanted:
-                    value, residual = sharp.get(step, (1.0, math.inf))
-                    unsure[f"{label}, seed {seed}, step {step:g}"] = residual / value
-                values = [sharp[step][0] for step in wanted if step in sharp]
-                if len(values) == len(wanted):
-                    of, top = (rates, EDGE) if kind == WARM else (needs, values[0])
-                    of.setdefault(block, {})[seed] = math.log10(top / values[-1])
-        return rates, needs, unsure
-
-
-def edges_of(rows: Rows) -> Edges:
-    """What is measured; sharpnesses that are not above 0 are left out."""
-    sharp: dict[str, dict[Scalar, dict[float, tuple[float, float]]]] = {}
-    for row in shared.of_quantity(rows, SHARPNESS):
-        if row["group"] == WHOLE and row["value"] > 0:
-            steps = sharp.setdefault(row["variant"], {}).setdefault(row["seed"], {})
-            steps[float(row["step"])] = row["value"], row["standard_error"]
-    looked = {float(row["step"]) for row in shared.of_quantity(rows, shared.LOSS)}
-    return Edges(tuned=shared.Tuned.of(rows), sharp=sharp, followed=sorted(looked - {0.0}))
-
-
 def summarise(rows: Rows) -> Summary:
     """Losses against the rate, the edge and the sharpness of roles along training, what is tolerated and forecast."""
     edges = edges_of(rows)
@@ -333,163 +137,12 @@ def summarise(rows: Rows) -> Summary:
         "Sharpness is the largest eigenvalue of D⁻¹H with AdamW's preconditioner, on training text; the edge is 38 over the current rate. Each block "
         f"at its best rate where the step is the abscissa. {shared.HOW}",
         [panel for panel in _panels(rows, edges) if panel.shown],
-        _checks(edges),
+        verdicts(edges),
         losses=tuned.runs.table(),
         tuning=tuned.tuning_table(),
         edges=_edge_table(edges),
         sharpness=_sharpness_table(rows, edges),
     )
-
-
-def _checks(edges: Edges) -> list[Check]:
-    """Controls, and the verdicts of the rule."""
-    tuned, all_rates = edges.tuned, edges.tolerances()
-    known = {
-        label: {seed: rate for seed, rate in seeds.items() if rate is not None}
-        for label, seeds in all_rates.items()
-    }
-    beyond = [
-        f"{label}, seed {seed}"
-        for label, seeds in all_rates.items()
-        for seed, rate in seeds.items()
-        if rate is None
-    ]
-    below = tuned.runs.below_the_table(label_of(BASE, WARM), shared.BIGRAMS)
-    inside = Check(
-        fact="each tolerated rate lies inside the ladder",
-        expected="none beyond it (rule of this study)",
-        ours=f"beyond: {'; '.join(beyond)}" if beyond else f"so for all of {len(all_rates)} kinds",
-        holds=not beyond if len(all_rates) == len(LABELS) else None,
-    )
-    stands = [
-        apart_check(
-            {block: known.get(label_of(block, kind), {}) for block in BLOCKS},
-            f"{SIMPLE} stands larger rates than {BASE}, with {kind}",
-            expected=f"open question: a tolerated rate larger by more than {ALIKE:g} decades",
-            above=True,
-        )
-        for kind in KINDS
-    ]
-    lost, less = _lost(known), f"{SIMPLE} needs less warm-up than {BASE}, by"
-    needs = [
-        apart_check(
-            edges.extra_losses(),
-            f"{less} the loss at the best rate",
-            expected=f"open question: less is lost without, by more than {shared.CLOSE:g} nats",
-            above=False,
-            limit=shared.CLOSE,
-            unit="nats",
-        ),
-        apart_check(
-            lost,
-            f"{less} the tolerated rate",
-            expected=f"open question: it falls without by a number of decades smaller by more than {ALIKE:g}",
-            above=False,
-        ),
-    ]
-    rates, humps, unsure = edges.forecasts()
-    largest = max(unsure.values(), default=math.nan)
-    gone = [place for place, share in unsure.items() if math.isinf(share)]
-    found = f"lost or not above 0: {'; '.join(gone)}" if gone else f"at most {largest:.2g}"
-    control = Check(
-        fact="the sharpness that forecasts rest on is known",
-        expected="residuals of a tenth at most (control)",
-        ours=found if unsure else "not finished",
-        holds=largest <= 0.1 if unsure else None,
-    )
-    warm = {block: known.get(label_of(block, WARM), {}) for block in BLOCKS}
-    said = [
-        forecast_check("which block stands the larger rates", rates, warm),
-        forecast_check("which block needs more warm-up", humps, lost),
-    ]
-    ladder = "void, since a tolerated rate lies beyond the ladder"
-    unknown = "void, since the sharpness is not known well enough"
-    void = [shared.judged_by(inside, one, ladder) for one in (*stands, needs[1])]
-    void.insert(2, needs[0])
-    void += [
-        shared.judged_by(control, shared.judged_by(inside, one, ladder), unknown) for one in said
-    ]
-    best = [label_of(block, WARM) for block in BLOCKS]
-    return [
-        tuned.rate_checks()[0],
-        below,
-        inside,
-        control,
-        *(shared.judged_by(below, tuned.judged(one, *best), shared.VOID) for one in void),
-    ]
-
-
-def _lost(known: shared.Values) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: decades by which the tolerated rate falls without warm-up}."""
-    found = {}
-    for block in BLOCKS:
-        warm, cold = (known.get(label_of(block, kind), {}) for kind in (WARM, COLD))
-        found[block] = {seed: warm[seed] - cold[seed] for seed in warm if seed in cold}
-    return found
-
-
-def apart_check(
-    values: shared.Values,
-    fact: str,
-    *,
-    expected: str,
-    above: bool,
-    limit: float = ALIKE,
-    unit: str = "decades",
-) -> Check:
-    """A fact that holds where the blocks differ to one side, and fails where they do to the other.
-
-    Args:
-        values: block → {seed: value}.
-        fact: in a sentence.
-        expected: its direction.
-        above: whether the fact says that sas-p's is the larger.
-        limit: up to which blocks are alike.
-        unit: of the values.
-
-    Returns:
-        The fact; undecided where the seeds are, and where the blocks are alike, which is then said.
-    """
-    found = shared.difference(values, SIMPLE, BASE)
-    where = side(found, limit)
-    alike = f"; alike, within {limit:g} {unit}" if where == 0 else ""
-    return Check(
-        fact=fact,
-        expected=expected,
-        ours=f"{found.text(unit)}{alike}",
-        holds=(where > 0) == above if where else None,
-    )
-
-
-def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -> Check:
-    """Whether forecast and outcome differ between the blocks to the same side.
-
-    Args:
-        what: is forecast.
-        forecast: block → {seed: decades}.
-        outcome: likewise.
-
-    Returns:
-        The fact; undecided where either is.
-    """
-    found = [shared.difference(values, SIMPLE, BASE) for values in (forecast, outcome)]
-    sides = [side(one) for one in found]
-    said, came = (one.text("decades") for one in found)
-    return Check(
-        fact=f"curvature says beforehand {what}",
-        expected=f"{SIMPLE} differs from {BASE} to the same side, or both by {ALIKE:g} decades at most",
-        ours=f"forecast {said}, outcome {came}",
-        holds=None if None in sides else sides[0] == sides[1],
-    )
-
-
-def side(found: shared.Difference, limit: float = ALIKE) -> int | None:
-    """1 above and −1 below what is alike, 0 alike; None where the seeds do not decide."""
-    if found.within(limit):
-        return 0
-    if found.above(limit):
-        return 1
-    return -1 if found.above(-limit) is False else None
 
 
 def _edge_table(edges: Edges) -> list[dict[str, object]]:

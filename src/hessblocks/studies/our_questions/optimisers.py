@@ -30,149 +30,37 @@ The rule, written down before the first run:
 
 from __future__ import annotations
 
-import copy
 import math
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from statistics import fmean
-from typing import cast
 
 from torch import nn
-from torch.optim import Muon, Optimizer
-from transformers import PreTrainedModel
 
-from hessblocks.curvature import (
-    AttentionBackendWarning,
-    PreconditionedHessian,
-    Problem,
-    blockwise_learning_rates,
-    parameter_groups,
-)
 from hessblocks.figures import Panel
-from hessblocks.linalg import Estimate, frobenius_norm
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary
+from hessblocks.studies.engine import Check, Rows, Study, Summary
+from hessblocks.studies.our_questions.optimiser_plan import (
+    ADAMW,
+    BASE,
+    BLOCK_OF,
+    BLOCKS,
+    BLOCKWISE,
+    METHODS,
+    MUON,
+    SGD,
+    OptimiserSettings,
+    label_of,
+    points,
+)
+from hessblocks.studies.our_questions.optimiser_steps import with_muon, with_rates_of_roles
 from hessblocks.training import RunTrainer
 
-BLOCKS = ("pre-ln, zero queries", "parallel, zero queries", "sas", "sas-p", "sas-p-no-norm")
-POSITION = ("position=rotary",)
-SGD, ADAMW, MUON, BLOCKWISE = "sgd", "adamw", "muon", "blockwise"
-METHODS = (SGD, ADAMW, MUON, BLOCKWISE)
-"""Optimisers; blockwise is AdamW with a rate for each role."""
-GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
-    "smoke": {SGD: (0.3,), ADAMW: (3e-3,), MUON: (3e-3,), BLOCKWISE: (3e-3,)},
-    "laptop": {
-        SGD: (0.3, 1.0, 0.1),
-        ADAMW: (1e-2, 3e-3, 3e-2),
-        MUON: (1e-2, 3e-3, 3e-2),
-        BLOCKWISE: (1e-2, 3e-3, 3e-2),
-    },
-    "paper": {
-        SGD: (0.3, 1.0, 0.1),
-        ADAMW: (1e-3, 3e-4, 3e-3),
-        MUON: (1e-3, 3e-4, 3e-3),
-        BLOCKWISE: (1e-3, 3e-4, 3e-3),
-    },
-}
-"""Rates of each optimiser, the likeliest first."""
-
-
-def label_of(block: str, method: str) -> str:
-    """Name of a block under an optimiser."""
-    return f"{block}, {method}"
-
-
-METHOD_OF = {label_of(block, method): method for method in METHODS for block in BLOCKS} | {
-    shared.GPT2: ADAMW
-}
-"""What is tuned and run → its optimiser."""
-BLOCK_OF = {label_of(block, method): block for method in METHODS for block in BLOCKS}
-BASE = label_of(BLOCKS[0], ADAMW)
-"""Whose loss the steps are counted to, and which must have learnt more than pairs of tokens."""
-RATES: dict[str, tuple[float, ...]] = {
-    label: GRIDS["laptop"][method] for label, method in METHOD_OF.items()
-}
-"""What is tuned → its rates at laptop scale, made longer as results come in."""
-BEST: dict[str, float] = {label: rates[0] for label, rates in RATES.items()}
-"""Rates of the runs at laptop scale: a guess until the tuning is done, then its outcome."""
-SIZES: dict[Scale, shared.TextSize] = {
-    "smoke": replace(
-        shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
-    ),
-    "laptop": replace(shared.LAPTOP, steps=1200, evaluations=24),
-    "paper": shared.PAPER,
-}
-PILOT: dict[Scale, int] = {"smoke": 2, "laptop": 100, "paper": 1000}
-"""Steps of plain AdamW before the curvature of roles is measured."""
-PILOT_RATE = 1e-3
-_PROBES: dict[Scale, shared.Probe] = {
-    "smoke": shared.Probe(sequences=2, tokens=8, probes=4),
-    "laptop": shared.Probe(sequences=8, tokens=32, probes=8),
-    "paper": shared.Probe(sequences=16, tokens=128, probes=16),
-}
-_SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 UNEVEN = (shared.ALL_MATRICES, shared.COMMON_MATRICES)
 """What unevenness is taken over."""
 BEFORE, AFTER = "before training", "after training with AdamW"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimiserSettings(shared.TunedSettings):
-    """A point of this study: one model and one optimiser, or one reference."""
-
-    method: str | None = None
-    """Name in `METHODS`; none for the bigram table."""
-    probe: shared.Probe | None = None
-    """How curvature is measured where it is: of the runs that count with AdamW, and for the rates of roles."""
-    pilot: int | None = None
-    """Steps before the rates of roles are known."""
-
-
-def points(scale: Scale, count: int | None) -> list[OptimiserSettings]:
-    """All tuning, then the runs seed by seed.
-
-    Args:
-        scale: of the study.
-        count: seeds of the runs; None for the scale's own.
-
-    Returns:
-        The points' settings.
-    """
-    grids = {label: GRIDS[scale][method] for label, method in METHOD_OF.items()}
-    best = {label: rates[0] for label, rates in grids.items()}
-    if scale == "laptop":
-        grids, best = RATES, BEST
-    return [
-        *shared.tuning_points(partial(_point, scale, shared.TUNING), grids),
-        *shared.run_points(partial(_point, scale, shared.COUNTED), best, count or _SEEDS[scale]),
-    ]
-
-
-def _point(
-    scale: Scale, phase: str, label: str, rate: float | None, seed: int
-) -> OptimiserSettings:
-    size, method = SIZES[scale], METHOD_OF.get(label)
-    block = BLOCK_OF.get(label)
-    followed = bool(block) and method == ADAMW and phase == shared.COUNTED
-    return OptimiserSettings(
-        study="optimisers",
-        variant=block or label,
-        seed=seed,
-        size=replace(size, learning_rate=rate or size.learning_rate),
-        slots=POSITION if block else (),
-        embedding_std=shared.best_start(block, size.width) if block else None,
-        optimiser=SGD if method == SGD else None,
-        phase=phase,
-        label=label,
-        tuned=True if rate and phase == shared.TUNING else None,
-        method=method,
-        probe=_PROBES[scale] if followed or method == BLOCKWISE else None,
-        pilot=PILOT[scale] if method == BLOCKWISE else None,
-    )
 
 
 def measure(settings: OptimiserSettings) -> list[Row]:
@@ -189,113 +77,6 @@ def measure(settings: OptimiserSettings) -> list[Row]:
         BLOCKWISE: partial(with_rates_of_roles, settings),
     }
     return settings.placed(shared.train_point(settings, observe, changes.get(settings.method)))
-
-
-def with_muon(trainer: RunTrainer) -> None:
-    """Let Muon step the matrices of the layers at AdamW's rate, and AdamW all else.
-
-    Muon steps whenever AdamW has stepped, so that Trainer and schedule know one optimiser.
-
-    Args:
-        trainer: before it trains.
-    """
-    model = cast(PreTrainedModel, trainer.model)
-    named = dict(model.named_parameters())
-    roles = shared.SETS[shared.ALL_MATRICES]
-    inner = {
-        name
-        for group in parameter_groups(model).values()
-        if group.role in roles
-        for name in group.parameters
-        if named[name].ndim == 2
-    }
-    adamw = trainer.create_optimizer()
-    hidden = {named[name] for name in inner}
-    for group in adamw.param_groups:
-        group["params"] = [p for p in group["params"] if p not in hidden]
-    muon = Muon(
-        [p for p in named.values() if p in hidden],
-        lr=trainer.args.learning_rate,
-        weight_decay=trainer.args.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
-
-    def step(optimiser: Optimizer, *_: object) -> None:
-        muon.param_groups[0]["lr"] = optimiser.param_groups[0]["lr"]
-        muon.step()
-
-    adamw.register_step_post_hook(step)
-
-
-def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> None:
-    """Give AdamW a rate for the matrices of each role, by the curvature that a pilot meets.
-
-    Args:
-        settings: of the point.
-        trainer: before it trains; its model stays as it is.
-    """
-    model, arguments = cast(PreTrainedModel, trainer.model), trainer.args
-    rate, decay = arguments.learning_rate, arguments.weight_decay
-    rates = blockwise_learning_rates(
-        model, shared.by_role(model), base=rate, norms=pilot_norms(settings, model)
-    )
-    sizes = [sum(p.numel() for p in one["params"] if p.ndim >= 2) for one in rates]
-    logarithms = [math.log(one["lr"]) for one in rates]
-    factor = rate / math.exp(fmean(logarithms, weights=sizes))
-    groups = []
-    for one in rates:
-        matrices = [p for p in one["params"] if p.ndim >= 2]
-        vectors = [p for p in one["params"] if p.ndim < 2]
-        own = factor * one["lr"]
-        groups += [
-            {"params": matrices, "lr": own, "weight_decay": decay * rate / own},
-            {"params": vectors, "lr": rate, "weight_decay": 0.0},
-        ]
-    kind, given = trainer.get_optimizer_cls_and_kwargs(arguments, model)
-    trainer.optimizer = kind([group for group in groups if group["params"]], **given)
-
-
-def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str, Estimate]:
-    """Norms of each role's block of the Hessian as AdamW's step meets it, after a pilot on a copy.
-
-    Args:
-        settings: of the point.
-        model: freshly initialised.
-
-    Returns:
-        Role → estimate.
-
-    Cost:
-        The pilot's steps, and a product with the Hessian for each role and probe.
-    """
-    assert settings.pilot is not None
-    assert settings.probe is not None
-    corpus, probe, run = (
-        shared.text_of(settings.size),
-        settings.probe,
-        shared.run_settings(settings),
-    )
-    short = replace(
-        run.training, steps=settings.pilot, evaluate_every=settings.pilot, learning_rate=PILOT_RATE
-    )
-    norms: dict[str, Estimate] = {}
-    trainers: list[RunTrainer] = []
-
-    def observe(model: nn.Module, step: int) -> list[Row]:
-        if step:
-            optimiser = cast(Optimizer, trainers[0].optimizer)
-            batch = shared.training_batch(corpus, probe.sequences, probe.tokens)
-            problem = Problem(model.eval(), batch, loss="causal-lm")
-            for role, group in shared.by_role(model).items():
-                operator = PreconditionedHessian(problem, optimiser, group)
-                norms[role] = frobenius_norm(operator, probes=probe.probes)
-        return []
-
-    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
-        shared.train(
-            copy.deepcopy(model), replace(run, training=short), corpus, observe, trainers.append
-        )
-    return norms
 
 
 def spreads(rows: Rows) -> dict[tuple[str, str], shared.Values]:

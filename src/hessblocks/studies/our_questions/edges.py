@@ -1,0 +1,295 @@
+"""What the study `edge-of-stability` reads off its runs: tolerated rates, the need for warm-up, forecasts; and its verdicts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hessblocks.storage import Scalar
+from hessblocks.studies import shared
+from hessblocks.studies.engine import Check, Rows
+from hessblocks.studies.our_questions.edge_plan import (
+    BASE,
+    BLOCKS,
+    COLD,
+    KINDS,
+    LABELS,
+    SIMPLE,
+    WARM,
+    label_of,
+)
+
+SHARPNESS, SHARE = "preconditioned_sharpness", "share_of_the_edge"
+WHOLE = "all"
+"""In the place of a role: all parameters."""
+TOLERANCE = 0.2
+"""Nats above a seed's best rate that a tolerated rate may end at."""
+ALIKE = 0.25
+"""Decades, half a step of the ladder, within which two blocks count as alike in rates, needs and forecasts."""
+EDGE = 38.0
+"""The edge times the rate, at AdamW's β₁ = 0.9."""
+
+
+def tolerated(losses: Mapping[float, float]) -> float | None:
+    """log10 of the largest rate up to which losses stay within `TOLERANCE` of the best.
+
+    Args:
+        losses: rate → final loss of one seed; infinite where it diverged.
+
+    Returns:
+        On a line between two rates; the lower one where the run at the upper diverged; None where it lies beyond
+        the largest rate, or nothing trained.
+    """
+    best = min(losses, key=losses.__getitem__)
+    limit = losses[best] + TOLERANCE
+    for low, high in itertools.pairwise(sorted(rate for rate in losses if rate >= best)):
+        if losses[high] > limit:
+            part = (limit - losses[low]) / (losses[high] - losses[low])
+            return math.log10(low) + part * math.log10(high / low)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """What is measured, and what is read off."""
+
+    tuned: shared.Tuned
+    """Losses of all runs; the best rate of each block."""
+    sharp: Mapping[str, Mapping[Scalar, Mapping[float, tuple[float, float]]]]
+    """Label with its rate → {seed: {step: (sharpness of all parameters, residual)}}, of those above 0."""
+    followed: Sequence[float]
+    """Steps after which runs are looked at, in order."""
+
+    def tolerances(self) -> dict[str, dict[Scalar, float | None]]:
+        """Label → {seed: log10 of its tolerated rate}, of whole ladders of three rates or more; None where it lies beyond."""
+        found: dict[str, dict[Scalar, float | None]] = {}
+        grids = self.tuned.runs.grids
+        ladder = {rate for label in LABELS for rate in grids.get(label, {})}
+        for label in LABELS:
+            grid = grids.get(label, {})
+            if len(ladder) < 3 or grid.keys() != ladder:
+                continue
+            for seed in sorted(set.intersection(*map(set, grid.values())), key=str):
+                own = {rate: seeds[seed] for rate, seeds in grid.items()}
+                found.setdefault(label, {})[seed] = tolerated(own)
+        return found
+
+    def best(self, block: str) -> float | None:
+        """The best rate of a block with warm-up, by the tuning seed."""
+        rate = self.tuned.tuning.rates.get(label_of(block, WARM))
+        return rate.best if rate else None
+
+    def extra_losses(self) -> dict[str, dict[Scalar, float]]:
+        """Block → {seed: loss without warm-up above that with, at its best rate}."""
+        found: dict[str, dict[Scalar, float]] = {}
+        for block in BLOCKS:
+            rate = self.best(block)
+            warm, cold = (
+                self.tuned.runs.grids.get(label_of(block, kind), {}).get(rate or 0.0, {})
+                for kind in (WARM, COLD)
+            )
+            found[block] = {
+                seed: cold[seed] - warm[seed]
+                for seed in cold
+                if math.isfinite(warm.get(seed, math.inf))
+            }
+        return found
+
+    def lowest(self, label: str) -> dict[Scalar, Mapping[float, tuple[float, float]]]:
+        """The sharpness along every run at the lowest rate of the ladder."""
+        grid = self.tuned.runs.grids.get(label, {})
+        if not grid:
+            return {}
+        sharp = self.sharp.get(f"{label}{shared.AT_RATE}{min(grid):g}", {})
+        return {seed: sharp.get(seed, {}) for seed in grid[min(grid)]}
+
+    def forecasts(
+        self,
+    ) -> tuple[dict[str, dict[Scalar, float]], dict[str, dict[Scalar, float]], dict[str, float]]:
+        """What curvature says beforehand.
+
+        Returns:
+            Block → {seed: log10 of the rate whose edge the first sharpness is}; block → {seed: log10 of the first
+            sharpness over that after a tenth of the steps}; run and step → the residual of each of these, as a share,
+            infinite where the sharpness is lost or not above 0: no other step stands in for it.
+        """
+        rates: dict[str, dict[Scalar, float]] = {}
+        needs: dict[str, dict[Scalar, float]] = {}
+        unsure: dict[str, float] = {}
+        for label, (block, kind) in LABELS.items():
+            for seed, sharp in self.lowest(label).items():
+                tenth = KINDS[WARM] * self.followed[-1]
+                later = next(step for step in self.followed if step >= tenth)
+                wanted = [self.followed[0], later][: 1 if kind == WARM else 2]
+                for step in wanted:
+                    value, residual = sharp.get(step, (1.0, math.inf))
+                    unsure[f"{label}, seed {seed}, step {step:g}"] = residual / value
+                values = [sharp[step][0] for step in wanted if step in sharp]
+                if len(values) == len(wanted):
+                    of, top = (rates, EDGE) if kind == WARM else (needs, values[0])
+                    of.setdefault(block, {})[seed] = math.log10(top / values[-1])
+        return rates, needs, unsure
+
+
+def edges_of(rows: Rows) -> Edges:
+    """What is measured; sharpnesses that are not above 0 are left out."""
+    sharp: dict[str, dict[Scalar, dict[float, tuple[float, float]]]] = {}
+    for row in shared.of_quantity(rows, SHARPNESS):
+        if row["group"] == WHOLE and row["value"] > 0:
+            steps = sharp.setdefault(row["variant"], {}).setdefault(row["seed"], {})
+            steps[float(row["step"])] = row["value"], row["standard_error"]
+    looked = {float(row["step"]) for row in shared.of_quantity(rows, shared.LOSS)}
+    return Edges(tuned=shared.Tuned.of(rows), sharp=sharp, followed=sorted(looked - {0.0}))
+
+
+def verdicts(edges: Edges) -> list[Check]:
+    """Controls, and the verdicts of the rule."""
+    tuned, all_rates = edges.tuned, edges.tolerances()
+    known = {
+        label: {seed: rate for seed, rate in seeds.items() if rate is not None}
+        for label, seeds in all_rates.items()
+    }
+    beyond = [
+        f"{label}, seed {seed}"
+        for label, seeds in all_rates.items()
+        for seed, rate in seeds.items()
+        if rate is None
+    ]
+    below = tuned.runs.below_the_table(label_of(BASE, WARM), shared.BIGRAMS)
+    inside = Check(
+        fact="each tolerated rate lies inside the ladder",
+        expected="none beyond it (rule of this study)",
+        ours=f"beyond: {'; '.join(beyond)}" if beyond else f"so for all of {len(all_rates)} kinds",
+        holds=not beyond if len(all_rates) == len(LABELS) else None,
+    )
+    stands = [
+        apart_check(
+            {block: known.get(label_of(block, kind), {}) for block in BLOCKS},
+            f"{SIMPLE} stands larger rates than {BASE}, with {kind}",
+            expected=f"open question: a tolerated rate larger by more than {ALIKE:g} decades",
+            above=True,
+        )
+        for kind in KINDS
+    ]
+    lost, less = _lost(known), f"{SIMPLE} needs less warm-up than {BASE}, by"
+    needs = [
+        apart_check(
+            edges.extra_losses(),
+            f"{less} the loss at the best rate",
+            expected=f"open question: less is lost without, by more than {shared.CLOSE:g} nats",
+            above=False,
+            limit=shared.CLOSE,
+            unit="nats",
+        ),
+        apart_check(
+            lost,
+            f"{less} the tolerated rate",
+            expected=f"open question: it falls without by a number of decades smaller by more than {ALIKE:g}",
+            above=False,
+        ),
+    ]
+    rates, humps, unsure = edges.forecasts()
+    largest = max(unsure.values(), default=math.nan)
+    gone = [place for place, share in unsure.items() if math.isinf(share)]
+    found = f"lost or not above 0: {'; '.join(gone)}" if gone else f"at most {largest:.2g}"
+    control = Check(
+        fact="the sharpness that forecasts rest on is known",
+        expected="residuals of a tenth at most (control)",
+        ours=found if unsure else "not finished",
+        holds=largest <= 0.1 if unsure else None,
+    )
+    warm = {block: known.get(label_of(block, WARM), {}) for block in BLOCKS}
+    said = [
+        forecast_check("which block stands the larger rates", rates, warm),
+        forecast_check("which block needs more warm-up", humps, lost),
+    ]
+    ladder = "void, since a tolerated rate lies beyond the ladder"
+    unknown = "void, since the sharpness is not known well enough"
+    void = [shared.judged_by(inside, one, ladder) for one in (*stands, needs[1])]
+    void.insert(2, needs[0])
+    void += [
+        shared.judged_by(control, shared.judged_by(inside, one, ladder), unknown) for one in said
+    ]
+    best = [label_of(block, WARM) for block in BLOCKS]
+    return [
+        tuned.rate_checks()[0],
+        below,
+        inside,
+        control,
+        *(shared.judged_by(below, tuned.judged(one, *best), shared.VOID) for one in void),
+    ]
+
+
+def _lost(known: shared.Values) -> dict[str, dict[Scalar, float]]:
+    """Block → {seed: decades by which the tolerated rate falls without warm-up}."""
+    found = {}
+    for block in BLOCKS:
+        warm, cold = (known.get(label_of(block, kind), {}) for kind in (WARM, COLD))
+        found[block] = {seed: warm[seed] - cold[seed] for seed in warm if seed in cold}
+    return found
+
+
+def apart_check(
+    values: shared.Values,
+    fact: str,
+    *,
+    expected: str,
+    above: bool,
+    limit: float = ALIKE,
+    unit: str = "decades",
+) -> Check:
+    """A fact that holds where the blocks differ to one side, and fails where they do to the other.
+
+    Args:
+        values: block → {seed: value}.
+        fact: in a sentence.
+        expected: its direction.
+        above: whether the fact says that sas-p's is the larger.
+        limit: up to which blocks are alike.
+        unit: of the values.
+
+    Returns:
+        The fact; undecided where the seeds are, and where the blocks are alike, which is then said.
+    """
+    found = shared.difference(values, SIMPLE, BASE)
+    where = side(found, limit)
+    alike = f"; alike, within {limit:g} {unit}" if where == 0 else ""
+    return Check(
+        fact=fact,
+        expected=expected,
+        ours=f"{found.text(unit)}{alike}",
+        holds=(where > 0) == above if where else None,
+    )
+
+
+def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -> Check:
+    """Whether forecast and outcome differ between the blocks to the same side.
+
+    Args:
+        what: is forecast.
+        forecast: block → {seed: decades}.
+        outcome: likewise.
+
+    Returns:
+        The fact; undecided where either is.
+    """
+    found = [shared.difference(values, SIMPLE, BASE) for values in (forecast, outcome)]
+    sides = [side(one) for one in found]
+    said, came = (one.text("decades") for one in found)
+    return Check(
+        fact=f"curvature says beforehand {what}",
+        expected=f"{SIMPLE} differs from {BASE} to the same side, or both by {ALIKE:g} decades at most",
+        ours=f"forecast {said}, outcome {came}",
+        holds=None if None in sides else sides[0] == sides[1],
+    )
+
+
+def side(found: shared.Difference, limit: float = ALIKE) -> int | None:
+    """1 above and −1 below what is alike, 0 alike; None where the seeds do not decide."""
+    if found.within(limit):
+        return 0
+    if found.above(limit):
+        return 1
+    return -1 if found.above(-limit) is False else None

@@ -1,0 +1,124 @@
+"""The plan of the study `optimisers`: blocks, optimisers, grids of rates, sizes and points. Its rule stands with the study.
+
+Two tables are filled in by hand as the tuning comes in: `BEST`, and `RATES`, which is made longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hessblocks.studies import shared
+from hessblocks.studies.engine import Scale
+
+BLOCKS = ("pre-ln, zero queries", "parallel, zero queries", "sas", "sas-p", "sas-p-no-norm")
+POSITION = ("position=rotary",)
+SGD, ADAMW, MUON, BLOCKWISE = "sgd", "adamw", "muon", "blockwise"
+METHODS = (SGD, ADAMW, MUON, BLOCKWISE)
+"""Optimisers; blockwise is AdamW with a rate for each role."""
+GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
+    "smoke": {SGD: (0.3,), ADAMW: (3e-3,), MUON: (3e-3,), BLOCKWISE: (3e-3,)},
+    "laptop": {
+        SGD: (0.3, 1.0, 0.1),
+        ADAMW: (1e-2, 3e-3, 3e-2),
+        MUON: (1e-2, 3e-3, 3e-2),
+        BLOCKWISE: (1e-2, 3e-3, 3e-2),
+    },
+    "paper": {
+        SGD: (0.3, 1.0, 0.1),
+        ADAMW: (1e-3, 3e-4, 3e-3),
+        MUON: (1e-3, 3e-4, 3e-3),
+        BLOCKWISE: (1e-3, 3e-4, 3e-3),
+    },
+}
+"""Rates of each optimiser, the likeliest first."""
+
+
+def label_of(block: str, method: str) -> str:
+    """Name of a block under an optimiser."""
+    return f"{block}, {method}"
+
+
+METHOD_OF = {label_of(block, method): method for method in METHODS for block in BLOCKS} | {
+    shared.GPT2: ADAMW
+}
+"""What is tuned and run → its optimiser."""
+BLOCK_OF = {label_of(block, method): block for method in METHODS for block in BLOCKS}
+BASE = label_of(BLOCKS[0], ADAMW)
+"""Whose loss the steps are counted to, and which must have learnt more than pairs of tokens."""
+RATES: dict[str, tuple[float, ...]] = {
+    label: GRIDS["laptop"][method] for label, method in METHOD_OF.items()
+}
+"""What is tuned → its rates at laptop scale, made longer as results come in."""
+BEST: dict[str, float] = {label: rates[0] for label, rates in RATES.items()}
+"""Rates of the runs at laptop scale: a guess until the tuning is done, then its outcome."""
+SIZES: dict[Scale, shared.TextSize] = {
+    "smoke": replace(
+        shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
+    ),
+    "laptop": replace(shared.LAPTOP, steps=1200, evaluations=24),
+    "paper": shared.PAPER,
+}
+PILOT: dict[Scale, int] = {"smoke": 2, "laptop": 100, "paper": 1000}
+"""Steps of plain AdamW before the curvature of roles is measured."""
+_PROBES: dict[Scale, shared.Probe] = {
+    "smoke": shared.Probe(sequences=2, tokens=8, probes=4),
+    "laptop": shared.Probe(sequences=8, tokens=32, probes=8),
+    "paper": shared.Probe(sequences=16, tokens=128, probes=16),
+}
+_SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserSettings(shared.TunedSettings):
+    """A point of this study: one model and one optimiser, or one reference."""
+
+    method: str | None = None
+    """Name in `METHODS`; none for the bigram table."""
+    probe: shared.Probe | None = None
+    """How curvature is measured where it is: of the runs that count with AdamW, and for the rates of roles."""
+    pilot: int | None = None
+    """Steps before the rates of roles are known."""
+
+
+def points(scale: Scale, count: int | None) -> list[OptimiserSettings]:
+    """All tuning, then the runs seed by seed.
+
+    Args:
+        scale: of the study.
+        count: seeds of the runs; None for the scale's own.
+
+    Returns:
+        The points' settings.
+    """
+    grids = {label: GRIDS[scale][method] for label, method in METHOD_OF.items()}
+    best = {label: rates[0] for label, rates in grids.items()}
+    if scale == "laptop":
+        grids, best = RATES, BEST
+    return [
+        *shared.tuning_points(partial(_point, scale, shared.TUNING), grids),
+        *shared.run_points(partial(_point, scale, shared.COUNTED), best, count or _SEEDS[scale]),
+    ]
+
+
+def _point(
+    scale: Scale, phase: str, label: str, rate: float | None, seed: int
+) -> OptimiserSettings:
+    size, method = SIZES[scale], METHOD_OF.get(label)
+    block = BLOCK_OF.get(label)
+    followed = bool(block) and method == ADAMW and phase == shared.COUNTED
+    return OptimiserSettings(
+        study="optimisers",
+        variant=block or label,
+        seed=seed,
+        size=replace(size, learning_rate=rate or size.learning_rate),
+        slots=POSITION if block else (),
+        embedding_std=shared.best_start(block, size.width) if block else None,
+        optimiser=SGD if method == SGD else None,
+        phase=phase,
+        label=label,
+        tuned=True if rate and phase == shared.TUNING else None,
+        method=method,
+        probe=_PROBES[scale] if followed or method == BLOCKWISE else None,
+        pilot=PILOT[scale] if method == BLOCKWISE else None,
+    )
