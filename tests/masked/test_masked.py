@@ -63,7 +63,14 @@ def test_a_damaged_model_is_trained_again_to_the_same_digits(corpus: Corpus) -> 
 
 @pytest.mark.parametrize(
     "change",
-    [{"seed": 1}, {"preset": "sas"}, {"learning_rate": 1e-3}, {"mask_share": 0.5}],
+    [
+        {"seed": 1},
+        {"preset": "sas"},
+        {"learning_rate": 1e-3},
+        {"mask_share": 0.5},
+        {"slots": ("mlp.activation=relu",)},
+        {"embedding_std": 0.1},
+    ],
     ids=str,
 )
 def test_other_settings_are_another_model(corpus: Corpus, change: dict[str, object]) -> None:

@@ -17,10 +17,11 @@ from hessblocks.studies.blocks_paper import finetuning as downstream
 from hessblocks.studies.blocks_paper import masked_lm
 from hessblocks.studies.blocks_paper.finetuning import ACCURACY, FRESH, PUBLISHED_SCORES
 from hessblocks.studies.catalogue import find
-from hessblocks.studies.engine.study import Check
+from hessblocks.studies.engine.study import SCALES, Check, Scale
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.step_times import STEP_TIME, speeds
 from hessblocks.studies.shared.trained_points import LOSS
+from hessblocks.studies.shared.variants import BASES
 from tests.data.library import write_library
 
 NAMES = ("masked-lm", "downstream")
@@ -67,18 +68,42 @@ def test_a_study_runs_is_summed_up_from_any_part_and_drawn(finished: Path, name:
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
-def test_downstream_takes_the_models_that_masked_lm_pretrained(finished: Path) -> None:
-    (pretraining, tuning) = (
-        next(p for p in find(name).points("smoke", 1) if p.settings.variant == "sas-p")
+@pytest.mark.parametrize("scale", SCALES)
+def test_downstream_takes_the_models_that_masked_lm_pretrained(scale: Scale) -> None:
+    made = [
+        {
+            (p.settings.variant, p.settings.seed): masked_lm.pretraining(p.settings)
+            for p in reversed(find(name).points(scale, 3))
+            if p.settings.variant in masked_lm.blocks(scale)
+        }
         for name in NAMES
+    ]
+    assert made[0] == made[1]
+    assert len(made[0]) == 3 * len(masked_lm.blocks(scale))
+
+
+def test_the_control_differs_from_its_block_in_the_pretraining_alone() -> None:
+    points = [p.settings for p in find("downstream").points("laptop", 1)]
+    (block,), (fresh,) = ([p for p in points if p.variant == name] for name in ("pre-ln", FRESH))
+    assert replace(fresh, variant="pre-ln") == block
+
+
+def test_the_other_pre_ln_begins_with_zero_queries_and_differs_in_nothing_else() -> None:
+    points = [p.settings for p in find("masked-lm").points("laptop", 1)]
+    usual, zero = (
+        masked_lm.pretraining(next(p for p in points if p.variant == name)) for name in BASES
     )
-    assert masked_lm.pretraining(pretraining.settings) == masked_lm.pretraining(tuning.settings)
+    assert replace(zero, slots=()) == usual
+    sizes = {"depth": 1, "width": 16, "heads": 2, "mlp_width": 16, "vocab_size": 300}
+    weights = replace(zero, **sizes).model().state_dict()
+    queries = [name for name, each in weights.items() if not each.any() and "query" in name]
+    assert len(queries) == 1
 
 
 def test_every_block_has_every_task_and_the_control(finished: Path) -> None:
     rows = run_study("downstream", out=finished, scale="smoke", seeds=1).rows
     scored = {(row["variant"], row["task"]) for row in rows if row["quantity"] == ACCURACY}
-    blocks = (*masked_lm.PRESETS["smoke"], FRESH)
+    blocks = (*masked_lm.blocks("smoke"), FRESH)
     assert scored == {(b, t) for b in blocks for t in ("matching", "acceptability", "topic")}
     lines = {line["block"]: line for line in downstream.table(rows, downstream.scores(rows))}
     assert set(lines) == set(blocks)

@@ -513,20 +513,24 @@ def test_a_verdict_waits_until_the_best_rate_lies_inside_the_grid(lacking: str) 
         )
 
 
-@pytest.mark.parametrize("name", ["skipless", "speed", "depth", "longer", "ablations"])
+@pytest.mark.parametrize("name", ["skipless", "speed", "depth", "longer", "ablations", "masked-lm"])
 def test_every_block_of_a_comparison_is_trained_at_several_rates(name: str) -> None:
     points = find(name).settings("laptop", 1)
     rates: dict[object, set[float]] = {}
     for point in points:
-        if point.variant not in (trained.BIGRAMS, trained.ALL):
-            key = (point.variant, point.size.depth, point.decay)
+        if point.variant not in (*trained.REFERENCES, trained.ALL):
+            key = (point.variant, point.size.depth, getattr(point, "decay", None))
             rates.setdefault(key, set()).add(point.size.learning_rate)
             assert point.name == f"{point.variant} at rate {point.size.learning_rate:g}"
         else:
             assert point.name == point.variant
     assert all(len(each) >= 3 for each in rates.values())
     several = [point for point in find(name).settings("laptop", 3) if point.seed > 0]
-    own = {(p.variant, p.size.depth, p.decay): p.size.learning_rate for p in several if p.tuned}
+    own = {
+        (p.variant, p.size.depth, getattr(p, "decay", None)): p.size.learning_rate
+        for p in several
+        if p.tuned
+    }
     for key, rate in own.items():
         slow = 0.1 if key[0] in ablations.NO_MLP_SKIP else 1
         first = (3e-3 if key[0] == "v-skipinit" else 1e-2) * slow

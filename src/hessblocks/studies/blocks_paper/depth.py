@@ -8,7 +8,7 @@ from hessblocks.storage import Row
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Scale, Summary
 
-BLOCKS = ("pre-ln", "v-skipinit", "sas", "sas-p")
+BLOCKS = (*shared.BASES, "v-skipinit", "sas", "sas-p")
 MATCHING = ("sas", "sas-p")
 """Blocks that train like pre-ln."""
 DEPTHS: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (3, 12), "paper": (18, 72)}
@@ -37,7 +37,7 @@ def measure(settings: shared.TrainedSettings) -> list[Row]:
 def summarise(rows: Rows) -> Summary:
     """Loss curves at each depth, and final losses against pre-ln of the same depth."""
     runs = shared.Runs(rows)
-    depths = sorted({int(name.split(", ")[1].split()[0]) for name in runs.losses})
+    depths = sorted({int(name.split(", ")[-1].split()[0]) for name in runs.losses})
     return runs.summary(
         title="Simplified blocks at two depths, one four times the other",
         caption=f"MLP of two widths. {shared.HOW}",
@@ -46,10 +46,11 @@ def summarise(rows: Rows) -> Summary:
             *(
                 runs.match(
                     f"{name}, {depth} layers",
-                    f"pre-ln, {depth} layers",
-                    f"{name} trains like pre-ln per step at {depth} layers",
+                    f"{base}, {depth} layers",
+                    f"{name} trains like {base} per step at {depth} layers",
                 )
                 for depth in depths
+                for base in shared.BASES
                 for name in MATCHING
             ),
             *(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import nn
 
@@ -16,7 +17,7 @@ from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Summary
+from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.training import gain_values
 
 GROUPS = {"V": "value", "P": "projection"}
@@ -233,6 +234,13 @@ def _scalar_checks(rows: Rows) -> list[Check]:
     return checks
 
 
+def sweeps(scale: Scale) -> list[shared.Sweep]:
+    """All variants at the size of the other studies; at laptop scale twice as long, since gains move slowly."""
+    size = shared.SIZES[scale]
+    steps = 2 * size.steps if scale == "laptop" else size.steps
+    return [shared.Sweep(variants=tuple(VARIANTS), size=replace(size, steps=steps))]
+
+
 STUDY = shared.trained_study(
     "gains",
     title="trainable gains along training",
@@ -241,7 +249,7 @@ STUDY = shared.trained_study(
         "From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first layer's values; "
         "beside an attention skip many ratios rise. The gains of shaped attention and of the MLP do not go to 0."
     ),
-    sweeps=lambda scale: [shared.Sweep(variants=tuple(VARIANTS), size=shared.SIZES[scale])],
+    sweeps=sweeps,
     measure=measure,
     summarise=summarise,
 )

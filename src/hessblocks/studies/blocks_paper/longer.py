@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import CLOSE, RATES, REFERENCES, SIZES, Runs, Sweep, trained_study
+from hessblocks.studies.shared import (
+    BASES,
+    CLOSE,
+    RATES,
+    REFERENCES,
+    SIZES,
+    Runs,
+    Sweep,
+    trained_study,
+)
 
-VARIANTS = ("pre-ln", "sas", "sas-p")
+JUDGED = ("sas", "sas-p")
+VARIANTS = (*BASES, *JUDGED)
 TIMES = 3
 """Tokens, as a multiple of the other studies'."""
 PUBLISHED_STEPS = 120_000
@@ -22,11 +32,15 @@ def sweeps(scale: Scale) -> list[Sweep]:
 
 def summarise(rows: Rows) -> Summary:
     """Loss curves and final losses."""
-    runs, fact = Runs(rows), "keeps up with pre-ln in a longer training"
+    runs = Runs(rows)
     return runs.summary(
         title="Three times the tokens",
         panels=[runs.panel(VARIANTS, "loss at equal steps")],
-        checks=[runs.close(name, "pre-ln", CLOSE, f"{name} {fact}") for name in VARIANTS[1:]],
+        checks=[
+            runs.close(name, base, CLOSE, f"{name} keeps up with {base} in a longer training")
+            for base in BASES
+            for name in JUDGED
+        ],
     )
 
 

@@ -25,6 +25,13 @@ PRESETS: dict[Scale, tuple[str, ...]] = {
     "laptop": ("pre-ln", "parallel", "sas", "sas-p"),
     "paper": ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm"),
 }
+"""What is timed."""
+RATES: dict[Scale, shared.Grid] = {
+    "smoke": shared.Grid(rates=(3e-3,)),
+    "laptop": shared.Grid(rates=(1e-2, 3e-3, 3e-2)),
+    "paper": shared.Grid(rates=(1e-3, 3e-4, 3e-3)),
+}
+"""The first rate of each block is that of the models that `downstream` tunes."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": shared.TextSize(
         depth=2, width=32, heads=2, mlp_width=64, context=32, vocab_size=1024, steps=40,
@@ -32,8 +39,8 @@ SIZES: dict[Scale, shared.TextSize] = {
         data="docstrings",
     ),
     "laptop": shared.TextSize(
-        depth=4, width=64, heads=4, mlp_width=128, context=64, vocab_size=2048, steps=800,
-        batch_size=32, learning_rate=3e-3, evaluations=10, evaluation_sequences=256,
+        depth=4, width=64, heads=4, mlp_width=128, context=64, vocab_size=2048, steps=2400,
+        batch_size=32, learning_rate=1e-2, evaluations=12, evaluation_sequences=256,
         data="docstrings",
     ),
     "paper": shared.TextSize(
@@ -61,8 +68,13 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     in_turns = {"presets": ",".join(presets)}
     return [
         shared.Sweep(variants=[shared.ALL], size=size, seeds=1, settings=in_turns),
-        shared.Sweep(variants=(*presets, shared.BIGRAMS), size=size),
+        shared.Sweep(variants=(*blocks(scale), shared.BIGRAMS), size=size, rates=RATES[scale]),
     ]
+
+
+def blocks(scale: Scale) -> tuple[str, ...]:
+    """What is trained: what is timed, and pre-ln with zero queries, whose steps cost what those of pre-ln do."""
+    return (*shared.BASES, *PRESETS[scale][1:])
 
 
 def measure(settings: MaskedSettings) -> list[Row]:
@@ -93,8 +105,15 @@ def bigram_rows(settings: MaskedSettings) -> list[Row]:
 
 def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretraining:
     """The pretraining that a point's settings describe, of its own block by default."""
-    sizes = asdict(settings.size)
-    return Pretraining(preset=preset or settings.variant, seed=settings.seed, **sizes)
+    variant = preset or settings.variant
+    zero = variant.endswith(shared.ZERO_QUERIES)
+    return Pretraining(
+        preset=variant.removesuffix(shared.ZERO_QUERIES),
+        seed=settings.seed,
+        slots=("attention.query.init=zeros",) if zero else (),
+        embedding_std=settings.embedding_std or 0.02,
+        **asdict(settings.size),
+    )
 
 
 def timed(settings: MaskedSettings) -> list[Row]:
@@ -122,9 +141,12 @@ def summarise(rows: Rows) -> Summary:
         panel = runs.panel(names, "masked-LM loss at equal steps")
         panels.append(replace(panel, y_label="validation loss (nats per masked token)"))
     if names and (times := shared.values(rows, shared.STEP_TIME)):
-        panels.append(shared.against_time(panels[0], times, "the same against training time"))
-    fact = "pretrains like pre-ln per step"
-    presets = [name for name in ("sas", "sas-p") if name in names]
+        panels.append(
+            shared.against_time(
+                panels[0], shared.for_all_bases(times), "the same against training time"
+            )
+        )
+    pairs = [(n, base) for n in ("sas", "sas-p") for base in shared.BASES]
     table = [
         {
             "variant": name,
@@ -143,7 +165,11 @@ def summarise(rows: Rows) -> Summary:
         ),
         panels=panels,
         checks=[
-            *(runs.match(name, "pre-ln", f"{name} {fact}") for name in presets),
+            *(
+                runs.match(name, base, f"{name} pretrains like {base} per step")
+                for name, base in pairs
+                if {name, base} <= set(names)
+            ),
             *shared.speed_check(rows),
         ],
         times=table,

@@ -66,6 +66,7 @@ from hessblocks.studies.shared.step_times import (
     STEP_TIME,
     against_time,
     at_equal_time,
+    for_all_bases,
     mean_clocks,
     speed_check,
     speeds,
@@ -88,6 +89,7 @@ from hessblocks.studies.shared.trained_points import (
     SMOKE,
     TRAINED_COLUMNS,
     BlockSettings,
+    Grid,
     Sweep,
     TrainedSettings,
     level,
@@ -119,6 +121,7 @@ from hessblocks.studies.shared.tuned_runs import (
     tuning_points,
 )
 from hessblocks.studies.shared.variants import (
+    BASES,
     BETAS,
     GAINED,
     GAINED_ORTHOGONAL,
@@ -128,6 +131,7 @@ from hessblocks.studies.shared.variants import (
     RESTRICTED_INITS,
     SLOPES,
     VALUE_SKIPINIT,
+    ZERO_QUERIES,
     best_start,
     make_block,
     restricted,

@@ -24,6 +24,7 @@ from hessblocks.studies.shared.trained_points import (
     run_settings,
 )
 from hessblocks.studies.shared.trained_summary import CLOSE, Runs
+from hessblocks.studies.shared.variants import BASES
 from hessblocks.training import TimedModel
 
 STEP_TIME = "step_time"
@@ -68,6 +69,11 @@ def values(rows: Rows, quantity: str) -> dict[str, tuple[float, float]]:
         row["variant"]: (float(row["value"]), float(row.get("standard_error") or 0.0))
         for row in of_quantity(rows, quantity)
     }
+
+
+def for_all_bases(times: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """The times, with those of pre-ln for its twin of zero queries too, whose steps are the same operations."""
+    return {**times, **{base: times["pre-ln"] for base in BASES if "pre-ln" in times}}
 
 
 def mean_clocks(rows: Rows) -> dict[str, tuple[float, float]]:

@@ -36,6 +36,10 @@ VALUE_SKIPINIT = "V-SkipInit attention"
 """αI + βA from α = 1, β = 0 (eq. 4) in the place of shaped attention."""
 SLOPES = (0.2, 0.8)
 """Of LeakyReLU below zero; 0.8 is 1 - 1/√18, what signal propagation asks for at 18 layers."""
+ZERO_QUERIES = ", zero queries"
+"""Behind the name of a preset that begins with zero queries, as the simplified blocks do."""
+BASES = ("pre-ln", f"pre-ln{ZERO_QUERIES}")
+"""What the simplified blocks are set against; from the second they differ by the block alone."""
 MLP_GAINS = (0.5, 2.0)
 """Factors of the preset's initial MLP gain."""
 
@@ -151,7 +155,7 @@ VARIANTS: dict[str, Maker] = {
     GAINED_ORTHOGONAL: _gained("skipless", "orthogonal"),
     GAINED_WITH_SKIP: _gained("pre-ln"),
     **{
-        f"{name}, zero queries": _edited(name, attention={"query": Dense(init="zeros")})
+        name + ZERO_QUERIES: _edited(name, attention={"query": Dense(init="zeros")})
         for name in ("pre-ln", "parallel")
     },
     "pre-ln, identity values": _values("pre-ln", Identity()),

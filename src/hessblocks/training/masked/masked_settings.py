@@ -36,6 +36,10 @@ class Pretraining(RunSize):
     """Decoupled weight decay of matrices and embeddings; gains and norms have none."""
     data: str = "docstrings"
     """docstrings, or hub:NAME."""
+    slots: tuple[str, ...] = ()
+    """What the block has instead of the preset's own, as `slot=value`."""
+    embedding_std: float = 0.02
+    """Standard deviation of the entries of the embeddings at initialisation."""
 
     def block(self) -> BlockConfig:
         """The preset with the gated MLP of the paper's BERT."""
@@ -55,6 +59,8 @@ class Pretraining(RunSize):
             context=self.context,
             task=task,
             classes=classes,
+            slots=self.slots,
+            embedding_std=self.embedding_std,
         )
 
 

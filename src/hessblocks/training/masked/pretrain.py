@@ -78,7 +78,7 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
     """
     corpus.windows("train", settings.context)  # refuses too little text before anything is made
     key = {
-        "settings": asdict(settings),
+        "settings": {**asdict(settings), "slots": [*settings.slots]},
         "data": corpus.fingerprint,
         "hessblocks": f"{__version__}, pretraining {PRETRAINING_VERSION}",
         "torch": torch.__version__,
