@@ -58,7 +58,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         17729,
-        "fe9ccebb873ee5830efaa0565793c8e8b4a7c22fb4ec7d67dd336f51c8a6fce0",
+        "3a48bab65ec966b338bb5175f5b70f27a4e838065f2f53a91cb8ecc026b05a3a",
     )
 
 

@@ -63,10 +63,11 @@ TUNINGS: dict[Scale, Tuning] = {
         tasks=",".join(TASKS), epochs=1, tuning_batch_size=32, tuning_rate=2e-3, examples=192
     ),
     "laptop": Tuning(
-        tasks=",".join(TASKS), epochs=3, tuning_batch_size=32, tuning_rate=1e-3, examples=2400
+        tasks=",".join(TASKS), epochs=3, tuning_batch_size=32, tuning_rate=3e-3, examples=2400
     ),
     "paper": Tuning(tasks=GLUE, epochs=5, tuning_batch_size=16, tuning_rate=4e-5, examples=0),
 }
+"""At laptop scale the rate is the best of 3e-4, 1e-3, 3e-3 and 1e-2 in one try of pre-ln, the baseline, on a seed that no score is of."""
 
 
 @dataclass(frozen=True, kw_only=True)
