@@ -41,6 +41,12 @@ RUNS: dict[str, tuple[str, ...]] = {
     WIDE + LONG: (*WIDE_BLOCKS, shared.GPT2),
 }
 """Phase → what is run, beside the bigram table."""
+SLOWER, EQUAL = "slower long", "equal long"
+CHANGED: dict[str, tuple[str, ...]] = {SLOWER: (BASE, "sas", "sas-p"), EQUAL: ("sas", "sas-p")}
+"""Phase in which one thing is changed in the long runs at the smaller width → of what: the rate, half a decade lower; the MLP, so
+wide that there are as many parameters as in pre-ln."""
+EQUAL_MLPS: dict[Scale, int] = {"smoke": 143, "laptop": 314, "paper": 3818}
+"""Scale → that width of the MLP."""
 OTHER_STARTS = {
     NARROW: (*(name + WIDER for name in BLOCKS), BASE + SMALL),
     WIDE: (*(name + WIDER for name in WIDE_BLOCKS), BASE + SMALL),
@@ -225,6 +231,38 @@ def _maker(scale: Scale, phase: str) -> shared.Make[TrialSettings]:
     return make
 
 
+def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
+    """The long runs with another rate, with the first seed of the runs alone, and with a wider MLP.
+
+    Args:
+        scale: of the study.
+        seeds: of the runs with a wider MLP.
+
+    Returns:
+        The points' settings.
+    """
+    size = SIZES[scale][LONG]
+    wide = replace(size, mlp_width=EQUAL_MLPS[scale])
+    return [
+        point_of(label, phase, replace(own, learning_rate=rate), seed)
+        for seed in shared.run_seeds(seeds)
+        for phase, own in ((SLOWER, size), (EQUAL, wide))
+        for label in CHANGED[phase]
+        for rate in [_long_rate(scale, label, lower=phase == SLOWER)]
+        if phase == EQUAL or seed == shared.run_seeds(1)[0]
+    ]
+
+
+def _long_rate(scale: Scale, label: str, *, lower: bool) -> float:
+    """The rate of the long runs of a block at the smaller width, or the next lower one of the grid."""
+    grid = RATES[NARROW][label]
+    best = BEST[NARROW][label + CHOSEN[NARROW].get(label, "")]
+    if scale in OTHER_RATES:
+        grid = OTHER_RATES[scale]
+        best = grid[0]
+    return max((rate for rate in grid if rate < best), default=best / 10**0.5) if lower else best
+
+
 def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
     """The points that time a step of every block, one a repetition.
 
@@ -244,7 +282,7 @@ def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
 
 
 def points(scale: Scale, count: int | None) -> list[TrialSettings]:
-    """All tuning, the clocks, the runs that verdicts rest on, then the others.
+    """All tuning, the clocks, the long runs with one thing changed, the runs that verdicts rest on, then the others.
 
     Args:
         scale: of the study.
@@ -257,6 +295,7 @@ def points(scale: Scale, count: int | None) -> list[TrialSettings]:
     return [
         *(point for width in WIDTHS for point in tuning(scale, width)),
         *(point for width in WIDTHS for point in clocks(scale, width, seeds)),
+        *changed(scale, seeds),
         *sorted(
             (point for phase in RUNS for point in runs(scale, phase, seeds)),
             key=lambda point: point.label not in FIRST,
