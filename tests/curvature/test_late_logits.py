@@ -16,9 +16,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hessblocks.curvature.groups import merge
 from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.losses import late_logits, loss_end
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.readout import late_logits, loss_end
 from tests.curvature.cases import CONTEXT, VOCABULARY, Case, padded_batches, stir, tokens
 from tests.curvature.live_bytes import LiveBytes
 from tests.curvature.oracle import Dense, dense

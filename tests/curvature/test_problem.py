@@ -107,7 +107,7 @@ def test_a_single_dict_a_loader_and_a_list_are_the_same() -> None:
 
 def test_the_closed_form_of_cross_entropy_is_autodiffs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "hessblocks.curvature.readout.late_logits.CHUNK", 10
+        "hessblocks.curvature.losses.late_logits.CHUNK", 10
     )  # several chunks of two rows
     logits = torch.randn(3, 4, 5, dtype=torch.float64)
     targets = torch.randint(0, 5, (3, 4)).masked_fill_(torch.rand(3, 4) < 0.3, -100)

@@ -79,7 +79,7 @@ def test_a_root_times_its_transpose_is_the_curvature(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["causal-lm", "regression"])
 def test_named_losses_have_roots_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hessblocks.curvature.readout.late_logits.CHUNK", 10)
+    monkeypatch.setattr("hessblocks.curvature.losses.late_logits.CHUNK", 10)
     torch.manual_seed(0)
     logits = 2 * torch.randn(2, 5, 7, dtype=torch.float64)
     labels = torch.randint(7, (2, 5)) if name == "causal-lm" else torch.randn(2, 5, 7)

@@ -803,14 +803,14 @@ CURVATURE = (
     ),
     Mutant(
         "the residual is not pulled back through the direction of the unembedding",
-        file="curvature/readout/loss_end.py",
+        file="curvature/losses/loss_end.py",
         find="self._add(into, residual.expand(len(at), -1, -1), to, change)",
         replace="self._add(into, residual.expand(len(at), -1, -1), to, None)",
         tests=("curvature/test_late_logits.py::test_all_blocks_are_those_of_dense_autodiff",),
     ),
     Mutant(
         "logits that the model changed in place are taken as they were",
-        file="curvature/readout/late_logits.py",
+        file="curvature/losses/late_logits.py",
         find="return logits.readout if logits.made is None else Readout(logits.made)",
         replace="return logits.readout",
         tests=(

@@ -290,8 +290,26 @@ RESULTS = (
         ),
     ),
     Mutant(
+        "a trial counts though a lower rate is better in runs as long",
+        file="studies/fair_trial/trial_verdicts.py",
+        find="(long_rates[one] for one in (block, BASE) if one in long_rates)",
+        replace="(long_rates[one] for one in (block,) if one in long_rates)",
+        tests=(
+            "studies/test_trial.py::test_a_verdict_is_void_where_a_lower_rate_is_better_in_the_long_runs",
+        ),
+    ),
+    Mutant(
+        "a block of as many parameters is judged by its runs of fewer",
+        file="studies/fair_trial/trial_verdicts.py",
+        find="block: self.changed[EQUAL].losses.get(block, {}),",
+        replace="block: self.runs.losses.get(block, {}),",
+        tests=(
+            "studies/test_trial.py::test_a_block_of_as_many_parameters_is_judged_by_its_own_runs",
+        ),
+    ),
+    Mutant(
         "a trial counts though its runs are from another start",
-        file="studies/our_questions/trial.py",
+        file="studies/fair_trial/trial_verdicts.py",
         find="            if start != (STARTS[best[label]] if best[label] else None)\n",
         replace="            if False\n",
         tests=(
@@ -334,7 +352,7 @@ RESULTS = (
     ),
     Mutant(
         "a trial leaves positions to the default",
-        file="studies/our_questions/trial_plan.py",
+        file="studies/fair_trial/trial_plan.py",
         find='(f"position={position}", *(outputs if start == SMALL else ()))',
         replace="(outputs if start == SMALL else ())",
         tests=(

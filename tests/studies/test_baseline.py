@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hessblocks.studies.our_questions.baseline import LABELS, STUDY, chosen, inside, obstacle
+from hessblocks.studies.fair_trial.baseline import LABELS, STUDY, chosen, inside, obstacle
 from hessblocks.studies.shared.trained_points import LOSS
 
 RATES = (1e-3, 3e-3, 1e-2)

@@ -15,8 +15,8 @@ from hessblocks.drawing import draw, write_picture
 from hessblocks.figures import read_figure
 from hessblocks.storage import Row
 from hessblocks.studies.engine.study import Check
-from hessblocks.studies.our_questions import batch_size
-from hessblocks.studies.our_questions.batch_size import (
+from hessblocks.studies.fair_trial import batch_size
+from hessblocks.studies.fair_trial.batch_size import (
     DRAWN,
     GROUPS,
     STUDY,

@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        17729,
-        "3a48bab65ec966b338bb5175f5b70f27a4e838065f2f53a91cb8ecc026b05a3a",
+        17752,
+        "04ed8d596ef81e33d8d61b36252141ba7b854680fcc1a3824ff25dde58c86db6",
     )
 
 

@@ -18,12 +18,12 @@ from hessblocks.storage.tables import Row
 from hessblocks.studies.blocks_paper import ablations, speed
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.study import SCALES, Scale
+from hessblocks.studies.fair_trial import warm_up
 from hessblocks.studies.our_questions import (
     edge_of_stability,
     edge_plan,
     optimiser_plan,
     simplification,
-    warm_up,
 )
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared import texts

@@ -3,18 +3,20 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from hessblocks.drawing import draw, write_picture
 from hessblocks.figures import read_figure
 from hessblocks.figures.figure import Panel, Series
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.study import Check
-from hessblocks.studies.our_questions import trial_plan
-from hessblocks.studies.our_questions.trial import STUDY
-from hessblocks.studies.our_questions.trial_plan import (
+from hessblocks.studies.engine.study import SCALES, Check, Scale
+from hessblocks.studies.fair_trial import trial_plan
+from hessblocks.studies.fair_trial.trial import STUDY
+from hessblocks.studies.fair_trial.trial_plan import (
     BASE,
     BEST,
     CHOSEN,
@@ -26,7 +28,7 @@ from hessblocks.studies.our_questions.trial_plan import (
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.differences import Difference
 from hessblocks.studies.shared.step_times import STEP_TIME, at_equal_time, bounded, cut_short
-from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS
+from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
 from hessblocks.studies.shared.trained_summary import Runs, late
 from hessblocks.studies.shared.variants import best_start
 
@@ -42,6 +44,7 @@ TITLES = [
     "narrow: tuning, standard deviation of embeddings",
     "wide: tuning, standard deviation of embeddings",
     "narrow: runs",
+    f"narrow: runs, above {BASE}",
     "wide: runs against time",
     "narrow: positions, as long as the tuning",
 ]
@@ -62,7 +65,8 @@ def rates_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tuning_comes_first_likeliest_rates_before_others() -> None:
     phases = list(dict.fromkeys(point.phase for point in PLAN))
     assert phases == [
-        "tuning", "wide tuning", "clock", "wide clock", "long", "positions", "wide long",
+        "tuning", "wide tuning", "clock", "wide clock", "slower long", "equal long", "long", "positions",
+        "wide long",
     ]  # fmt: skip
     tuning = [point for point in PLAN if point.phase == "tuning"]
     count = 1 + len(trial_plan.TUNED[trial_plan.NARROW])
@@ -139,7 +143,9 @@ def fair(point: TrialSettings) -> float:
 
 
 def but(level: Level = fair, **more: float) -> Level:
-    """The same, with more in some phases for sas."""
+    """The same, with more in some phases for sas; a lower rate changes nothing."""
+    if "long" in more:
+        more = {"slower_long": more["long"], **more}
     return lambda point: (
         level(point) + (point.label == "sas") * more.get(point.phase.replace(" ", "_"), 0.0)
     )
@@ -197,7 +203,7 @@ def test_a_fair_trial_of_equal_blocks_is_decided() -> None:
         for block in ("sas", "sas-p")
     ]
     assert all(check.holds for fact, check in found.items() if fact not in open_)
-    assert len(found) == 2 * 9 + 6
+    assert len(found) == 2 * 9 + 6 + 3 + 2
 
 
 @pytest.mark.parametrize("more", [-0.1, 0.1])
@@ -311,8 +317,79 @@ def test_a_verdict_is_void_where_pre_ln_has_learnt_no_more_than_pairs_of_tokens(
     found = checks(rows(short))
     assert found["narrow: pre-ln has learnt more than pairs of tokens"].holds is False
     verdicts = [check for fact, check in found.items() if "about matches" in fact]
-    assert len(verdicts) == 10
+    assert len(verdicts) == 12
     assert all(check.holds is None and "void" in check.ours for check in verdicts)
+
+
+def test_one_thing_is_changed_at_a_time() -> None:
+    """The rate for one seed, else the MLP's width, which gives as many parameters as pre-ln has."""
+    own = {(p.label, p.seed): p for p in PLAN if p.phase == "long"}
+    slower, equal = ([p for p in PLAN if p.phase == phase] for phase in trial_plan.CHANGED)
+    assert {(p.label, p.seed) for p in slower} == {(b, 1) for b in (BASE, "sas", "sas-p")}
+    assert len(equal) == 6
+    for point in slower:
+        rate = own[point.label, 1].size.learning_rate / 10**0.5
+        assert point.size.learning_rate == pytest.approx(rate, rel=0.06)
+        size = replace(point.size, learning_rate=own[point.label, 1].size.learning_rate)
+        assert replace(point, phase="long", size=size) == own[point.label, 1]
+    for point in equal:
+        size = replace(point.size, mlp_width=256)
+        assert replace(point, phase="long", size=size) == own[point.label, point.seed]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_wider_mlp_gives_as_many_parameters(scale: Scale) -> None:
+    plan = points(scale, 1)
+    with torch.device("meta"):
+        counts = {
+            (p.phase, p.label): sum(each.numel() for each in make_model(p).parameters())
+            for p in plan
+            if (p.phase, p.label)
+            in {("long", BASE), ("equal long", "sas"), ("equal long", "sas-p")}
+        }
+    base = counts.pop(("long", BASE))
+    assert len(counts) == 2
+    assert all(0.995 * base < count <= base for count in counts.values())
+
+
+@pytest.mark.parametrize(("by", "counts"), [(0.01, True), (0.03, False)])
+@pytest.mark.parametrize("block", ["sas", BASE])
+def test_a_verdict_is_void_where_a_lower_rate_is_better_in_the_long_runs(
+    block: str, by: float, counts: bool
+) -> None:
+    def lower(point: TrialSettings) -> float:
+        return fair(point) - by * (point.phase == "slower long" and point.label == block)
+
+    found = checks(rows(lower))
+    control = found[f"narrow: {block} does not end lower in the runs at the next lower rate"]
+    assert (control.holds, control.ours) == (counts, f"{-by:+.3f} nats")
+    assert found[STEPS].holds is (True if counts else None)
+    if not counts:
+        assert found[STEPS].ours.endswith("void, since a lower rate is better in runs as long")
+    others = counts or block == "sas"
+    assert found[f"narrow: sas-p about matches {BASE} at equal steps"].holds is (others or None)
+    assert found[WIDE_STEPS].holds is True
+
+
+@pytest.mark.parametrize("more", [-0.1, 0.0, 0.1])
+def test_a_block_of_as_many_parameters_is_judged_by_its_own_runs(more: float) -> None:
+    found = checks(rows(but(long=0.2, equal_long=more)))
+    fact = f"narrow: sas of as many parameters about matches {BASE} at equal steps"
+    assert (found[fact].holds, found[fact].ours) == (
+        not more,
+        f"{more:+.3f} ± 0.000 nats (3 seeds)",
+    )
+    assert found[STEPS].holds is False
+    panel = STUDY.summarise(rows(but(long=0.2, equal_long=more))).figure.panels[6]
+    assert isinstance(panel, Panel)
+    ends = {series.name: series.y[-1] for series in panel.series}
+    assert ends == {
+        "pre-ln": 0.0,
+        "sas": pytest.approx(0.2),
+        "sas-p": 0.0,
+        "sas, as many parameters": pytest.approx(more),
+        "sas-p, as many parameters": 0.0,
+    }
 
 
 def test_a_base_with_zero_queries_that_is_worse_than_pre_ln_is_said() -> None:
@@ -451,11 +528,13 @@ def test_a_run_at_smoke_scale_is_complete_and_drawn(tmp_path: Path) -> None:
     result = run_study("trial", out=tmp_path, scale="smoke")
     assert result.points == result.measured == len(points("smoke", None))
     assert {column for row in result.rows for column in row} <= set(STUDY.columns)
-    assert {check.holds for check in result.checks} == {None}
+    judged = [check for check in result.checks if "next lower rate" not in check.fact]
+    assert {check.holds for check in judged} == {None}
     figure = read_figure(tmp_path / "trial" / "figure.json")
     assert [panel.title for panel in figure.panels] == TITLES
     for panel in figure.panels:
         assert isinstance(panel, Panel)
-        assert {BIGRAMS, GPT2} <= {series.name for series in panel.series}, panel.title
+        if "above" not in panel.title:
+            assert {BIGRAMS, GPT2} <= {series.name for series in panel.series}, panel.title
     png = write_picture(draw(figure), tmp_path / "figures", "trial")
     assert png.read_bytes().startswith(b"\x89PNG")

@@ -7,7 +7,7 @@ import torch
 
 from hessblocks.curvature import Hessian, Problem, parameter_groups
 from hessblocks.storage import Row
-from hessblocks.studies.our_questions.warm_up import (
+from hessblocks.studies.fair_trial.warm_up import (
     AGAIN,
     COLD,
     KINDS,

@@ -1,6 +1,15 @@
-"""Batches in one form, and the losses of their rows as functions of the logits."""
+"""Batches in one form, the losses of their rows, and the end of a model that leads to them, some rows at a time."""
 
+from hessblocks.curvature.losses.batch_loss import BatchLoss, LossDerivatives, Root, RowLoss
 from hessblocks.curvature.losses.batches import Batch, Batches, unpack
+from hessblocks.curvature.losses.late_logits import (
+    LogitsUsed,
+    Readout,
+    compute_logits_late,
+    readout_of,
+    rows_together,
+)
+from hessblocks.curvature.losses.loss_end import LossEnd, end_of
 from hessblocks.curvature.losses.row_losses import (
     CrossEntropy,
     Differentiated,

@@ -19,8 +19,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.closed import ClosedForms, Watch
+from hessblocks.curvature.losses.batch_loss import BatchLoss, LossDerivatives, Root, RowLoss
 from hessblocks.curvature.losses.batches import Batch
-from hessblocks.curvature.readout import BatchLoss, LossDerivatives, Root, RowLoss, rows_together
+from hessblocks.curvature.losses.late_logits import rows_together
 from hessblocks.errors import ArgumentError
 
 CERTAIN = 1e4

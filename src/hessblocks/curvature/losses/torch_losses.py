@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
+from hessblocks.curvature.losses.batch_loss import BatchLoss
 from hessblocks.curvature.losses.batches import Batch
 from hessblocks.curvature.losses.row_losses import (
     CrossEntropy,
@@ -24,7 +25,6 @@ from hessblocks.curvature.losses.row_losses import (
     causal_targets,
     given_labels,
 )
-from hessblocks.curvature.readout import BatchLoss
 from hessblocks.errors import ArgumentError, unknown_name
 
 KNOWN: dict[type[nn.Module], Callable[..., Float[Tensor, ""]]] = {

@@ -23,9 +23,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum, adding
-from hessblocks.curvature.losses import Batch
+from hessblocks.curvature.losses import Batch, end_of
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.readout import end_of
 
 Tensors = dict[str, Float[Tensor, "K ..."] | None]
 """By parameter name, (K, *shape); None stands for zeros."""

@@ -16,10 +16,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hessblocks.curvature.losses import Batch, Batches, LossFunction
+from hessblocks.curvature.losses import Batch, Batches, LossFunction, Readout, rows_together
 from hessblocks.curvature.products.repeatable import check_same
 from hessblocks.curvature.products.sharing import Processes
-from hessblocks.curvature.readout import Readout, rows_together
 from hessblocks.curvature.sharding import Cut
 from hessblocks.errors import ArgumentError, in_units, main_memory
 

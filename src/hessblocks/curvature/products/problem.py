@@ -23,12 +23,19 @@ from hessblocks.curvature.losses import (
     LOSSES,
     Batch,
     Batches,
+    BatchLoss,
     Idle,
+    LogitsUsed,
     LossFunction,
+    Readout,
+    RowLoss,
     as_module,
     callable_loss,
     check_loss,
     check_task,
+    compute_logits_late,
+    end_of,
+    readout_of,
     torch_loss,
 )
 from hessblocks.curvature.products.backend import (
@@ -42,15 +49,6 @@ from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
-from hessblocks.curvature.readout import (
-    BatchLoss,
-    LogitsUsed,
-    Readout,
-    RowLoss,
-    compute_logits_late,
-    end_of,
-    readout_of,
-)
 from hessblocks.curvature.sharding import (
     Cut,
     Way,

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
-from hessblocks.curvature.readout import Readout
+from hessblocks.curvature.losses import Readout
 from hessblocks.errors import RunError
 
 SAME = 1e-4

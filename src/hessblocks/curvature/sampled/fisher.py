@@ -25,9 +25,15 @@ from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.losses import Batch, CrossEntropy, Differentiated
+from hessblocks.curvature.losses import (
+    Batch,
+    BatchLoss,
+    CrossEntropy,
+    Differentiated,
+    LossDerivatives,
+    RowLoss,
+)
 from hessblocks.curvature.products import CurvatureOperator, Problem, check_problem
-from hessblocks.curvature.readout import BatchLoss, LossDerivatives, RowLoss
 from hessblocks.curvature.sampled.signs import draws
 from hessblocks.errors import ArgumentError
 

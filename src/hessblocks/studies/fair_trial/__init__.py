@@ -1,0 +1,9 @@
+"""The baseline at its best, and the simplified blocks on trial against it."""
+
+STUDIES = {
+    "baseline": "baseline",
+    "batch-size": "batch_size",
+    "warm-up": "warm_up",
+    "trial": "trial",
+}
+"""Name → module of this room that holds the study as `STUDY`."""

@@ -1,0 +1,196 @@
+"""What the study `trial` finds at one width, and its verdicts. Its rule stands with the study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hessblocks.storage import Scalar
+from hessblocks.studies import shared
+from hessblocks.studies.engine import Check, Rows
+from hessblocks.studies.fair_trial.trial_plan import (
+    BASE,
+    BLOCKS,
+    CHANGED,
+    CLOCK,
+    EQUAL,
+    LONG,
+    PLACES,
+    POSITIONS,
+    RUNS,
+    SLOWER,
+    STARTS,
+    TUNED,
+    TUNING,
+    taken_apart,
+)
+
+JUDGED = ("sas", "sas-p")
+SLACK = 0.02
+"""Nats that a run may end lower at the next lower rate, of one seed."""
+TOO_HIGH = "void, since a lower rate is better in runs as long"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(shared.Tuned):
+    """What is measured at one width."""
+
+    clock: Mapping[str, tuple[float, float]]
+    """What was timed → (seconds of a step, standard error)."""
+    starts: Mapping[str, str | None] | None
+    """Block → its start in the runs, of `STARTS`, None for 0.02; None altogether where starts were not tuned."""
+    planned: Sequence[str]
+    """What is tuned."""
+    changed: Mapping[str, shared.Runs]
+    """Phase of `CHANGED` → runs with one thing changed; none at a width that has no such runs."""
+
+    def kinds(self, label: str) -> list[str]:
+        """A block from each of its starts, measured or not."""
+        return [label + start for start in STARTS if label + start in self.planned]
+
+    def label_of(self, kind: str) -> str:
+        """The block of a start."""
+        return taken_apart(kind)[0]
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """Block whose runs are not from its best start → that start."""
+        best = {label: taken_apart(self.tuned_as(label))[1] for label in self.starts or {}}
+        return {
+            label: STARTS[best[label]]
+            for label, start in (self.starts or {}).items()
+            if start != (STARTS[best[label]] if best[label] else None)
+        }
+
+    def hindrances(self, *labels: str) -> list[str]:
+        """Why the runs of some labels do not count; nothing where they do."""
+        reasons = [
+            f"the runs of {label} are not from its best start, {best}"
+            for label, best in self.elsewhere.items()
+            if label in labels
+        ]
+        return [*super().hindrances(*labels), *reasons]
+
+    def long_rate_checks(self) -> dict[str, Check]:
+        """Block → whether the next lower rate is no better for it in the runs."""
+        checks = {}
+        for block in CHANGED[SLOWER] if self.changed else ():
+            lower, own = (each.losses.get(block, {}) for each in (self.changed[SLOWER], self.runs))
+            gaps = [loss - own[seed] for seed, loss in lower.items() if seed in own]
+            checks[block] = Check(
+                fact=f"{block} does not end lower in the runs at the next lower rate",
+                expected=f"lower by at most {SLACK:g} nats (control, one seed)",
+                ours=", ".join(f"{gap:+.3f} nats" for gap in gaps) or "not finished",
+                holds=min(gaps) >= -SLACK if gaps else None,
+            )
+        return checks
+
+    def equal_check(self, block: str) -> Check:
+        """Whether a block with as many parameters as pre-ln matches it."""
+        losses = {
+            block: self.changed[EQUAL].losses.get(block, {}),
+            BASE: self.runs.losses.get(BASE, {}),
+        }
+        check = shared.match_check(
+            losses,
+            block,
+            BASE,
+            f"{block} of as many parameters about matches {BASE} at equal steps",
+            expected=f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
+            limit=shared.CLOSE,
+        )
+        return self.runs.if_it_counts(check, block, BASE)
+
+    def start_check(self) -> Check:
+        """Whether every block's runs are from its best start."""
+        off = [f"{label} (best {best})" for label, best in self.elsewhere.items()]
+        said = f"elsewhere: {'; '.join(off)}" if off else f"so for all {len(self.starts or ())}"
+        enough = bool(self.starts) and self.enough
+        return Check(
+            fact="the runs of each block are from its best start",
+            expected="all (rule of this study)",
+            ours=said if enough else "too little measured",
+            holds=not off if enough else None,
+        )
+
+
+def trial_of(rows: Rows, width: str, phase: str) -> Trial:
+    """What is measured at one width.
+
+    Args:
+        rows: of the whole study.
+        width: `NARROW` or `WIDE`.
+        phase: of the runs.
+
+    Returns:
+        The trial, as far as it is measured.
+    """
+    timed = [row for row in rows if row["phase"] == width + CLOCK]
+    starts = {
+        row["variant"]: row.get("start")
+        for row in rows
+        if row["phase"] == phase and row["variant"] in BLOCKS
+    }
+    changed = {
+        kind: shared.Runs([row for row in rows if row["phase"] == kind])
+        for kind in (CHANGED if phase == LONG else ())
+    }
+    own = {
+        "clock": shared.mean_clocks(timed),
+        "starts": starts if phase.endswith(LONG) else None,
+        "changed": changed,
+    }
+    planned = TUNED[width]
+    if not phase.endswith(LONG):  # all from 0.02
+        planned = RUNS[phase]
+        rows = [row for row in rows if row["phase"] != width + TUNING or not row.get("start")]
+    return Trial.of(rows, width + TUNING, phase, planned=planned, **own)
+
+
+def verdicts(name: str, trial: Trial) -> list[Check]:
+    """Of the rates, of the controls, and the verdicts at one width."""
+    own, runs = [*trial.rate_checks(), trial.start_check()], trial.runs
+    own += runs.controls.values()
+    base = runs.close(BASE, "pre-ln", shared.CLOSE, f"{BASE} is as good a base as pre-ln")
+    own.append(trial.judged(base, BASE, "pre-ln"))
+    long_rates = trial.long_rate_checks()
+    own += long_rates.values()
+    for block in JUDGED:
+        about = [
+            runs.match(block, BASE, f"{block} about matches {BASE} at equal steps"),
+            shared.at_equal_time(runs, trial.clock, block, BASE),
+        ]
+        if trial.changed:
+            about.append(trial.equal_check(block))
+        for check in about:
+            verdict = trial.judged(check, block, BASE)
+            for control in (long_rates[one] for one in (block, BASE) if one in long_rates):
+                verdict = shared.judged_by(control, verdict, TOO_HIGH)
+            own.append(verdict)
+    return [replace(check, fact=f"{name}: {check.fact}") for check in own]
+
+
+def place_verdicts(placed: Trial) -> list[Check]:
+    """The verdict at equal steps with either kind of positions, and whether it is the same gap."""
+    runs, block = placed.runs, "sas-p"
+    checks = placed.rate_checks()[1:]
+    gaps: dict[str, dict[Scalar, float]] = {}
+    for kind, name in POSITIONS.items():
+        one, base = block + kind, BASE + kind
+        control = runs.below_the_table(base, shared.BIGRAMS)
+        match = runs.match(
+            one, base, f"{block} about matches {BASE}, both from 0.02, at equal steps"
+        )
+        match = placed.judged(shared.judged_by(control, match, shared.VOID), one, base)
+        own = (replace(control, fact=f"{BASE} has learnt more than pairs of tokens"), match)
+        checks += [replace(check, fact=f"{name} positions: {check.fact}") for check in own]
+        above, below = (runs.losses.get(label, {}) for label in (one, base))
+        gaps[name] = {seed: above[seed] - below[seed] for seed in above.keys() & below.keys()}
+    same = shared.match_check(
+        gaps,
+        *("sinusoidal", "rotary"),
+        fact=f"{block} is as far from {BASE} with sinusoidal positions as with rotary ones",
+        expected=f"the gap changes by at most {shared.CLOSE:g}, up or down",
+        limit=shared.CLOSE,
+    )
+    return [*checks, placed.judged(same, *RUNS[PLACES])]
