@@ -6,6 +6,7 @@ Blocks are assembled from parts that are passed in (`norm=RMSNorm(eps=1e-8)`), n
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import typing
 from collections.abc import Iterable
@@ -120,6 +121,7 @@ def check_parts(part: BlockPart) -> None:
             )
 
 
+@functools.cache
 def _slots(cls: type[BlockPart]) -> dict[str, tuple[type[BlockPart], bool]]:
     """The fields that hold parts: the kind of part, and whether None is allowed."""
     slots = {}

@@ -29,17 +29,20 @@ class BoundedCache(Generic[Value]):
             limit: bytes; a result larger than this is never kept.
         """
         self._limit = limit
-        self._kept: OrderedDict[Hashable, Value] = OrderedDict()
+        self._held = 0
+        self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The result under `key`, made by `make` when it is not kept."""
+        """The result under `key`, made by `make` when it is not kept; its size must stay what it is."""
         if key in self._kept:
             self._kept.move_to_end(key)
-            return self._kept[key]
+            return self._kept[key][0]
         value = make()
-        self._kept[key] = value
-        while sum(kept.nbytes for kept in self._kept.values()) > self._limit:
-            self._kept.popitem(last=False)
+        self._kept[key] = value, value.nbytes
+        self._held += self._kept[key][1]
+        while self._held > self._limit:
+            _, (_, size) = self._kept.popitem(last=False)
+            self._held -= size
         return value
 
 
