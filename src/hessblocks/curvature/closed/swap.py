@@ -106,8 +106,9 @@ class ClosedForms(TorchFunctionMode):
         if right is not None:
             return right(*args, **kwargs)
         closed = self._functions.get(func)
-        fits = func in CHOOSING or _fits(args, kwargs)
-        return closed(*args, **kwargs) if closed and fits else NotImplemented
+        if closed is None or not (func in CHOOSING or _fits(args, kwargs)):
+            return NotImplemented
+        return closed(*args, **kwargs)
 
 
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
