@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        17752,
-        "04ed8d596ef81e33d8d61b36252141ba7b854680fcc1a3824ff25dde58c86db6",
+        17766,
+        "a368e275fa1df3abd50851684b6e094350d2702a908ffeafc186c9758ddcbf5e",
     )
 
 

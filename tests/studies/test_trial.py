@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hessblocks.blocks import BlockConfig
 from hessblocks.drawing import draw, write_picture
 from hessblocks.figures import read_figure
 from hessblocks.figures.figure import Panel, Series
@@ -30,7 +31,7 @@ from hessblocks.studies.shared.differences import Difference
 from hessblocks.studies.shared.step_times import STEP_TIME, at_equal_time, bounded, cut_short
 from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
 from hessblocks.studies.shared.trained_summary import Runs, late
-from hessblocks.studies.shared.variants import best_start
+from hessblocks.studies.shared.variants import best_start, make_block
 
 PLAN = points("laptop", None)
 OF_RUNS = {width: dict(rates) for width, rates in BEST.items()}
@@ -65,7 +66,7 @@ def rates_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tuning_comes_first_likeliest_rates_before_others() -> None:
     phases = list(dict.fromkeys(point.phase for point in PLAN))
     assert phases == [
-        "tuning", "wide tuning", "clock", "wide clock", "slower long", "equal long", "long", "positions",
+        "tuning", "wide tuning", "clock", "wide clock", "slower long", "parts long", "equal long", "long", "positions",
         "wide long",
     ]  # fmt: skip
     tuning = [point for point in PLAN if point.phase == "tuning"]
@@ -203,7 +204,7 @@ def test_a_fair_trial_of_equal_blocks_is_decided() -> None:
         for block in ("sas", "sas-p")
     ]
     assert all(check.holds for fact, check in found.items() if fact not in open_)
-    assert len(found) == 2 * 9 + 6 + 3 + 2
+    assert len(found) == 2 * 9 + 6 + 3 + 2 + 2
 
 
 @pytest.mark.parametrize("more", [-0.1, 0.1])
@@ -317,14 +318,24 @@ def test_a_verdict_is_void_where_pre_ln_has_learnt_no_more_than_pairs_of_tokens(
     found = checks(rows(short))
     assert found["narrow: pre-ln has learnt more than pairs of tokens"].holds is False
     verdicts = [check for fact, check in found.items() if "about matches" in fact]
-    assert len(verdicts) == 12
+    assert len(verdicts) == 14
     assert all(check.holds is None and "void" in check.ours for check in verdicts)
 
 
+def slots_apart(one: BlockConfig, other: BlockConfig) -> set[str]:
+    """The slots of attention in which two blocks differ; they are alike in all else."""
+    assert one.replace(attention=other.attention) == other
+    return {
+        slot
+        for slot, value in vars(one.attention).items()
+        if value != getattr(other.attention, slot)
+    }
+
+
 def test_one_thing_is_changed_at_a_time() -> None:
-    """The rate for one seed, else the MLP's width, which gives as many parameters as pre-ln has."""
+    """The rate for one seed; the MLP's width, which gives as many parameters as pre-ln has; values and projections."""
     own = {(p.label, p.seed): p for p in PLAN if p.phase == "long"}
-    slower, equal = ([p for p in PLAN if p.phase == phase] for phase in trial_plan.CHANGED)
+    slower, parts, equal = ([p for p in PLAN if p.phase == phase] for phase in trial_plan.CHANGED)
     assert {(p.label, p.seed) for p in slower} == {(b, 1) for b in (BASE, "sas", "sas-p")}
     assert len(equal) == 6
     for point in slower:
@@ -335,6 +346,20 @@ def test_one_thing_is_changed_at_a_time() -> None:
     for point in equal:
         size = replace(point.size, mlp_width=256)
         assert replace(point, phase="long", size=size) == own[point.label, point.seed]
+    for point in parts:
+        like = own[BASE if point.variant == trial_plan.NO_VALUES else "sas", point.seed]
+        size = replace(point.size, learning_rate=like.size.learning_rate)
+        assert (
+            replace(point, phase="long", size=size, variant=like.variant, label=like.label) == like
+        )
+    without, with_values = (
+        make_block(name, width=64, heads=4, mlp_width=256)
+        for name in (trial_plan.NO_VALUES, trial_plan.VALUES)
+    )
+    base, sas = (make_block(name, width=64, heads=4, mlp_width=256) for name in ("pre-ln", "sas"))
+    assert slots_apart(base, without) == slots_apart(sas, with_values) == {
+        "value", "first_value", "projection",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -389,6 +414,8 @@ def test_a_block_of_as_many_parameters_is_judged_by_its_own_runs(more: float) ->
         "sas-p": 0.0,
         "sas, as many parameters": pytest.approx(more),
         "sas-p, as many parameters": 0.0,
+        "pre-ln without values": 0.0,
+        "sas with values": 0.0,
     }
 
 

@@ -112,7 +112,8 @@ def check_parts(part: BlockPart) -> None:
     Raises:
         ArgumentError: names the slot, the parts that fit and what came.
     """
-    for name, (kind, optional) in _slots(type(part)).items():
+    cls: type[Any] = type(part)
+    for name, (kind, optional) in _slots(cls).items():
         value = getattr(part, name)
         if not isinstance(value, kind) and not (optional and value is None):
             fitting = sorted(made.__name__ for made in BlockPart.kinds(kind).values())
@@ -122,7 +123,7 @@ def check_parts(part: BlockPart) -> None:
 
 
 @functools.cache
-def _slots(cls: type[BlockPart]) -> dict[str, tuple[type[BlockPart], bool]]:
+def _slots(cls: type[Any]) -> dict[str, tuple[type[BlockPart], bool]]:
     """The fields that hold parts: the kind of part, and whether None is allowed."""
     slots = {}
     for name, hint in typing.get_type_hints(cls).items():

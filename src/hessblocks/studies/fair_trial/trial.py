@@ -36,6 +36,8 @@ The rule, written down before the first run:
    had grown all the way. (a) The next lower rate, with one seed, for these three: is a rate that is best for 2,400 steps too high
    for 8,000? The verdicts on a block are void where it, or pre-ln with zero queries, then ends more than `SLACK` lower. (b) A wider MLP, so
    that sas and sas-p have as many parameters as pre-ln, three seeds, by the rule of 4 (a): is the gap that of the parameters that they lack?
+   (c) The parts, after the first results of (a) and (b): pre-ln without values and projections, and sas with them, as I + β ΔW with
+   trained gains, at the rate of pre-ln, three seeds, by the rule of 4 (a): does the gap come with the values, or with the skip?
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ from hessblocks.studies.fair_trial.trial_plan import (
     EQUAL,
     LONG,
     NARROW,
+    NO_VALUES,
     OTHER_STARTS,
+    PARTS,
     PLACED,
     PLACES,
     POSITIONS,
@@ -62,6 +66,7 @@ from hessblocks.studies.fair_trial.trial_plan import (
     SIZES,
     SLOWER,
     STARTS,
+    VALUES,
     WIDE,
     WIDE_BLOCKS,
     WIDTHS,
@@ -155,6 +160,7 @@ def _all_runs(trials: Mapping[str, Trial], placed: Trial) -> dict[str, shared.Ru
         "positions": placed.runs,
         "narrow, next lower rate": changed[SLOWER],
         "narrow, as many parameters as pre-ln": changed[EQUAL],
+        "narrow, other parts": changed[PARTS],
     }
 
 
@@ -191,10 +197,11 @@ def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
 
 
 def _gap_panel(narrow: Trial) -> Panel:
-    """How far blocks are above the base along the runs, seed by seed; with as many parameters too."""
-    equal = narrow.changed[EQUAL]
+    """How far blocks are above the base along the runs, seed by seed; with as many parameters and other parts too."""
+    equal, parts = (narrow.changed[phase] for phase in (EQUAL, PARTS))
     drawn = {block: (narrow.runs, block) for block in ("pre-ln", *JUDGED)}
     drawn |= {f"{block}, as many parameters": (equal, block) for block in JUDGED}
+    drawn |= {"pre-ln without values": (parts, NO_VALUES), "sas with values": (parts, VALUES)}
     series = []
     for name, (runs, block) in drawn.items():
         gaps: dict[float, list[float]] = {}

@@ -41,10 +41,15 @@ RUNS: dict[str, tuple[str, ...]] = {
     WIDE + LONG: (*WIDE_BLOCKS, shared.GPT2),
 }
 """Phase → what is run, beside the bigram table."""
-SLOWER, EQUAL = "slower long", "equal long"
-CHANGED: dict[str, tuple[str, ...]] = {SLOWER: (BASE, "sas", "sas-p"), EQUAL: ("sas", "sas-p")}
-"""Phase in which one thing is changed in the long runs at the smaller width → of what: the rate, half a decade lower; the MLP, so
-wide that there are as many parameters as in pre-ln."""
+SLOWER, EQUAL, PARTS = "slower long", "equal long", "parts long"
+NO_VALUES, VALUES = "pre-ln, identity values", shared.GAINED
+CHANGED: dict[str, tuple[str, ...]] = {
+    SLOWER: (BASE, "sas", "sas-p"),
+    PARTS: (NO_VALUES, VALUES),
+    EQUAL: ("sas", "sas-p"),
+}
+"""Phase in which one thing is changed in the long runs at the smaller width → of what, or to what: the rate, half a decade lower;
+pre-ln without values and projections, and sas with them, as I + β ΔW; the MLP, so wide that there are as many parameters as in pre-ln."""
 EQUAL_MLPS: dict[Scale, int] = {"smoke": 143, "laptop": 314, "paper": 3818}
 """Scale → that width of the MLP."""
 OTHER_STARTS = {
@@ -88,7 +93,8 @@ BEST: dict[str, dict[str, float]] = {
 CHOSEN: dict[str, dict[str, str]] = {
     NARROW: {
         **dict.fromkeys(BLOCKS, ""),
-        **dict.fromkeys(("pre-ln", BASE, "parallel", "parallel, zero queries"), WIDER),
+        **dict.fromkeys(("pre-ln", BASE, "parallel", "parallel, zero queries", NO_VALUES), WIDER),
+        VALUES: "",
     },
     WIDE: {
         **dict.fromkeys(("pre-ln", "parallel"), WIDER),
@@ -96,7 +102,8 @@ CHOSEN: dict[str, dict[str, str]] = {
         **dict.fromkeys(("sas", "sas-p"), ""),
     },
 }
-"""Width → block → its start in the runs that count, of `STARTS`: the outcome of the tuning, as above."""
+"""Width → block → its start in the runs that count, of `STARTS`: the outcome of the tuning, as above; of what is not tuned, that
+of the block from which it is one change away."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
 """Of all blocks at the other scales; the runs are at the first."""
 
@@ -232,31 +239,32 @@ def _maker(scale: Scale, phase: str) -> shared.Make[TrialSettings]:
 
 
 def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
-    """The long runs with another rate, with the first seed of the runs alone, and with a wider MLP.
+    """The long runs with another rate, with the first seed of the runs alone, with other parts and with a wider MLP.
 
     Args:
         scale: of the study.
-        seeds: of the runs with a wider MLP.
+        seeds: of the runs with other parts and a wider MLP.
 
     Returns:
         The points' settings.
     """
     size = SIZES[scale][LONG]
-    wide = replace(size, mlp_width=EQUAL_MLPS[scale])
+    sizes = dict.fromkeys(CHANGED, size) | {EQUAL: replace(size, mlp_width=EQUAL_MLPS[scale])}
     return [
-        point_of(label, phase, replace(own, learning_rate=rate), seed)
+        point_of(label, phase, replace(sizes[phase], learning_rate=rate), seed)
         for seed in shared.run_seeds(seeds)
-        for phase, own in ((SLOWER, size), (EQUAL, wide))
-        for label in CHANGED[phase]
+        for phase, labels in CHANGED.items()
+        for label in labels
         for rate in [_long_rate(scale, label, lower=phase == SLOWER)]
-        if phase == EQUAL or seed == shared.run_seeds(1)[0]
+        if phase != SLOWER or seed == shared.run_seeds(1)[0]
     ]
 
 
 def _long_rate(scale: Scale, label: str, *, lower: bool) -> float:
-    """The rate of the long runs of a block at the smaller width, or the next lower one of the grid."""
+    """The rate of the long runs of a block at the smaller width, that of the base where it is not tuned; or the next lower one."""
+    label = label if label in BLOCKS else BASE
     grid = RATES[NARROW][label]
-    best = BEST[NARROW][label + CHOSEN[NARROW].get(label, "")]
+    best = BEST[NARROW][label + CHOSEN[NARROW][label]]
     if scale in OTHER_RATES:
         grid = OTHER_RATES[scale]
         best = grid[0]

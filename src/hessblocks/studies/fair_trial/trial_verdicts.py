@@ -15,6 +15,8 @@ from hessblocks.studies.fair_trial.trial_plan import (
     CLOCK,
     EQUAL,
     LONG,
+    NO_VALUES,
+    PARTS,
     PLACES,
     POSITIONS,
     RUNS,
@@ -22,12 +24,18 @@ from hessblocks.studies.fair_trial.trial_plan import (
     STARTS,
     TUNED,
     TUNING,
+    VALUES,
     taken_apart,
 )
 
 JUDGED = ("sas", "sas-p")
 SLACK = 0.02
 """Nats that a run may end lower at the next lower rate, of one seed."""
+PARTED = {
+    NO_VALUES: "pre-ln without values and projections",
+    VALUES: "sas with values and projections of trained gains",
+}
+"""Block of the phase `PARTS` → in words."""
 TOO_HIGH = "void, since a lower rate is better in runs as long"
 
 
@@ -85,21 +93,21 @@ class Trial(shared.Tuned):
             )
         return checks
 
-    def equal_check(self, block: str) -> Check:
-        """Whether a block with as many parameters as pre-ln matches it."""
+    def changed_check(self, phase: str, block: str, words: str) -> Check:
+        """Whether a block of a phase of `CHANGED` matches the base; the words say what it is."""
         losses = {
-            block: self.changed[EQUAL].losses.get(block, {}),
+            block: self.changed[phase].losses.get(block, {}),
             BASE: self.runs.losses.get(BASE, {}),
         }
         check = shared.match_check(
             losses,
             block,
             BASE,
-            f"{block} of as many parameters about matches {BASE} at equal steps",
+            f"{words} about matches {BASE} at equal steps",
             expected=f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
             limit=shared.CLOSE,
         )
-        return self.runs.if_it_counts(check, block, BASE)
+        return self.runs.if_it_counts(check, BASE)
 
     def start_check(self) -> Check:
         """Whether every block's runs are from its best start."""
@@ -161,12 +169,16 @@ def verdicts(name: str, trial: Trial) -> list[Check]:
             shared.at_equal_time(runs, trial.clock, block, BASE),
         ]
         if trial.changed:
-            about.append(trial.equal_check(block))
+            words = f"{block} of as many parameters"
+            about.append(trial.changed_check(EQUAL, block, words))
         for check in about:
             verdict = trial.judged(check, block, BASE)
             for control in (long_rates[one] for one in (block, BASE) if one in long_rates):
                 verdict = shared.judged_by(control, verdict, TOO_HIGH)
             own.append(verdict)
+    for block, words in PARTED.items() if trial.changed else ():
+        verdict = trial.judged(trial.changed_check(PARTS, block, words), BASE)
+        own.append(shared.judged_by(long_rates[BASE], verdict, TOO_HIGH))
     return [replace(check, fact=f"{name}: {check.fact}") for check in own]
 
 
