@@ -112,7 +112,7 @@ def check_parts(part: BlockPart) -> None:
     Raises:
         ArgumentError: names the slot, the parts that fit and what came.
     """
-    cls: type[Any] = type(part)
+    cls: Any = type(part)
     for name, (kind, optional) in _slots(cls).items():
         value = getattr(part, name)
         if not isinstance(value, kind) and not (optional and value is None):
