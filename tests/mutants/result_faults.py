@@ -301,7 +301,7 @@ RESULTS = (
     Mutant(
         "a block of as many parameters is judged by its runs of fewer",
         file="studies/fair_trial/trial_verdicts.py",
-        find="block: self.changed[EQUAL].losses.get(block, {}),",
+        find="block: self.changed[phase].losses.get(block, {}),",
         replace="block: self.runs.losses.get(block, {}),",
         tests=(
             "studies/test_trial.py::test_a_block_of_as_many_parameters_is_judged_by_its_own_runs",

@@ -6,6 +6,7 @@ looks at the run folder, and all agree on what is trained from which checkpoint.
 
 from __future__ import annotations
 
+import atexit
 import os
 from datetime import timedelta
 from typing import TypeVar
@@ -31,6 +32,14 @@ def join(device: str) -> None:
 
         backend = {"backend": "gloo"} if device == "cpu" else {}
         PartialState(cpu=device == "cpu", timeout=PATIENCE, **backend)
+        if device == "cpu":
+            atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Let gloo's threads end before the interpreter does: one that still held a tensor of the last collective would abort it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def count() -> int:
