@@ -1,5 +1,7 @@
 """What is drawn is what the figure holds: error bars and bands, by both renderers."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,12 @@ def test_error_bars_of_the_picture_are_those_of_the_page() -> None:
     segments = axis.containers[0].lines[2][0].get_segments()
     expected = [[(x, low), (x, high)] for x, (low, high) in zip(X, ENDS, strict=True)]
     assert np.allclose(segments, expected)
+
+
+def test_a_point_of_one_seed_has_no_bar_and_leaves_the_others_theirs() -> None:
+    some = Series(name="sas", x=X, y=Y, error=(math.nan, 3.0))
+    none = Series(name="sas", x=X, y=Y, error=(math.nan, math.nan))
+    assert (some.error, none.error) == ((0.0, 3.0), ())
 
 
 @pytest.mark.parametrize("renderer", ["page", "picture"])

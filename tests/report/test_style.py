@@ -40,6 +40,15 @@ def test_a_preset_keeps_its_mark_in_any_company() -> None:
     assert len({mark.colour for mark in among.values()}) == 4
 
 
+@pytest.mark.parametrize("count", [len(MARKS) + 1, 14, 40])
+def test_no_two_of_many_names_look_alike(count: int) -> None:
+    names = [*MARKS, *(f"other {place}" for place in range(count - len(MARKS)))]
+    looks = marks(names)
+    assert {name: looks[name] for name in MARKS} == MARKS
+    assert len({(look.colour, look.marker) for look in looks.values()}) == count
+    assert len({(look.colour, look.dashes) for look in looks.values()}) == count
+
+
 @pytest.mark.parametrize(
     ("values", "lowest", "highest", "zero"),
     [

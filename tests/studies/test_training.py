@@ -11,6 +11,7 @@ import torch
 
 from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import load_corpus
+from hessblocks.figures import Panel
 from hessblocks.models.build import build
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ModelSettings, RunSettings
@@ -40,7 +41,7 @@ from hessblocks.studies.shared.trained_points import (
     train_point,
 )
 from hessblocks.studies.shared.trained_summary import Runs
-from hessblocks.studies.shared.variants import VALUE_SKIPINIT, VARIANTS, make_block
+from hessblocks.studies.shared.variants import BASES, VALUE_SKIPINIT, VARIANTS, make_block
 from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
 from tests.data.helpers import write_code
 
@@ -232,6 +233,14 @@ def test_the_clock_of_a_curve_is_that_of_its_own_width() -> None:
     panel, speeds = find("speed").summarise(rows).figure.panels[:2]
     assert panel.series[0].x == (0.0, 20.0)
     assert speeds.series[0].x == (64.0, 128.0)
+
+
+@pytest.mark.parametrize(("name", "place"), [("speed", 0), ("masked-lm", 1)])
+def test_pre_ln_of_zero_queries_has_the_clock_of_pre_ln(name: str, place: int) -> None:
+    rows = [row for base in BASES for row in curve(base, 0, [3.0, 2.0])]
+    panel = find(name).summarise(rows + timed("pre-ln", 0.5)).figure.panels[place]
+    assert isinstance(panel, Panel)
+    assert {series.name: series.x for series in panel.series} == dict.fromkeys(BASES, (0.0, 5.0))
 
 
 def test_wider_blocks_have_more_heads_of_at_most_64() -> None:

@@ -32,6 +32,11 @@ def hessblocks(
     cache: Path, *words: object, processes: int = 1
 ) -> tuple[list[int], list[str], list[str]]:
     """Run the command in so many processes; their exit statuses, outputs and errors."""
+    return run_in(cache, "-m", "hessblocks", *words, processes=processes)
+
+
+def run_in(cache: Path, *words: object, processes: int) -> tuple[list[int], list[str], list[str]]:
+    """The same of python with any arguments."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -44,7 +49,7 @@ def hessblocks(
         own |= {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "hessblocks", *map(str, words)],
+                [sys.executable, *map(str, words)],
                 env=common | own,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -76,6 +81,21 @@ def test_two_processes_train_like_one_and_the_first_alone_writes(
     assert [line["step"] for line in seen[0]] == [line["step"] for line in seen[1]]
     assert sealed_folder(tmp_path / "two" / "model").state == "whole"
     assert len(read_results(tmp_path / "two" / "results.csv")) == 7
+
+
+@pytest.mark.slow
+def test_processes_leave_their_group_before_they_exit(tmp_path: Path) -> None:
+    program = """
+import atexit
+import torch.distributed as dist
+from hessblocks.training import ranks
+
+atexit.register(lambda: print("left" if not dist.is_initialized() else "still in"))
+ranks.join("cpu")
+print(ranks.count())
+"""
+    statuses, outputs, errors = run_in(tmp_path, "-c", program, processes=2)
+    assert (statuses, outputs) == ([0, 0], ["2\nleft\n"] * 2), errors
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ class Series:
     y: tuple[float, ...]
     """Ordinates."""
     error: tuple[float, ...] = ()
-    """Half length of each error bar; empty for none, and where one is not known."""
+    """Half length of each error bar; 0 where it is not known, empty where none is."""
     below: tuple[float, ...] = ()
     """How far each error bar goes down where `error` is how far it goes up; empty where both are equal."""
     published: bool = False
@@ -45,9 +45,11 @@ class Series:
     """Whether it is a slope to compare with: thin, without points, named at its end and not in the legend."""
 
     def __post_init__(self) -> None:
-        """Leave out error bars of which one is not a number: it is of a single seed."""
-        if any(map(math.isnan, self.error)):
-            object.__setattr__(self, "error", ())
+        """Leave out error bars that are not numbers: of a single seed."""
+        unknown = [math.isnan(error) for error in self.error]
+        if any(unknown):
+            known = tuple(0.0 if math.isnan(error) else error for error in self.error)
+            object.__setattr__(self, "error", () if all(unknown) else known)
 
     @property
     def label(self) -> str:

@@ -8,7 +8,7 @@ differ too, so that the figures can be read in grey.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -95,10 +95,17 @@ def marks(presets: Iterable[str]) -> dict[str, Mark]:
         presets: names, in the order of the legend.
 
     Returns:
-        Name → mark. Marks repeat only when there are more names than marks.
+        Name → mark, all different up to a hundred: where the marks of all presets are given away, colours of the
+        one come with markers and dashes of another.
     """
     names = list(presets)
-    free = [mark for name, mark in MARKS.items() if name not in names] or list(MARKS.values())
+    marks = list(MARKS.values())
+    free = [mark for name, mark in MARKS.items() if name not in names]
+    free += [
+        replace(marks[place - shift], colour=mark.colour)
+        for shift in range(1, len(marks))
+        for place, mark in enumerate(marks)
+    ]
     strangers = [name for name in names if name not in MARKS]
     given = {name: free[place % len(free)] for place, name in enumerate(strangers)}
     return {name: MARKS.get(name) or given[name] for name in names}

@@ -111,7 +111,7 @@ def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretrain
         preset=variant.removesuffix(shared.ZERO_QUERIES),
         seed=settings.seed,
         slots=("attention.query.init=zeros",) if zero else (),
-        embedding_std=settings.embedding_std or 0.02,
+        embedding_std=settings.drawn_std,
         **asdict(settings.size),
     )
 

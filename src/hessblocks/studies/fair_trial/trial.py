@@ -38,24 +38,30 @@ The rule, written down before the first run:
    that sas and sas-p have as many parameters as pre-ln, three seeds, by the rule of 4 (a): is the gap that of the parameters that they lack?
    (c) The parts, after the first results of (a) and (b): pre-ln without values and projections, and sas with them, as I + β ΔW with
    trained gains, at the rate of pre-ln, three seeds, by the rule of 4 (a): does the gap come with the values, or with the skip?
+   Pre-ln without them keeps its usual queries, so since its runs were done it is compared with pre-ln, one change away, where at first it
+   was compared with pre-ln of zero queries, two changes away. The verdict, that it ends above, is the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from hessblocks.figures import Panel
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Rows, Study, Summary
 from hessblocks.studies.fair_trial.trial_plan import (
     BASE,
     BLOCKS,
+    CHANGED,
+    CHANGED_FROM,
+    CHANGES,
     EQUAL,
     LONG,
     NARROW,
-    NO_VALUES,
     OTHER_STARTS,
     PARTS,
     PLACED,
@@ -66,7 +72,6 @@ from hessblocks.studies.fair_trial.trial_plan import (
     SIZES,
     SLOWER,
     STARTS,
-    VALUES,
     WIDE,
     WIDE_BLOCKS,
     WIDTHS,
@@ -88,6 +93,8 @@ EARLY = 0.2
 """Share of the steps that loss curves leave out, which would hide the differences at the end."""
 APART = 0.06
 """How far from its place a block is drawn that would else hide another."""
+UNCHANGED = "as they are"
+"""Where a block of the runs stands beside those with one thing changed."""
 LEARNED = "learned"
 """The positions of GPT-2."""
 
@@ -135,7 +142,7 @@ def summarise(rows: Rows) -> Summary:
         "Simplified blocks on trial",
         f"Narrow is width {narrow}, wide {wide} (laptop scale). Tuning has one seed, each block drawn from its best start; runs are at the best rates, with "
         "seeds of their own. Time is steps times the median time of a step (of processor time on a CPU), "
-        f"blocks timed in turns. {shared.HOW}",
+        f"blocks timed in turns. The base of the gaps is {BASE}; a gap without a bar is of one seed. {shared.HOW}",
         [panel for panel in _panels(trials["narrow"], trials["wide"], placed) if panel.shown],
         [*checks, *place_verdicts(placed)],
         losses=[
@@ -180,7 +187,7 @@ def _time_table(name: str, trial: Trial) -> list[dict[str, object]]:
 
 
 def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
-    """Nine; those of which nothing is measured have no series. Of the tuning each block is drawn from its best start."""
+    """Ten; those of which nothing is measured have no series. Of the tuning each block is drawn from its best start."""
     sinusoidal = {name: name + SINUSOIDAL for name in PLACED} | {shared.GPT2: shared.GPT2}
     timed = shared.late(wide.runs.panel(WIDE_BLOCKS, "wide: runs"), EARLY)
     panels = [
@@ -190,6 +197,7 @@ def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
         *(_starts_panel(trial, width) for trial, width in ((narrow, NARROW), (wide, WIDE))),
         shared.late(narrow.runs.panel(BLOCKS, "narrow: runs"), EARLY),
         _gap_panel(narrow),
+        _changed_panel(narrow),
     ]
     if wide.clock:
         panels.append(shared.against_time(timed, wide.clock, "wide: runs against time"))
@@ -197,22 +205,18 @@ def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
 
 
 def _gap_panel(narrow: Trial) -> Panel:
-    """How far blocks are above the base along the runs, seed by seed; with as many parameters and other parts too."""
-    equal, parts = (narrow.changed[phase] for phase in (EQUAL, PARTS))
-    drawn = {block: (narrow.runs, block) for block in ("pre-ln", *JUDGED)}
-    drawn |= {f"{block}, as many parameters": (equal, block) for block in JUDGED}
-    drawn |= {"pre-ln without values": (parts, NO_VALUES), "sas with values": (parts, VALUES)}
-    series = []
-    for name, (runs, block) in drawn.items():
+    """How far blocks are above the base along the runs, seed by seed."""
+    runs, series = narrow.runs, []
+    for block in ("pre-ln", *JUDGED):
         gaps: dict[float, list[float]] = {}
-        for seed in runs.losses.get(block, {}).keys() & narrow.runs.losses.get(BASE, {}).keys():
-            base = dict(narrow.runs.curve(BASE, seed))
+        for seed in runs.losses.get(block, {}).keys() & runs.losses.get(BASE, {}).keys():
+            base = dict(runs.curve(BASE, seed))
             for step, loss in runs.curve(block, seed):
                 if step in base:
                     gaps.setdefault(step, []).append(loss - base[step])
         if gaps:
             places = shared.mean_places({step: gaps[step] for step in sorted(gaps)})
-            series.append(shared.curve(name, places))
+            series.append(shared.curve(block, places))
     panel = Panel(
         title=f"narrow: runs, above {BASE}",
         x_label="training step",
@@ -220,6 +224,30 @@ def _gap_panel(narrow: Trial) -> Panel:
         series=tuple(series),
     )
     return shared.late(panel, EARLY)
+
+
+def _changed_panel(narrow: Trial) -> Panel:
+    """How far blocks end above the base, as they are and with one thing changed; at the lower rate the base has it too."""
+    base = narrow.runs.losses.get(BASE, {})
+    ends = {
+        (UNCHANGED, block): (narrow.runs.losses.get(block, {}), base)
+        for block in (*JUDGED, "pre-ln")
+    }
+    for phase, words in CHANGES.items():
+        runs = narrow.changed[phase].losses
+        below = runs.get(BASE, {}) if BASE in CHANGED[phase] else base
+        ends |= {
+            (words, CHANGED_FROM.get(name, name)): (runs.get(name, {}), below)
+            for name in CHANGED[phase]
+            if name != BASE
+        }
+    values: dict[str, dict[str, tuple[float, float]]] = {}
+    for (words, block), (above, below) in ends.items():
+        gaps = [above[seed] - below[seed] for seed in above.keys() & below.keys()]
+        if gaps and math.isfinite(sum(gaps)):
+            values.setdefault(block, {})[words] = mean_and_error(gaps)
+    panel = shared.places_panel(values, "loss above the base (nats per token)", bars=True)
+    return replace(panel, title="narrow: runs, one thing changed")
 
 
 def _better(trial: Trial, phase: str) -> dict[str, str]:
@@ -241,7 +269,7 @@ def _starts_panel(trial: Trial, width: str) -> Panel:
     if shared.BIGRAMS in means:
         values[shared.BIGRAMS] = dict.fromkeys(STARTS.values(), means[shared.BIGRAMS])
     panel = shared.places_panel(values, "final loss (nats per token)", bars=False)
-    title = f"{'wide' if width else 'narrow'}: tuning, standard deviation of embeddings"
+    title = f"{'wide' if width else 'narrow'}: tuning, initial embeddings"
     return replace(panel, title=title)
 
 

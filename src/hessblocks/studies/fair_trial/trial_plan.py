@@ -50,6 +50,10 @@ CHANGED: dict[str, tuple[str, ...]] = {
 }
 """Phase in which one thing is changed in the long runs at the smaller width → of what, or to what: the rate, half a decade lower;
 pre-ln without values and projections, and sas with them, as I + β ΔW; the MLP, so wide that there are as many parameters as in pre-ln."""
+CHANGES = {SLOWER: "lower rate", EQUAL: "as many parameters", PARTS: "values taken or given"}
+"""The same phases → in words, for the figure."""
+CHANGED_FROM = {NO_VALUES: "pre-ln", VALUES: "sas"}
+"""What has other parts → the block from which it is one change away."""
 EQUAL_MLPS: dict[Scale, int] = {"smoke": 143, "laptop": 314, "paper": 3818}
 """Scale → that width of the MLP."""
 OTHER_STARTS = {

@@ -12,6 +12,7 @@ from hessblocks.studies.fair_trial.trial_plan import (
     BASE,
     BLOCKS,
     CHANGED,
+    CHANGED_FROM,
     CLOCK,
     EQUAL,
     LONG,
@@ -93,21 +94,21 @@ class Trial(shared.Tuned):
             )
         return checks
 
-    def changed_check(self, phase: str, block: str, words: str) -> Check:
-        """Whether a block of a phase of `CHANGED` matches the base; the words say what it is."""
+    def changed_check(self, phase: str, block: str, words: str, base: str = BASE) -> Check:
+        """Whether a block of a phase of `CHANGED` matches a base of the runs; the words say what it is."""
         losses = {
             block: self.changed[phase].losses.get(block, {}),
-            BASE: self.runs.losses.get(BASE, {}),
+            base: self.runs.losses.get(base, {}),
         }
         check = shared.match_check(
             losses,
             block,
-            BASE,
-            f"{words} about matches {BASE} at equal steps",
+            base,
+            f"{words} about matches {base} at equal steps",
             expected=f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
             limit=shared.CLOSE,
         )
-        return self.runs.if_it_counts(check, BASE)
+        return self.runs.if_it_counts(check, base)
 
     def start_check(self) -> Check:
         """Whether every block's runs are from its best start."""
@@ -177,7 +178,8 @@ def verdicts(name: str, trial: Trial) -> list[Check]:
                 verdict = shared.judged_by(control, verdict, TOO_HIGH)
             own.append(verdict)
     for block, words in PARTED.items() if trial.changed else ():
-        verdict = trial.judged(trial.changed_check(PARTS, block, words), BASE)
+        against = "pre-ln" if CHANGED_FROM[block] == "pre-ln" else BASE
+        verdict = trial.judged(trial.changed_check(PARTS, block, words, against), against)
         own.append(shared.judged_by(long_rates[BASE], verdict, TOO_HIGH))
     return [replace(check, fact=f"{name}: {check.fact}") for check in own]
 

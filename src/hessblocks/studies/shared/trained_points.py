@@ -178,6 +178,11 @@ class BlockSettings:
         return f"{self.variant}{AT_RATE}{self.size.learning_rate:g}" if self.tuned else self.variant
 
     @property
+    def drawn_std(self) -> float:
+        """Standard deviation that embeddings are drawn with."""
+        return 0.02 if self.embedding_std is None else self.embedding_std
+
+    @property
     def owner(self) -> dict[str, Scalar]:
         """What the rows of this point are told apart by."""
         return {"study": self.study, "variant": self.name, "seed": self.seed}
@@ -288,7 +293,7 @@ def make_model(settings: TrainedSettings) -> PreTrainedModel:
         vocab_size=size.vocab_size,
         context=size.context,
         slots=settings.slots,
-        embedding_std=0.02 if settings.embedding_std is None else settings.embedding_std,
+        embedding_std=settings.drawn_std,
     )
 
 
