@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from hessblocks.data.corpus import Corpus
-from hessblocks.data.python_code import load_corpus
-from hessblocks.data.sources import TEST_FOLDERS, standard_library
+from hessblocks.data.python_code import load_corpus, load_package_corpus
+from hessblocks.data.sources import TEST_FOLDERS, package_files, standard_library
+from hessblocks.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,47 @@ def test_tests_are_a_domain_of_their_own_and_packages_are_left_out() -> None:
     assert not any("site-packages" in path or "_sysconfigdata" in path for path in library)
     assert all(TEST_FOLDERS & set(path.split("/")) for path in source.splits["test-domain"])
     assert not set(source.splits["train"]) & set(source.splits["validation"])
+
+
+def test_an_installed_package_is_a_text_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "plenty"
+    for place in (
+        *(f"part_{n}.py" for n in range(40)),
+        "tests/test_part.py",
+        "notes.txt",
+        "__init__.py",
+    ):
+        (package / place).parent.mkdir(parents=True, exist_ok=True)
+        (package / place).write_text("raise RuntimeError  # never imported\n" * 20)
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)
+    source = package_files("plenty")
+    held = set(source.splits["validation"])
+    assert len(held) == 4
+    assert held | set(source.splits["train"]) == {
+        "__init__.py",
+        *(f"part_{n}.py" for n in range(40)),
+    }
+    corpus = load_package_corpus("plenty", 270)
+    assert "never imported" in corpus.tokenizer.decode(corpus.splits["validation"][:200].tolist())
+    (package / "part_0.py").write_text("other = 1\n")
+    assert package_files("plenty").fingerprint != source.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("no_such_thing", "not installed"), ("platform", "not installed"), ("hardly", "too few")],
+)
+def test_a_package_without_text_is_refused_in_a_sentence(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hardly").mkdir()
+    (tmp_path / "hardly" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ArgumentError, match=said):
+        package_files(name)
 
 
 def test_the_corpus_is_code(built: tuple[Corpus, float]) -> None:

@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        17766,
-        "a368e275fa1df3abd50851684b6e094350d2702a908ffeafc186c9758ddcbf5e",
+        17794,
+        "7618547d0140644cccf320911b3082832ed9e77720ad5758af3faba7fed56dab",
     )
 
 

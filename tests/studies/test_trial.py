@@ -30,7 +30,7 @@ from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.differences import Difference
 from hessblocks.studies.shared.step_times import STEP_TIME, at_equal_time, bounded, cut_short
 from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
-from hessblocks.studies.shared.trained_summary import Runs, late
+from hessblocks.studies.shared.trained_summary import VOID, Runs, late
 from hessblocks.studies.shared.variants import best_start, make_block
 
 PLAN = points("laptop", None)
@@ -67,8 +67,8 @@ def rates_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tuning_comes_first_likeliest_rates_before_others() -> None:
     phases = list(dict.fromkeys(point.phase for point in PLAN))
     assert phases == [
-        "tuning", "wide tuning", "clock", "wide clock", "slower long", "parts long", "equal long", "long", "positions",
-        "wide long",
+        "tuning", "wide tuning", "clock", "wide clock", "slower long", "parts long", "equal long", "once long", "long",
+        "positions", "wide long",
     ]  # fmt: skip
     tuning = [point for point in PLAN if point.phase == "tuning"]
     count = 1 + len(trial_plan.TUNED[trial_plan.NARROW])
@@ -205,7 +205,7 @@ def test_a_fair_trial_of_equal_blocks_is_decided() -> None:
         for block in ("sas", "sas-p")
     ]
     assert all(check.holds for fact, check in found.items() if fact not in open_)
-    assert len(found) == 2 * 9 + 6 + 3 + 2 + 2
+    assert len(found) == 2 * 9 + 8 + 3 + 2 + 2
 
 
 @pytest.mark.parametrize("more", [-0.1, 0.1])
@@ -319,7 +319,7 @@ def test_a_verdict_is_void_where_pre_ln_has_learnt_no_more_than_pairs_of_tokens(
     found = checks(rows(short))
     assert found["narrow: pre-ln has learnt more than pairs of tokens"].holds is False
     verdicts = [check for fact, check in found.items() if "about matches" in fact]
-    assert len(verdicts) == 14
+    assert len(verdicts) == 16
     assert all(check.holds is None and "void" in check.ours for check in verdicts)
 
 
@@ -336,7 +336,9 @@ def slots_apart(one: BlockConfig, other: BlockConfig) -> set[str]:
 def test_one_thing_is_changed_at_a_time() -> None:
     """The rate for one seed; the MLP's width, which gives as many parameters as pre-ln has; values and projections."""
     own = {(p.label, p.seed): p for p in PLAN if p.phase == "long"}
-    slower, parts, equal = ([p for p in PLAN if p.phase == phase] for phase in trial_plan.CHANGED)
+    slower, parts, equal, once = (
+        [p for p in PLAN if p.phase == phase] for phase in trial_plan.CHANGED
+    )
     assert {(p.label, p.seed) for p in slower} == {(b, 1) for b in (BASE, "sas", "sas-p")}
     assert len(equal) == 6
     for point in slower:
@@ -347,8 +349,16 @@ def test_one_thing_is_changed_at_a_time() -> None:
     for point in equal:
         size = replace(point.size, mlp_width=256)
         assert replace(point, phase="long", size=size) == own[point.label, point.seed]
+    assert {(p.label, p.seed) for p in once} == {
+        (b, seed) for b in (BIGRAMS, BASE, "sas", "sas-p") for seed in (1, 2, 3)
+    }
+    for point in once:
+        assert point.size.data == "package:torch"
+        if point.label != BIGRAMS:
+            size = replace(point.size, data=None)
+            assert replace(point, phase="long", size=size) == own[point.label, point.seed]
     for point in parts:
-        like = own[BASE if point.variant == trial_plan.NO_VALUES else "sas", point.seed]
+        like = own["pre-ln" if point.variant == trial_plan.NO_VALUES else "sas", point.seed]
         size = replace(point.size, learning_rate=like.size.learning_rate)
         assert (
             replace(point, phase="long", size=size, variant=like.variant, label=like.label) == like
@@ -421,9 +431,47 @@ def test_a_block_of_as_many_parameters_is_judged_by_its_own_runs(more: float) ->
             "lower rate": pytest.approx(0.2),
             "values taken or given": 0.0,
             "as many parameters": pytest.approx(more),
+            "nothing read twice": 0.0,
         },
-        "sas-p": {"as they are": 0.0, "lower rate": 0.0, "as many parameters": 0.0},
+        "sas-p": {
+            "as they are": 0.0, "lower rate": 0.0, "as many parameters": 0.0, "nothing read twice": 0.0,
+        },
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0])
+@pytest.mark.parametrize("more", [0.0, 0.1])
+def test_blocks_on_a_text_read_once_are_judged_against_the_base_on_it(
+    level: float, more: float
+) -> None:
+    def own(point: TrialSettings) -> float:
+        once = point.phase == "once long"
+        return fair(point) + once * (level + more * (point.label == "sas-p"))
+
+    found = checks(rows(own))
+    fact = f"narrow: sas-p on a text read once about matches {BASE} at equal steps"
+    assert (found[fact].holds, found[fact].ours) == (
+        not more,
+        f"{more:+.3f} ± 0.000 nats (3 seeds)",
+    )
+    panel = next(
+        panel for panel in STUDY.summarise(rows(own)).figure.panels if panel.title == GAPS[1]
+    )
+    assert isinstance(panel, Panel)
+    place = panel.ticks.index("nothing read twice")
+    (series,) = (series for series in panel.series if series.name == "sas-p")
+    assert series.y[series.x.index(place)] == pytest.approx(more)
+
+
+def test_runs_on_a_text_read_once_count_only_where_more_than_pairs_was_learnt() -> None:
+    def short(point: TrialSettings) -> float:
+        table = point.phase == "once long" and point.label == BIGRAMS
+        return fair(point) - 0.5 * table
+
+    found = checks(rows(short))
+    verdict = found[f"narrow: sas on a text read once about matches {BASE} at equal steps"]
+    assert (verdict.holds, found[STEPS].holds) == (None, True)
+    assert verdict.ours.endswith(VOID)
 
 
 def test_pre_ln_without_values_is_compared_with_pre_ln() -> None:

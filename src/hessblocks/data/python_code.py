@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.data.corpus import Corpus, cached_corpus
-from hessblocks.data.sources import VALIDATION_SHARE, Source, standard_library, user_files
+from hessblocks.data.sources import (
+    VALIDATION_SHARE,
+    Source,
+    package_files,
+    standard_library,
+    user_files,
+)
 from hessblocks.data.tokens import check_vocabulary, write_corpus
 from hessblocks.errors import ArgumentError
 
@@ -46,16 +52,43 @@ def load_corpus(path: Path | None = None, vocabulary: int = DEFAULT_VOCABULARY) 
     """
     check_vocabulary(vocabulary)
     source = standard_library() if path is None else user_files(path)
+    corpus = _of_source(source, _entry_name(source, path), vocabulary)
+    _warn(corpus, vocabulary, path)
+    return corpus
+
+
+def load_package_corpus(name: str, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
+    """Python code of an installed package; built once, then cached.
+
+    Args:
+        name: of the package, as it is imported.
+        vocabulary: entries of the vocabulary to learn.
+
+    Returns:
+        The corpus, its files verified.
+
+    Raises:
+        ArgumentError: `vocabulary` is too small, or there is no such package with source files.
+        RunError: the cache cannot be written.
+
+    Cost:
+        torch (46 MB, 18 million tokens): 45 seconds on 2 cores, once.
+    """
+    check_vocabulary(vocabulary)
+    corpus = _of_source(package_files(name), f"package-{name}", vocabulary)
+    _warn(corpus, vocabulary, None)
+    return corpus
+
+
+def _of_source(source: Source, entry: str, vocabulary: int) -> Corpus:
+    """Build what the cache does not hold under this entry."""
     key = {
         "data version": DATA_VERSION,
         "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
         "vocabulary": vocabulary,
         "files": source.fingerprint,
     }
-    build = partial(_build, source, vocabulary)
-    corpus = cached_corpus(source.name, _entry_name(source, path), key, build)
-    _warn(corpus, vocabulary, path)
-    return corpus
+    return cached_corpus(source.name, entry, key, partial(_build, source, vocabulary))
 
 
 def _entry_name(source: Source, path: Path | None) -> str:

@@ -6,6 +6,7 @@ A source is a list of documents (files) per split, and a fingerprint of their co
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -82,6 +83,34 @@ def standard_library() -> Source:
     splits = _by_file(library) | {"test-domain": _held_out(tests)}
     return Source(
         name="python-code", root=root, splits=splits, fingerprint=fingerprint(root, paths)
+    )
+
+
+def package_files(name: str) -> Source:
+    """The Python source of an installed package, its tests left out.
+
+    Args:
+        name: as it is imported; it is found, not imported.
+
+    Returns:
+        Splits train and validation, by file.
+
+    Raises:
+        ArgumentError: there is no such package, or it has hardly any source files.
+    """
+    found = importlib.util.find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        raise ArgumentError(f"package {printable(name)}: not installed; install it.")
+    root = Path(found.submodule_search_locations[0])
+    paths = [
+        path
+        for path in _files(root)
+        if path.endswith(".py") and not TEST_FOLDERS & set(path.split("/"))
+    ]
+    if len(paths) < FEW_FILES:
+        raise ArgumentError(f"package {printable(name)}: {len(paths)} source files are too few.")
+    return Source(
+        name=name, root=root, splits=_by_file(paths), fingerprint=fingerprint(root, paths)
     )
 
 

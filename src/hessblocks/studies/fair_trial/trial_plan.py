@@ -41,21 +41,34 @@ RUNS: dict[str, tuple[str, ...]] = {
     WIDE + LONG: (*WIDE_BLOCKS, shared.GPT2),
 }
 """Phase → what is run, beside the bigram table."""
-SLOWER, EQUAL, PARTS = "slower long", "equal long", "parts long"
+SLOWER, EQUAL, PARTS, ONCE = "slower long", "equal long", "parts long", "once long"
 NO_VALUES, VALUES = "pre-ln, identity values", shared.GAINED
 CHANGED: dict[str, tuple[str, ...]] = {
     SLOWER: (BASE, "sas", "sas-p"),
     PARTS: (NO_VALUES, VALUES),
     EQUAL: ("sas", "sas-p"),
+    ONCE: (shared.BIGRAMS, BASE, "sas", "sas-p"),
 }
 """Phase in which one thing is changed in the long runs at the smaller width → of what, or to what: the rate, half a decade lower;
-pre-ln without values and projections, and sas with them, as I + β ΔW; the MLP, so wide that there are as many parameters as in pre-ln."""
-CHANGES = {SLOWER: "lower rate", EQUAL: "as many parameters", PARTS: "values taken or given"}
+pre-ln without values and projections, and sas with them, as I + β ΔW; the MLP, so wide that there are as many parameters as in pre-ln; the
+text, of which nothing is read twice."""
+CHANGES = {
+    SLOWER: "lower rate",
+    EQUAL: "as many parameters",
+    PARTS: "values taken or given",
+    ONCE: "nothing read twice",
+}
 """The same phases → in words, for the figure."""
 CHANGED_FROM = {NO_VALUES: "pre-ln", VALUES: "sas"}
 """What has other parts → the block from which it is one change away."""
 EQUAL_MLPS: dict[Scale, int] = {"smoke": 143, "laptop": 314, "paper": 3818}
 """Scale → that width of the MLP."""
+LONG_TEXTS: dict[Scale, str | None] = {
+    "smoke": None,
+    "laptop": shared.PACKAGE + "torch",
+    "paper": shared.PAPER.data,
+}
+"""Scale → a text that is longer than what those runs read: 15.8 million tokens against 8.2 at laptop scale. At smoke scale the usual one will do."""
 OTHER_STARTS = {
     NARROW: (*(name + WIDER for name in BLOCKS), BASE + SMALL),
     WIDE: (*(name + WIDER for name in WIDE_BLOCKS), BASE + SMALL),
@@ -243,17 +256,19 @@ def _maker(scale: Scale, phase: str) -> shared.Make[TrialSettings]:
 
 
 def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
-    """The long runs with another rate, with the first seed of the runs alone, with other parts and with a wider MLP.
+    """The long runs with one thing changed; with another rate, with the first seed of the runs alone.
 
     Args:
         scale: of the study.
-        seeds: of the runs with other parts and a wider MLP.
+        seeds: of the others.
 
     Returns:
         The points' settings.
     """
     size = SIZES[scale][LONG]
-    sizes = dict.fromkeys(CHANGED, size) | {EQUAL: replace(size, mlp_width=EQUAL_MLPS[scale])}
+    sizes = dict.fromkeys(CHANGED, size)
+    sizes[EQUAL] = replace(size, mlp_width=EQUAL_MLPS[scale])
+    sizes[ONCE] = replace(size, data=LONG_TEXTS[scale])
     return [
         point_of(label, phase, replace(sizes[phase], learning_rate=rate), seed)
         for seed in shared.run_seeds(seeds)

@@ -17,6 +17,7 @@ from hessblocks.studies.fair_trial.trial_plan import (
     EQUAL,
     LONG,
     NO_VALUES,
+    ONCE,
     PARTS,
     PLACES,
     POSITIONS,
@@ -95,10 +96,11 @@ class Trial(shared.Tuned):
         return checks
 
     def changed_check(self, phase: str, block: str, words: str, base: str = BASE) -> Check:
-        """Whether a block of a phase of `CHANGED` matches a base of the runs; the words say what it is."""
+        """Whether a block of a phase of `CHANGED`, in words, matches a base, of that phase or else of the runs."""
+        own = self.changed[phase]
         losses = {
-            block: self.changed[phase].losses.get(block, {}),
-            base: self.runs.losses.get(base, {}),
+            block: own.losses.get(block, {}),
+            base: (own if base in CHANGED[phase] else self.runs).losses.get(base, {}),
         }
         check = shared.match_check(
             losses,
@@ -108,6 +110,8 @@ class Trial(shared.Tuned):
             expected=f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
             limit=shared.CLOSE,
         )
+        if shared.BIGRAMS in CHANGED[phase]:
+            return shared.judged_by(own.below_the_table(base, shared.BIGRAMS), check, shared.VOID)
         return self.runs.if_it_counts(check, base)
 
     def start_check(self) -> Check:
@@ -170,8 +174,8 @@ def verdicts(name: str, trial: Trial) -> list[Check]:
             shared.at_equal_time(runs, trial.clock, block, BASE),
         ]
         if trial.changed:
-            words = f"{block} of as many parameters"
-            about.append(trial.changed_check(EQUAL, block, words))
+            changes = {EQUAL: "of as many parameters", ONCE: "on a text read once"}
+            about += [trial.changed_check(p, block, f"{block} {w}") for p, w in changes.items()]
         for check in about:
             verdict = trial.judged(check, block, BASE)
             for control in (long_rates[one] for one in (block, BASE) if one in long_rates):
@@ -187,7 +191,7 @@ def verdicts(name: str, trial: Trial) -> list[Check]:
 def place_verdicts(placed: Trial) -> list[Check]:
     """The verdict at equal steps with either kind of positions, and whether it is the same gap."""
     runs, block = placed.runs, "sas-p"
-    checks = placed.rate_checks()[1:]
+    checks = [replace(c, fact=f"positions: {c.fact}") for c in placed.rate_checks()[1:]]
     gaps: dict[str, dict[Scalar, float]] = {}
     for kind, name in POSITIONS.items():
         one, base = block + kind, BASE + kind

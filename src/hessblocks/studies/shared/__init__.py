@@ -74,7 +74,7 @@ from hessblocks.studies.shared.step_times import (
     timed_models,
     values,
 )
-from hessblocks.studies.shared.texts import TextSize, text_of, widened
+from hessblocks.studies.shared.texts import PACKAGE, TextSize, text_of, widened
 from hessblocks.studies.shared.trained_points import (
     ALL,
     AT_RATE,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from hessblocks.data import Corpus, load_corpus, load_docstring_corpus
+from hessblocks.data import Corpus, load_corpus, load_docstring_corpus, load_package_corpus
 from hessblocks.training import RunSize
 
 HUB = "hub:"
 """Begins the name of a dataset of the Hugging Face hub."""
+PACKAGE = "package:"
+"""Begins the name of an installed package, whose source is the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +19,7 @@ class TextSize(RunSize):
     """Sizes of model and training, and the text."""
 
     data: str | None = None
-    """docstrings, or hub:NAME; None for the source of the standard library."""
+    """docstrings, package:NAME or hub:NAME; None for the source of the standard library."""
 
 
 HEADS = 4
@@ -42,7 +44,7 @@ def text_of(size: TextSize) -> Corpus:
         Its tokens.
 
     Raises:
-        ArgumentError: the hub's dataset is asked for and datasets is not installed.
+        ArgumentError: the hub's dataset is asked for and datasets is not installed, or a package that is not there.
         RunError: it cannot be had.
     """
     return _text(size.data, size.vocab_size)
@@ -54,6 +56,8 @@ def _text(data: str | None, vocabulary: int) -> Corpus:
         return load_corpus(None, vocabulary)
     if data == "docstrings":
         return load_docstring_corpus(vocabulary)
+    if data.startswith(PACKAGE):
+        return load_package_corpus(data.removeprefix(PACKAGE), vocabulary)
     from hessblocks.data import load_hub_corpus
 
     return load_hub_corpus(data.removeprefix(HUB), vocabulary)
