@@ -1,88 +1,113 @@
-"""Curves, pictures and the table of comparison.md from the folder of a `hessblocks compare`.
+"""Picture and tables of comparison.md from what the study `trial` left in results: python docs/make_comparison.py [FOLDER].
 
-Run `python docs/make_comparison.py RUN`: writes results/comparison.csv and results/comparison-*.png, prints
-the table, which is pasted into the page.
+FOLDER holds comparison.md and results, this one by default. The picture is of the panels that the page is about; a table is
+written behind each line `<!-- table: NAME -->`, where the old one stood. Nothing is measured here.
 """
 
 from __future__ import annotations
 
-import csv
-import itertools
-import shutil
-import statistics
+import json
+import re
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import HessblocksError
-from hessblocks.report import comparison_rows, write_report
-from hessblocks.report.comparison import COLUMNS, comparison_cells
-from hessblocks.storage import FolderResults, atomic_path, load_results
+from hessblocks.figures import read_figure
+from hessblocks.report import VERDICTS
+from hessblocks.storage import write_text
 
-TARGET = Path(__file__).parent / "results"
-PICTURES = ("loss-steps", "loss-seconds")
+DOCS = Path(__file__).parent
+BASE = "pre-ln, zero queries"
+JUDGED = "about matches"
+"""In the facts that are verdicts."""
+PANELS = (
+    "narrow: runs",
+    f"narrow: runs, above {BASE}",
+    "narrow: runs, one thing changed",
+    "wide: runs against time",
+)
+Data = Mapping[str, Any]
 
 
-def main(run: Path, target: Path = TARGET) -> None:
-    """Write the curves, copy the pictures, print the table.
+def main(docs: Path = DOCS) -> None:
+    """Draw the picture and put the tables into the page.
 
     Raises:
-        RunError: the folder is damaged or cannot be read.
+        RunError: a file is missing or damaged.
     """
-    write_report(run)
-    results = load_results(run)
-    write_curves(results, target / "comparison.csv")
-    for name in PICTURES:
-        shutil.copyfile(run / "figures" / f"{name}.png", target / f"comparison-{name}.png")
-    print(losses(results))
+    figure = read_figure(docs / "results" / "trial-figure.json")
+    panels = tuple(panel for panel in figure.panels if panel.title in PANELS)
+    write_picture(draw(replace(figure, panels=panels)), docs / "results", "comparison")
+    data = json.loads((docs / "results" / "trial.json").read_text(encoding="utf-8"))
+    page = (docs / "comparison.md").read_text(encoding="utf-8")
+    for name, table in TABLES.items():
+        place = re.compile(rf"(<!-- table: {name} -->\n)(?:\n(?:\|.*\n)+)?")
+        page = place.sub(lambda found, made=table(data): f"{found[1]}\n{made}", page)
+    write_text(docs / "comparison.md", page)
 
 
-def write_curves(results: FolderResults, path: Path) -> None:
-    """The validation losses along training."""
-    with atomic_path(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("preset", "seed", "step", "tokens", "seconds", "validation_loss"))
-        for row in results.metrics:
-            if row.split == "validation":
-                seconds, loss = f"{row.seconds:.1f}", f"{row.loss:.5f}"
-                writer.writerow((row.preset, row.seed, row.step, row.tokens, seconds, loss))
-
-
-def losses(results: FolderResults) -> str:
-    """A row a block: that of the report, and the time to the first block's final loss."""
-    rows = comparison_rows(results)
-    first = rows[0].preset
-    target = mean_curve(results, first)[-1][1]
-    head = (*COLUMNS, f"Time to the final loss of {first} (s)")
-    cells = [(*comparison_cells(row), reached(results, row.preset, target)) for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells))
-
-
-def reached(results: FolderResults, preset: str, loss: float) -> str:
-    """Seconds until the mean curve is down at `loss`, between evaluations on a straight line."""
-    curve = mean_curve(results, preset)
-    for (seconds, before), (later, after) in itertools.pairwise(curve):
-        if after <= loss:
-            share = (before - loss) / (before - after)
-            return f"{seconds + share * (later - seconds):.0f}"
-    return "not reached"
-
-
-def mean_curve(results: FolderResults, preset: str) -> list[tuple[float, float]]:
-    """(training time, validation loss), both averaged over seeds."""
-    at: dict[int, list[tuple[float, float]]] = {}
-    for row in results.metrics:
-        if row.preset == preset and row.split == "validation":
-            at.setdefault(row.step, []).append((row.seconds, row.loss))
-    return [
-        (statistics.mean(s for s, _ in each), statistics.mean(loss for _, loss in each))
-        for _, each in sorted(at.items())
+def losses(data: Data, runs: str) -> str:
+    """What each block of some runs ends with, and what its steps cost."""
+    times = {
+        line["variant"]: line["against_the_base"]
+        for line in data["tables"]["times"]
+        if line["runs"] == runs
+    }
+    rows = [
+        (
+            line["variant"],
+            f"{line['parameters']:,}" if line["parameters"] else "",
+            _with_error(line["final_loss"], line["standard_error"]),
+            line["seeds"],
+            f"{times[line['variant']]:.2f}" if line["variant"] in times else "",
+        )
+        for line in sorted(data["tables"]["losses"], key=lambda line: line["final_loss"])
+        if line["runs"] == runs
     ]
+    head = (
+        "block",
+        "parameters",
+        "final loss (nats per token)",
+        "seeds",
+        "step time, of the base's",
+    )
+    return _table(head, rows)  # fmt: skip
+
+
+def verdicts(data: Data) -> str:
+    """Every verdict of the trial."""
+    rows = [
+        (check["fact"], check["ours"], VERDICTS[check["holds"]])
+        for check in data["checks"]
+        if JUDGED in check["fact"]
+    ]
+    return _table(("claim", "difference, ± standard error", "verdict"), rows)
+
+
+TABLES: Mapping[str, Callable[[Data], str]] = {
+    "narrow": lambda data: losses(data, "narrow"),
+    "wide": lambda data: losses(data, "wide"),
+    "verdicts": verdicts,
+}
+
+
+def _with_error(value: float, error: float | None) -> str:
+    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) > 2:
         sys.exit(__doc__)
     try:
-        main(Path(sys.argv[1]))
+        main(*map(Path, sys.argv[1:]))
     except HessblocksError as error:
         sys.exit(str(error))
