@@ -58,7 +58,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         17794,
-        "7618547d0140644cccf320911b3082832ed9e77720ad5758af3faba7fed56dab",
+        "8ebdcbea8041bf68425b83e593c6d5f942f37bc1de87309c8ff3a0f905825d65",
     )
 
 

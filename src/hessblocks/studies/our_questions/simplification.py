@@ -55,7 +55,12 @@ SLOTS: dict[str, tuple[str, ...]] = {
     ", LayerNorm": (ROTARY, *LAYER_NORM),
 }
 """What is behind the name of a variant → the slots of the block; rotary positions where there is nothing."""
-RATES: dict[str, tuple[float, ...]] = dict.fromkeys((*BLOCKS, shared.GPT2), (1e-2, 3e-3, 3e-2))
+RATES: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys((*BLOCKS, shared.GPT2), (1e-2, 3e-3, 3e-2)),
+    **dict.fromkeys(
+        ("post-ln", "skipless", "v-skipinit", "pre-ln, sinusoidal"), (3e-3, 1e-2, 1e-3)
+    ),
+}
 """What is tuned → its rates at laptop scale, the likeliest first; made longer as results come in."""
 BEST: dict[str, float] = {label: rates[0] for label, rates in RATES.items()}
 """Rates of the runs at laptop scale: a guess until the tuning is done, then its outcome."""
