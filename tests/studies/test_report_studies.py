@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hessblocks.cli.app import main
+from hessblocks.report.studies import load_section
 from hessblocks.storage.locks import held
 from hessblocks.studies.engine.store import POINTS
 from hessblocks.studies.runner import run_studies
@@ -120,3 +122,10 @@ def test_settings_and_differences_are_on_the_page(out: Path) -> None:
     page = (out / "report.html").read_text()
     assert "sigma 0.01 to 10 (20 values)" in page
     assert "Settings: " in page
+
+
+def test_of_many_names_the_first_few_are_told(out: Path) -> None:
+    section = load_section(out / "mlp")
+    settings = {"rate": [0.1, 0.2], "names": list("abcdefghijklm"), "few": list("abcde")}
+    told = replace(section, summary={**section.summary, "settings": settings}).settings
+    assert told == "rate 0.1, 0.2; names a, b, c, d and 9 more; few a, b, c, d, e"

@@ -16,6 +16,8 @@ VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 """What is written of a check."""
 FEW = 4
 """Values of a setting that are written out."""
+MANY = 12
+"""Names beyond which the first `FEW` alone are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +93,15 @@ def command(name: str, scale: str, seeds: int | None) -> str:
 
 
 def _values(values: Sequence[Any]) -> str:
-    """One value, all of a few, or how many there are from which to which."""
+    """One value, all of a few, or how many there are, numbers from which to which."""
     texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
     if len(texts) <= FEW:
         return ", ".join(texts)
-    numbers = all(isinstance(value, int | float) for value in values)
-    return f"{texts[0]} to {texts[-1]} ({len(texts)} values)" if numbers else ", ".join(texts)
+    if all(isinstance(value, int | float) for value in values):
+        return f"{texts[0]} to {texts[-1]} ({len(texts)} values)"
+    if len(texts) > MANY:
+        return f"{', '.join(texts[:FEW])} and {len(texts) - FEW} more"
+    return ", ".join(texts)
 
 
 def load_section(folder: Path) -> StudySection:
