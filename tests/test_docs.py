@@ -134,3 +134,20 @@ def test_the_page_of_the_comparison_has_the_numbers_of_the_trial(tmp_path: Path)
     other = (tmp_path / "comparison.md").read_text(encoding="utf-8")
     assert page.count(old) == other.count("| 1.250 |") == 1
     assert old not in other
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in (DOCS / "results" / "stores").iterdir())
+)
+def test_results_are_those_of_the_committed_points(name: str, tmp_path: Path) -> None:
+    shutil.copytree(DOCS / "results" / "stores" / name, tmp_path / name)
+    asked = {"command": "reproduce", "studies": {name: {"scale": "laptop", "seeds": None}}}
+    (tmp_path / "config.json").write_text(json.dumps(asked))
+    assert main(["report", str(tmp_path)]) == 0
+    found, told = (
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in (tmp_path / name / "summary.json", DOCS / "results" / f"{name}.json")
+    )
+    assert found["points"] == told["points"]
+    assert found["checks"] == told["checks"]
+    assert found["tables"] == told["tables"]

@@ -72,13 +72,23 @@ def test_an_installed_package_is_a_text_too(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("no_such_thing", "not installed"), ("platform", "not installed"), ("hardly", "too few")],
+    [
+        ("no_such_thing", "not installed"),
+        ("platform", "no package in one folder"),
+        ("hardly", "too few"),
+        (".", "not installed"),
+        ("../x", "not installed"),
+        ("no.such", "not installed"),
+        ("__main__", "not installed"),
+        ("hardly.part", "not installed"),
+        ("", "not installed"),
+    ],
 )
 def test_a_package_without_text_is_refused_in_a_sentence(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hardly").mkdir()
-    (tmp_path / "hardly" / "__init__.py").touch()
+    (tmp_path / "hardly" / "__init__.py").write_text("raise RuntimeError  # never imported\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ArgumentError, match=said):
         package_files(name)

@@ -174,10 +174,42 @@ RESULTS = (
     Mutant(
         "in equal time the quicker block is cut short",
         file="studies/shared/step_times.py",
-        find="    quick, slow = sorted(",
-        replace="    slow, quick = sorted(",
+        find="    if time_ratio(times, quick, slow).mean > 1:",
+        replace="    if time_ratio(times, quick, slow).mean < 1:",
         tests=(
             "studies/test_trial.py::test_a_slower_simplified_block_is_the_one_that_is_cut_short",
+        ),
+    ),
+    Mutant(
+        "an error of three repetitions is taken for a normal's",
+        file="studies/shared/differences.py",
+        find="if self.repetitions else NORMAL",
+        replace="if self.repetitions < 0 else NORMAL",
+        tests=(
+            "studies/test_trial.py::test_an_error_of_three_repetitions_reaches_as_far_as_student_says",
+        ),
+    ),
+    Mutant(
+        "a trial counts though its base has learnt only pairs",
+        file="studies/fair_trial/trial_verdicts.py",
+        find="verdict = shared.judged_by(learnt, check, shared.VOID)",
+        replace="verdict = check",
+        tests=("studies/test_trial.py::test_verdicts_are_void_where_the_base_is_no_base",),
+    ),
+    Mutant(
+        "a trial counts though its base is worse than pre-ln",
+        file="studies/fair_trial/trial_verdicts.py",
+        find="shared.judged_by(good, verdict, POOR)",
+        replace="verdict",
+        tests=("studies/test_trial.py::test_verdicts_are_void_where_the_base_is_no_base",),
+    ),
+    Mutant(
+        "a gap on another text is taken above the base on the usual one",
+        file="studies/fair_trial/trial_verdicts.py",
+        find="below = (runs if BASE in CHANGED[phase] else self.runs)",
+        replace="below = self.runs",
+        tests=(
+            "studies/test_trial.py::test_blocks_on_a_text_read_once_are_judged_against_the_base_on_it",
         ),
     ),
     Mutant(
@@ -301,7 +333,7 @@ RESULTS = (
     Mutant(
         "a block of as many parameters is judged by its runs of fewer",
         file="studies/fair_trial/trial_verdicts.py",
-        find="block: self.changed[phase].losses.get(block, {}),",
+        find="block: own.losses.get(block, {}),",
         replace="block: self.runs.losses.get(block, {}),",
         tests=(
             "studies/test_trial.py::test_a_block_of_as_many_parameters_is_judged_by_its_own_runs",

@@ -96,12 +96,14 @@ def package_files(name: str) -> Source:
         Splits train and validation, by file.
 
     Raises:
-        ArgumentError: there is no such package, or it has hardly any source files.
+        ArgumentError: there is no such top-level package, or it has hardly any source files.
     """
-    found = importlib.util.find_spec(name)
-    if found is None or not found.submodule_search_locations:
+    found = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
+    if found is None:
         raise ArgumentError(f"package {printable(name)}: not installed; install it.")
-    root = Path(found.submodule_search_locations[0])
+    if len(folders := found.submodule_search_locations or []) != 1:
+        raise ArgumentError(f"package {printable(name)}: no package in one folder; name another.")
+    root = Path(folders[0])
     paths = [
         path
         for path in _files(root)

@@ -93,13 +93,14 @@ def _places(panel: Panel, series: Series, order: int) -> list[float]:
 
 
 def _bars(panel: Panel, series: Series, order: int, looks: Looks) -> go.Bar:
-    colours = [looks[panel.ticks[round(x)]].colour for x in series.x]
+    names = [panel.ticks[round(x)] if panel.by_tick else series.name for x in series.x]
+    colours = [looks[name].colour for name in names]
     pattern = {"shape": "/", "fillmode": "overlay", "fgcolor": colours, "size": 8}
     return go.Bar(
         **_common(series),
         x=_places(panel, series, order),
         y=_rounded(series.y),
-        width=0.36,
+        width=0.72 / len(panel.shown),
         error_y=_errors(panel, series, GREY),
         marker={
             "color": "#FFFFFF" if order == 0 else colours,
@@ -129,7 +130,9 @@ def _errors(panel: Panel, series: Series, colour: str) -> dict[str, Any] | None:
         return None
     below, above = map(_rounded, panel.reach(series))
     look = {"type": "data", "color": colour, "thickness": 1.2, "width": 2}
-    return look | {"array": above, "arrayminus": below, "symmetric": False}
+    lengths = {"array": above, "arrayminus": below}
+    known = {name: [length or None for length in side] for name, side in lengths.items()}
+    return look | known | {"symmetric": False}
 
 
 def _common(series: Series) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Lo
     if panel.band and any(series.error):
         low, high = panel.edges(series)
         axis.fill_between(series.x, low, high, color=look.colour, alpha=0.2, linewidth=0)
-    bars = panel.reach(series) if series.error and not panel.band else None
+    bars = None if panel.band else _lengths(panel, series)
     heights = [panel.place(y) for y in series.y]
     axis.errorbar(series.x, heights, yerr=bars, elinewidth=0.8, **style)
 
@@ -264,7 +264,7 @@ def _draw_bars(axis: Axes, panel: Panel, series: Series, order: int, looks: Look
         [y - low for y in series.y],
         bottom=low,
         width=0.9 * width if panel.by_tick else width,
-        yerr=panel.reach(series) if series.error else None,
+        yerr=_lengths(panel, series),
         color=colours,
         edgecolor=colours,
         ecolor=GREY if panel.by_tick else "black",
@@ -273,6 +273,13 @@ def _draw_bars(axis: Axes, panel: Panel, series: Series, order: int, looks: Look
     )
     if panel.by_tick:
         axis.bar_label(bars, [number(y) for y in series.y], padding=0.6, fontsize=10)
+
+
+def _lengths(panel: Panel, series: Series) -> list[list[float]] | None:
+    """Of error bars, down and up; one without a length is left out, cap and all."""
+    if not series.error:
+        return None
+    return [[length or math.nan for length in side] for side in panel.reach(series)]
 
 
 def _draw_map(axis: Axes, panel: Heatmap) -> None:

@@ -30,7 +30,7 @@ class Series:
     y: tuple[float, ...]
     """Ordinates."""
     error: tuple[float, ...] = ()
-    """Half length of each error bar; 0 where it is not known, empty where none is."""
+    """Half length of each error bar; 0 draws none and stands where it is not known, empty where none is."""
     below: tuple[float, ...] = ()
     """How far each error bar goes down where `error` is how far it goes up; empty where both are equal."""
     published: bool = False

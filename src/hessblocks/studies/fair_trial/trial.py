@@ -20,14 +20,14 @@ The rule, written down before the first run:
    (b) at equal processor time. Each says "about match", as the paper does, within `CLOSE` nats above or below, so
    that it fails where the simplified block is worse and where it is better by more; differences are taken seed by
    seed, with 95 % intervals (Student's t).
-5. A block's time is its steps times the median time of a step, from points in which all blocks take turns. At
+5. A block's time is its steps times the median time of a step, from points in which all blocks take turns; ratios are taken point by point. At
    equal time the quicker block has more steps. Its gain is bounded from both sides by the runs that are there:
    the slower block cut short, whose rate has not yet decayed, makes the quicker one look too good, and the losses
    at equal steps, where the quicker one has time left, make it look too bad. A verdict (b) counts where both bounds
    say the same.
 6. A verdict is void where the best rate of one of its two blocks is at an end of its grid, where the runs
-   are not at that best rate or not from the best start, and where pre-ln does not end at least 0.3 nats below the
-   bigram table. The grid of a start that is `FAR` above a block's best may stay short.
+   are not at that best rate or not from the best start, where pre-ln, or pre-ln with zero queries, does not end at least 0.3 nats below the
+   bigram table, and where the latter is not as good a base as the former (`CLOSE`). The grid of a start that is `FAR` above a block's best may stay short.
 7. Positions: pre-ln with zero queries and sas-p with sinusoidal positions too, tuned and compared, by the rule
    of (a), at the steps of the tuning, all from 0.02. They say whether the verdict is one about rotary
    positions.
@@ -40,10 +40,11 @@ The rule, written down before the first run:
    trained gains, at the rate of pre-ln, three seeds, by the rule of 4 (a): does the gap come with the values, or with the skip?
    Pre-ln without them keeps its usual queries, so since its runs were done it is compared with pre-ln, one change away, where at first it
    was compared with pre-ln of zero queries, two changes away. The verdict, that it ends above, is the same.
-   (d) The text, once all runs at this width that verdicts rest on were done: the standard library has 4.0 million tokens to train on, so that
-   8,000 steps read each about twice; where the second reading begins, 0.07 of the 0.105 nats of sas are there already. So pre-ln with zero queries, sas and sas-p are
+   (d) The text, once the long runs of (4) at this width were done: the standard library has 4.0 million tokens to train on, so that
+   8,000 steps read each about twice; where the second reading begins, 0.06 to 0.07 of the 0.105 nats of sas are there already. So pre-ln with zero queries, sas and sas-p are
    trained on a text of which nothing is read twice (`ONCE`), at the same rates and from the same starts, three seeds, by the rule of 4 (a):
-   does the gap come with what is read again?
+   does the gap come with what is read again? The text is another one too; a gap that stays is neither the text's nor the second reading's, of
+   one that goes the two would have to be told apart.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hessblocks.figures import Panel
+from hessblocks.errors import RunError
+from hessblocks.figures import Panel, Series
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies import shared
@@ -61,13 +63,13 @@ from hessblocks.studies.fair_trial.trial_plan import (
     BASE,
     BLOCKS,
     CHANGED,
-    CHANGED_FROM,
     CHANGES,
     EQUAL,
     LONG,
     NARROW,
     ONCE,
     OTHER_STARTS,
+    PARTED,
     PARTS,
     PLACED,
     PLACES,
@@ -88,6 +90,7 @@ from hessblocks.studies.fair_trial.trial_plan import (
 from hessblocks.studies.fair_trial.trial_verdicts import (
     JUDGED,
     Trial,
+    base_of,
     place_verdicts,
     trial_of,
     verdicts,
@@ -98,7 +101,7 @@ EARLY = 0.2
 """Share of the steps that loss curves leave out, which would hide the differences at the end."""
 APART = 0.06
 """How far from its place a block is drawn that would else hide another."""
-UNCHANGED = "as they are"
+UNCHANGED = "as tuned"
 """Where a block of the runs stands beside those with one thing changed."""
 LEARNED = "learned"
 """The positions of GPT-2."""
@@ -106,9 +109,25 @@ LEARNED = "learned"
 
 def measure(settings: TrialSettings) -> list[Row]:
     """One run's losses, or what a step of every block costs."""
+    if settings.phase == ONCE:
+        _read_once(settings.size)
     timed = settings.turns is not None
     rows = step_clocks(settings) if timed else shared.train_point(settings)
     return [{**row, "start": settings.start} for row in settings.placed(rows)]
+
+
+def _read_once(size: shared.TextSize) -> None:
+    """Refuse a text that is shorter than what the runs read.
+
+    Raises:
+        RunError: it is.
+    """
+    read = size.steps * size.batch_size * size.context
+    there = len(shared.text_of(size).splits["train"])
+    if there < read:
+        raise RunError(
+            f"trial: {size.data} has {there:,} tokens to train on, {read:,} are read; another version of it may do."
+        )
 
 
 def step_clocks(settings: TrialSettings) -> list[Row]:
@@ -147,7 +166,7 @@ def summarise(rows: Rows) -> Summary:
         "Simplified blocks on trial",
         f"Narrow is width {narrow}, wide {wide} (laptop scale). Tuning has one seed, each block drawn from its best start; runs are at the best rates, with "
         "seeds of their own. Time is steps times the median time of a step (of processor time on a CPU), "
-        f"blocks timed in turns. The base of the gaps is {BASE}; a gap without a bar is of one seed. {shared.HOW}",
+        f"blocks timed in turns. The base of the gaps is {BASE}, of pre-ln without values it is pre-ln; thin lines are the bounds of a match. {shared.HOW}",
         [panel for panel in _panels(trials["narrow"], trials["wide"], placed) if panel.shown],
         [*checks, *place_verdicts(placed)],
         losses=[
@@ -173,23 +192,31 @@ def _all_runs(trials: Mapping[str, Trial], placed: Trial) -> dict[str, shared.Ru
         "narrow, next lower rate": changed[SLOWER],
         "narrow, as many parameters as pre-ln": changed[EQUAL],
         "narrow, other parts": changed[PARTS],
-        "narrow, each text once": changed[ONCE],
+        "narrow, text read once": changed[ONCE],
     }
 
 
 def _time_table(name: str, trial: Trial) -> list[dict[str, object]]:
     """What a step of each block takes."""
-    base = trial.clock.get(BASE)
-    return [
-        {
-            "runs": name,
-            "variant": label,
-            "step_time": seconds,
-            "standard_error": error,
-            "against_the_base": base and seconds / base[0],
-        }
-        for label, (seconds, error) in trial.clock.items()
-    ]
+    lines: list[dict[str, object]] = []
+    for label, times in trial.times.items():
+        seconds, error = mean_and_error(list(times.values()))
+        ratio = shared.time_ratio(trial.times, label, BASE)
+        lines.append(
+            {
+                "runs": name,
+                "variant": label,
+                "step_time": seconds,
+                "standard_error": _known(error),
+                "against_the_base": _known(ratio.mean),
+                "error_of_the_ratio": _known(ratio.error),
+            }
+        )
+    return lines
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
@@ -205,8 +232,9 @@ def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
         _gap_panel(narrow),
         _changed_panel(narrow),
     ]
-    if wide.clock:
-        panels.append(shared.against_time(timed, wide.clock, "wide: runs against time"))
+    if wide.times:
+        clock = {label: mean_and_error(list(times.values())) for label, times in wide.times.items()}
+        panels.append(shared.against_time(timed, clock, "wide: runs against time"))
     return [*panels, _place_panel(placed)]
 
 
@@ -229,27 +257,33 @@ def _gap_panel(narrow: Trial) -> Panel:
         y_label="loss above the base (nats per token)",
         series=tuple(series),
     )
-    return shared.late(panel, EARLY)
+    panel = shared.late(panel, EARLY)
+    steps = [step for one in panel.series for step in one.x]
+    ends = (min(steps, default=0.0), max(steps, default=0.0))
+    bounds = [
+        Series(name=f"{bound:+g}", x=ends, y=(bound, bound), guide=True)
+        for bound in (shared.CLOSE, -shared.CLOSE)
+    ]
+    return replace(panel, series=(*panel.series, *bounds)) if steps else panel
 
 
 def _changed_panel(narrow: Trial) -> Panel:
-    """How far blocks end above the base, as they are and with one thing changed; at the lower rate the base has it too."""
-    base = narrow.runs.losses.get(BASE, {})
-    ends = {
-        (UNCHANGED, block): (narrow.runs.losses.get(block, {}), base)
-        for block in (*JUDGED, "pre-ln")
-    }
-    for phase, words in CHANGES.items():
+    """How far blocks end above the base, as they are and with one thing changed; where the base has the change too, above that."""
+    own = narrow.runs.losses
+    ends = [(block, UNCHANGED, own.get(block), own.get(BASE)) for block in (*JUDGED, "pre-ln")]
+    for phase, labels in CHANGED.items():
         runs = narrow.changed[phase].losses
-        below = runs.get(BASE, {}) if BASE in CHANGED[phase] else base
-        ends |= {
-            (words, CHANGED_FROM.get(name, name)): (runs.get(name, {}), below)
-            for name in CHANGED[phase]
-            if name not in (BASE, shared.BIGRAMS)
-        }
+        for label in labels:
+            if label not in (BASE, shared.BIGRAMS):
+                block, words = PARTED.get(label) or (label, CHANGES[phase])
+                base = base_of(label)
+                ends.append(
+                    (block, words, runs.get(label), (runs if base in labels else own).get(base))
+                )
     values: dict[str, dict[str, tuple[float, float]]] = {}
-    for (words, block), (above, below) in ends.items():
-        gaps = [above[seed] - below[seed] for seed in above.keys() & below.keys()]
+    for block, words, above, below in ends:
+        seeds = (above or {}).keys() & (below or {}).keys()
+        gaps = [above[seed] - below[seed] for seed in seeds] if above and below else []
         if gaps and math.isfinite(sum(gaps)):
             values.setdefault(block, {})[words] = mean_and_error(gaps)
     panel = shared.places_panel(values, "loss above the base (nats per token)", bars=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,12 +13,11 @@ from hessblocks.studies.fair_trial.trial_plan import (
     BASE,
     BLOCKS,
     CHANGED,
-    CHANGED_FROM,
     CLOCK,
     EQUAL,
     LONG,
-    NO_VALUES,
     ONCE,
+    PARTED,
     PARTS,
     PLACES,
     POSITIONS,
@@ -26,18 +26,15 @@ from hessblocks.studies.fair_trial.trial_plan import (
     STARTS,
     TUNED,
     TUNING,
-    VALUES,
     taken_apart,
 )
 
 JUDGED = ("sas", "sas-p")
 SLACK = 0.02
 """Nats that a run may end lower at the next lower rate, of one seed."""
-PARTED = {
-    NO_VALUES: "pre-ln without values and projections",
-    VALUES: "sas with values and projections of trained gains",
-}
-"""Block of the phase `PARTS` → in words."""
+WORDS = {EQUAL: "of as many parameters", ONCE: "on a text read once"}
+"""Phase in which the judged blocks are changed → in words."""
+POOR = f"void, since {BASE} is not as good a base as pre-ln"
 TOO_HIGH = "void, since a lower rate is better in runs as long"
 
 
@@ -45,8 +42,8 @@ TOO_HIGH = "void, since a lower rate is better in runs as long"
 class Trial(shared.Tuned):
     """What is measured at one width."""
 
-    clock: Mapping[str, tuple[float, float]]
-    """What was timed → (seconds of a step, standard error)."""
+    times: Mapping[str, Mapping[Scalar, float]]
+    """What was timed → {repetition: seconds of a step}."""
     starts: Mapping[str, str | None] | None
     """Block → its start in the runs, of `STARTS`, None for 0.02; None altogether where starts were not tuned."""
     planned: Sequence[str]
@@ -110,9 +107,29 @@ class Trial(shared.Tuned):
             expected=f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
             limit=shared.CLOSE,
         )
-        if shared.BIGRAMS in CHANGED[phase]:
-            return shared.judged_by(own.below_the_table(base, shared.BIGRAMS), check, shared.VOID)
-        return self.runs.if_it_counts(check, base)
+        learnt = (own if shared.BIGRAMS in CHANGED[phase] else self.runs).below_the_table
+        return shared.judged_by(learnt(base, shared.BIGRAMS), check, shared.VOID)
+
+    def gap_check(self, phase: str, block: str, fact: str) -> Check:
+        """Whether a block is as far above the base in a phase of `CHANGED` as it is in the runs, seed by seed."""
+        own = self.changed[phase]
+        gaps: dict[str, dict[Scalar, float]] = {}
+        for name, runs in (("changed", own), ("as tuned", self.runs)):
+            above = runs.losses.get(block, {})
+            below = (runs if BASE in CHANGED[phase] else self.runs).losses.get(BASE, {})
+            gaps[name] = {
+                seed: gap
+                for seed in above.keys() & below.keys()
+                if math.isfinite(gap := above[seed] - below[seed])
+            }
+        return shared.match_check(
+            gaps,
+            "changed",
+            "as tuned",
+            fact,
+            expected=f"the gap changes by at most {shared.CLOSE:g}, up or down",
+            limit=shared.CLOSE,
+        )
 
     def start_check(self) -> Check:
         """Whether every block's runs are from its best start."""
@@ -149,7 +166,7 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
         for kind in (CHANGED if phase == LONG else ())
     }
     own = {
-        "clock": shared.mean_clocks(timed),
+        "times": shared.repeated(timed),
         "starts": starts if phase.endswith(LONG) else None,
         "changed": changed,
     }
@@ -160,31 +177,46 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
     return Trial.of(rows, width + TUNING, phase, planned=planned, **own)
 
 
+def base_of(label: str) -> str:
+    """What the long runs of a block, or of one with other parts, are compared with."""
+    block, _ = PARTED.get(label, ("", ""))
+    return "pre-ln" if block == "pre-ln" else BASE
+
+
 def verdicts(name: str, trial: Trial) -> list[Check]:
     """Of the rates, of the controls, and the verdicts at one width."""
     own, runs = [*trial.rate_checks(), trial.start_check()], trial.runs
-    own += runs.controls.values()
-    base = runs.close(BASE, "pre-ln", shared.CLOSE, f"{BASE} is as good a base as pre-ln")
-    own.append(trial.judged(base, BASE, "pre-ln"))
+    learnt = runs.below_the_table(BASE, shared.BIGRAMS)
+    learnt = replace(learnt, fact=f"{BASE} has learnt more than pairs of tokens")
+    good = runs.close(BASE, "pre-ln", shared.CLOSE, f"{BASE} is as good a base as pre-ln")
+    own += [*runs.controls.values(), learnt, trial.judged(good, BASE, "pre-ln")]
     long_rates = trial.long_rate_checks()
     own += long_rates.values()
     for block in JUDGED:
         about = [
             runs.match(block, BASE, f"{block} about matches {BASE} at equal steps"),
-            shared.at_equal_time(runs, trial.clock, block, BASE),
+            shared.at_equal_time(runs, trial.times, block, BASE),
         ]
         if trial.changed:
-            changes = {EQUAL: "of as many parameters", ONCE: "on a text read once"}
-            about += [trial.changed_check(p, block, f"{block} {w}") for p, w in changes.items()]
+            for phase, words in WORDS.items():
+                about += [
+                    trial.changed_check(phase, block, f"{block} {words}"),
+                    trial.gap_check(
+                        phase, block, f"{block} {words} ends as far above {BASE} as {block}"
+                    ),
+                ]
         for check in about:
-            verdict = trial.judged(check, block, BASE)
+            verdict = shared.judged_by(learnt, check, shared.VOID)
+            verdict = trial.judged(shared.judged_by(good, verdict, POOR), block, BASE)
             for control in (long_rates[one] for one in (block, BASE) if one in long_rates):
                 verdict = shared.judged_by(control, verdict, TOO_HIGH)
             own.append(verdict)
-    for block, words in PARTED.items() if trial.changed else ():
-        against = "pre-ln" if CHANGED_FROM[block] == "pre-ln" else BASE
-        verdict = trial.judged(trial.changed_check(PARTS, block, words, against), against)
-        own.append(shared.judged_by(long_rates[BASE], verdict, TOO_HIGH))
+    for label, (block, words) in PARTED.items() if trial.changed else ():
+        against, words = base_of(label), f"{block} {words} and projections"
+        verdict = trial.judged(trial.changed_check(PARTS, label, words, against), against)
+        if against in long_rates:
+            verdict = shared.judged_by(long_rates[against], verdict, TOO_HIGH)
+        own.append(verdict)
     return [replace(check, fact=f"{name}: {check.fact}") for check in own]
 
 

@@ -32,6 +32,8 @@ class Difference:
     """How many; 0 where there is nothing to compare."""
     common: float = 0.0
     """Standard error of what all seeds have in common, such as a clock."""
+    repetitions: int = 0
+    """Over how many values that was measured; 0 where its error is a normal's."""
     diverged: int = 0
     """Seeds of which one run diverged; the mean is then infinite."""
     who: str = ""
@@ -50,7 +52,8 @@ class Difference:
         if self.diverged:
             return self.mean > limit
         own = student_quantile(0.975, self.seeds - 1) * self.error
-        reach = math.hypot(own, NORMAL * self.common)
+        shared = student_quantile(0.975, self.repetitions - 1) if self.repetitions else NORMAL
+        reach = math.hypot(own, shared * self.common)
         return None if abs(self.mean - limit) < reach else self.mean > limit
 
     def within(self, limit: float, around: float = 0.0) -> bool | None:

@@ -14,7 +14,7 @@ from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies.engine import Check, Rows
-from hessblocks.studies.shared.differences import Difference, difference
+from hessblocks.studies.shared.differences import Difference, difference, over_seeds
 from hessblocks.studies.shared.gathering import gathered, measured, of_quantity
 from hessblocks.studies.shared.texts import text_of
 from hessblocks.studies.shared.trained_points import (
@@ -86,6 +86,29 @@ def mean_clocks(rows: Rows) -> dict[str, tuple[float, float]]:
     }
 
 
+def repeated(rows: Rows) -> dict[str, dict[Scalar, float]]:
+    """What was timed → {repetition: seconds of a step}; in each all take turns."""
+    found: dict[str, dict[Scalar, float]] = {}
+    for row in of_quantity(rows, STEP_TIME):
+        found.setdefault(row["variant"], {})[row["seed"]] = float(row["value"])
+    return found
+
+
+def time_ratio(times: Mapping[str, Mapping[Scalar, float]], one: str, other: str) -> Difference:
+    """The time of a step of one as a share of another's, mean over repetitions.
+
+    Args:
+        times: of `repeated`.
+        one: what is asked about.
+        other: what it is a share of.
+
+    Returns:
+        The mean with its error: what slows a repetition slows all that take turns in it, and leaves the share alone.
+    """
+    common = times.get(one, {}).keys() & times.get(other, {}).keys()
+    return over_seeds({each: times[one][each] / times[other][each] for each in common})
+
+
 def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, tuple[float, float]]:
     """Block → (times as fast as pre-ln, its standard error)."""
     found = values(rows, quantity)
@@ -121,7 +144,7 @@ def against_time(panel: Panel, times: Mapping[str, tuple[float, float]], title: 
 
 
 def at_equal_time(
-    runs: Runs, clock: Mapping[str, tuple[float, float]], block: str, base: str
+    runs: Runs, times: Mapping[str, Mapping[Scalar, float]], block: str, base: str
 ) -> Check:
     """Whether two blocks end alike in equal time, in which the quicker one would have more steps.
 
@@ -130,12 +153,13 @@ def at_equal_time(
 
     Args:
         runs: of equal steps.
-        clock: block → (seconds of a step, standard error).
+        times: of `repeated`.
         block: that is judged.
         base: against this one.
 
     Returns:
-        The fact beside both bounds; it holds, or does not, where both say so.
+        The fact beside both bounds; it holds, or does not, where both say so. Of a single repetition the error of the
+        clock is not known, and nothing is decided.
     """
     check = Check(
         fact=f"{block} about matches {base} in equal time",
@@ -144,21 +168,25 @@ def at_equal_time(
         holds=None,
     )
     losses = runs.losses
-    if not {block, base} <= clock.keys() & losses.keys():
+    quick, slow = block, base
+    if time_ratio(times, quick, slow).mean > 1:
+        quick, slow = slow, quick
+    ratio = time_ratio(times, quick, slow)
+    if not ratio.seeds or not {block, base} <= losses.keys():
         return check
-    quick, slow = sorted((block, base), key=lambda name: clock[name][0])
-    share = clock[quick][0] / clock[slow][0]
-    error = share * math.hypot(*(clock[name][1] / clock[name][0] for name in (quick, slow)))
+    share = ratio.mean
+    error = 0.0 if math.isnan(ratio.error) else ratio.error
 
     def gap(part: float) -> Difference:
         shorter = {slow: cut_short(runs, slow, part)}
         return difference({**losses, **shorter}, block, base)
 
     common = abs(gap(share + error).mean - gap(share - error).mean) / 2
-    bounds = (replace(gap(share), common=common), difference(losses, block, base))
+    clocked = replace(gap(share), common=common, repetitions=ratio.seeds)
+    bounds = (clocked, difference(losses, block, base))
     cut, even = (each.text("nats") for each in bounds)
     ours = f"{cut} with {slow} cut short at {share:.0%} of its steps, {even} at equal steps"
-    check = replace(check, ours=ours, holds=bounded(bounds, CLOSE))
+    check = replace(check, ours=ours, holds=bounded(bounds, CLOSE) if ratio.seeds > 1 else None)
     return runs.if_it_counts(check, block, base)
 
 
