@@ -182,12 +182,22 @@ def test_a_mean_curve_ends_where_a_seed_diverged() -> None:
 def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
     slow = [row for seed in (0, 1) for row in curve("pre-ln", seed, [4.0, 3.0 + seed, 2.0 + seed])]
     fast = [row for seed in (0, 1) for row in curve("sas-p", seed, [4.0, 1.0 + seed, 0.5 + seed])]
-    times = [*timed("pre-ln", 1.0), *timed("sas-p", 0.9)]
+
+    def clocks(*shares: float) -> list[Row]:
+        """A repetition for each share, every one slower than the one before."""
+        return [
+            row
+            for seed, share in enumerate(shares, start=1)
+            for name, own in (("pre-ln", 1.0), ("sas-p", share))
+            for row in timed(name, own * seed, seed=seed)
+        ]
+
+    times = clocks(0.9, 0.9, 0.9)
     time = "sas-p needs less time"
     assert speed_verdicts(slow + fast + times)[time] is True
     assert speed_verdicts(slow + curve("sas-p", 0, [4.0, 1.0, 0.5]) + times)[time] is None
-    unsure = [{**row, "standard_error": 2.0} for row in times]
-    assert speed_verdicts(slow + fast + unsure)[time] is None  # the clocks do not tell
+    assert speed_verdicts(slow + fast + clocks(0.9, 0.1, 3.0))[time] is None
+    assert speed_verdicts(slow + fast + clocks(0.9))[time] is None
     never = [row for seed in (0, 1) for row in curve("sas-p", seed, [4.0, 3.9, 3.8])]
     assert speed_verdicts(slow + never + times)[time] is False
     lost = curve("sas-p", 0, [4.0, 1.0, 0.5]) + curve("sas-p", 1, [4.0, None])

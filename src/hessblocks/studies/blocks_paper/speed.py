@@ -115,21 +115,28 @@ def ratios(rows: Rows, quantity: str) -> Ratios:
 
 
 def time_shares(
-    runs: shared.Runs, step_time: Mapping[str, float]
+    runs: shared.Runs, step_shares: Mapping[str, float]
 ) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: its time to the last loss of pre-ln, as a share of pre-ln's}; infinite if never."""
+    """Block → {seed: its time to the last loss of pre-ln, as a share of pre-ln's}; infinite if never.
+
+    Args:
+        runs: of equal steps.
+        step_shares: block → time of its step, as a share of pre-ln's.
+
+    Returns:
+        The shares.
+    """
     found: dict[str, dict[Scalar, float]] = {}
     for seed, target in runs.losses.get("pre-ln", {}).items():
         if math.isinf(target):
             continue
         last = runs.curve("pre-ln", seed)[-1][0]
-        for name, seconds in step_time.items():
+        for name, step_share in step_shares.items():
             if seed in runs.losses.get(name, {}):
                 steps = (
                     last if name == "pre-ln" else shared.steps_to(runs.curve(name, seed), target)
                 )
-                share = steps * seconds / (last * step_time["pre-ln"])
-                found.setdefault(name, {})[seed] = share
+                found.setdefault(name, {})[seed] = steps / last * step_share
     return found
 
 
@@ -138,8 +145,11 @@ def summarise(rows: Rows) -> Summary:
     runs = shared.Runs(rows)
     timed = {width: each for (width,), each in shared.grouped(_clocked(rows), "width").items()}
     own = {row["width"] for row in shared.of_quantity(rows, shared.LOSS)} or set(timed)
-    clock = shared.mean_clocks(timed.get(min(own, default=0), ()))
-    shares = time_shares(runs, {name: mean for name, (mean, _) in clock.items()}) if clock else {}
+    clocked = timed.get(min(own, default=0), ())
+    clock, times = shared.mean_clocks(clocked), shared.repeated(clocked)
+    steps = {name: shared.time_ratio(times, name, "pre-ln") for name in times}
+    steps = {name: share for name, share in steps.items() if share.seeds}
+    shares = time_shares(runs, {name: share.mean for name, share in steps.items()})
     table = [
         {
             "variant": name,
@@ -169,7 +179,7 @@ def summarise(rows: Rows) -> Summary:
             *_speed_checks(timed),
             *(
                 runs.if_it_counts(check, block, "pre-ln")
-                for block, check in _time_checks(shares, clock).items()
+                for block, check in _time_checks(shares, steps).items()
             ),
             *_step_checks(runs),
         ],
@@ -289,16 +299,14 @@ def _mean(shares: Mapping[Scalar, float]) -> float | None:
     return mean_and_error(list(shares.values()))[0]
 
 
-def _time_checks(
-    shares: shared.Values, clocks: Mapping[str, tuple[float, float]]
-) -> dict[str, Check]:
+def _time_checks(shares: shared.Values, steps: Mapping[str, shared.Difference]) -> dict[str, Check]:
     """Whether sas and sas-p need less time to pre-ln's last loss; no where one never gets there.
 
-    The error of the step times, which all seeds share, counts beside that over seeds.
+    The error of the step times, which all seeds share, counts beside that over seeds; of one repetition it is not known.
 
     Args:
         shares: block → {seed: its time, as a share of pre-ln's}.
-        clocks: block → (seconds of a step, standard error).
+        steps: block → time of its step, as a share of pre-ln's.
 
     Returns:
         Block → the fact about it, as far as it is measured.
@@ -310,8 +318,9 @@ def _time_checks(
         found = shared.difference(shares, block, "pre-ln")
         never = [seed for seed, share in shares[block].items() if math.isinf(share)]
         if not never:
-            clock = math.hypot(*(clocks[name][1] / clocks[name][0] for name in (block, "pre-ln")))
-            found = replace(found, common=(1 + found.mean) * clock)
+            clock = steps[block]
+            common = (1 + found.mean) * clock.error / clock.mean if clock.seeds > 1 else 0.0
+            found = replace(found, common=common, repetitions=clock.seeds)
         more = found.above(0.0)
         checks[block] = Check(
             fact=f"{block} needs less time than pre-ln to the loss that pre-ln ends with",

@@ -33,7 +33,7 @@ class Difference:
     common: float = 0.0
     """Standard error of what all seeds have in common, such as a clock."""
     repetitions: int = 0
-    """Over how many values that was measured; 0 where its error is a normal's."""
+    """Over how many values that was measured; 0 where its error is a normal's, of 1 nothing is decided."""
     diverged: int = 0
     """Seeds of which one run diverged; the mean is then infinite."""
     who: str = ""
@@ -47,7 +47,7 @@ class Difference:
         Returns:
             The decision at 95 %.
         """
-        if self.seeds < 2 or 0 < self.diverged < self.seeds:
+        if self.seeds < 2 or self.repetitions == 1 or 0 < self.diverged < self.seeds:
             return None
         if self.diverged:
             return self.mean > limit

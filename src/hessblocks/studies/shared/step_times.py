@@ -175,7 +175,7 @@ def at_equal_time(
     if not ratio.seeds or not {block, base} <= losses.keys():
         return check
     share = ratio.mean
-    error = 0.0 if math.isnan(ratio.error) else ratio.error
+    error = ratio.error if ratio.seeds > 1 else 0.0
 
     def gap(part: float) -> Difference:
         shorter = {slow: cut_short(runs, slow, part)}
@@ -186,7 +186,7 @@ def at_equal_time(
     bounds = (clocked, difference(losses, block, base))
     cut, even = (each.text("nats") for each in bounds)
     ours = f"{cut} with {slow} cut short at {share:.0%} of its steps, {even} at equal steps"
-    check = replace(check, ours=ours, holds=bounded(bounds, CLOSE) if ratio.seeds > 1 else None)
+    check = replace(check, ours=ours, holds=bounded(bounds, CLOSE))
     return runs.if_it_counts(check, block, base)
 
 
