@@ -146,7 +146,7 @@ RESULTS = (
     Mutant(
         "what all seeds share widens no verdict",
         file="studies/shared/differences.py",
-        find="math.hypot(own, NORMAL * self.common)",
+        find="math.hypot(own, shared * self.common)",
         replace="own",
         tests=("studies/test_differences.py",),
     ),

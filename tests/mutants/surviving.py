@@ -6,8 +6,8 @@ SURVIVING = (
     Mutant(
         "a verdict over seeds at 90 instead of 95 percent",
         file="studies/shared/differences.py",
-        find="student_quantile(0.975,",
-        replace="student_quantile(0.95,",
+        find="own = student_quantile(0.975,",
+        replace="own = student_quantile(0.95,",
         tests=("studies/test_differences.py",),
     ),
     Mutant(

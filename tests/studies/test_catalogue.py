@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        17779,
-        "0ac1d93ea9437abb455fe122553cdd5bd3a76a8f03da1db4ee01b7be4c153c32",
+        17772,
+        "4d3c42721f92f2e20f6d097b5889bd451c581f256317765f99515c778d85cca9",
     )
 
 

@@ -69,7 +69,13 @@ def measure(settings: OptimiserSettings) -> list[Row]:
     def observe(model: nn.Module, step: int) -> list[Row]:
         if settings.method != ADAMW or not settings.probe or step not in (0, settings.size.steps):
             return []
-        found = shared.curvature_rows(model, shared.text_of(settings.size), settings.probe)
+        found = shared.curvature_rows(
+            model,
+            shared.text_of(settings.size),
+            settings.probe,
+            settings.seed,
+            () if step else ("key",),
+        )
         return shared.of_quantity(found, shared.SPREAD, shared.HETEROGENEITY)
 
     changes: dict[str | None, Callable[[RunTrainer], None]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -74,25 +74,33 @@ def training_batch(corpus: Corpus, sequences: int, tokens: int) -> Example:
     return {"input_ids": drawn, "labels": drawn}
 
 
-def curvature_rows(model: nn.Module, corpus: Corpus, probe: Probe) -> list[Row]:
+def curvature_rows(
+    model: nn.Module, corpus: Corpus, probe: Probe, seed: int, without: Collection[str] = ()
+) -> list[Row]:
     """Norms of every group and part, and heterogeneity and spread of each of `SETS`.
 
     Args:
         model: a causal language model, put into evaluation mode.
-        corpus: where the held-out batch comes from, the same for every model.
+        corpus: where the held-out batch comes from.
         probe: sizes.
+        seed: of the batch and of the probes, so that what they add is in the spread over seeds.
+        without: roles that unevenness leaves out.
 
     Returns:
         The rows, without study, variant and seed; those of a set bear its name as their group.
     """
-    batch = corpus.curvature_batch(probe.sequences, probe.tokens)
+    batch = corpus.curvature_batch(probe.sequences, probe.tokens, seed)
     problem = Problem(model.eval(), batch, loss="causal-lm")
     groups = parameter_groups(model)
     with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
-        norms = group_norms(problem, groups, probes=probe.probes)
+        norms = group_norms(problem, groups, probes=probe.probes, seed=seed)
     rows = [{name: row[name] for name in row if name != "role"} for row in norm_rows(groups, norms)]
     for name, roles in SETS.items():
-        own = [one for one, group in groups.items() if not roles or group.role in roles]
+        own = [
+            one
+            for one, group in groups.items()
+            if (not roles or group.role in roles) and group.role not in without
+        ]
         rows += _unevenness(name, {one: norms[one]["full"] for one in own})
     return rows
 

@@ -63,11 +63,11 @@ def correlation(
 ) -> Correlation:
     """Spearman's rank correlation over blocks, with an interval that knows which blocks are akin.
 
-    A bootstrap draws whole families with replacement, and for each of their blocks its seeds, the same for both
-    sides. z = artanh ρ has about a normal distribution; the interval is z ± t s, with s the standard deviation of z
+    A bootstrap draws whole families with replacement, and seeds, the same for all blocks, since equal seeds see equal
+    data, and for both sides. z = artanh ρ has about a normal distribution; the interval is z ± t s, with s the standard deviation of z
     over the draws and t of Student for one degree less than there are families. |ρ| counts as 1 − 1/n² at most, n blocks.
-    Its coverage is looked at in the tests: of 5 blocks, and of 16 in 7 families, it holds the
-    truth in 95 % of cases or more, where a bootstrap over these 16 as if they were independent does in 88 to 91 %.
+    Its coverage is looked at in the tests: of 5 blocks, and of 16 in 6 families, it holds the
+    truth in 95 % of cases or more, where a bootstrap over these 16 as if they were independent does in 90 %.
 
     Args:
         x: block → {seed: value}.
@@ -109,7 +109,7 @@ def correlation(
     for _ in range(DRAWS):
         drawn = generator.integers(len(groups), size=len(groups))
         blocks = np.concatenate([groups[place] for place in drawn])
-        columns = generator.integers(counts[blocks][:, None], size=(len(blocks), counts.max()))
+        columns = (generator.random(counts.max()) * counts[blocks][:, None]).astype(np.int64)
         if math.isfinite(rho := spearman(blocks, columns)):
             found.append(turned(rho))
     low, high = -1.0, 1.0
