@@ -1,13 +1,20 @@
 """Differences over seeds: what diverges, what all seeds share, and what one seed can say."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from hessblocks.figures.figure import Series
 from hessblocks.statistics import mean_and_error
-from hessblocks.studies.engine.study import Summary
-from hessblocks.studies.shared.differences import Difference, difference, over_seeds
+from hessblocks.studies.engine.study import Check, Summary
+from hessblocks.studies.shared.differences import (
+    UNDECIDED,
+    Difference,
+    difference,
+    judged_by,
+    over_seeds,
+)
 from tests.studies import toy
 
 LOST = math.inf
@@ -72,3 +79,12 @@ def test_one_seed_has_no_error() -> None:
     assert Series(name="one", x=(1.0,), y=(mean,), error=(error,)).error == ()
     summary = Summary(figure=toy.summarise([]).figure, checks=(), tables={"t": [{"error": error}]})
     assert summary.to_dict()["tables"] == {"t": [{"error": None}]}
+
+
+def test_a_reason_is_said_once_however_many_controls_give_it() -> None:
+    check = Check(fact="f", expected="e", ours="1", holds=True)
+    open_, failed = (replace(check, holds=holds) for holds in (None, False))
+    for _ in range(2):
+        check = judged_by(open_, check, "void")
+    assert (check.ours, check.holds) == (f"1; {UNDECIDED}", None)
+    assert judged_by(failed, check, "void").ours == f"1; {UNDECIDED}; void"

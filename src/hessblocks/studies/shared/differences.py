@@ -274,4 +274,5 @@ def judged_by(control: Check, check: Check, void: str) -> Check:
     if control.holds:
         return check
     why = UNDECIDED if control.holds is None else void
-    return replace(check, ours=f"{check.ours}; {why}", holds=None)
+    ours = check.ours if check.ours.endswith(why) else f"{check.ours}; {why}"
+    return replace(check, ours=ours, holds=None)
