@@ -9,6 +9,7 @@ from hessblocks.drawing.interactive import plotly_panels
 from hessblocks.drawing.static import draw
 from hessblocks.figures.figure import Figure, Panel, Series
 from hessblocks.figures.log_scale import log_scale
+from hessblocks.figures.style import MARKS
 
 X, Y, ERROR = (0.0, 1.0), (1.5, 30.0), (2.0, 3.0)
 SCALE = log_scale(Y)
@@ -39,6 +40,33 @@ def test_a_point_of_one_seed_has_no_bar_and_leaves_the_others_theirs() -> None:
     some = Series(name="sas", x=X, y=Y, error=(math.nan, 3.0))
     none = Series(name="sas", x=X, y=Y, error=(math.nan, math.nan))
     assert (some.error, none.error) == ((0.0, 3.0), ())
+
+
+def bars(**panel: object) -> Figure:
+    """Three series of two places; the second error of each is not known."""
+    names, error = ("sas", "sas-p", "pre-ln"), (0.5, 0.0)
+    series = tuple(Series(name=name, x=X, y=(1.0, 2.0), error=error) for name in names)
+    drawn = Panel(
+        title="", x_label="", y_label="y", series=series, kind="bars", ticks=("a", "b"), **panel
+    )  # type: ignore[arg-type]
+    return Figure(title="", caption="", panels=(drawn,))
+
+
+def test_bars_of_the_page_have_the_colours_of_their_series_and_do_not_overlap() -> None:
+    traces = [trace for trace in plotly_panels(bars())[0]["data"] if trace["type"] == "bar"]
+    assert [trace["marker"]["line"]["color"] for trace in traces] == [
+        [MARKS[name].colour] * 2 for name in ("sas", "sas-p", "pre-ln")
+    ]
+    left, right = (traces[place]["x"][0] for place in (0, 1))
+    assert traces[0]["width"] <= right - left
+
+
+def test_an_error_that_is_not_known_leaves_no_bar_and_no_cap() -> None:
+    trace = plotly_panels(bars())[0]["data"][0]
+    assert list(trace["error_y"]["array"]) == [0.5, None]
+    axis = draw(bars()).axes[0]
+    caps = [float(y) for line in axis.lines for y in np.atleast_1d(line.get_ydata())]
+    assert sorted(y for y in caps if math.isfinite(y)) == [0.5] * 3 + [1.5] * 3
 
 
 @pytest.mark.parametrize("renderer", ["page", "picture"])

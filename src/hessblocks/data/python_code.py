@@ -72,7 +72,7 @@ def load_package_corpus(name: str, vocabulary: int = DEFAULT_VOCABULARY) -> Corp
         RunError: the cache cannot be written.
 
     Cost:
-        torch (46 MB): 45 seconds on 2 cores, once.
+        torch (46 MB): 40 seconds of processor time, once.
     """
     check_vocabulary(vocabulary)
     corpus = _of_source(package_files(name), f"package-{name}", vocabulary)

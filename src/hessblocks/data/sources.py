@@ -87,7 +87,7 @@ def standard_library() -> Source:
 
 
 def package_files(name: str) -> Source:
-    """The Python source of an installed package, its tests left out.
+    """The Python source of an installed package, without folders of tests.
 
     Args:
         name: as it is imported; it is found, not imported.

@@ -104,14 +104,13 @@ def _timed_rows(owner: Mapping[str, Scalar], quantity: str, times: Sequence[floa
 
 def ratios(rows: Rows, quantity: str) -> Ratios:
     """How many times as much of a cost pre-ln has, repetition by repetition."""
-    found: Ratios = {}
-    costs = {
-        (row["variant"], row["seed"]): row["value"] for row in shared.of_quantity(rows, quantity)
+    costs = shared.repeated(rows, quantity)
+    base = costs.get("pre-ln", {})
+    found = {
+        name: {seed: base[seed] / cost for seed, cost in each.items() if seed in base}
+        for name, each in costs.items()
     }
-    for (name, seed), cost in costs.items():
-        if ("pre-ln", seed) in costs:
-            found.setdefault(name, {})[seed] = costs["pre-ln", seed] / cost
-    return found
+    return {name: each for name, each in found.items() if each}
 
 
 def time_shares(

@@ -22,7 +22,8 @@ The rule, written down before the first run:
    training and at the end of AdamW's, over all weight matrices and over those that all blocks have. The Hessian paper argues
    that it is positive. It holds or fails where the interval, of a bootstrap over blocks and seeds, excludes 0; five blocks
    show a near perfect order at most. A block of which one seed diverges with SGD ranks last with all its seeds. Seeds that
-   diverge with AdamW have no gap and are left out, with their block where there is no other. Both are named.
+   diverge with AdamW have no gap and are left out, with their block where there is no other. Both are named. As in `simplification`, each seed
+   has a held-out batch and probes of its own, and before training keys, whose curvature is 0 where queries are, are left out.
 6. A verdict is void where a best rate that it rests on is at an end of its grid, where the runs are not at it, and where pre-ln with AdamW
    does not end at least 0.3 nats below the bigram table.
 7. Steps to the loss that pre-ln ends with under AdamW, seed by seed, are told and not judged: all rates decay to the end of the run.

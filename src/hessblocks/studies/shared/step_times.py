@@ -86,10 +86,10 @@ def mean_clocks(rows: Rows) -> dict[str, tuple[float, float]]:
     }
 
 
-def repeated(rows: Rows) -> dict[str, dict[Scalar, float]]:
-    """What was timed → {repetition: seconds of a step}; in each all take turns."""
+def repeated(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
+    """What was timed → {repetition: seconds of a step, or another cost}; in each all take turns."""
     found: dict[str, dict[Scalar, float]] = {}
-    for row in of_quantity(rows, STEP_TIME):
+    for row in of_quantity(rows, quantity):
         found.setdefault(row["variant"], {})[row["seed"]] = float(row["value"])
     return found
 
