@@ -324,10 +324,19 @@ RESULTS = (
     Mutant(
         "a trial counts though a lower rate is better in runs as long",
         file="studies/fair_trial/trial_verdicts.py",
-        find="(long_rates[one] for one in (block, BASE) if one in long_rates)",
-        replace="(long_rates[one] for one in (block,) if one in long_rates)",
+        find="_at_its_rate(long_rates, verdict, block, BASE)",
+        replace="_at_its_rate(long_rates, verdict, block)",
         tests=(
             "studies/test_trial.py::test_a_verdict_is_void_where_a_lower_rate_is_better_in_the_long_runs",
+        ),
+    ),
+    Mutant(
+        "a trial counts at the greater width though another rate is better",
+        file="studies/fair_trial/trial_verdicts.py",
+        find="WIDE + LONG: NEIGHBOURS[WIDE]}",
+        replace="WIDE + LONG: {}}",
+        tests=(
+            "studies/test_trial.py::test_a_verdict_at_the_greater_width_is_void_where_another_rate_is_better",
         ),
     ),
     Mutant(

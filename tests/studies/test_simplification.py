@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from hessblocks.curvature import Problem, group_norms, parameter_groups
 from hessblocks.drawing import draw, write_picture
 from hessblocks.figures import read_figure
 from hessblocks.storage import NORM
@@ -27,7 +29,14 @@ from hessblocks.studies.our_questions.simplification import (
 )
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared import statistics
-from hessblocks.studies.shared.measured_curvature import HETEROGENEITY, SETS, SPREAD, spread
+from hessblocks.studies.shared.measured_curvature import (
+    HETEROGENEITY,
+    SETS,
+    SPREAD,
+    curvature_rows,
+    spread,
+)
+from hessblocks.studies.shared.texts import text_of
 from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
 from hessblocks.studies.shared.trained_summary import VOID
 
@@ -76,14 +85,19 @@ def test_curvature_is_measured_at_every_stage(scale: str) -> None:
     assert [stage % size.evaluate_every for stage in stages] == [0] * STAGES
 
 
-def test_unevenness_is_that_of_the_measured_norms_of_its_set() -> None:
-    """Of the matrices alone, of those that all blocks have, and of everything, at five moments."""
-    settings = next(p for p in points("smoke", 1) if p.label == "sas" and p.phase == "runs")
+@pytest.mark.parametrize("block", ["sas", "pre-ln"])
+def test_unevenness_is_that_of_the_measured_norms_of_its_set(block: str) -> None:
+    """Of the matrices alone, of those that all blocks have, and of everything, at five moments.
+
+    Before training without keys: those of sas have no curvature, those of pre-ln have some.
+    """
+    settings = next(p for p in points("smoke", 1) if p.label == block and p.phase == "runs")
     rows = measure(settings)
     steps = sorted({row["step"] for row in rows if row["quantity"] == SPREAD})
     assert steps == [0, 2, 4, 6, 8]
-    inner = {"attention.query", "attention.key", "attention.value", "mlp.in", "mlp.out"}
-    common = inner - {"attention.key", "attention.value"}
+    attention = {f"attention.{name}" for name in ("query", "key", "value", "projection")}
+    common = {"attention.query", "mlp.in", "mlp.out"}
+    inner = attention | common
     for step in steps:
         norms = {
             row["group"]: (row["value"], row["standard_error"] or 0.0)
@@ -107,6 +121,27 @@ def test_unevenness_is_that_of_the_measured_norms_of_its_set() -> None:
     uneven = [row for row in rows if row["quantity"] == HETEROGENEITY]
     assert len(uneven) == 5 * len(SETS)
     assert all(row["standard_error"] is not None for row in uneven)
+
+
+def test_each_seed_has_a_batch_and_probes_of_its_own() -> None:
+    """Norms of one and the same model, measured anew with two seeds."""
+    settings = next(p for p in points("smoke", 1) if p.label == "sas" and p.phase == "runs")
+    probe = settings.probe
+    assert probe
+    torch.manual_seed(0)
+    model, corpus = make_model(settings), text_of(settings.size)
+    batches = []
+    for seed in (1, 2):
+        batches.append(corpus.curvature_batch(probe.sequences, probe.tokens, seed))
+        problem = Problem(model.eval(), batches[-1], loss="causal-lm")
+        norms = group_norms(problem, parameter_groups(model), probes=probe.probes, seed=seed)
+        found = {
+            row["group"]: row["value"]
+            for row in curvature_rows(model, corpus, probe, seed)
+            if (row["quantity"], row.get("part")) == (NORM, "full")
+        }
+        assert found == {group: each["full"].value for group, each in norms.items()}
+    assert (batches[0]["input_ids"] != batches[1]["input_ids"]).any()
 
 
 Level = Callable[[SimplificationSettings], float]

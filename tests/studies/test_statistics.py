@@ -57,6 +57,23 @@ def test_blocks_and_seeds_that_both_sides_have_count() -> None:
     assert str(correlation(x, y)) == "Spearman's ρ = +1.00 [+0.97, +1.00], 6 blocks"
 
 
+def test_what_a_seed_does_to_all_blocks_alike_blurs_nothing() -> None:
+    """Equal seeds see equal data: all blocks are moved together, and their order stays."""
+    order = [3.0, 1.0, 4.0, 6.0, 2.0, 5.0]
+    moved = [
+        {
+            f"b{place}": {seed: value + 10 * seed for seed in range(3)}
+            for place, value in enumerate(each)
+        }
+        for each in (SIX, order)
+    ]
+    alone = [
+        {f"b{place}": dict.fromkeys(range(3), value) for place, value in enumerate(each)}
+        for each in (SIX, order)
+    ]
+    assert correlation(*moved) == correlation(*alone)
+
+
 def drawn(
     sizes: Sequence[int], rho: float, generator: np.random.Generator
 ) -> tuple[Values, Values, dict[str, str]]:

@@ -69,8 +69,8 @@ def rates_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tuning_comes_first_likeliest_rates_before_others() -> None:
     phases = list(dict.fromkeys(point.phase for point in PLAN))
     assert phases == [
-        "tuning", "wide tuning", "clock", "wide clock", "slower long", "parts long", "equal long", "once long", "long",
-        "positions", "wide long",
+        "tuning", "wide tuning", "clock", "wide clock", "slower long", "parts long", "equal long", "once long",
+        "wide slower long", "wide faster long", "long", "positions", "wide long",
     ]  # fmt: skip
     tuning = [point for point in PLAN if point.phase == "tuning"]
     count = 1 + len(trial_plan.TUNED[trial_plan.NARROW])
@@ -207,7 +207,7 @@ def test_a_fair_trial_of_equal_blocks_is_decided() -> None:
         for block in ("sas", "sas-p")
     ]
     assert all(check.holds for fact, check in found.items() if fact not in open_)
-    assert len(found) == 2 * 10 + 8 + 4 + 3 + 2 + 2
+    assert len(found) == 2 * 10 + 8 + 4 + 3 + 4 + 2 + 2
 
 
 @pytest.mark.parametrize("more", [-0.1, 0.1])
@@ -387,6 +387,36 @@ def test_a_wider_mlp_gives_as_many_parameters(scale: Scale) -> None:
     assert all(0.995 * base < count <= base for count in counts.values())
 
 
+def test_the_next_rates_at_the_greater_width_are_of_the_same_runs() -> None:
+    own = {(p.label, p.seed): p for p in PLAN if p.phase == "wide long"}
+    changed = [p for p in PLAN if p.phase in trial_plan.NEIGHBOURS[trial_plan.WIDE]]
+    found = {}
+    for point in changed:
+        like = own[point.label, point.seed]
+        size = replace(point.size, learning_rate=like.size.learning_rate)
+        assert replace(point, phase=like.phase, size=size) == like
+        found[point.phase, point.label] = point.size.learning_rate / like.size.learning_rate
+    assert found == {
+        **{("wide slower long", block): pytest.approx(0.3, rel=0.12) for block in (BASE, "sas", "sas-p")},
+        ("wide faster long", BASE): pytest.approx(3.33, rel=0.12),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("side", ["lower", "higher"])
+def test_a_verdict_at_the_greater_width_is_void_where_another_rate_is_better(side: str) -> None:
+    phase = {"lower": "wide slower long", "higher": "wide faster long"}[side]
+    found = checks(rows(lambda point: fair(point) - 0.03 * (point.phase == phase)))
+    control = found[f"wide: {BASE} does not end lower in the runs at the next {side} rate"]
+    assert (control.holds, control.ours) == (False, "-0.030 nats")
+    assert found[WIDE_STEPS].holds is None
+    assert found[WIDE_STEPS].ours.endswith("void, since another rate is better in runs as long")
+    assert found[STEPS].holds is True
+    early = [point for point in with_inner_rates() if point.phase != phase]
+    found = checks(rows(plan=early))
+    assert (control.fact in found, found[control.fact].holds) == (True, None)
+    assert found[WIDE_STEPS].holds is None
+
+
 @pytest.mark.parametrize(("by", "counts"), [(0.01, True), (0.03, False)])
 @pytest.mark.parametrize("block", ["sas", BASE])
 def test_a_verdict_is_void_where_a_lower_rate_is_better_in_the_long_runs(
@@ -400,7 +430,7 @@ def test_a_verdict_is_void_where_a_lower_rate_is_better_in_the_long_runs(
     assert (control.holds, control.ours) == (counts, f"{-by:+.3f} nats")
     assert found[STEPS].holds is (True if counts else None)
     if not counts:
-        assert found[STEPS].ours.endswith("void, since a lower rate is better in runs as long")
+        assert found[STEPS].ours.endswith("void, since another rate is better in runs as long")
     others = counts or block == "sas"
     assert found[f"narrow: sas-p about matches {BASE} at equal steps"].holds is (others or None)
     assert found[WIDE_STEPS].holds is True
@@ -464,7 +494,8 @@ def test_whether_a_change_moves_the_gap_is_said(phase: str, more: float, same: b
     assert (gap.holds, gap.ours) == (same, f"{more - 0.1:+.3f} ± 0.000 nats (3 seeds)")
 
 
-def test_a_text_that_would_be_read_again_is_refused() -> None:
+def test_a_text_that_would_be_read_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hessblocks.studies.shared.train_point", lambda _: pytest.fail("trained"))
     point = next(p for p in PLAN if p.phase == "once long" and p.label == "sas")
     size = replace(point.size, data=None, steps=8000)
     with pytest.raises(RunError, match=r"tokens to train on, 8,192,000 are read"):
@@ -676,7 +707,7 @@ def test_a_run_at_smoke_scale_is_complete_and_drawn(tmp_path: Path) -> None:
     result = run_study("trial", out=tmp_path, scale="smoke")
     assert result.points == result.measured == len(points("smoke", None))
     assert {column for row in result.rows for column in row} <= set(STUDY.columns)
-    judged = [check for check in result.checks if "next lower rate" not in check.fact]
+    judged = [check for check in result.checks if "end lower in the runs" not in check.fact]
     assert {check.holds for check in judged} == {None}
     figure = read_figure(tmp_path / "trial" / "figure.json")
     assert [panel.title for panel in figure.panels] == TITLES

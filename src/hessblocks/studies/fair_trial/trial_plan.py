@@ -41,10 +41,17 @@ RUNS: dict[str, tuple[str, ...]] = {
     WIDE + LONG: (*WIDE_BLOCKS, shared.GPT2),
 }
 """Phase → what is run, beside the bigram table."""
-SLOWER, EQUAL, PARTS, ONCE = "slower long", "equal long", "parts long", "once long"
+SLOWER, FASTER, EQUAL, PARTS, ONCE = (
+    "slower long", "faster long", "equal long", "parts long", "once long",
+)  # fmt: skip
 NO_VALUES, VALUES = "pre-ln, identity values", shared.GAINED
+NEIGHBOURS: dict[str, dict[str, tuple[str, ...]]] = {
+    NARROW: {SLOWER: (BASE, "sas", "sas-p")},
+    WIDE: {WIDE + SLOWER: (BASE, "sas", "sas-p"), WIDE + FASTER: (BASE,)},
+}
+"""Width → phase in which long runs have the next rate half a decade lower, or higher → of what."""
 CHANGED: dict[str, tuple[str, ...]] = {
-    SLOWER: (BASE, "sas", "sas-p"),
+    **NEIGHBOURS[NARROW],
     PARTS: (NO_VALUES, VALUES),
     EQUAL: ("sas", "sas-p"),
     ONCE: (shared.BIGRAMS, BASE, "sas", "sas-p"),
@@ -247,7 +254,7 @@ def _maker(scale: Scale, phase: str) -> shared.Make[TrialSettings]:
 
 
 def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
-    """The long runs with one thing changed; with another rate, with the first seed of the runs alone.
+    """The long runs with one thing changed; with another rate, at both widths, with the first seed of the runs alone.
 
     Args:
         scale: of the study.
@@ -257,30 +264,38 @@ def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
         The points' settings.
     """
     size = SIZES[scale][LONG]
-    sizes = dict.fromkeys(CHANGED, size)
+    sizes = dict.fromkeys(CHANGED, size) | dict.fromkeys(
+        NEIGHBOURS[WIDE], SIZES[scale][WIDE + LONG]
+    )
     sizes[EQUAL] = replace(size, mlp_width=EQUAL_MLPS[scale])
     sizes[ONCE] = replace(size, data=LONG_TEXTS.get(scale))
+    first, *_ = shared.run_seeds(1)
     return [
         point_of(label, phase, replace(sizes[phase], learning_rate=rate), seed)
         for seed in shared.run_seeds(seeds)
-        for phase, labels in CHANGED.items()
+        for phase, labels in {**CHANGED, **NEIGHBOURS[WIDE]}.items()
         for label in labels
-        for rate in [_long_rate(scale, label, lower=phase == SLOWER)]
-        if phase != SLOWER or seed == shared.run_seeds(1)[0]
+        for rate in [_long_rate(scale, label, phase)]
+        if not phase.endswith((SLOWER, FASTER)) or seed == first
         if phase != ONCE or scale in LONG_TEXTS
     ]
 
 
-def _long_rate(scale: Scale, label: str, *, lower: bool) -> float:
-    """The rate of the long runs of a block at the smaller width, that of the base where it is not tuned; or the next lower one."""
+def _long_rate(scale: Scale, label: str, phase: str) -> float:
+    """The rate of the long runs of a block, that of the base where it is not tuned; or the next one."""
+    width = _width(phase)
     label, _ = PARTED.get(label, (label, ""))
     label = label if label in BLOCKS else BASE
-    grid = RATES[NARROW][label]
-    best = BEST[NARROW][label + CHOSEN[NARROW][label]]
+    label += CHOSEN[width][label]
+    grid, best = RATES[width][label], BEST[width][label]
     if scale in OTHER_RATES:
         grid = OTHER_RATES[scale]
         best = grid[0]
-    return max((rate for rate in grid if rate < best), default=best / 10**0.5) if lower else best
+    if phase.endswith(SLOWER):
+        return max((rate for rate in grid if rate < best), default=best / 10**0.5)
+    if phase.endswith(FASTER):
+        return min((rate for rate in grid if rate > best), default=best * 10**0.5)
+    return best
 
 
 def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:

@@ -15,27 +15,29 @@ from hessblocks.studies.fair_trial.trial_plan import (
     CHANGED,
     CLOCK,
     EQUAL,
+    FASTER,
     LONG,
+    NEIGHBOURS,
     ONCE,
     PARTED,
     PARTS,
     PLACES,
     POSITIONS,
     RUNS,
-    SLOWER,
     STARTS,
     TUNED,
     TUNING,
+    WIDE,
     taken_apart,
 )
 
 JUDGED = ("sas", "sas-p")
 SLACK = 0.02
-"""Nats that a run may end lower at the next lower rate, of one seed."""
+"""Nats that a run may end lower at the next rate, of one seed."""
 WORDS = {EQUAL: "of as many parameters", ONCE: "on a text read once"}
 """Phase in which the judged blocks are changed → in words."""
 POOR = f"void, since {BASE} is not as good a base as pre-ln"
-TOO_HIGH = "void, since a lower rate is better in runs as long"
+OTHER_RATE = "void, since another rate is better in runs as long"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class Trial(shared.Tuned):
     planned: Sequence[str]
     """What is tuned."""
     changed: Mapping[str, shared.Runs]
-    """Phase of `CHANGED` → runs with one thing changed; none at a width that has no such runs."""
+    """Phase of `CHANGED`, or of `NEIGHBOURS` at the greater width → runs with one thing changed."""
 
     def kinds(self, label: str) -> list[str]:
         """A block from each of its starts, measured or not."""
@@ -78,18 +80,23 @@ class Trial(shared.Tuned):
         ]
         return [*super().hindrances(*labels), *reasons]
 
-    def long_rate_checks(self) -> dict[str, Check]:
-        """Block → whether the next lower rate is no better for it in the runs."""
-        checks = {}
-        for block in CHANGED[SLOWER] if self.changed else ():
-            lower, own = (each.losses.get(block, {}) for each in (self.changed[SLOWER], self.runs))
-            gaps = [loss - own[seed] for seed, loss in lower.items() if seed in own]
-            checks[block] = Check(
-                fact=f"{block} does not end lower in the runs at the next lower rate",
-                expected=f"lower by at most {SLACK:g} nats (control, one seed)",
-                ours=", ".join(f"{gap:+.3f} nats" for gap in gaps) or "not finished",
-                holds=min(gaps) >= -SLACK if gaps else None,
-            )
+    def long_rate_checks(self) -> list[tuple[str, Check]]:
+        """(block, whether the next rate, lower or higher, is no better for it in the runs)."""
+        checks = []
+        for phase, blocks in (pair for phases in NEIGHBOURS.values() for pair in phases.items()):
+            side = "higher" if phase.endswith(FASTER) else "lower"
+            for block in blocks if phase in self.changed else ():
+                other, own = (
+                    each.losses.get(block, {}) for each in (self.changed[phase], self.runs)
+                )
+                gaps = [loss - own[seed] for seed, loss in other.items() if seed in own]
+                check = Check(
+                    fact=f"{block} does not end lower in the runs at the next {side} rate",
+                    expected=f"lower by at most {SLACK:g} nats (control, one seed)",
+                    ours=", ".join(f"{gap:+.3f} nats" for gap in gaps) or "not finished",
+                    holds=min(gaps) >= -SLACK if gaps else None,
+                )
+                checks.append((block, check))
         return checks
 
     def changed_check(self, phase: str, block: str, words: str, base: str = BASE) -> Check:
@@ -163,7 +170,7 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
     }
     changed = {
         kind: shared.Runs([row for row in rows if row["phase"] == kind])
-        for kind in (CHANGED if phase == LONG else ())
+        for kind in {LONG: CHANGED, WIDE + LONG: NEIGHBOURS[WIDE]}.get(phase, ())
     }
     own = {
         "times": shared.repeated(timed),
@@ -191,13 +198,13 @@ def verdicts(name: str, trial: Trial) -> list[Check]:
     good = runs.close(BASE, "pre-ln", shared.CLOSE, f"{BASE} is as good a base as pre-ln")
     own += [*runs.controls.values(), learnt, trial.judged(good, BASE, "pre-ln")]
     long_rates = trial.long_rate_checks()
-    own += long_rates.values()
+    own += [check for _, check in long_rates]
     for block in JUDGED:
         about = [
             runs.match(block, BASE, f"{block} about matches {BASE} at equal steps"),
             shared.at_equal_time(runs, trial.times, block, BASE),
         ]
-        if trial.changed:
+        if EQUAL in trial.changed:
             for phase, words in WORDS.items():
                 about += [
                     trial.changed_check(phase, block, f"{block} {words}"),
@@ -208,16 +215,20 @@ def verdicts(name: str, trial: Trial) -> list[Check]:
         for check in about:
             verdict = shared.judged_by(learnt, check, shared.VOID)
             verdict = trial.judged(shared.judged_by(good, verdict, POOR), block, BASE)
-            for control in (long_rates[one] for one in (block, BASE) if one in long_rates):
-                verdict = shared.judged_by(control, verdict, TOO_HIGH)
-            own.append(verdict)
-    for label, (block, words) in PARTED.items() if trial.changed else ():
+            own.append(_at_its_rate(long_rates, verdict, block, BASE))
+    for label, (block, words) in PARTED.items() if PARTS in trial.changed else ():
         against, words = base_of(label), f"{block} {words} and projections"
         verdict = trial.judged(trial.changed_check(PARTS, label, words, against), against)
-        if against in long_rates:
-            verdict = shared.judged_by(long_rates[against], verdict, TOO_HIGH)
-        own.append(verdict)
+        own.append(_at_its_rate(long_rates, verdict, against))
     return [replace(check, fact=f"{name}: {check.fact}") for check in own]
+
+
+def _at_its_rate(long_rates: list[tuple[str, Check]], verdict: Check, *blocks: str) -> Check:
+    """A verdict, void where another rate is better in the runs for one of its blocks."""
+    for block, control in long_rates:
+        if block in blocks:
+            verdict = shared.judged_by(control, verdict, OTHER_RATE)
+    return verdict
 
 
 def place_verdicts(placed: Trial) -> list[Check]:
