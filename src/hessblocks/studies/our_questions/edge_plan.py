@@ -24,20 +24,32 @@ def label_of(block: str, kind: str) -> str:
 LABELS = {label_of(block, kind): (block, kind) for block in BLOCKS for kind in KINDS}
 RATES: dict[Scale, tuple[float, ...]] = {
     "smoke": (3e-3, 1e-2),
-    "laptop": (3e-3, 1e-2, 1e-3, 3e-2, 1e-1),
-    "paper": (1e-3, 3e-3, 3e-4, 1e-2, 3e-2),
+    "laptop": (1e-2, 3e-3, 3e-2, 1e-1, 5.6e-3, 1.8e-2, 5.6e-2),
+    "paper": (1e-3, 3e-3, 3e-4, 1e-2, 5.6e-4, 1.8e-3, 5.6e-3),
 }
-"""The ladder, the likeliest rates first; made longer as results come in."""
+"""The ladder, by quarter decades; made longer as results come in."""
+TUNED: dict[Scale, tuple[float, ...]] = {
+    "smoke": (1e-2, 3e-3),
+    "laptop": (1e-2, 3e-3, 3e-2),
+    "paper": (1e-3, 3e-4, 3e-3),
+}
+"""The rates of the tuning, by half decades, the likeliest first."""
+BEST: dict[str, float] = dict.fromkeys((*BLOCKS, shared.GPT2), 1e-2)
+"""Rates at laptop scale at which every role is followed: a guess until the tuning is done, then its outcome; that of GPT-2 is `trial`'s."""
+SAFE: dict[Scale, float] = {"smoke": 1e-3, "laptop": 1e-3, "paper": 1e-4}
+"""The rate at which forecasts are read, below the ladder, so that it stays what it is where that is made longer."""
+FIRST_LOOKS = (1, 2, 5)
+"""Steps at which the sharpness is read beside those of the validation losses: without warm-up it falls at once."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": replace(
         shared.SMOKE, depth=1, steps=10, batch_size=4, evaluations=5, evaluation_sequences=8
     ),
-    "laptop": replace(shared.LAPTOP, steps=800, evaluations=80, evaluation_sequences=64),
+    "laptop": replace(shared.LAPTOP, depth=4, steps=1000, evaluations=40, evaluation_sequences=64),
     "paper": replace(shared.PAPER, evaluations=100),
 }
 """The sharpness is followed whenever a validation loss is taken."""
-_BATCHES: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (8, 32), "paper": (8, 128)}
-"""Windows of the training text, and tokens of each, on which it is measured."""
+_BATCHES: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (16, 64), "paper": (16, 128)}
+"""Windows of the training text, and tokens of each, on which it is measured; every seed has its own."""
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 
 
@@ -49,10 +61,12 @@ class EdgeSettings(shared.TunedSettings):
     """Windows on which sharpness is measured; None where it is not followed."""
     tokens: int | None = None
     """Of each."""
+    roles: bool | None = None
+    """Whether the sharpness of every role is followed too; None where it is not."""
 
 
 def points(scale: Scale, count: int | None) -> list[EdgeSettings]:
-    """The ladder of each block with warm-up at the tuning seed, then all ladders seed by seed.
+    """The tuning of each block with warm-up, then the safe rate and the ladder of both kinds, seed by seed.
 
     Args:
         scale: of the study.
@@ -61,14 +75,13 @@ def points(scale: Scale, count: int | None) -> list[EdgeSettings]:
     Returns:
         The points' settings.
     """
-    warm = (*(label_of(block, WARM) for block in BLOCKS), shared.GPT2)
-    ladders = dict.fromkeys((*LABELS, shared.GPT2), RATES[scale])
+    ladders = dict.fromkeys(LABELS, (SAFE[scale], *RATES[scale]))
+    ladders[shared.GPT2] = (_best(scale, shared.GPT2),)
     runs: list[tuple[str, float | None]] = [(shared.BIGRAMS, None)]
     runs += [(label, rate) for label, rates in ladders.items() for rate in rates]
+    tuned = {label_of(block, WARM): TUNED[scale] for block in BLOCKS}
     return [
-        *shared.tuning_points(
-            partial(_point, scale, shared.TUNING), {label: ladders[label] for label in warm}
-        ),
+        *shared.tuning_points(partial(_point, scale, shared.TUNING), tuned),
         *(
             _point(scale, shared.COUNTED, label, rate, seed)
             for seed in shared.run_seeds(count or _SEEDS[scale])
@@ -77,11 +90,18 @@ def points(scale: Scale, count: int | None) -> list[EdgeSettings]:
     ]
 
 
+def _best(scale: Scale, label: str) -> float:
+    return BEST[label] if scale == "laptop" else TUNED[scale][0]
+
+
 def _point(scale: Scale, phase: str, label: str, rate: float | None, seed: int) -> EdgeSettings:
     size = SIZES[scale]
     block, kind = LABELS.get(label, (None, WARM))
-    followed = bool(block) and phase == shared.COUNTED
-    sequences, tokens = _BATCHES[scale] if followed else (None, None)
+    counts = bool(block) and phase == shared.COUNTED
+    at_best = counts and rate == _best(scale, block or label)
+    sequences, tokens = (
+        _BATCHES[scale] if at_best or (counts and rate == SAFE[scale]) else (None, None)
+    )
     return EdgeSettings(
         study="edge-of-stability",
         variant=block or label,
@@ -95,4 +115,5 @@ def _point(scale: Scale, phase: str, label: str, rate: float | None, seed: int) 
         tuned=True if rate else None,
         sequences=sequences,
         tokens=tokens,
+        roles=at_best or None,
     )

@@ -14,6 +14,7 @@ from hessblocks.studies.our_questions.edge_plan import (
     BASE,
     BLOCKS,
     COLD,
+    FIRST_LOOKS,
     KINDS,
     LABELS,
     SIMPLE,
@@ -27,7 +28,9 @@ WHOLE = "all"
 TOLERANCE = 0.2
 """Nats above a seed's best rate that a tolerated rate may end at."""
 ALIKE = 0.25
-"""Decades, half a step of the ladder, within which two blocks count as alike in rates, needs and forecasts."""
+"""Decades, a step of the ladder, within which two blocks count as alike in rates, needs and forecasts."""
+CALIBRATED = 0.5
+"""Decades within which a forecast of a tolerated rate is right."""
 EDGE = 38.0
 """The edge times the rate, at AdamW's β₁ = 0.9."""
 
@@ -82,10 +85,11 @@ class Edges:
         return rate.best if rate else None
 
     def extra_losses(self) -> dict[str, dict[Scalar, float]]:
-        """Block → {seed: loss without warm-up above that with, at its best rate}."""
+        """Block → {seed: loss without warm-up above that with, at the lower of the blocks' best rates}."""
         found: dict[str, dict[Scalar, float]] = {}
+        rates = [self.best(block) for block in BLOCKS]
+        rate = None if None in rates else min(rate for rate in rates if rate)
         for block in BLOCKS:
-            rate = self.best(block)
             warm, cold = (
                 self.tuned.runs.grids.get(label_of(block, kind), {}).get(rate or 0.0, {})
                 for kind in (WARM, COLD)
@@ -98,7 +102,7 @@ class Edges:
         return found
 
     def lowest(self, label: str) -> dict[Scalar, Mapping[float, tuple[float, float]]]:
-        """The sharpness along every run at the lowest rate of the ladder."""
+        """The sharpness along every run at the lowest rate, which is `SAFE`."""
         grid = self.tuned.runs.grids.get(label, {})
         if not grid:
             return {}
@@ -111,8 +115,8 @@ class Edges:
         """What curvature says beforehand.
 
         Returns:
-            Block → {seed: log10 of the rate whose edge the first sharpness is}; block → {seed: log10 of the first
-            sharpness over that after a tenth of the steps}; run and step → the residual of each of these, as a share,
+            Block → {seed: log10 of the rate whose edge the sharpness at the end of the warm-up is}; block → {seed: log10 of the
+            sharpness after the first step over that after a tenth of the steps}; run and step → the residual of each of these, as a share,
             infinite where the sharpness is lost or not above 0: no other step stands in for it.
         """
         rates: dict[str, dict[Scalar, float]] = {}
@@ -122,7 +126,7 @@ class Edges:
             for seed, sharp in self.lowest(label).items():
                 tenth = KINDS[WARM] * self.followed[-1]
                 later = next(step for step in self.followed if step >= tenth)
-                wanted = [self.followed[0], later][: 1 if kind == WARM else 2]
+                wanted = [later] if kind == WARM else [FIRST_LOOKS[0], later]
                 for step in wanted:
                     value, residual = sharp.get(step, (1.0, math.inf))
                     unsure[f"{label}, seed {seed}, step {step:g}"] = residual / value
@@ -177,7 +181,7 @@ def verdicts(edges: Edges) -> list[Check]:
     needs = [
         apart_check(
             edges.extra_losses(),
-            f"{less} the loss at the best rate",
+            f"{less} the loss at one rate",
             expected=f"open question: less is lost without, by more than {shared.CLOSE:g} nats",
             above=False,
             limit=shared.CLOSE,
@@ -204,6 +208,17 @@ def verdicts(edges: Edges) -> list[Check]:
     said = [
         forecast_check("which block stands the larger rates", rates, warm),
         forecast_check("which block needs more warm-up", humps, lost),
+    ]
+    said += [
+        shared.match_check(
+            {"forecast": rates.get(block, {}), "outcome": warm[block]},
+            *("forecast", "outcome"),
+            fact=f"curvature says beforehand which rate {block} stands",
+            expected=f"the forecast is right to {CALIBRATED:g} decades (above 0: it is too large)",
+            limit=CALIBRATED,
+            unit="decades",
+        )
+        for block in BLOCKS
     ]
     ladder = "void, since a tolerated rate lies beyond the ladder"
     unknown = "void, since the sharpness is not known well enough"

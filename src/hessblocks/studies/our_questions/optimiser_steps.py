@@ -122,7 +122,7 @@ def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str
     def observe(model: nn.Module, step: int) -> list[Row]:
         if step:
             optimiser = cast(Optimizer, trainers[0].optimizer)
-            batch = shared.training_batch(corpus, probe.sequences, probe.tokens)
+            batch = shared.training_batch(corpus, probe.sequences, probe.tokens, settings.seed)
             problem = Problem(model.eval(), batch, loss="causal-lm")
             for role, group in shared.by_role(model).items():
                 operator = PreconditionedHessian(problem, optimiser, group)

@@ -58,19 +58,20 @@ def by_role(model: nn.Module) -> dict[str, ParameterGroup]:
     return {role: merge(role, parts) for role, parts in roles.items()}
 
 
-def training_batch(corpus: Corpus, sequences: int, tokens: int) -> Example:
+def training_batch(corpus: Corpus, sequences: int, tokens: int, seed: int) -> Example:
     """Windows of the training text, the same at all steps: what an optimiser's preconditioner knows.
 
     Args:
         corpus: whose text it is.
         sequences: how many.
         tokens: of each.
+        seed: that they are drawn with.
 
     Returns:
         {"input_ids", "labels"}, each (sequences, tokens).
     """
     windows = corpus.windows("train", tokens)
-    drawn = windows.drawn(sequences, 0, "sequences", f"the training split of {corpus.name}")
+    drawn = windows.drawn(sequences, seed, "sequences", f"the training split of {corpus.name}")
     return {"input_ids": drawn, "labels": drawn}
 
 
