@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        17784,
-        "c62529ec5466f7c8a68e4c6781a1f0de039c99cbe1021dc43491a388bda80114",
+        18012,
+        "3f5473162de9d58a0cae61f2dd9138d9ef10c4fc1c2a798f4cb25371d9ac44b4",
     )
 
 

@@ -5,28 +5,31 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from dataclasses import replace
+from collections.abc import Mapping
 from statistics import fmean
-from typing import cast
+from typing import Any, cast
 
-from torch import nn
 from torch.optim import Muon, Optimizer
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 
 from hessblocks.curvature import (
     AttentionBackendWarning,
+    ParameterGroup,
     PreconditionedHessian,
     Problem,
     blockwise_learning_rates,
     parameter_groups,
 )
+from hessblocks.errors import RunError
 from hessblocks.linalg import Estimate, frobenius_norm
 from hessblocks.storage import Row
 from hessblocks.studies import shared
-from hessblocks.studies.our_questions.optimiser_plan import OptimiserSettings
+from hessblocks.studies.our_questions.optimiser_plan import PUBLISHED, OptimiserSettings
 from hessblocks.training import RunTrainer
 
-PILOT_RATE = 1e-3
+
+class PilotDivergedError(RunError):
+    """The pilot met a loss, a gradient or a product with the Hessian that is no number."""
 
 
 def with_muon(trainer: RunTrainer) -> None:
@@ -66,20 +69,26 @@ def with_muon(trainer: RunTrainer) -> None:
 
 
 def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> None:
-    """Give AdamW a rate for the matrices of each role, by the curvature that a pilot meets.
+    """Give AdamW a rate for the matrices of each role, by published multipliers or by the curvature that a pilot meets.
 
     Args:
         settings: of the point.
         trainer: before it trains; its model stays as it is.
+
+    Raises:
+        PilotDivergedError: the pilot did.
     """
     model, arguments = cast(PreTrainedModel, trainer.model), trainer.args
     rate, decay = arguments.learning_rate, arguments.weight_decay
-    rates = blockwise_learning_rates(
-        model, shared.by_role(model), base=rate, norms=pilot_norms(settings, model)
-    )
-    sizes = [sum(p.numel() for p in one["params"] if p.ndim >= 2) for one in rates]
-    logarithms = [math.log(one["lr"]) for one in rates]
-    factor = rate / math.exp(fmean(logarithms, weights=sizes))
+    roles = shared.by_role(model)
+    if settings.method == PUBLISHED:
+        rates, factor = blockwise_learning_rates(model, roles, base=rate, rule="published"), 1.0
+    else:
+        norms = pilot_norms(settings, model)
+        rates = blockwise_learning_rates(model, roles, base=rate, norms=norms)
+        sizes = [sum(p.numel() for p in one["params"] if p.ndim >= 2) for one in rates]
+        logarithms = [math.log(one["lr"]) for one in rates]
+        factor = rate / math.exp(fmean(logarithms, weights=sizes))
     groups = []
     for one in rates:
         matrices = [p for p in one["params"] if p.ndim >= 2]
@@ -93,44 +102,98 @@ def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> Non
     trainer.optimizer = kind([group for group in groups if group["params"]], **given)
 
 
+class Pilot(TrainerCallback):
+    """Ends a training after some steps and measures what AdamW's step meets there."""
+
+    norms: dict[str, Estimate] | None = None
+    """Role → norm of its block; None before."""
+
+    def __init__(self, settings: OptimiserSettings) -> None:
+        """Start with the settings of the point."""
+        self.settings = settings
+
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Measure and end, where it is time."""
+        settings = self.settings
+        assert settings.probe is not None
+        if state.global_step != settings.pilot or control.should_training_stop:
+            return
+        control.should_training_stop = True
+        model, probe = given["model"].eval(), settings.probe
+        corpus = shared.text_of(settings.size)
+        batch = shared.training_batch(corpus, probe.sequences, probe.tokens, settings.seed)
+        problem = Problem(model, batch, loss="causal-lm")
+        self.norms = _norms(problem, given["optimizer"], shared.by_role(model), settings)
+
+
 def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str, Estimate]:
-    """Norms of each role's block of the Hessian as AdamW's step meets it, after a pilot on a copy.
+    """Norms of each role's block of the Hessian as AdamW's step meets it, `pilot` steps into the run with one rate.
 
     Args:
         settings: of the point.
-        model: freshly initialised.
+        model: freshly initialised; a copy of it is trained.
 
     Returns:
         Role → estimate.
 
+    Raises:
+        PilotDivergedError: its losses, gradients or products did not stay finite.
+
     Cost:
         The pilot's steps, and a product with the Hessian for each role and probe.
     """
-    assert settings.pilot is not None
-    assert settings.probe is not None
-    corpus, probe, run = (
-        shared.text_of(settings.size),
-        settings.probe,
-        shared.run_settings(settings),
-    )
-    short = replace(
-        run.training, steps=settings.pilot, evaluate_every=settings.pilot, learning_rate=PILOT_RATE
-    )
-    norms: dict[str, Estimate] = {}
-    trainers: list[RunTrainer] = []
-
-    def observe(model: nn.Module, step: int) -> list[Row]:
-        if step:
-            optimiser = cast(Optimizer, trainers[0].optimizer)
-            batch = shared.training_batch(corpus, probe.sequences, probe.tokens, settings.seed)
-            problem = Problem(model.eval(), batch, loss="causal-lm")
-            for role, group in shared.by_role(model).items():
-                operator = PreconditionedHessian(problem, optimiser, group)
-                norms[role] = frobenius_norm(operator, probes=probe.probes)
-        return []
-
-    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
+    pilot, run = Pilot(settings), shared.run_settings(settings)
+    try:
         shared.train(
-            copy.deepcopy(model), replace(run, training=short), corpus, observe, trainers.append
+            copy.deepcopy(model),
+            run,
+            shared.text_of(settings.size),
+            change=lambda trainer: trainer.add_callback(pilot),
         )
-    return norms
+    except RunError as error:
+        raise PilotDivergedError(f"the pilot of {settings.label}: {error}") from error
+    if pilot.norms is None:
+        raise PilotDivergedError(f"the pilot of {settings.label} diverged before it was measured")
+    return pilot.norms
+
+
+def preconditioned_rows(
+    model: PreTrainedModel, optimiser: Optimizer, settings: OptimiserSettings
+) -> list[Row]:
+    """How uneven the curvature is that AdamW's step meets: of D^(-1/2) H D^(-1/2), on the batch that H is measured on.
+
+    Args:
+        model: put into evaluation mode.
+        optimiser: AdamW of this model, after its first step.
+        settings: of the point.
+
+    Returns:
+        Rows as of `shared.unevenness_rows`.
+    """
+    assert settings.probe is not None
+    probe, groups = settings.probe, parameter_groups(model)
+    corpus = shared.text_of(settings.size)
+    batch = corpus.curvature_batch(probe.sequences, probe.tokens, settings.seed)
+    problem = Problem(model.eval(), batch, loss="causal-lm")
+    return shared.unevenness_rows(groups, _norms(problem, optimiser, groups, settings))
+
+
+def _norms(
+    problem: Problem,
+    optimiser: Optimizer,
+    groups: Mapping[str, ParameterGroup],
+    settings: OptimiserSettings,
+) -> dict[str, Estimate]:
+    """Frobenius norm of each group's block of D^(-1/2) H D^(-1/2)."""
+    assert settings.probe is not None
+    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
+        return {
+            name: frobenius_norm(
+                PreconditionedHessian(problem, optimiser, group),
+                probes=settings.probe.probes,
+                seed=settings.seed,
+            )
+            for name, group in groups.items()
+        }

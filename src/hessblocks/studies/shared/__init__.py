@@ -55,6 +55,7 @@ from hessblocks.studies.shared.measured_curvature import (
     by_role,
     curvature_rows,
     training_batch,
+    unevenness_rows,
 )
 from hessblocks.studies.shared.statistics import (
     Correlation,

@@ -96,13 +96,33 @@ def curvature_rows(
     with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
         norms = group_norms(problem, groups, probes=probe.probes, seed=seed)
     rows = [{name: row[name] for name in row if name != "role"} for row in norm_rows(groups, norms)]
+    full = {name: parts["full"] for name, parts in norms.items()}
+    return [*rows, *unevenness_rows(groups, full, without)]
+
+
+def unevenness_rows(
+    groups: Mapping[str, ParameterGroup],
+    norms: Mapping[str, Estimate],
+    without: Collection[str] = (),
+) -> list[Row]:
+    """Heterogeneity and spread of each of `SETS`.
+
+    Args:
+        groups: of the model, by name.
+        norms: of each.
+        without: roles that are left out.
+
+    Returns:
+        The rows, without study, variant and seed; those of a set bear its name as their group.
+    """
+    rows = []
     for name, roles in SETS.items():
         own = [
             one
             for one, group in groups.items()
             if (not roles or group.role in roles) and group.role not in without
         ]
-        rows += _unevenness(name, {one: norms[one]["full"] for one in own})
+        rows += _unevenness(name, {one: norms[one] for one in own})
     return rows
 
 
