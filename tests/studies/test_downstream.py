@@ -20,7 +20,7 @@ from hessblocks.studies.catalogue import find
 from hessblocks.studies.engine.study import SCALES, Check, Scale
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.step_times import STEP_TIME, speeds
-from hessblocks.studies.shared.trained_points import LOSS
+from hessblocks.studies.shared.trained_points import BIGRAMS, LOSS
 from hessblocks.studies.shared.variants import BASES
 from tests.data.library import write_library
 
@@ -199,6 +199,7 @@ def test_to_pretrain_alike_is_to_be_neither_worse_nor_better(
     sas_p: list[float], holds: bool | None
 ) -> None:
     rows = losses(pre_ln=[3.0, 3.01, 3.0], sas_p=sas_p)
+    rows += [{**row, "variant": BIGRAMS} for row in losses(table=[4.0, 4.0, 4.0])]
     rows = [{**r, "value": None if r["value"] == math.inf else r["value"]} for r in rows]
     assert verdict(find("masked-lm").summarise(rows).checks, "sas-p pretrains") is holds
 

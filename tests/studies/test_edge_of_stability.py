@@ -277,6 +277,20 @@ def test_losses_less_than_the_tolerance_apart_are_alike(less: float, holds: bool
     assert found.ours.endswith("; alike, within 0.05 nats") is (holds is None)
 
 
+def test_the_need_for_warm_up_is_judged_at_the_lower_of_the_best_rates() -> None:
+    """There sas-p loses less without warm-up than pre-ln, at its own best rate more."""
+    best = {BASE: 1e-2, SIMPLE: 3e-2}
+
+    def level(block: str, kind: str, rate: float, seed: int) -> float:
+        lost = 0.2 if block == BASE else 0.1 if rate < 2e-2 else 0.3
+        return 2.8 + 0.5 * abs(math.log10(rate / best[block])) + lost * (kind == COLD)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TUNED, "laptop", (1e-2, 3e-3, 3e-2, 1e-1))
+        found = checks(rows(level, plan=points("laptop", None)))[VERDICTS[2]]
+    assert (found.holds, found.ours) == (True, "-0.100 ± 0.000 nats (3 seeds)")
+
+
 @pytest.mark.parametrize("ends", [{BASE: 6.1, SIMPLE: 8.1}, dict.fromkeys(BLOCKS, math.inf)])
 def test_how_badly_a_failed_run_ends_decides_nothing(ends: dict[str, float]) -> None:
     """Blocks that are equal up to 3e-2 and both fail at 1e-1 are alike, though no seed says otherwise."""

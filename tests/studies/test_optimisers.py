@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -315,7 +316,13 @@ def test_the_pilot_is_the_run_with_one_rate_up_to_a_step() -> None:
         observe,
         trainers.append,
     )
-    found = pilot_norms(settings, make_model(settings))
+    ends = list[Any]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "hessblocks.studies.shared.train", lambda *a, **more: ends.append(train(*a, **more)[-1])
+        )
+        found = pilot_norms(settings, make_model(settings))
+    assert [row["step"] for row in ends] == [2]
     assert {role: norm.value for role, norm in found.items()} == pytest.approx(want, rel=1e-4)
     higher = replace(settings, size=replace(settings.size, learning_rate=0.1))
     again = pilot_norms(higher, make_model(higher))

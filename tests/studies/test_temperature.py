@@ -13,14 +13,12 @@ from hessblocks.signal import propagate
 from hessblocks.storage import Row
 from hessblocks.studies.engine.study import Check
 from hessblocks.studies.our_questions import temperature
-from hessblocks.studies.our_questions.temperature import (
-    STUDY,
+from hessblocks.studies.our_questions.temperature import STUDY, TemperatureSettings, layer
+from hessblocks.studies.our_questions.temperature_laws import (
     UNIFORM,
     VOID,
     Curves,
-    TemperatureSettings,
     even_temperatures,
-    layer,
 )
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.growth_points import Size

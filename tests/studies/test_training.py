@@ -29,7 +29,7 @@ from hessblocks.studies.our_questions import (
 from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared import texts
 from hessblocks.studies.shared import trained_points as trained
-from hessblocks.studies.shared.differences import match_check
+from hessblocks.studies.shared.differences import UNDECIDED, match_check
 from hessblocks.studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME
 from hessblocks.studies.shared.trained_points import (
     BIGRAMS,
@@ -40,7 +40,7 @@ from hessblocks.studies.shared.trained_points import (
     train,
     train_point,
 )
-from hessblocks.studies.shared.trained_summary import Runs
+from hessblocks.studies.shared.trained_summary import VOID, Runs
 from hessblocks.studies.shared.variants import BASES, VALUE_SKIPINIT, VARIANTS, make_block
 from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
 from tests.data.helpers import write_code
@@ -181,6 +181,7 @@ def test_a_mean_curve_ends_where_a_seed_diverged() -> None:
 
 def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
     slow = [row for seed in (0, 1) for row in curve("pre-ln", seed, [4.0, 3.0 + seed, 2.0 + seed])]
+    slow += [row for seed in (0, 1) for row in curve(BIGRAMS, seed, [4.0 + seed])]
     fast = [row for seed in (0, 1) for row in curve("sas-p", seed, [4.0, 1.0 + seed, 0.5 + seed])]
 
     def clocks(*shares: float) -> list[Row]:
@@ -285,7 +286,7 @@ def test_depth_is_judged_against_pre_ln_to_both_sides_and_against_less_depth(
 ) -> None:
     losses = {
         f"{name}, {depth} layers": [loss + 0.001 * seed for seed in range(3)]
-        for name, found in (("pre-ln", (3.0, 2.5)), ("sas", sas))
+        for name, found in (("pre-ln", (3.0, 2.5)), ("sas", sas), (BIGRAMS, (4.0, 4.0)))
         for depth, loss in zip((3, 12), found, strict=True)
     }
     rows = [
@@ -358,7 +359,25 @@ RUNS = Runs(
 def test_slower_needs_more_than_the_spread_of_seeds(
     slow: str, fast: str, verdict: bool | None
 ) -> None:
-    assert RUNS.slower(slow, fast, "").holds is verdict
+    assert with_table(3.5).slower(slow, fast, "").holds is verdict
+    for runs in (RUNS, Runs([])):  # without a table nothing is decided
+        check = runs.slower(slow, fast, "")
+        assert (check.holds, check.ours.endswith(UNDECIDED)) == (None, True)
+
+
+@pytest.mark.parametrize("worse", [0.0, 0.4])
+def test_the_base_that_a_verdict_is_about_must_have_learnt_too(worse: float) -> None:
+    base = "pre-ln, zero queries"
+    finals = {"pre-ln": 3.0, base: 3.0 + worse, "sas": 3.0 + worse, BIGRAMS: 3.4}
+    rows = [
+        row
+        for name, loss in finals.items()
+        for seed in range(3)
+        for row in curve(name, seed, [loss + 0.001 * seed])
+    ]
+    check = Runs(rows).match("sas", base, "a fact")
+    assert check.holds is (None if worse else True)
+    assert check.ours.endswith(VOID) is bool(worse)
 
 
 def with_table(table: float) -> Runs:
@@ -432,9 +451,10 @@ def test_to_match_is_to_be_neither_worse_nor_better() -> None:
 
 
 def test_close_allows_what_it_says() -> None:
-    assert RUNS.close("bad", "good", 0.6, "").holds is True
-    assert RUNS.close("bad", "good", 0.3, "").holds is False
-    assert RUNS.close("bad", "good", 0.5, "").holds is None
+    runs = with_table(3.5)
+    assert runs.close("bad", "good", 0.6, "").holds is True
+    assert runs.close("bad", "good", 0.3, "").holds is False
+    assert runs.close("bad", "good", 0.5, "").holds is None
 
 
 @pytest.fixture
@@ -489,12 +509,16 @@ def test_each_block_stands_with_its_best_rate() -> None:
     rows = tuned("pre-ln", _1=BAD, _3=GOOD, _10=[math.inf] * 3)
     rows += tuned("sas", _1=GOOD, _3=[1.50, 1.51, 1.50], _10=BAD)
     runs = Runs(rows)
-    assert runs.losses == {"pre-ln": dict(enumerate(GOOD)), "sas": {0: 1.50, 1: 1.51, 2: 1.50}}
+    assert runs.losses == {
+        "pre-ln": dict(enumerate(GOOD)),
+        "sas": {0: 1.50, 1: 1.51, 2: 1.50},
+    }
     assert runs.curve("sas", 1) == [(0.0, 1.51)]
     assert [(line["variant"], line["best_rate"], line["rate_settled"]) for line in runs.table()] == [
         ("pre-ln", 3.0, True), ("sas", 3.0, True),
     ]  # fmt: skip
-    check = runs.slower("pre-ln", "sas", "a fact")
+    rows += [row for seed in range(3) for row in curve(BIGRAMS, seed, [4.0])]
+    check = Runs(rows).slower("pre-ln", "sas", "a fact")
     assert (check.holds, check.ours) == (True, "+0.500 ± 0.000 nats (3 seeds)")
 
 

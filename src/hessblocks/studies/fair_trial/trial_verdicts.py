@@ -239,7 +239,7 @@ def place_verdicts(placed: Trial) -> list[Check]:
     for kind, name in POSITIONS.items():
         one, base = block + kind, BASE + kind
         control = runs.below_the_table(base, shared.BIGRAMS)
-        match = runs.match(
+        match = runs.alike(
             one, base, f"{block} about matches {BASE}, both from 0.02, at equal steps"
         )
         match = placed.judged(shared.judged_by(control, match, shared.VOID), one, base)

@@ -118,7 +118,7 @@ class Pilot(TrainerCallback):
         """Measure and end, where it is time."""
         settings = self.settings
         assert settings.probe is not None
-        if state.global_step != settings.pilot or control.should_training_stop:
+        if state.global_step != settings.pilot:
             return
         control.should_training_stop = True
         model, probe = given["model"].eval(), settings.probe

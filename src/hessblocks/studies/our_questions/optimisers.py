@@ -180,7 +180,7 @@ def _need_checks(tuned: shared.Tuned) -> list[Check]:
         base = label_of(block, ADAMW)
         for method in (one for one in methods_of(block) if one != ADAMW):
             label = label_of(block, method)
-            check = tuned.runs.match(
+            check = tuned.runs.alike(
                 label, base, f"{block} trains as well with {method} as with AdamW"
             )
             checks.append(tuned.judged(check, label, base))

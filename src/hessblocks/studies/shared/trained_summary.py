@@ -22,6 +22,7 @@ from hessblocks.studies.shared.differences import (
 )
 from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
 from hessblocks.studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REFERENCES
+from hessblocks.studies.shared.variants import BASES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
 """Of the losses in a figure."""
@@ -74,13 +75,14 @@ class Runs:
             self.losses.setdefault(variant, {})[seed] = math.inf if last is None else last
         self._take_best_rates()
         kinds = [name.removeprefix(BIGRAMS) for name in self.losses if name.startswith(BIGRAMS)]
+        self._kinds = sorted(kinds, key=len, reverse=True)
         self.controls = {
             kind: self.below_the_table(BASE + kind, BIGRAMS + kind)
-            for kind in sorted(kinds, key=len, reverse=True)
+            for kind in self._kinds
             if BASE + kind in self.losses
         }
         """What the names of variants have behind those of the blocks → whether pre-ln has learnt more than pairs
-        of tokens there. Where the table was measured, a verdict about losses counts only then."""
+        of tokens there. A verdict about losses counts only then."""
         self._parameters = {
             row["variant"].partition(AT_RATE)[0]: row["value"]
             for row in of_quantity(rows, "parameters")
@@ -202,19 +204,22 @@ class Runs:
         )
 
     def if_it_counts(self, check: Check, *variants: str) -> Check:
-        """The check; undecided, with the reason, where its control fails or a best rate is not inside its grid.
+        """The check; undecided, with the reason, where its control fails or is not measured, or a best rate is not inside its grid.
+
+        The control is that pre-ln, and pre-ln with zero queries where the fact is about that, has learnt more than pairs of tokens.
 
         Args:
             check: a fact about losses.
-            *variants: that it is about; the name of the first says which control counts.
+            *variants: that it is about; the name of the first says which bigram table counts.
 
         Returns:
             The check, or one that holds neither way.
         """
         name = variants[0] if variants else ""
-        control = next((one for kind, one in self.controls.items() if name.endswith(kind)), None)
-        if control is not None:
-            check = judged_by(control, check, VOID)
+        kind = next((kind for kind in self._kinds if name.endswith(kind)), "")
+        own = [one for one in variants if one.removesuffix(kind) in BASES]
+        for base in dict.fromkeys((BASE + kind, *own)):
+            check = judged_by(self.below_the_table(base, BIGRAMS + kind), check, VOID)
         open_ended = [one for one in variants if one in self.rates and not self.rates[one].settled]
         if not open_ended:
             return check
@@ -236,9 +241,12 @@ class Runs:
 
     def match(self, one: str, other: str, fact: str) -> Check:
         """Whether `one` and `other` end no more than `CLOSE` apart, whichever is better."""
+        return self.if_it_counts(self.alike(one, other, fact), one, other)
+
+    def alike(self, one: str, other: str, fact: str) -> Check:
+        """The same without a control, for studies that have one of their own."""
         expected = f"final loss of {one} within {CLOSE:g} of that of {other}, above or below"
-        check = match_check(self.losses, one, other, fact, limit=CLOSE, expected=expected)
-        return self.if_it_counts(check, one, other)
+        return match_check(self.losses, one, other, fact, limit=CLOSE, expected=expected)
 
     def summary(
         self,
