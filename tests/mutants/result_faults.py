@@ -306,11 +306,43 @@ RESULTS = (
     Mutant(
         "a later sharpness stands in for a lost one",
         file="studies/our_questions/edges.py",
-        find="wanted = [self.followed[0], later]",
-        replace="wanted = [min(sharp), later]",
+        find="else [FIRST_LOOKS[0], later]",
+        replace="else [min(sharp), later]",
         tests=(
             "studies/test_edge_of_stability.py::test_no_other_step_stands_in_for_a_sharpness_that_is_lost",
         ),
+    ),
+    Mutant(
+        "gradients are clipped at the edge of stability",
+        file="studies/our_questions/edge_of_stability.py",
+        find="trainer.args.max_grad_norm = 0.0",
+        replace="trainer.args.max_grad_norm = 1.0",
+        tests=(
+            "studies/test_edge_of_stability.py::test_sharpness_is_read_after_the_first_steps_too_and_gradients_are_not_clipped",
+        ),
+    ),
+    Mutant(
+        "a forecast that is far off is right",
+        file="studies/our_questions/edges.py",
+        find="            limit=CALIBRATED,",
+        replace="            limit=10.0,",
+        tests=(
+            "studies/test_edge_of_stability.py::test_a_forecast_that_is_far_off_is_denied_though_it_orders_the_blocks",
+        ),
+    ),
+    Mutant(
+        "blocks of one family count as independent",
+        file="studies/our_questions/optimisers.py",
+        find="                families=FAMILY_OF,",
+        replace="                families=None,",
+        tests=("studies/test_optimisers.py::test_blocks_of_one_family_count_as_dependent",),
+    ),
+    Mutant(
+        "a pilot has a schedule of its own",
+        file="studies/our_questions/optimiser_steps.py",
+        find="            run,\n            shared.text_of(settings.size),\n            change",
+        replace="            (again := __import__('dataclasses').replace)(run, training=again(run.training, steps=settings.pilot)),\n            shared.text_of(settings.size),\n            change",
+        tests=("studies/test_optimisers.py::test_the_pilot_is_the_run_with_one_rate_up_to_a_step",),
     ),
     Mutant(
         "a rate beyond the ladder counts as tolerated",
