@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        18012,
-        "3f5473162de9d58a0cae61f2dd9138d9ef10c4fc1c2a798f4cb25371d9ac44b4",
+        18098,
+        "fb8a04158b6d5dbae36a7531b9f2b2df18e597d4bd76e8386b23da175a68c909",
     )
 
 

@@ -156,14 +156,13 @@ def losses(**finals: list[float]) -> list[Row]:
     ]
 
 
-def times(**seconds: tuple[float, float]) -> list[Row]:
+def times(**seconds: tuple[float, ...]) -> list[Row]:
+    """Times of a step, repetition by repetition."""
     return [
-        {
-            "variant": name.replace("_", "-"), "seed": 0, "quantity": STEP_TIME, "value": value,
-            "standard_error": error,
-        }
-        for name, (value, error) in seconds.items()
-    ]  # fmt: skip
+        {"variant": name.replace("_", "-"), "seed": seed, "quantity": STEP_TIME, "value": value}
+        for name, values in seconds.items()
+        for seed, value in enumerate(values)
+    ]
 
 
 def accuracies(**scores: list[float | None]) -> list[Row]:
@@ -205,13 +204,19 @@ def test_to_pretrain_alike_is_to_be_neither_worse_nor_better(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "holds"), [((0.8, 0.01), True), ((1.2, 0.01), False), ((0.99, 0.1), None)]
+    ("seconds", "holds"),
+    [
+        ((0.8, 1.61, 2.4), True),
+        ((1.2, 2.41, 3.6), False),
+        ((0.9, 2.2, 3.0), None),
+        ((0.8,), None),
+    ],
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_speed_is_judged_with_its_error(
-    name: str, seconds: tuple[float, float], holds: bool | None
+    name: str, seconds: tuple[float, ...], holds: bool | None
 ) -> None:
-    rows = times(pre_ln=(1.0, 0.01), sas_p=seconds)
+    rows = times(pre_ln=(1.0, 2.0, 3.0), sas_p=seconds)
     assert verdict(find(name).summarise(rows).checks, "a training step of sas-p") is holds
 
 
@@ -256,8 +261,11 @@ def test_a_diverged_seed_is_counted_and_has_no_score() -> None:
 
 
 def test_speeds_and_their_errors() -> None:
-    found = speeds(times(pre_ln=(1.0, 0.03), sas=(0.8, 0.032)))
-    assert found["sas"] == (pytest.approx(1.25), pytest.approx(1.25 * 0.05))
+    """Repetition by repetition, so that one which is slower for all adds no error."""
+    found = speeds(times(pre_ln=(1.0, 2.0), sas=(0.8, 1.7)))["sas"]
+    assert found.mean == pytest.approx((1 / 0.8 + 2 / 1.7) / 2)
+    assert found.error == pytest.approx((1 / 0.8 - 2 / 1.7) / 2)
+    assert found.seeds == 2
     assert speeds(times(sas=(0.8, 0.1))) == {}
 
 

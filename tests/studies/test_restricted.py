@@ -1,7 +1,6 @@
 """Values and projections near their initial value: the tied last projection, and rates against gains."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ from hessblocks.models.build import build
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ModelSettings, RunSettings
 from hessblocks.studies.blocks_paper.restrict_updates import STUDY, slow_down, tie_last
-from hessblocks.studies.shared.trained_points import train
-from hessblocks.studies.shared.variants import make_block, restricted
+from hessblocks.studies.shared.trained_points import REFERENCES, train
+from hessblocks.studies.shared.variants import BASES, make_block, restricted
 from tests.data.helpers import write_code
 
 SIZES = {"width": 16, "heads": 2, "mlp_width": 32}
@@ -128,14 +127,26 @@ def test_a_gain_of_beta_is_a_rate_times_beta_for_adam(corpus: Corpus) -> None:
         assert float((one - two).norm()) < 0.02 * float(one.norm())
 
 
-def test_each_point_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_each_point_has_a_name_of_its_own_and_each_variant_three_rates() -> None:
     names = [point.name for point in STUDY.settings("laptop", 1)]
     assert len(set(names)) == len(names)
-    assert {"last tied, beta 0.2", "identity, rate x0.1", "orthogonal, rate x0"} <= set(names)
-    assert "identity, rate x0" not in names  # identity, beta 0
+    rates: dict[str, set[str]] = {}
+    for name in names:
+        variant, _, rate = name.partition(" at rate ")
+        rates.setdefault(variant, set()).add(rate)
+    assert {"last tied, beta 0.2", "identity, rate x0.1", "orthogonal, rate x0"} <= set(rates)
+    assert {*BASES, "identity, beta 0", "trainable gains"} <= set(rates)
+    assert "identity, rate x0" not in rates  # identity, beta 0
+    assert {len(each) for each in rates.values()} == {3, 1}
+    assert {variant for variant, each in rates.items() if len(each) == 1} == set(REFERENCES)
 
 
 def test_the_published_losses_stand_beside_ours() -> None:
-    expected = [check.expected for check in STUDY.summarise([]).checks[:2]]
-    assert expected[0].endswith("; 1.178 against 1.155 at 18 layers, width 768")
-    assert expected[1].endswith("; 1.194 against 1.178 at 18 layers, width 768")
+    expected = [check.expected for check in STUDY.summarise([]).checks[:3]]
+    assert expected[0].endswith(
+        "of that of pre-ln, above or below; 1.178 against 1.155 at 18 layers, width 768"
+    )
+    assert expected[1].endswith(
+        "zero queries, above or below; 1.178 against 1.155 at 18 layers, width 768"
+    )
+    assert expected[2].endswith("; 1.194 against 1.178 at 18 layers, width 768")

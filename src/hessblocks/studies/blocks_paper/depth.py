@@ -63,10 +63,10 @@ def summarise(rows: Rows) -> Summary:
                 if depths
             ),
             *(
-                runs.slower(
-                    f"v-skipinit, {depths[-1]} layers",
+                runs.close(
                     f"v-skipinit, {depths[0]} layers",
-                    "v-skipinit loses by depth",
+                    f"v-skipinit, {depths[-1]} layers",
+                    "v-skipinit does not gain from depth",
                 )
                 for _ in depths[:1]
             ),

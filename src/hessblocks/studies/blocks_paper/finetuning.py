@@ -193,8 +193,12 @@ def table(rows: Rows, found: Scores) -> list[dict[str, object]]:
     average = means(found)
     counted = ("parameters", "step_memory", "answer_memory")
     costs = {quantity: shared.values(rows, quantity) for quantity in counted}
-    costs["training_speed"] = shared.speeds(rows)
-    costs["inference_speed"] = shared.speeds(rows, "answer_time")
+    for name, quantity in (
+        ("training_speed", shared.STEP_TIME),
+        ("inference_speed", "answer_time"),
+    ):
+        speeds = shared.speeds(rows, quantity)
+        costs[name] = {block: (ratio.mean, ratio.error) for block, ratio in speeds.items()}
     lines: list[dict[str, object]] = []
     for block in dict.fromkeys((*found, *costs["training_speed"])):
         runs = average.get(block, {})
@@ -246,7 +250,7 @@ def _speed_panel(rows: Rows, average: shared.Values) -> list[Panel]:
     if not ours:
         return []
     series = [
-        shared.curve(name, [(times[name][0], gap.mean, gap.error)], line=False)
+        shared.curve(name, [(times[name].mean, gap.mean, gap.error)], line=False)
         for name, gap in ours.items()
     ]
     for name in (name for name in ours if name in PUBLISHED_SCORES):

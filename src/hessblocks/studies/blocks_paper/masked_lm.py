@@ -63,11 +63,11 @@ class MaskedSettings(shared.BlockSettings):
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """The blocks, and one point that times them all."""
+    """The blocks, and the points that time them all, one a repetition."""
     presets, size = PRESETS[scale], SIZES[scale]
     in_turns = {"presets": ",".join(presets)}
     return [
-        shared.Sweep(variants=[shared.ALL], size=size, seeds=1, settings=in_turns),
+        shared.Sweep(variants=[shared.ALL], size=size, settings=in_turns),
         shared.Sweep(variants=(*blocks(scale), shared.BIGRAMS), size=size, rates=RATES[scale]),
     ]
 
@@ -117,7 +117,7 @@ def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretrain
 
 
 def timed(settings: MaskedSettings) -> list[Row]:
-    """Costs of every block as rows; the error of a median is that of a normal."""
+    """Costs of every block as rows; the error of a median is that of a normal, over the turns of one repetition."""
     presets = (settings.presets or "").split(",")
     rows: list[Row] = []
     for name, cost in costs(pretraining(settings, presets[0]), presets).items():
@@ -140,7 +140,7 @@ def summarise(rows: Rows) -> Summary:
     if names:
         panel = runs.panel(names, "masked-LM loss at equal steps")
         panels.append(replace(panel, y_label="validation loss (nats per masked token)"))
-    if names and (times := shared.values(rows, shared.STEP_TIME)):
+    if names and (times := shared.mean_clocks(rows)):
         panels.append(
             shared.against_time(
                 panels[0], shared.for_all_bases(times), "the same against training time"
@@ -150,11 +150,11 @@ def summarise(rows: Rows) -> Summary:
     table = [
         {
             "variant": name,
-            "training_speed": ratio,
-            "standard_error": error,
+            "training_speed": ratio.mean,
+            "standard_error": ratio.error if ratio.seeds > 1 else None,
             "published": shared.PUBLISHED_SPEED.get(name),
         }
-        for name, (ratio, error) in shared.speeds(rows).items()
+        for name, ratio in shared.speeds(rows).items()
     ]
     return runs.summary(
         title="Masked-LM pretraining",

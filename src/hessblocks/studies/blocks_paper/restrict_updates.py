@@ -27,10 +27,10 @@ IDENTITY = shared.restricted("identity", 0)
 LAST_TIED = "last tied"
 INITS = ("identity", "tied", LAST_TIED, "orthogonal")
 """Of values and projections, the best first in the paper."""
-SHARES = (0.1, 0.2, 0.5)
+SHARES = (0.1,)
 """Learning rates of values and projections, as shares of that of all else; the share 1 is the gain β = 1."""
 VARIANTS = (
-    "pre-ln",
+    *shared.BASES,
     IDENTITY,
     shared.GAINED,
     *(shared.restricted(init, beta) for init in shared.RESTRICTED_INITS for beta in shared.BETAS),
@@ -49,11 +49,12 @@ class RestrictedSettings(shared.TrainedSettings):
 
     @property
     def name(self) -> str:
-        """Of the variant, with what this study changes of it."""
+        """Of the variant, with what this study changes of it, and the rate where there are several."""
         init, _, beta = self.variant.partition(", ")
+        name = f"{LAST_TIED}, {beta}" if self.last_tied else self.variant
         if self.rate_share is not None:
-            return slowed(init, self.rate_share)
-        return f"{LAST_TIED}, {beta}" if self.last_tied else self.variant
+            name = slowed(init, self.rate_share)
+        return super().name.replace(self.variant, name, 1)
 
 
 def slowed(init: str, share: float) -> str:
@@ -62,21 +63,27 @@ def slowed(init: str, share: float) -> str:
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """Every gain from every initial value, smaller rates, the last projection tied."""
-    size = shared.SIZES[scale]
+    """Every gain from every initial value, smaller rates, the last projection tied; each at its best rate for all else."""
+    size, rates = shared.SIZES[scale], shared.RATES[scale]
     orthogonal = [shared.restricted("orthogonal", beta) for beta in shared.BETAS]
     return [
-        shared.Sweep(variants=(*VARIANTS, *shared.REFERENCES), size=size),
-        shared.Sweep(variants=orthogonal, size=size, settings={"last_tied": True}),
+        shared.Sweep(variants=(*VARIANTS, *shared.REFERENCES), size=size, rates=rates),
+        shared.Sweep(variants=orthogonal, size=size, rates=rates, settings={"last_tied": True}),
         *(
             shared.Sweep(
-                variants=[shared.restricted(init, 1)], size=size, settings={"rate_share": share}
+                variants=[shared.restricted(init, 1)],
+                size=size,
+                rates=rates,
+                settings={"rate_share": share},
             )
             for init in ("identity", "orthogonal")
             for share in SHARES
         ),
         shared.Sweep(
-            variants=[shared.restricted("orthogonal", 1)], size=size, settings={"rate_share": 0.0}
+            variants=[shared.restricted("orthogonal", 1)],
+            size=size,
+            rates=rates,
+            settings={"rate_share": 0.0},
         ),
     ]
 
@@ -140,9 +147,12 @@ def summarise(rows: Rows) -> Summary:
         ),
         panels=_panels(runs.losses) if runs.losses else [],
         checks=[
-            _beside(
-                runs.match(IDENTITY, "pre-ln", "identity values about match pre-ln"),
-                "1.178 against 1.155",
+            *(
+                _beside(
+                    runs.match(IDENTITY, base, f"identity values about match {base}"),
+                    "1.178 against 1.155",
+                )
+                for base in shared.BASES
             ),
             _beside(
                 runs.slower(
@@ -164,7 +174,6 @@ def summarise(rows: Rows) -> Summary:
                 runs.close(
                     shared.restricted("identity", beta),
                     shared.restricted("orthogonal", beta),
-                    0.0,
                     f"identity is at least as good as orthogonal at β = {beta:g}",
                 )
                 for beta in shared.BETAS
@@ -212,7 +221,8 @@ def _tied_checks(runs: shared.Runs) -> list[Check]:
                 f"{fast} values are better than {slow} ones (Figure 15)",
                 expected=f"mean final loss over the gains of {slow} above that of {fast}",
                 above=True,
-            )
+            ),
+            *(shared.restricted(init, beta) for init in (slow, fast) for beta in shared.BETAS),
         )
         for fast, slow in itertools.pairwise(INITS)
     ]
@@ -246,7 +256,7 @@ def _panel(
     losses: shared.Values, variants: Mapping[str, Mapping[float, str]], x_label: str
 ) -> Panel:
     known = shared.finite(losses)
-    levels = {name: {0.0: name, 1.0: name} for name in ("pre-ln", *shared.REFERENCES)}
+    levels = {name: {0.0: name, 1.0: name} for name in (*shared.BASES, *shared.REFERENCES)}
     places = {
         name: [(x, *known[each[x]]) for x in sorted(each) if each[x] in known]
         for name, each in {**variants, **levels}.items()

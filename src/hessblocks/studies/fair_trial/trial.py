@@ -34,7 +34,7 @@ The rule, written down before the first run:
 8. One thing at a time is changed in the runs, (a) to (d) at the smaller width (`CHANGED`). This came after the first of them: sas and sas-p,
    which had ended 0.01 and 0.05 nats above pre-ln with zero queries after 2,400 steps, ended about 0.1 above after 8,000, and the gap
    had grown all the way. (a) The next lower rate, with one seed, for these three: is a rate that is best for 2,400 steps too high
-   for 8,000? The verdicts on a block are void where it, or pre-ln with zero queries, then ends more than `SLACK` lower. (b) A wider MLP, so
+   for 8,000? The verdicts on a block are void where it, or pre-ln with zero queries, then ends more than `shared.SLACK` lower. (b) A wider MLP, so
    that sas and sas-p have as many parameters as pre-ln, three seeds, by the rule of 4 (a): is the gap that of the parameters that they lack?
    (c) The parts, after the first results of (a) and (b): pre-ln without values and projections, and sas with them, as I + β ΔW with
    trained gains, at the rate of pre-ln, three seeds, by the rule of 4 (a): does the gap come with the values, or with the skip?

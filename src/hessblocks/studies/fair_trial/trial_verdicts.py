@@ -32,8 +32,6 @@ from hessblocks.studies.fair_trial.trial_plan import (
 )
 
 JUDGED = ("sas", "sas-p")
-SLACK = 0.02
-"""Nats that a run may end lower at the next rate, of one seed."""
 WORDS = {EQUAL: "of as many parameters", ONCE: "on a text read once"}
 """Phase in which the judged blocks are changed → in words."""
 POOR = f"void, since {BASE} is not as good a base as pre-ln"
@@ -92,9 +90,9 @@ class Trial(shared.Tuned):
                 gaps = [loss - own[seed] for seed, loss in other.items() if seed in own]
                 check = Check(
                     fact=f"{block} does not end lower in the runs at the next {side} rate",
-                    expected=f"lower by at most {SLACK:g} nats (control, one seed)",
+                    expected=f"lower by at most {shared.SLACK:g} nats (control, one seed)",
                     ours=", ".join(f"{gap:+.3f} nats" for gap in gaps) or "not finished",
-                    holds=min(gaps) >= -SLACK if gaps else None,
+                    holds=min(gaps) >= -shared.SLACK if gaps else None,
                 )
                 checks.append((block, check))
         return checks
@@ -195,7 +193,7 @@ def verdicts(name: str, trial: Trial) -> list[Check]:
     own, runs = [*trial.rate_checks(), trial.start_check()], trial.runs
     learnt = runs.below_the_table(BASE, shared.BIGRAMS)
     learnt = replace(learnt, fact=f"{BASE} has learnt more than pairs of tokens")
-    good = runs.close(BASE, "pre-ln", shared.CLOSE, f"{BASE} is as good a base as pre-ln")
+    good = runs.close(BASE, "pre-ln", f"{BASE} is as good a base as pre-ln")
     own += [*runs.controls.values(), learnt, trial.judged(good, BASE, "pre-ln")]
     long_rates = trial.long_rate_checks()
     own += [check for _, check in long_rates]

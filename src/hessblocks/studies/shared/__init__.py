@@ -105,6 +105,7 @@ from hessblocks.studies.shared.trained_points import (
 from hessblocks.studies.shared.trained_summary import (
     CLOSE,
     HOW,
+    SLACK,
     VOID,
     Runs,
     finite,

@@ -109,16 +109,11 @@ def time_ratio(times: Mapping[str, Mapping[Scalar, float]], one: str, other: str
     return over_seeds({each: times[one][each] / times[other][each] for each in common})
 
 
-def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, tuple[float, float]]:
-    """Block → (times as fast as pre-ln, its standard error)."""
-    found = values(rows, quantity)
-    if "pre-ln" not in found:
-        return {}
-    base, base_error = found["pre-ln"]
-    return {
-        name: (base / time, base / time * ((error / time) ** 2 + (base_error / base) ** 2) ** 0.5)
-        for name, (time, error) in found.items()
-    }
+def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, Difference]:
+    """Block → times as fast as pre-ln, repetition by repetition."""
+    times = repeated(rows, quantity)
+    found = {name: time_ratio(times, "pre-ln", name) for name in times}
+    return {name: ratio for name, ratio in found.items() if ratio.seeds}
 
 
 def against_time(panel: Panel, times: Mapping[str, tuple[float, float]], title: str) -> Panel:
@@ -214,12 +209,11 @@ def speed_check(rows: Rows) -> list[Check]:
     found, block = speeds(rows), "sas-p"
     if block not in found:
         return []
-    ratio, error = found[block]
     return [
         Check(
             fact=f"a training step of {block} takes less time than one of pre-ln",
             expected=f"above 1 (published {PUBLISHED_SPEED[block]}: 16 layers, width 768, one GPU)",
-            ours=f"{ratio:.2f} ± {error:.2f} times",
-            holds=ratio > 1 if abs(ratio - 1) >= 2 * error else None,
+            ours=found[block].text("times", digits=2, signed=False),
+            holds=found[block].above(1.0),
         )
     ]

@@ -143,10 +143,13 @@ class Grid:
 
 RATES: dict[Scale, Grid] = {
     "smoke": Grid(rates=(3e-3,)),
-    "laptop": Grid(rates=(1e-2, 3e-3, 3e-2), own={"v-skipinit": (3e-3, 1e-3, 1e-2), GPT2: (1e-2,)}),
+    "laptop": Grid(
+        rates=(1e-2, 3e-3, 3e-2),
+        own={**dict.fromkeys(("v-skipinit", "skipless"), (3e-3, 1e-3, 1e-2)), GPT2: (1e-2,)},
+    ),
     "paper": Grid(rates=(1e-3, 3e-4, 3e-3)),
 }
-"""At laptop scale, the likeliest are those that `trial` found best in runs twice as long, of six layers; GPT-2, about
+"""At laptop scale, the likeliest are those that `trial` found best in runs twice as long, of six layers, that of skipless is v-skipinit's; GPT-2, about
 which no verdict is, has its own alone."""
 AT_RATE = " at rate "
 """Between the name of a block and its rate, where it is trained at several."""

@@ -32,6 +32,8 @@ MARGIN = 0.3
 """Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare blocks."""
 VOID = "void, since pre-ln has not learnt more than pairs of tokens"
 """Behind the numbers of a verdict whose control does not hold."""
+SLACK = 0.02
+"""Nats that one seed may end lower at another rate without that being the better one."""
 LONGER = "the best rate is not yet inside the grid, with all seeds, of"
 """Behind the numbers where a block might train better at a rate that was not tried with every seed; it follows."""
 DRAWN = 12
@@ -45,7 +47,8 @@ class Rate:
     """The best learning rate of a block."""
 
     best: float
-    """That of the lowest loss, averaged over the seeds that every rate was measured with."""
+    """That of the lowest loss, averaged over the seeds that every rate was measured with; where others have fewer seeds, a rate with
+    all of them that is no more than `SLACK` above."""
     settled: bool
     """Whether its loss is finite, it lies between two others and was measured with as many seeds as any."""
 
@@ -99,8 +102,16 @@ class Runs:
                 rate: statistics.fmean(seeds[one] for one in common or seeds)
                 for rate, seeds in grid.items()
             }
-            best = min(means, key=lambda rate: means[rate])
-            whole = bool(common) and len(grid[best]) == max(map(len, grid.values()))
+            most = max(map(len, grid.values()))
+            fewer = min(map(len, grid.values())) < most
+            least = min(means.values())
+            usual = [
+                rate
+                for rate in means
+                if len(grid[rate]) == most and means[rate] <= least + (SLACK if fewer else 0.0)
+            ]
+            best = min(usual or means, key=lambda rate: means[rate])
+            whole = bool(common) and len(grid[best]) == most
             settled = whole and min(grid) < best < max(grid) and math.isfinite(means[best])
             self.rates[variant] = Rate(best=best, settled=settled)
             self.losses[variant] = grid[best]
@@ -210,28 +221,34 @@ class Runs:
 
         Args:
             check: a fact about losses.
-            *variants: that it is about; the name of the first says which bigram table counts.
+            *variants: that it is about; their names say which bigram tables count.
 
         Returns:
             The check, or one that holds neither way.
         """
-        name = variants[0] if variants else ""
-        kind = next((kind for kind in self._kinds if name.endswith(kind)), "")
-        own = [one for one in variants if one.removesuffix(kind) in BASES]
-        for base in dict.fromkeys((BASE + kind, *own)):
-            check = judged_by(self.below_the_table(base, BIGRAMS + kind), check, VOID)
+        for variant in variants or ("",):
+            kind = self._kind(variant)
+            own = [variant] if variant.removesuffix(kind) in BASES else []
+            for base in dict.fromkeys((BASE + kind, *own)):
+                check = judged_by(self.below_the_table(base, BIGRAMS + kind), check, VOID)
         open_ended = [one for one in variants if one in self.rates and not self.rates[one].settled]
         if not open_ended:
             return check
         return replace(check, ours=f"{check.ours}; {LONGER} {', '.join(open_ended)}", holds=None)
 
-    def slower(self, slow: str, fast: str, fact: str) -> Check:
-        """Whether `slow` ends with the higher loss at equal tokens."""
-        expected = f"final loss of {slow} above that of {fast}"
-        check = difference_check(self.losses, slow, fast, fact, expected=expected, above=True)
-        return self.if_it_counts(check, slow, fast)
+    def _kind(self, variant: str) -> str:
+        """What the name of a variant has behind that of the block, as a bigram table has it too."""
+        return next((kind for kind in self._kinds if variant.endswith(kind)), "")
 
-    def close(self, one: str, other: str, within: float, fact: str) -> Check:
+    def slower(self, slow: str, fast: str, fact: str) -> Check:
+        """Whether `slow` ends with the higher loss at equal tokens, by any amount; void where `fast` has learnt no more than pairs."""
+        expected = f"final loss of {slow} above that of {fast}, by any amount"
+        check = difference_check(self.losses, slow, fast, fact, expected=expected, above=True)
+        learnt = self.below_the_table(fast, BIGRAMS + self._kind(fast))
+        why = f"void, since {fast} has not learnt more than pairs of tokens"
+        return self.if_it_counts(judged_by(learnt, check, why), slow, fast)
+
+    def close(self, one: str, other: str, fact: str, within: float = CLOSE) -> Check:
         """Whether `one` ends no more than `within` nats above `other`."""
         expected = f"final loss of {one} at most {within:g} above that of {other}"
         check = difference_check(
