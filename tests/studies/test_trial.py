@@ -568,8 +568,9 @@ def test_positions_that_help_one_block_more_are_said() -> None:
     assert list(found.values())[-1].ours == "-0.300 ± 0.000 nats (3 seeds)"
 
 
-def runs(**ends: tuple[float, ...]) -> Runs:
-    """Curves of 100 steps that fall on a line by 0.4 in the last 20; names have _ for -."""
+def runs(table: float = 4.0, **ends: tuple[float, ...]) -> Runs:
+    """Curves of 100 steps that fall on a line by 0.4 in the last 20, beside a bigram table; names have _ for -."""
+    ends[BIGRAMS] = (table,) * 3
     return Runs(
         [
             {"variant": name.replace("_", "-"), "seed": seed, "quantity": LOSS, "step": step, "value": loss}
@@ -614,6 +615,12 @@ def test_in_equal_time_both_bounds_must_agree(
 ) -> None:
     found = runs(sas=sas, pre_ln=(3.0, 3.0, 3.0))
     assert at_equal_time(found, clock(share), "sas", "pre-ln").holds is holds
+
+
+def test_in_equal_time_nothing_is_said_of_runs_that_learnt_no_more_than_pairs() -> None:
+    found = runs(table=3.2, sas=(2.9, 2.9, 2.9), pre_ln=(3.0, 3.0, 3.0))
+    check = at_equal_time(found, clock(0.9), "sas", "pre-ln")
+    assert (check.holds, check.ours.endswith(VOID)) == (None, True)
 
 
 def test_a_slower_simplified_block_is_the_one_that_is_cut_short() -> None:
