@@ -58,7 +58,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         18098,
-        "fb8a04158b6d5dbae36a7531b9f2b2df18e597d4bd76e8386b23da175a68c909",
+        "e879aa0859abde629ed5b0e6ce1fe4491996cf14d48b7fba99b7a14681903e40",
     )
 
 

@@ -15,7 +15,12 @@ from hessblocks.figures import read_figure
 from hessblocks.storage.tables import Row
 from hessblocks.studies.blocks_paper import finetuning as downstream
 from hessblocks.studies.blocks_paper import masked_lm
-from hessblocks.studies.blocks_paper.finetuning import ACCURACY, FRESH, PUBLISHED_SCORES
+from hessblocks.studies.blocks_paper.finetuning import (
+    ACCURACY,
+    FRESH,
+    PUBLISHED_SCORES,
+    VALIDATION,
+)
 from hessblocks.studies.catalogue import find
 from hessblocks.studies.engine.study import SCALES, Check, Scale
 from hessblocks.studies.runner import run_study
@@ -165,15 +170,18 @@ def times(**seconds: tuple[float, ...]) -> list[Row]:
     ]
 
 
-def accuracies(**scores: list[float | None]) -> list[Row]:
-    """Accuracy of blocks on one task, seed by seed."""
+def accuracies(best: float = 2.0, **scores: list[float | None]) -> list[Row]:
+    """Accuracy of blocks on one task, seed by seed, at three rates; at other rates than the best the test split says more and the validation split less."""
     return [
         {
             "variant": FRESH if name == "fresh" else name.replace("_", "-"), "seed": seed,
-            "task": "topic", "quantity": ACCURACY, "value": value,
+            "task": "topic", "quantity": quantity, "learning_rate": rate,
+            "value": None if value is None else value + (off if rate != best else 0.0),
         }
         for name, values in scores.items()
         for seed, value in enumerate(values)
+        for rate in (1.0, 2.0, 3.0)
+        for quantity, off in ((ACCURACY, 0.05), (VALIDATION, -0.2))
     ]  # fmt: skip
 
 
@@ -229,7 +237,7 @@ def test_speed_is_judged_with_its_error(
         ([0.60, 0.95, 0.80], None),
         ([0.80], None),
         ([None, 0.81, 0.80], None),
-        ([None, None, None], False),
+        ([None, None, None], None),
     ],
 )
 def test_scores_are_judged_by_pairs_of_seeds_to_both_sides(
@@ -237,6 +245,24 @@ def test_scores_are_judged_by_pairs_of_seeds_to_both_sides(
 ) -> None:
     rows = accuracies(pre_ln=[0.80, 0.81, 0.80], sas_p=sas_p)
     assert verdict(find("downstream").summarise(rows).checks, "sas-p scores") is holds
+
+
+@pytest.mark.parametrize(("best", "holds"), [(1.0, None), (2.0, True), (3.0, None)])
+def test_scores_count_at_the_rate_of_the_validation_split_where_it_is_inside_its_grid(
+    best: float, holds: bool | None
+) -> None:
+    rows = accuracies(pre_ln=[0.80, 0.81, 0.80]) + accuracies(best, sas_p=[0.80, 0.81, 0.79])
+    (line,) = (d for d in downstream.table(rows, downstream.scores(rows)) if d["block"] == "sas-p")
+    assert line["score"] == pytest.approx(80)
+    assert (line["best_rate"], line["rate_settled"]) == (best, bool(holds))
+    assert verdict(find("downstream").summarise(rows).checks, "sas-p scores") is holds
+
+
+def test_a_rate_that_not_every_seed_has_settles_nothing() -> None:
+    rows = accuracies(sas_p=[0.80, 0.81, 0.79])
+    assert downstream.best_rates(rows)["sas-p"].settled
+    part = [row for row in rows if (row["seed"], row["learning_rate"]) != (2, 3.0)]
+    assert not downstream.best_rates(part)["sas-p"].settled
 
 
 @pytest.mark.parametrize(("fresh", "holds"), [([0.5, 0.5, 0.51], True), ([0.9, 0.9, 0.91], False)])

@@ -205,6 +205,22 @@ def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
     assert speed_verdicts(slow + lost + times)[time] is None
 
 
+def test_time_to_the_loss_of_each_pre_ln_has_its_own_verdict() -> None:
+    """With usual queries pre-ln ends at 2.5, with zero ones at 0.5; sas-p, of equal steps, at 1."""
+    ends = {"pre-ln": 2.5, BASES[1]: 0.5, "sas-p": 1.0}
+    rows = [row for name, end in ends.items() for s in (0, 1) for row in curve(name, s, [4.0, end])]
+    rows += [row for seed in (0, 1) for row in curve(BIGRAMS, seed, [4.0])]
+    clocks = [
+        row
+        for name in ("pre-ln", "sas-p")
+        for seed, of_all in enumerate((1.0, 2.0, 3.0))
+        for row in timed(name, of_all, seed=seed)
+    ]
+    found = {check.fact: check.holds for check in find("speed").summarise(rows + clocks).checks}
+    facts = [f"sas-p needs less time than {base} to the last loss of {base}" for base in BASES]
+    assert [found[fact] for fact in facts] == [True, False]
+
+
 def test_a_block_is_faster_where_repetitions_agree_by_medians_and_by_the_fastest_steps() -> None:
     def verdict(*times: float, least: float = 1.0) -> bool | None:
         """Of sas-p; the fastest steps of pre-ln take `least` times as long."""

@@ -114,27 +114,26 @@ def ratios(rows: Rows, quantity: str) -> Ratios:
 
 
 def time_shares(
-    runs: shared.Runs, step_shares: Mapping[str, float]
+    runs: shared.Runs, base: str, step_shares: Mapping[str, float]
 ) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: its time to the last loss of pre-ln, as a share of pre-ln's}; infinite if never.
+    """Block → {seed: its time to the last loss of a base, as a share of the base's}; infinite if never.
 
     Args:
         runs: of equal steps.
-        step_shares: block → time of its step, as a share of pre-ln's.
+        base: pre-ln, or the one with zero queries, whose step costs the same.
+        step_shares: block → time of its step, as a share of the base's.
 
     Returns:
         The shares.
     """
     found: dict[str, dict[Scalar, float]] = {}
-    for seed, target in runs.losses.get("pre-ln", {}).items():
+    for seed, target in runs.losses.get(base, {}).items():
         if math.isinf(target):
             continue
-        last = runs.curve("pre-ln", seed)[-1][0]
+        last = runs.curve(base, seed)[-1][0]
         for name, step_share in step_shares.items():
             if seed in runs.losses.get(name, {}):
-                steps = (
-                    last if name == "pre-ln" else shared.steps_to(runs.curve(name, seed), target)
-                )
+                steps = last if name == base else shared.steps_to(runs.curve(name, seed), target)
                 found.setdefault(name, {})[seed] = steps / last * step_share
     return found
 
@@ -148,12 +147,13 @@ def summarise(rows: Rows) -> Summary:
     clock, times = shared.mean_clocks(clocked), shared.repeated(clocked)
     steps = {name: shared.time_ratio(times, name, "pre-ln") for name in times}
     steps = {name: share for name, share in steps.items() if share.seeds}
-    shares = time_shares(runs, {name: share.mean for name, share in steps.items()})
+    step_shares = {**dict.fromkeys(shared.BASES, 1.0), **{n: s.mean for n, s in steps.items()}}
+    shares = {base: time_shares(runs, base, step_shares) for base in shared.BASES}
     table = [
         {
             "variant": name,
             "step_time": mean,
-            "share_of_the_time_to_the_loss_of_pre_ln": _mean(shares.get(name, {})),
+            "share_of_the_time_to_the_loss_of_pre_ln": _mean(shares["pre-ln"].get(name, {})),
         }
         for name, (mean, _) in clock.items()
     ]
@@ -177,8 +177,9 @@ def summarise(rows: Rows) -> Summary:
         checks=[
             *_speed_checks(timed),
             *(
-                runs.if_it_counts(check, block, "pre-ln")
-                for block, check in _time_checks(shares, steps).items()
+                runs.if_it_counts(check, block, base)
+                for base, each in shares.items()
+                for block, check in _time_checks(each, base, steps).items()
             ),
             *_step_checks(runs),
         ],
@@ -298,23 +299,26 @@ def _mean(shares: Mapping[Scalar, float]) -> float | None:
     return mean_and_error(list(shares.values()))[0]
 
 
-def _time_checks(shares: shared.Values, steps: Mapping[str, shared.Difference]) -> dict[str, Check]:
-    """Whether sas and sas-p need less time to pre-ln's last loss; no where one never gets there.
+def _time_checks(
+    shares: shared.Values, base: str, steps: Mapping[str, shared.Difference]
+) -> dict[str, Check]:
+    """Whether sas and sas-p need less time to a base's last loss; no where one never gets there.
 
     The error of the step times, which all seeds share, counts beside that over seeds; of one repetition it is not known.
 
     Args:
-        shares: block → {seed: its time, as a share of pre-ln's}.
+        shares: block → {seed: its time, as a share of the base's}.
+        base: pre-ln, or the one with zero queries.
         steps: block → time of its step, as a share of pre-ln's.
 
     Returns:
         Block → the fact about it, as far as it is measured.
     """
     checks: dict[str, Check] = {}
-    for block in ("sas", "sas-p") if "pre-ln" in shares else ():
-        if block not in shares:
+    for block in ("sas", "sas-p") if base in shares else ():
+        if block not in shares or block not in steps:
             continue
-        found = shared.difference(shares, block, "pre-ln")
+        found = shared.difference(shares, block, base)
         never = [seed for seed, share in shares[block].items() if math.isinf(share)]
         if not never:
             clock = steps[block]
@@ -322,7 +326,7 @@ def _time_checks(shares: shared.Values, steps: Mapping[str, shared.Difference]) 
             found = replace(found, common=common, repetitions=clock.seeds)
         more = found.above(0.0)
         checks[block] = Check(
-            fact=f"{block} needs less time than pre-ln to the loss that pre-ln ends with",
+            fact=f"{block} needs less time than {base} to the last loss of {base}",
             expected="below 0 % more time",
             ours=f"not reached by {len(never)} of {len(shares[block])} seeds"
             if never

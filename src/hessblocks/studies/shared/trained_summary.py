@@ -53,6 +53,14 @@ class Rate:
     """Whether its loss is finite, it lies between two others and was measured with as many seeds as any."""
 
 
+def at_best_rates(check: Check, rates: Mapping[str, Rate], *names: str) -> Check:
+    """The check; undecided, with the reason, where one of these was trained at several rates of which the best is not inside the grid."""
+    open_ended = [one for one in names if one in rates and not rates[one].settled]
+    if not open_ended:
+        return check
+    return replace(check, ours=f"{check.ours}; {LONGER} {', '.join(open_ended)}", holds=None)
+
+
 class Runs:
     """The runs of a study, as far as they are measured."""
 
@@ -231,10 +239,7 @@ class Runs:
             own = [variant] if variant.removesuffix(kind) in BASES else []
             for base in dict.fromkeys((BASE + kind, *own)):
                 check = judged_by(self.below_the_table(base, BIGRAMS + kind), check, VOID)
-        open_ended = [one for one in variants if one in self.rates and not self.rates[one].settled]
-        if not open_ended:
-            return check
-        return replace(check, ours=f"{check.ours}; {LONGER} {', '.join(open_ended)}", holds=None)
+        return at_best_rates(check, self.rates, *variants)
 
     def _kind(self, variant: str) -> str:
         """What the name of a variant has behind that of the block, as a bigram table has it too."""

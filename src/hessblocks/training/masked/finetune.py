@@ -48,9 +48,11 @@ class Score:
     """How well a classifier does on examples that it has not seen."""
 
     accuracy: float | None
-    """Share of right answers; None where an answer is not a number."""
+    """Share of right answers to the test split; None where an answer is not a number."""
+    validation: float | None
+    """The same of the validation split, by which a learning rate may be chosen."""
     examples: int
-    """Answers."""
+    """Answers to the test split."""
     chance: float
     """Share of the commonest class among them."""
 
@@ -62,7 +64,7 @@ def finetune(
     task: Task,
     settings: Finetuning,
 ) -> Score:
-    """Train a classifier and score it on the task's test split.
+    """Train a classifier and score it on what it has not seen.
 
     Args:
         pretraining: of the model.
@@ -72,11 +74,14 @@ def finetune(
         settings: how.
 
     Returns:
-        The score on the test split.
+        The score on the test split, and on the validation split.
     """
     tokenizer = tokenizer_of(corpus, pretraining.context)
     train = encoded(task.first("train", settings.examples), tokenizer, pretraining.context)
-    test = encoded(task.splits["test"], tokenizer, pretraining.context)
+    validation, test = (
+        encoded(task.splits[split], tokenizer, pretraining.context)
+        for split in ("validation", "test")
+    )
     collator = DataCollatorWithPadding(tokenizer)
     steps = settings.epochs * -(-len(train) // settings.batch_size)
     device = resolve_device("auto")
@@ -100,7 +105,12 @@ def finetune(
             data_collator=collator,
         )
         trainer.train()
-        return _score(trainer, test)
+        return Score(
+            accuracy=_accuracy(trainer, test),
+            validation=_accuracy(trainer, validation),
+            examples=len(test),
+            chance=float(np.bincount([one["labels"] for one in test]).max() / len(test)),
+        )
 
 
 def classifier(
@@ -129,14 +139,10 @@ def encoded(examples: Sequence[LabelledText], tokenizer: Any, context: int) -> l
     ]
 
 
-def _score(trainer: GuardedTrainer, test: list[dict[str, Any]]) -> Score:
+def _accuracy(trainer: GuardedTrainer, examples: list[dict[str, Any]]) -> float | None:
     """Answers without the Trainer's own metrics, which would hide what is not a number."""
     trainer.args.prediction_loss_only = False
-    found: Any = trainer.predict(cast(Any, test))
+    found: Any = trainer.predict(cast(Any, examples))
     logits, labels = found.predictions, found.label_ids
     finite = bool(np.isfinite(logits).all()) and trainer.divergence is None
-    return Score(
-        accuracy=float((logits.argmax(axis=-1) == labels).mean()) if finite else None,
-        examples=len(labels),
-        chance=float(np.bincount(labels).max() / len(labels)),
-    )
+    return float((logits.argmax(axis=-1) == labels).mean()) if finite else None
