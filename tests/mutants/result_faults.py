@@ -306,7 +306,7 @@ RESULTS = (
     Mutant(
         "a later sharpness stands in for a lost one",
         file="studies/our_questions/edges.py",
-        find="else [FIRST_LOOKS[0], later]",
+        find="else [EARLY, later]",
         replace="else [min(sharp), later]",
         tests=(
             "studies/test_edge_of_stability.py::test_no_other_step_stands_in_for_a_sharpness_that_is_lost",
@@ -345,10 +345,10 @@ RESULTS = (
         tests=("studies/test_optimisers.py::test_the_pilot_is_the_run_with_one_rate_up_to_a_step",),
     ),
     Mutant(
-        "a rate beyond the ladder counts as tolerated",
+        "a rate outside the ladder counts as tolerated",
         file="studies/our_questions/edges.py",
-        find="ours=f\"beyond: {'; '.join(beyond)}\" if beyond",
-        replace="ours='' if (beyond := [])",
+        find="ours=f\"outside: {'; '.join(outside)}\" if outside",
+        replace="ours='' if (outside := [])",
         tests=(
             "studies/test_edge_of_stability.py::test_what_lies_beyond_the_ladder_voids_the_tolerated_rates",
         ),

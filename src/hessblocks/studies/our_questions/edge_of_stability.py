@@ -11,25 +11,27 @@ The rule, written down before the first run:
 2. A block's best rate is that of one further seed with warm-up, among half decades (`TUNED`); that seed counts no further. Both ladders are made longer by hand
    until the best rates lie inside, and so do the tolerated ones. transformers' GPT-2 is drawn beside them at the rate that `trial` found, and the bigram table.
 3. A run's tolerated rate is the largest up to which it ends at most `TOLERANCE` nats above the best rate of its seed, on a line in log η between
-   two rates of the ladder. The need for warm-up is the loss without above that with, at the lower of the two blocks' best rates, and,
+   two rates of the ladder; without warm-up it is held against the same best loss with warm-up. The need for warm-up is the loss without above that with, at the lower of the two blocks' best rates, and,
    in decades, by how much the tolerated rate falls without.
 4. What curvature says is read off runs at a rate below the ladder, at which nothing is in danger (`SAFE`): the forecast of the
    tolerated rate is 38 over the sharpness at the end of the warm-up; that of the need for warm-up is, without warm-up,
-   the sharpness after the first step over that after a tenth of the steps. Sharpness is read on windows that each seed draws for itself.
+   the sharpness after `EARLY` steps over that after a tenth of all. Sharpness is read on windows that each seed draws for itself.
 5. Verdicts, sas-p against pre-ln, seed by seed with 95 % intervals (Student's t), to both sides: it stands larger rates, with warm-up
    and without; it needs less warm-up, by both measures. A verdict holds or fails where the blocks differ by more than `ALIKE` decades, a step of the ladder, or
    `CLOSE` nats; where they differ by less they are alike, which is said and is neither: between two rates of the ladder the tolerated
    one follows how badly the run at the upper one ends. Curvature says so beforehand where forecast and outcome differ
    between the blocks to the same side, or are both alike; it fails where they are decided otherwise. Two blocks are one bit, which a coin gets right half of the time. So
-   it is also asked of each block whether the forecast of its tolerated rate, with warm-up, is right to `CALIBRATED` decades.
-6. Void: all verdicts where pre-ln does not end at least 0.3 nats below the bigram table, or a best rate is at an end; those on
-   tolerated rates where one lies beyond the ladder; those on forecasts where a sharpness that they rest on is not known to a tenth,
-   is lost, or is not above 0.
+   it is also asked of each block whether the forecast of its tolerated rate, with warm-up, is right to `CALIBRATED` decades, and nearer than a guess that asks no curvature (`GUESS`).
+6. Void: all verdicts where one of the blocks does not end at least 0.3 nats below the bigram table, or a best rate is at an end; those on
+   tolerated rates where one lies outside the ladder; those on forecasts where a sharpness that they rest on is not known to a tenth,
+   is lost, or is not above 0; that on the forecast of the need for warm-up where ten times AdamW's eps moves the early sharpness by more than `MOVED` decades.
 
 Amended before the first run, by small runs: no clipping (it turned a forecast of +0.43 ± 0.04 decades into -0.05 ± 0.05); quarter decades (by half decades the
 tolerated rates of all seeds differed by exactly one step); the forecast at the end of the warm-up (early in it the largest eigenvalue is that of queries and keys which
 begin at zero); the first steps (without warm-up the sharpness falls from 3e6 to 1e4 in ten steps); windows of each seed, four times as many (other windows moved
-it by 0.2 decades); the calibration.
+it by 0.2 decades); the calibration. Then, after a reading by others: the early sharpness is that of step 5 with a control (at step 1 keys beside zero queries have no second moment, D is
+eps there, and ten times eps moved pre-ln's sharpness from 1.6e6 to 3.3e5); both blocks must have learnt; one best loss for both kinds; 0.25 decades in place of 0.5 and a guess to be beaten, since
+half a decade to both sides is most of the ladder.
 """
 
 from __future__ import annotations
@@ -62,11 +64,15 @@ from hessblocks.studies.our_questions.edge_plan import (
     FIRST_LOOKS,
     KINDS,
     LABELS,
+    WARM,
     EdgeSettings,
     label_of,
     points,
 )
 from hessblocks.studies.our_questions.edges import (
+    AT_TEN_EPS,
+    EARLY,
+    EDGE,
     SHARE,
     SHARPNESS,
     WHOLE,
@@ -80,6 +86,8 @@ PRODUCTS, FIRST_PRODUCTS = 5, 40
 """With H for the sharpness of a role, which starts from what was found before, and for the first of its run."""
 WHOLE_PRODUCTS = 15
 """For that of all parameters, which forecasts rest on."""
+FOLLOWED = 0.2
+"""Share of the steps after which runs at the safe rate are no longer looked at."""
 DRAWN = ("query", "key", "value", "mlp_in", "mlp_out", "embedding")
 """Roles in the figure; the table has all."""
 
@@ -110,10 +118,15 @@ def measure(settings: EdgeSettings) -> list[Row]:
     def observe(model: nn.Module, step: int) -> list[Row]:
         if not step or not settings.sequences or not settings.tokens:
             return []
+        if not settings.roles and step > max(EARLY, FOLLOWED * size.steps):
+            return []
         corpus = shared.text_of(size)
         batch = shared.training_batch(corpus, settings.sequences, settings.tokens, settings.seed)
         optimiser = cast(Optimizer, trainers[0].optimizer)
-        return sharpness(model, optimiser, batch, found, roles=bool(settings.roles))
+        rows = sharpness(model, optimiser, batch, found, roles=bool(settings.roles))
+        if step == EARLY and not settings.warmup and not settings.roles:
+            rows += at_ten_eps(model, optimiser, batch, found)
+        return rows
 
     def note(model: nn.Module, step: int) -> None:
         place: Row = {"step": step, "tokens": step * size.batch_size * size.context}
@@ -172,6 +185,40 @@ def sharpness(
     return rows
 
 
+def at_ten_eps(
+    model: nn.Module, optimiser: Optimizer, batch: Example, found: dict[str, Sharpness]
+) -> list[Row]:
+    """The sharpness of all parameters with ten times eps in D, which says whether it is eps that is read.
+
+    Args:
+        model: in evaluation mode.
+        optimiser: AdamW of this model; its eps is as before afterwards.
+        batch: of the training text.
+        found: what `sharpness` found at this step; stays as it is.
+
+    Returns:
+        One row; none where a product is not finite.
+    """
+    usual = [group["eps"] for group in optimiser.param_groups]
+    try:
+        for group in optimiser.param_groups:
+            group["eps"] *= 10
+        with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
+            one = preconditioned_sharpness(
+                Problem(model, batch, loss="causal-lm"),
+                optimiser,
+                start=found.get(WHOLE),
+                products=FIRST_PRODUCTS,
+            )
+    except RunError:
+        return []
+    finally:
+        for group, eps in zip(optimiser.param_groups, usual, strict=True):
+            group["eps"] = eps
+    place: Row = {"group": WHOLE, "standard_error": one.residual}
+    return [shared.measured(AT_TEN_EPS, one.value, "estimate", **place)]
+
+
 def summarise(rows: Rows) -> Summary:
     """Losses against the rate, the edge and the sharpness of roles along training, what is tolerated and forecast."""
     edges = edges_of(rows)
@@ -185,6 +232,7 @@ def summarise(rows: Rows) -> Summary:
         losses=tuned.runs.table(),
         tuning=tuned.tuning_table(),
         edges=_edge_table(edges),
+        forecasts=_forecast_table(edges),
         sharpness=_sharpness_table(rows, edges),
     )
 
@@ -200,11 +248,29 @@ def _edge_table(edges: Edges) -> list[dict[str, object]]:
             "seed": seed,
             "log10_tolerated_rate": rate,
             "log10_forecast_rate": rates.get(LABELS[label][0], {}).get(seed),
-            "log10_first_over_later_sharpness": humps.get(LABELS[label][0], {}).get(seed),
+            "log10_early_over_later_sharpness": humps.get(LABELS[label][0], {}).get(seed),
             "loss_without_above_with_warm_up": _known(extra[LABELS[label][0]].get(seed)),
         }
         for label, seeds in edges.tolerances().items()
         for seed, rate in seeds.items()
+    ]
+
+
+def _forecast_table(edges: Edges) -> list[dict[str, object]]:
+    """The rate whose edge the sharpness is, at every step of the runs with warm-up at the safe rate: does the forecast hang on its moment?"""
+    return [
+        {
+            "block": block,
+            "step": step,
+            "log10_forecast_rate": mean,
+            "standard_error": error,
+            "seeds": len(seeds),
+        }
+        for block in BLOCKS
+        for sharp in [edges.lowest(label_of(block, WARM))]
+        for step in edges.followed
+        if (seeds := [each[step][0] for each in sharp.values() if step in each])
+        for mean, error in [mean_and_error([math.log10(EDGE / value) for value in seeds])]
     ]
 
 

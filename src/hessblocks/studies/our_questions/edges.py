@@ -23,30 +23,40 @@ from hessblocks.studies.our_questions.edge_plan import (
 )
 
 SHARPNESS, SHARE = "preconditioned_sharpness", "share_of_the_edge"
+AT_TEN_EPS = "preconditioned_sharpness_at_ten_eps"
+"""As `SHARPNESS`, with ten times AdamW's eps in D."""
 WHOLE = "all"
 """In the place of a role: all parameters."""
 TOLERANCE = 0.2
 """Nats above a seed's best rate that a tolerated rate may end at."""
 ALIKE = 0.25
 """Decades, a step of the ladder, within which two blocks count as alike in rates, needs and forecasts."""
-CALIBRATED = 0.5
+CALIBRATED = 0.25
 """Decades within which a forecast of a tolerated rate is right."""
+GUESS = 1.8e-2
+"""The middle of the ladder as it was planned: a forecast that asks no curvature."""
+EARLY = FIRST_LOOKS[-1]
+"""The step of the first sharpness that a forecast rests on: after the first one, keys beside zero queries have no second moment yet, and D is eps there."""
+MOVED = 0.1
+"""Decades by which ten times eps may move it."""
 EDGE = 38.0
 """The edge times the rate, at AdamW's β₁ = 0.9."""
 
 
-def tolerated(losses: Mapping[float, float]) -> float | None:
-    """log10 of the largest rate up to which losses stay within `TOLERANCE` of the best.
+def tolerated(losses: Mapping[float, float], limit: float) -> float | None:
+    """log10 of the largest rate up to which losses stay below a limit.
 
     Args:
         losses: rate → final loss of one seed; infinite where it diverged.
+        limit: `TOLERANCE` above the best loss of this seed with warm-up.
 
     Returns:
-        On a line between two rates; the lower one where the run at the upper diverged; None where it lies beyond
-        the largest rate, or nothing trained.
+        On a line between two rates; the lower one where the run at the upper diverged; None where it lies outside
+        the ladder: no rate is good enough, or the largest still is.
     """
     best = min(losses, key=losses.__getitem__)
-    limit = losses[best] + TOLERANCE
+    if not losses[best] <= limit < math.inf:
+        return None
     for low, high in itertools.pairwise(sorted(rate for rate in losses if rate >= best)):
         if losses[high] > limit:
             part = (limit - losses[low]) / (losses[high] - losses[low])
@@ -64,9 +74,11 @@ class Edges:
     """Label with its rate → {seed: {step: (sharpness of all parameters, residual)}}, of those above 0."""
     followed: Sequence[float]
     """Steps after which runs are looked at, in order."""
+    moved: Mapping[str, float]
+    """Run without warm-up at the lowest rate → decades by which ten times eps moves its first sharpness."""
 
     def tolerances(self) -> dict[str, dict[Scalar, float | None]]:
-        """Label → {seed: log10 of its tolerated rate}, of whole ladders of three rates or more; None where it lies beyond."""
+        """Label → {seed: log10 of its tolerated rate}, of whole ladders of three rates or more; None where it lies outside."""
         found: dict[str, dict[Scalar, float | None]] = {}
         grids = self.tuned.runs.grids
         ladder = {rate for label in LABELS for rate in grids.get(label, {})}
@@ -76,8 +88,14 @@ class Edges:
                 continue
             for seed in sorted(set.intersection(*map(set, grid.values())), key=str):
                 own = {rate: seeds[seed] for rate, seeds in grid.items()}
-                found.setdefault(label, {})[seed] = tolerated(own)
+                warm = [seeds.get(seed, math.inf) for seeds in self._warm(label).values()]
+                limit = min(warm, default=math.inf) + TOLERANCE
+                found.setdefault(label, {})[seed] = tolerated(own, limit)
         return found
+
+    def _warm(self, label: str) -> Mapping[float, Mapping[Scalar, float]]:
+        """Losses of the same block with warm-up."""
+        return self.tuned.runs.grids.get(label_of(LABELS[label][0], WARM), {})
 
     def best(self, block: str) -> float | None:
         """The best rate of a block with warm-up, by the tuning seed."""
@@ -116,7 +134,7 @@ class Edges:
 
         Returns:
             Block → {seed: log10 of the rate whose edge the sharpness at the end of the warm-up is}; block → {seed: log10 of the
-            sharpness after the first step over that after a tenth of the steps}; run and step → the residual of each of these, as a share,
+            sharpness after `EARLY` steps over that after a tenth of all}; run and step → the residual of each of these, as a share,
             infinite where the sharpness is lost or not above 0: no other step stands in for it.
         """
         rates: dict[str, dict[Scalar, float]] = {}
@@ -126,7 +144,7 @@ class Edges:
             for seed, sharp in self.lowest(label).items():
                 tenth = KINDS[WARM] * self.followed[-1]
                 later = next(step for step in self.followed if step >= tenth)
-                wanted = [later] if kind == WARM else [FIRST_LOOKS[0], later]
+                wanted = [later] if kind == WARM else [EARLY, later]
                 for step in wanted:
                     value, residual = sharp.get(step, (1.0, math.inf))
                     unsure[f"{label}, seed {seed}, step {step:g}"] = residual / value
@@ -144,8 +162,19 @@ def edges_of(rows: Rows) -> Edges:
         if row["group"] == WHOLE and row["value"] > 0:
             steps = sharp.setdefault(row["variant"], {}).setdefault(row["seed"], {})
             steps[float(row["step"])] = row["value"], row["standard_error"]
+    others = {
+        (row["variant"], row["seed"]): row["value"]
+        for row in shared.of_quantity(rows, AT_TEN_EPS)
+        if row["value"] > 0
+    }
+    moved = {
+        f"{name}, seed {seed}": abs(math.log10(value / sharp[name][seed][EARLY][0]))
+        for (name, seed), value in others.items()
+        if EARLY in sharp.get(name, {}).get(seed, {})
+    }
     looked = {float(row["step"]) for row in shared.of_quantity(rows, shared.LOSS)}
-    return Edges(tuned=shared.Tuned.of(rows), sharp=sharp, followed=sorted(looked - {0.0}))
+    followed = sorted(looked - {0.0})
+    return Edges(tuned=shared.Tuned.of(rows), sharp=sharp, followed=followed, moved=moved)
 
 
 def verdicts(edges: Edges) -> list[Check]:
@@ -155,18 +184,20 @@ def verdicts(edges: Edges) -> list[Check]:
         label: {seed: rate for seed, rate in seeds.items() if rate is not None}
         for label, seeds in all_rates.items()
     }
-    beyond = [
+    outside = [
         f"{label}, seed {seed}"
         for label, seeds in all_rates.items()
         for seed, rate in seeds.items()
         if rate is None
     ]
-    below = tuned.runs.below_the_table(label_of(BASE, WARM), shared.BIGRAMS)
+    below = [tuned.runs.below_the_table(label_of(b, WARM), shared.BIGRAMS) for b in BLOCKS]
     inside = Check(
         fact="each tolerated rate lies inside the ladder",
-        expected="none beyond it (rule of this study)",
-        ours=f"beyond: {'; '.join(beyond)}" if beyond else f"so for all of {len(all_rates)} kinds",
-        holds=not beyond if len(all_rates) == len(LABELS) else None,
+        expected="none outside it (rule of this study)",
+        ours=f"outside: {'; '.join(outside)}"
+        if outside
+        else f"so for all of {len(all_rates)} kinds",
+        holds=not outside if len(all_rates) == len(LABELS) else None,
     )
     stands = [
         apart_check(
@@ -204,10 +235,21 @@ def verdicts(edges: Edges) -> list[Check]:
         ours=found if unsure else "not finished",
         holds=largest <= 0.1 if unsure else None,
     )
+    most = max(edges.moved.values(), default=math.nan)
+    runs = sum(map(len, map(edges.lowest, (label_of(block, COLD) for block in BLOCKS))))
+    curved = Check(
+        fact="the first sharpness without warm-up is not that of AdamW's eps",
+        expected=f"ten times eps moves it by {MOVED:g} decades at most (control)",
+        ours=f"by {most:.2g} at most" if edges.moved else "not finished",
+        holds=most <= MOVED if len(edges.moved) == runs > 0 else None,
+    )
     warm = {block: known.get(label_of(block, WARM), {}) for block in BLOCKS}
+    eps = "void, since it moves with AdamW's eps"
     said = [
         forecast_check("which block stands the larger rates", rates, warm),
-        forecast_check("which block needs more warm-up", humps, lost),
+        shared.judged_by(
+            curved, forecast_check("which block needs more warm-up", humps, lost), eps
+        ),
     ]
     said += [
         shared.match_check(
@@ -220,7 +262,18 @@ def verdicts(edges: Edges) -> list[Check]:
         )
         for block in BLOCKS
     ]
-    ladder = "void, since a tolerated rate lies beyond the ladder"
+    said += [
+        shared.difference_check(
+            _misses(rates.get(block, {}), warm[block]),
+            *("forecast", "guess"),
+            fact=f"curvature says better than a guess which rate {block} stands",
+            expected=f"nearer than {GUESS:g}, the middle of the ladder, by any amount",
+            above=False,
+            unit="decades",
+        )
+        for block in BLOCKS
+    ]
+    ladder = "void, since a tolerated rate lies outside the ladder"
     unknown = "void, since the sharpness is not known well enough"
     void = [shared.judged_by(inside, one, ladder) for one in (*stands, needs[1])]
     void.insert(2, needs[0])
@@ -228,13 +281,23 @@ def verdicts(edges: Edges) -> list[Check]:
         shared.judged_by(control, shared.judged_by(inside, one, ladder), unknown) for one in said
     ]
     best = [label_of(block, WARM) for block in BLOCKS]
-    return [
-        tuned.rate_checks()[0],
-        below,
-        inside,
-        control,
-        *(shared.judged_by(below, tuned.judged(one, *best), shared.VOID) for one in void),
-    ]
+    judged = [tuned.judged(one, *best) for one in void]
+    for control_of_block, block in zip(below, BLOCKS, strict=True):
+        why = f"void, since {block} has not learnt more than pairs of tokens"
+        judged = [shared.judged_by(control_of_block, one, why) for one in judged]
+    return [tuned.rate_checks()[0], *below, inside, control, curved, *judged]
+
+
+def _misses(
+    forecast: Mapping[Scalar, float], outcome: Mapping[Scalar, float]
+) -> dict[str, dict[Scalar, float]]:
+    """How far the forecast and the guess are from the tolerated rate of each seed, in decades."""
+    guess = math.log10(GUESS)
+    seeds = forecast.keys() & outcome.keys()
+    return {
+        "forecast": {seed: abs(forecast[seed] - outcome[seed]) for seed in seeds},
+        "guess": {seed: abs(guess - outcome[seed]) for seed in seeds},
+    }
 
 
 def _lost(known: shared.Values) -> dict[str, dict[Scalar, float]]:
