@@ -252,10 +252,10 @@ RESULTS = (
     Mutant(
         "muon follows no schedule",
         file="studies/our_questions/optimiser_steps.py",
-        find='muon.param_groups[0]["lr"] = optimiser.param_groups[0]["lr"]',
+        find='other.param_groups[0]["lr"] = ratio * optimiser.param_groups[0]["lr"]',
         replace="pass",
         tests=(
-            "studies/test_optimisers.py::test_muon_steps_the_matrices_of_the_layers_and_adamw_all_else",
+            "studies/test_optimisers.py::test_another_optimiser_steps_the_matrices_of_the_layers_and_adamw_all_else",
         ),
     ),
     Mutant(
@@ -332,7 +332,7 @@ RESULTS = (
     ),
     Mutant(
         "blocks of one family count as independent",
-        file="studies/our_questions/optimisers.py",
+        file="studies/our_questions/optimiser_verdicts.py",
         find="                families=FAMILY_OF,",
         replace="                families=None,",
         tests=("studies/test_optimisers.py::test_blocks_of_one_family_count_as_dependent",),
@@ -343,6 +343,51 @@ RESULTS = (
         find="            run,\n            shared.text_of(settings.size),\n            change",
         replace="            (again := __import__('dataclasses').replace)(run, training=again(run.training, steps=settings.pilot)),\n            shared.text_of(settings.size),\n            change",
         tests=("studies/test_optimisers.py::test_the_pilot_is_the_run_with_one_rate_up_to_a_step",),
+    ),
+    Mutant(
+        "a block that learnt nothing is judged",
+        file="studies/our_questions/optimiser_verdicts.py",
+        find="    return shared.judged_by(learnt[block], check, why)",
+        replace="    return check",
+        tests=(
+            "studies/test_optimisers.py::test_a_block_that_learns_no_more_than_pairs_decides_nothing_and_is_left_out",
+        ),
+    ),
+    Mutant(
+        "the gains beside a matrix count in its norm",
+        file="studies/our_questions/optimiser_steps.py",
+        find="own = role if sizes[view.parameter] >= 2 else VECTORS",
+        replace="own = role",
+        tests=(
+            "studies/test_optimisers.py::test_the_matrices_of_a_role_are_apart_from_the_gains_beside_them",
+        ),
+    ),
+    Mutant(
+        "sgd in the layers has the rate of adamw",
+        file="studies/our_questions/optimiser_steps.py",
+        find="    ratio = rate / trainer.args.learning_rate",
+        replace="    ratio = 1.0",
+        tests=(
+            "studies/test_optimisers.py::test_another_optimiser_steps_the_matrices_of_the_layers_and_adamw_all_else",
+        ),
+    ),
+    Mutant(
+        "a forecast of the need for warm-up may be that of eps",
+        file="studies/our_questions/edges.py",
+        find="        holds=most <= MOVED if len(edges.moved) == runs > 0 else None,",
+        replace="        holds=True,",
+        tests=(
+            "studies/test_edge_of_stability.py::test_a_first_sharpness_that_is_that_of_eps_voids_the_forecast_of_the_need",
+        ),
+    ),
+    Mutant(
+        "ten times eps stays in the optimiser",
+        file="studies/our_questions/edge_of_stability.py",
+        find='            group["eps"] = eps',
+        replace="            pass",
+        tests=(
+            "studies/test_edge_of_stability.py::test_ten_times_eps_is_put_into_the_preconditioner_and_taken_out_again",
+        ),
     ),
     Mutant(
         "a rate outside the ladder counts as tolerated",

@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        18098,
-        "e879aa0859abde629ed5b0e6ce1fe4491996cf14d48b7fba99b7a14681903e40",
+        18130,
+        "f2857ca3c776e223ec3c4ffc7bd04b5e0937351f3dc41afc658cf5d725d481f2",
     )
 
 

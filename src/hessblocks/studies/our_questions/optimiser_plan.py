@@ -24,16 +24,22 @@ WITNESSES = tuple(block for block in FAMILY_OF if block not in BLOCKS)
 """Blocks of further families, trained with SGD and with AdamW alone."""
 POSITION = ("position=rotary",)
 SGD, ADAMW, MUON, BLOCKWISE, PUBLISHED = "sgd", "adamw", "muon", "blockwise", "published"
-METHODS = (SGD, ADAMW, MUON, BLOCKWISE, PUBLISHED)
-"""Optimisers; blockwise is AdamW with a rate for each role by measured curvature, published by published multipliers."""
+INNER_SGD = "sgd in layers"
+METHODS = (SGD, ADAMW, MUON, BLOCKWISE, PUBLISHED, INNER_SGD)
+"""Optimisers; blockwise is AdamW with a rate for each role by measured curvature, published by published multipliers; sgd in layers steps
+the matrices of the layers with SGD, AdamW all else."""
 GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
-    "smoke": {SGD: (0.3,), ADAMW: (3e-3,), MUON: (3e-3,), BLOCKWISE: (3e-3,), PUBLISHED: (1e-3,)},
+    "smoke": {
+        SGD: (0.3,), ADAMW: (3e-3,), MUON: (3e-3,), BLOCKWISE: (3e-3,), PUBLISHED: (1e-3,),
+        INNER_SGD: (0.3,),
+    },
     "laptop": {
         SGD: (0.3, 1.0, 0.1),
         ADAMW: (1e-2, 3e-3, 3e-2),
         MUON: (1e-2, 3e-3, 3e-2),
         BLOCKWISE: (1e-2, 3e-3, 3e-2),
         PUBLISHED: (3e-3, 1e-3, 1e-2),
+        INNER_SGD: (0.3, 1.0, 0.1),
     },
     "paper": {
         SGD: (0.3, 1.0, 0.1),
@@ -41,9 +47,12 @@ GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
         MUON: (1e-3, 3e-4, 3e-3),
         BLOCKWISE: (1e-3, 3e-4, 3e-3),
         PUBLISHED: (3e-4, 1e-4, 1e-3),
+        INNER_SGD: (0.3, 1.0, 0.1),
     },
-}
+}  # fmt: skip
 """Rates of each optimiser, the likeliest first."""
+BESIDE: dict[Scale, float] = {"smoke": 3e-3, "laptop": 1e-2, "paper": 1e-3}
+"""AdamW's rate where another one is tuned: in the pilot, and beside SGD in the layers. At laptop scale `trial` found it for all five blocks."""
 
 
 def label_of(block: str, method: str) -> str:
@@ -52,10 +61,10 @@ def label_of(block: str, method: str) -> str:
 
 
 def methods_of(block: str) -> tuple[str, ...]:
-    """The optimisers of a block; the published multipliers stand beside the measured ones of one block with skips and one without."""
+    """The optimisers of a block; the last two for one block with skips and one without."""
     if block in WITNESSES:
         return (SGD, ADAMW)
-    return METHODS if block in {BLOCKS[0], "sas-p"} else METHODS[:-1]
+    return METHODS if block in {BLOCKS[0], "sas-p"} else METHODS[:-2]
 
 
 BLOCK_OF = {
@@ -71,7 +80,8 @@ METHOD_OF = {
 BASE = label_of(BLOCKS[0], ADAMW)
 """Whose loss the steps are counted to, and which must have learnt more than pairs of tokens."""
 RATES: dict[str, tuple[float, ...]] = {
-    label: GRIDS["laptop"][METHOD_OF[label]] for label in BLOCK_OF
+    **{label: GRIDS["laptop"][METHOD_OF[label]] for label in BLOCK_OF},
+    **dict.fromkeys([f"{b}, {ADAMW}" for b in ("v-skipinit", "post-ln")], (3e-3, 1e-3, 1e-2)),
 }
 """What is tuned → its rates at laptop scale, made longer as results come in."""
 BEST: dict[str, float] = {
@@ -106,6 +116,8 @@ class OptimiserSettings(shared.TunedSettings):
     """How curvature is measured where it is: of the runs that count with AdamW, and for the rates of roles."""
     pilot: int | None = None
     """Steps before the rates of roles are known."""
+    adamw_rate: float | None = None
+    """That of the pilot, or of AdamW beside SGD in the layers."""
 
 
 def points(scale: Scale, count: int | None) -> list[OptimiserSettings]:
@@ -148,4 +160,5 @@ def _point(
         method=method,
         probe=_PROBES[scale] if followed or method == BLOCKWISE else None,
         pilot=PILOT[scale] if method == BLOCKWISE else None,
+        adamw_rate=BESIDE[scale] if method in (BLOCKWISE, INNER_SGD) else None,
     )

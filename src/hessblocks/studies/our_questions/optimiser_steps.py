@@ -1,4 +1,4 @@
-"""The optimisers of the study `optimisers` that the Trainer does not have: Muon beside AdamW, and AdamW with a rate for each role."""
+"""The optimisers of the study `optimisers` that the Trainer does not have: Muon or SGD beside AdamW, and AdamW with a rate for each role."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, cast
 
-from torch.optim import Muon, Optimizer
+from torch import nn
+from torch.optim import SGD, Muon, Optimizer
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 
 from hessblocks.curvature import (
     AttentionBackendWarning,
     ParameterGroup,
+    ParameterView,
     PreconditionedHessian,
     Problem,
     blockwise_learning_rates,
@@ -24,23 +27,29 @@ from hessblocks.errors import RunError
 from hessblocks.linalg import Estimate, frobenius_norm
 from hessblocks.storage import Row
 from hessblocks.studies import shared
-from hessblocks.studies.our_questions.optimiser_plan import PUBLISHED, OptimiserSettings
+from hessblocks.studies.our_questions.optimiser_plan import MUON, PUBLISHED, OptimiserSettings
 from hessblocks.training import RunTrainer
+
+RATE_OF_ROLE, NORM_OF_ROLE = "rate_of_role", "norm_of_role"
+VECTORS = "vectors"
+"""In the place of a role: norms and gains, which keep the tuned rate."""
 
 
 class PilotDivergedError(RunError):
     """The pilot met a loss, a gradient or a product with the Hessian that is no number."""
 
 
-def with_muon(trainer: RunTrainer) -> None:
-    """Let Muon step the matrices of the layers at AdamW's rate, and AdamW all else.
+def with_another_in_layers(settings: OptimiserSettings, trainer: RunTrainer) -> None:
+    """Let Muon or SGD step the matrices of the layers at the tuned rate, and AdamW all else: beside Muon at the same rate, beside SGD at its own.
 
-    Muon steps whenever AdamW has stepped, so that Trainer and schedule know one optimiser.
+    The other one steps whenever AdamW has stepped, on its schedule, so that the Trainer knows one optimiser.
 
     Args:
+        settings: of the point.
         trainer: before it trains.
     """
-    model = cast(PreTrainedModel, trainer.model)
+    model, rate = cast(PreTrainedModel, trainer.model), settings.size.learning_rate
+    trainer.args.learning_rate = settings.adamw_rate or rate
     named = dict(model.named_parameters())
     roles = shared.SETS[shared.ALL_MATRICES]
     inner = {
@@ -54,41 +63,62 @@ def with_muon(trainer: RunTrainer) -> None:
     hidden = {named[name] for name in inner}
     for group in adamw.param_groups:
         group["params"] = [p for p in group["params"] if p not in hidden]
-    muon = Muon(
-        [p for p in named.values() if p in hidden],
-        lr=trainer.args.learning_rate,
-        weight_decay=trainer.args.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
+    own = [p for p in named.values() if p in hidden]
+    other: Optimizer = SGD(own, lr=rate, momentum=0.9)
+    if settings.method == MUON:
+        decay = trainer.args.weight_decay
+        other = Muon(own, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    ratio = rate / trainer.args.learning_rate
 
     def step(optimiser: Optimizer, *_: object) -> None:
-        muon.param_groups[0]["lr"] = optimiser.param_groups[0]["lr"]
-        muon.step()
+        other.param_groups[0]["lr"] = ratio * optimiser.param_groups[0]["lr"]
+        other.step()
 
     adamw.register_step_post_hook(step)
 
 
-def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> None:
+def matrices_by_role(model: nn.Module) -> dict[str, ParameterGroup]:
+    """The matrices of each role, those of all layers as one group; norms and gains together as `VECTORS`."""
+    sizes = {name: parameter.ndim for name, parameter in model.named_parameters()}
+    views: dict[str, list[ParameterView]] = {}
+    for role, group in shared.by_role(model).items():
+        for view in group.views:
+            own = role if sizes[view.parameter] >= 2 else VECTORS
+            views.setdefault(own, []).append(view)
+    return {
+        role: ParameterGroup(name=role, role=role, layer=None, views=tuple(own))
+        for role, own in views.items()
+    }
+
+
+def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> list[Row]:
     """Give AdamW a rate for the matrices of each role, by published multipliers or by the curvature that a pilot meets.
 
     Args:
         settings: of the point.
         trainer: before it trains; its model stays as it is.
 
+    Returns:
+        The rate of each role, as a share of the tuned one, and the norms that it is of.
+
     Raises:
         PilotDivergedError: the pilot did.
     """
     model, arguments = cast(PreTrainedModel, trainer.model), trainer.args
     rate, decay = arguments.learning_rate, arguments.weight_decay
-    roles = shared.by_role(model)
+    rows: list[Row] = []
     if settings.method == PUBLISHED:
-        rates, factor = blockwise_learning_rates(model, roles, base=rate, rule="published"), 1.0
+        roles, factor = shared.by_role(model), 1.0
+        rates = blockwise_learning_rates(model, roles, base=rate, rule="published")
     else:
         norms = pilot_norms(settings, model)
-        rates = blockwise_learning_rates(model, roles, base=rate, norms=norms)
+        rates = blockwise_learning_rates(model, matrices_by_role(model), base=rate, norms=norms)
         sizes = [sum(p.numel() for p in one["params"] if p.ndim >= 2) for one in rates]
         logarithms = [math.log(one["lr"]) for one in rates]
         factor = rate / math.exp(fmean(logarithms, weights=sizes))
+        for role, norm in norms.items():
+            place: Row = {"group": role, "standard_error": norm.standard_error}
+            rows.append(shared.measured(NORM_OF_ROLE, norm.value, "estimate", **place))
     groups = []
     for one in rates:
         matrices = [p for p in one["params"] if p.ndim >= 2]
@@ -98,8 +128,11 @@ def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> Non
             {"params": matrices, "lr": own, "weight_decay": decay * rate / own},
             {"params": vectors, "lr": rate, "weight_decay": 0.0},
         ]
+        if matrices:
+            rows.append(shared.measured(RATE_OF_ROLE, own / rate, "exact", group=one["name"]))
     kind, given = trainer.get_optimizer_cls_and_kwargs(arguments, model)
     trainer.optimizer = kind([group for group in groups if group["params"]], **given)
+    return rows
 
 
 class Pilot(TrainerCallback):
@@ -125,11 +158,11 @@ class Pilot(TrainerCallback):
         corpus = shared.text_of(settings.size)
         batch = shared.training_batch(corpus, probe.sequences, probe.tokens, settings.seed)
         problem = Problem(model, batch, loss="causal-lm")
-        self.norms = _norms(problem, given["optimizer"], shared.by_role(model), settings)
+        self.norms = _norms(problem, given["optimizer"], matrices_by_role(model), settings)
 
 
 def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str, Estimate]:
-    """Norms of each role's block of the Hessian as AdamW's step meets it, `pilot` steps into the run with one rate.
+    """Norms of each role's block of the Hessian as AdamW's step meets it, `pilot` steps into a run at AdamW's own rate.
 
     Args:
         settings: of the point.
@@ -144,7 +177,9 @@ def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str
     Cost:
         The pilot's steps, and a product with the Hessian for each role and probe.
     """
-    pilot, run = Pilot(settings), shared.run_settings(settings)
+    assert settings.adamw_rate is not None
+    size = replace(settings.size, learning_rate=settings.adamw_rate)
+    pilot, run = Pilot(settings), shared.run_settings(replace(settings, size=size))
     try:
         shared.train(
             copy.deepcopy(model),

@@ -5,13 +5,14 @@ The rule, written down before the first run:
 1. Five blocks, all with rotary positions and zero initial queries: pre-ln, parallel, sas, sas-p, sas-p-no-norm, each with
    the embeddings that `trial` found best at this width, 1/√width for the first two and 0.02 for the others. Four optimisers: SGD with momentum 0.9; AdamW; Muon for the matrices of the layers, beside AdamW for embeddings, norms and
    gains, both at one rate (Muon's steps are scaled to AdamW's size, `match_rms_adamw`); AdamW with a rate for each
-   role. Warm-up, linear decay and clipping are those of the other studies. Matrices decay by 0.1 of the rate a step with
+   role. pre-ln and sas-p also have SGD for the matrices of the layers alone, beside AdamW at the rate that `trial` found (`BESIDE`): where SGD fails on all and not there, it is
+   the embeddings that need AdamW. Warm-up, linear decay and clipping are those of the other studies. Matrices decay by 0.1 of the rate a step with
    AdamW and Muon, by nothing with SGD: what is judged of SGD is both, momentum in AdamW's place and no decay. These five are two families (`FAMILIES`) of nearly
    equal unevenness each; so four blocks of further families, post-ln, v-skipinit, op and modern with rotary positions, are trained with SGD and AdamW too.
 2. The rates of roles are c / ‖A‖_F (`blockwise_learning_rates`), their geometric mean over all entries of matrices the tuned
    rate; the decay of a step is plain AdamW's for all, 0.1 of the tuned rate. A is the role's block of
    the Hessian as AdamW's step meets it, all layers together. It is measured on training text once: a copy of the model at its
-   first weights is trained with plain AdamW at the tuned rate, as the run itself would be, for `PILOT` of its steps; then the run begins anew. Norms and gains
+   first weights is trained with plain AdamW at the rate that `trial` found (`BESIDE`), for `PILOT` of the run's steps; then the run begins anew. These steps count where steps are told. Norms and gains
    keep the tuned rate: by their small curvature alone pre-ln's would have 1.2 where the tuned rate is 0.01, and
    steps as long as their entries. A run whose pilot diverges counts as one that does. Beside these rates stand the published multipliers of the
    same function, for pre-ln and sas-p, whose base is tuned too.
@@ -23,22 +24,26 @@ The rule, written down before the first run:
 5. Verdicts on curvature: rank correlation over all nine blocks of loss(SGD) − loss(AdamW) with the spread of the norms of H, before
    training and at the end of AdamW's, over all weight matrices and over those that all blocks have. The Hessian paper argues
    that it is positive. The first question is that of the common matrices after training (`FIRST`); the others stand beside it. It holds or fails where the interval, of a bootstrap over families and seeds, excludes 0; six
-   families show a near perfect order at most. Nothing is decided before all blocks are measured. A block of which one seed diverges with SGD ranks last with all its seeds. Seeds that
+   families show a near perfect order at most: by simulation it decides 18 % of cases where the correlation between families is 0.85, 47 % at 0.95, 93 % at 0.99. So the question is exploratory.
+   Nothing is decided before all blocks have all seeds. A block that with AdamW does not end 0.3 nats below the bigram table has no gap and is left out. A block of which one seed diverges with SGD ranks last with all its seeds. Seeds that
    diverge with AdamW have no gap and are left out, with their block where there is no other. Both are named. As in `simplification`, each seed
    has a held-out batch and probes of its own, and before training keys, whose curvature is 0 where queries are, are left out.
-   For each of the five: is what AdamW's step meets after training, D^(-1/2) H D^(-1/2), more even than H, over the common matrices?
-6. A verdict is void where a best rate that it rests on is at an end of its grid, where the runs are not at it, and where pre-ln with AdamW
+   For each of the five: is what AdamW's step meets after training, D^(-1/2) H D^(-1/2), more even than H beyond what units give, over the common matrices? D grows as gradients do and H as their
+   square, so of a spread that comes from the size of gradients half remains: its spread is held against half of that of H.
+6. A verdict is void where a best rate that it rests on is at an end of its grid, where the runs are not at it, and where pre-ln, or the block that it is about, with AdamW
    does not end at least 0.3 nats below the bigram table.
-7. Steps to the loss that pre-ln ends with under AdamW, seed by seed, are told and not judged: all rates decay to the end of the run.
+7. Steps to the loss that pre-ln ends with under AdamW, seed by seed, are told and not judged: all rates decay to the end of the run. So are the rates of roles, and the correlations of unevenness with each of the two losses: the gap may follow how well AdamW does alone.
 
 Amended before the first run, by small runs: the pilot (at 1e-3, where it had been, the rates of roles lay 22 times apart; at 1e-2, where the runs are, they are alike), the further
-families, four seeds for three, the published multipliers, the evenness of what AdamW meets.
+families, four seeds for three, the published multipliers, the evenness of what AdamW meets. Then, after a reading by others: every block must have learnt (three that had learnt nothing "trained as
+well" with all optimisers, and two of gap 0 decided the first question); the pilot at one rate for all tuned ones (a rate at which plain AdamW diverges had counted as a failure of
+the rates of roles); SGD in the layers alone; half of H's spread in place of all of it; norms of matrices without the gains beside them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -52,7 +57,7 @@ from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Study, Summary
+from hessblocks.studies.engine import Rows, Study, Summary
 from hessblocks.studies.our_questions.optimiser_plan import (
     ADAMW,
     BASE,
@@ -60,30 +65,39 @@ from hessblocks.studies.our_questions.optimiser_plan import (
     BLOCKS,
     BLOCKWISE,
     FAMILY_OF,
+    INNER_SGD,
     METHODS,
     MUON,
     PUBLISHED,
-    SGD,
     OptimiserSettings,
     label_of,
     methods_of,
     points,
 )
 from hessblocks.studies.our_questions.optimiser_steps import (
+    NORM_OF_ROLE,
+    RATE_OF_ROLE,
     PilotDivergedError,
     preconditioned_rows,
-    with_muon,
+    with_another_in_layers,
     with_rates_of_roles,
+)
+from hessblocks.studies.our_questions.optimiser_verdicts import (
+    correlation_table,
+    curvature_checks,
+    even_checks,
+    gaps,
+    learnt_by_block,
+    need_checks,
+    rates_apart,
+    spreads,
 )
 from hessblocks.training import RunTrainer
 
-UNEVEN = (shared.ALL_MATRICES, shared.COMMON_MATRICES)
-"""What unevenness is taken over."""
-BEFORE, AFTER = "before training", "after training with AdamW"
-FIRST = (shared.COMMON_MATRICES, AFTER)
-"""Groups and moment of the first question."""
 PRECONDITIONED = "preconditioned_spread"
 """As `SPREAD`, of D^(-1/2) H D^(-1/2), D the preconditioner of AdamW as it stands."""
+PILOT_STEPS = "pilot_steps"
+"""Steps of the pilot, beside those of the run."""
 
 
 def measure(settings: OptimiserSettings) -> list[Row]:
@@ -95,7 +109,7 @@ def measure(settings: OptimiserSettings) -> list[Row]:
             return []
         corpus, keys = shared.text_of(settings.size), () if step else ("key",)
         found = shared.curvature_rows(model, corpus, settings.probe, settings.seed, keys)
-        found = shared.of_quantity(found, shared.SPREAD, shared.HETEROGENEITY)
+        found = shared.of_quantity(found, shared.SPREAD)
         if step:
             optimiser = cast(Optimizer, trainers[0].optimizer)
             met = preconditioned_rows(cast(PreTrainedModel, model), optimiser, settings)
@@ -103,61 +117,47 @@ def measure(settings: OptimiserSettings) -> list[Row]:
             found = [*found, *({**row, "quantity": PRECONDITIONED} for row in own)]
         return found
 
-    rates = partial(with_rates_of_roles, settings)
+    roles: list[Row] = []
+
+    def by_role(trainer: RunTrainer) -> None:
+        roles.extend({**settings.owner, **row} for row in with_rates_of_roles(settings, trainer))
+
     changes: dict[str | None, Callable[[RunTrainer], None]] = {
         ADAMW: trainers.append,
-        MUON: with_muon,
-        BLOCKWISE: rates,
-        PUBLISHED: rates,
+        **dict.fromkeys((MUON, INNER_SGD), partial(with_another_in_layers, settings)),
+        **dict.fromkeys((BLOCKWISE, PUBLISHED), by_role),
     }
     try:
         rows = shared.train_point(settings, observe, changes.get(settings.method))
     except PilotDivergedError:
         rows = [{**settings.owner, **shared.measured(shared.LOSS, None, step=settings.pilot)}]
+    if settings.pilot:
+        steps = shared.measured(PILOT_STEPS, settings.pilot, "exact")
+        rows.append({**settings.owner, **steps})
+    rows += roles
     return settings.placed(rows)
-
-
-def spreads(rows: Rows, quantity: str = shared.SPREAD) -> dict[tuple[str, str], shared.Values]:
-    """(what it is taken over, before or after) → block → {seed: spread of the norms of H, or of what AdamW meets}."""
-    found: dict[tuple[str, str], dict[str, dict[Scalar, float]]] = {}
-    for row in shared.of_quantity(rows, quantity):
-        place = (row["group"], AFTER if row["step"] else BEFORE)
-        blocks = found.setdefault(place, {})
-        blocks.setdefault(BLOCK_OF[row["variant"]], {})[row["seed"]] = row["value"]
-    return {**found}
-
-
-def gaps(losses: shared.Values) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: loss of SGD above that of AdamW}; infinite where SGD diverged in any, left out where AdamW did."""
-    found: dict[str, dict[Scalar, float]] = {}
-    for block in FAMILY_OF:
-        sgd, adamw = (losses.get(label_of(block, one), {}) for one in (SGD, ADAMW))
-        lost = math.inf in sgd.values()
-        own = {
-            seed: math.inf if lost else sgd[seed] - adamw[seed]
-            for seed in sgd
-            if math.isfinite(adamw.get(seed, math.inf))
-        }
-        if own:
-            found[block] = own
-    return found
 
 
 def summarise(rows: Rows) -> Summary:
     """Tuning, final losses, the gap against unevenness, steps to pre-ln's loss; the verdicts of the rule."""
     tuned = shared.Tuned.of(rows)
-    gap, uneven = gaps(tuned.runs.losses), spreads(rows)
+    uneven, learnt = spreads(rows), learnt_by_block(tuned.runs)
+    gap = {
+        block: seeds
+        for block, seeds in gaps(tuned.runs.losses).items()
+        if learnt[block].holds is not False
+    }
     met = spreads(rows, PRECONDITIONED)
     control = tuned.runs.below_the_table(BASE, shared.BIGRAMS)
     verdicts = [
-        *_need_checks(tuned),
-        *_curvature_checks(tuned, gap, uneven),
-        *_even_checks(tuned, uneven, met),
+        *need_checks(tuned, learnt, rates_apart(rows)),
+        *curvature_checks(tuned, gap, uneven, learnt),
+        *even_checks(tuned, uneven, met, learnt),
     ]
-    steps = steps_to_the_base(tuned.runs)
+    steps = steps_to_the_base(tuned.runs, pilots(rows))
     return shared.summary(
         "Which optimiser does each block need?",
-        "Blockwise is AdamW with a rate for each role by its curvature, published by published multipliers; Muon steps the matrices of the layers, AdamW the rest. Tuning has one "
+        "Blockwise is AdamW with a rate for each role by its curvature, published by published multipliers; Muon steps the matrices of the layers, AdamW the rest; so does SGD in layers. Tuning has one "
         f"seed; runs are at the best rates, with seeds of their own. {shared.HOW}",
         [panel for panel in _panels(tuned, gap, uneven, steps) if panel.shown],
         [
@@ -170,88 +170,46 @@ def summarise(rows: Rows) -> Summary:
         needs=_need_table(tuned.runs),
         gaps=_gap_table(gap, uneven, met),
         steps=steps_table(steps),
+        roles=_role_table(rows),
+        correlations=correlation_table(tuned.runs, gap, uneven),
     )
 
 
-def _need_checks(tuned: shared.Tuned) -> list[Check]:
-    """Whether each optimiser does about as well as AdamW, block by block."""
-    checks = []
-    for block in BLOCKS:
-        base = label_of(block, ADAMW)
-        for method in (one for one in methods_of(block) if one != ADAMW):
-            label = label_of(block, method)
-            check = tuned.runs.alike(
-                label, base, f"{block} trains as well with {method} as with AdamW"
-            )
-            checks.append(tuned.judged(check, label, base))
-    return checks
+def pilots(rows: Rows) -> dict[str, int]:
+    """Label → the steps of its pilot."""
+    return {row["variant"]: int(row["value"]) for row in shared.of_quantity(rows, PILOT_STEPS)}
 
 
-def _curvature_checks(
-    tuned: shared.Tuned,
-    gap: shared.Values,
-    uneven: dict[tuple[str, str], shared.Values],
-) -> list[Check]:
-    """Whether the gap grows with the unevenness; a clear correlation either way decides."""
-    losses, labels = tuned.runs.losses, [one for one in BLOCK_OF if one.endswith((SGD, ADAMW))]
-    missing = [label for label in labels if label not in losses]
-    told = {
-        "nothing is decided before they are measured": missing,
-        "diverged with SGD, so ranked last": [b for b in gap if math.inf in gap[b].values()],
-        "diverged with AdamW, so left out": [
-            f"{block}, seed {seed}"
-            for block in FAMILY_OF
-            for seed, loss in losses.get(label_of(block, ADAMW), {}).items()
-            if math.isinf(loss)
-        ],
-    }
-    checks = []
-    for moment in (BEFORE, AFTER):
-        for matrices in UNEVEN:
-            first = "the first question, open: " if (matrices, moment) == FIRST else ""
-            check = shared.correlation_check(
-                uneven.get((matrices, moment), {}),
-                gap,
-                f"the gap between SGD and AdamW grows with the unevenness of {matrices} {moment}",
-                expected=f"{first}positive rank correlation over the blocks (argued in the Hessian paper, not tested)",
-                told=told,
-                families=FAMILY_OF,
-            )
-            check = replace(check, holds=None) if missing else check
-            checks.append(tuned.judged(check, *(label for label in labels if label in losses)))
-    return checks
+def _role_table(rows: Rows) -> list[dict[str, object]]:
+    """Rate of each role as a share of the tuned one, and the norm that it is of, over the seeds of the runs that count."""
+    kept = [row for row in rows if row.get("phase") == shared.COUNTED]
+    norms = shared.gathered(shared.of_quantity(kept, NORM_OF_ROLE), "variant", "group")
+    rates = shared.gathered(shared.of_quantity(kept, RATE_OF_ROLE), "variant", "group")
+    return [
+        {
+            "variant": label,
+            "role": role,
+            "share_of_the_tuned_rate": mean,
+            "standard_error": error,
+            "norm": fmean(norms[label, role]) if (label, role) in norms else None,
+            "seeds": len(each),
+        }
+        for (label, role), each in rates.items()
+        for mean, error in [mean_and_error(each)]
+    ]
 
 
-def _even_checks(
-    tuned: shared.Tuned,
-    uneven: dict[tuple[str, str], shared.Values],
-    met: dict[tuple[str, str], shared.Values],
-) -> list[Check]:
-    """Whether what AdamW's step meets is more even than H."""
-    checks = []
-    for block in BLOCKS:
-        own = {"D⁻¹H": met.get(FIRST, {}).get(block, {}), "H": uneven.get(FIRST, {}).get(block, {})}
-        check = shared.difference_check(
-            own,
-            *("D⁻¹H", "H"),
-            fact=f"{block}: the curvature that AdamW's step meets is more even than H, {FIRST[0]}",
-            expected="open question: a smaller spread of the norms",
-            above=False,
-            unit="decades",
-        )
-        checks.append(tuned.judged(check, label_of(block, ADAMW)))
-    return checks
-
-
-def steps_to_the_base(runs: shared.Runs) -> dict[str, dict[Scalar, float]]:
-    """Label → {seed: steps to the loss that `BASE` ends with, as a share of all}; infinite where it never gets there."""
+def steps_to_the_base(
+    runs: shared.Runs, pilot: Mapping[str, int]
+) -> dict[str, dict[Scalar, float]]:
+    """Label → {seed: steps to the loss that `BASE` ends with, those of its pilot too, as a share of a run's}; infinite where it never gets there."""
     found: dict[str, dict[Scalar, float]] = {}
     for label in BLOCK_OF:
         for seed in runs.losses.get(label, {}).keys() & runs.losses.get(BASE, {}).keys():
             target, last = runs.losses[BASE][seed], runs.curve(BASE, seed)[-1][0]
             if math.isfinite(target) and last:
                 steps = shared.steps_to(runs.curve(label, seed), target)
-                found.setdefault(label, {})[seed] = steps / last
+                found.setdefault(label, {})[seed] = (steps + pilot.get(label, 0)) / last
     return found
 
 
@@ -334,7 +292,7 @@ def _panels(
     )
     panels += [replace(losses, title="runs"), replace(reached, title="steps to pre-ln's loss")]
     for (matrices, moment), values in uneven.items():
-        if matrices == shared.ALL_MATRICES:
+        if matrices == shared.COMMON_MATRICES:
             panels.append(_scatter(moment, shared.finite(values), shared.finite(gap)))
     return panels
 
