@@ -207,7 +207,7 @@ def test_a_fair_trial_of_equal_blocks_is_decided() -> None:
         for block in ("sas", "sas-p")
     ]
     assert all(check.holds for fact, check in found.items() if fact not in open_)
-    assert len(found) == 2 * 10 + 8 + 4 + 3 + 4 + 2 + 2
+    assert len(found) == 2 * 10 + 8 + 4 + 3 + 5 + 2 + 2
 
 
 @pytest.mark.parametrize("more", [-0.1, 0.1])
@@ -397,7 +397,7 @@ def test_the_next_rates_at_the_greater_width_are_of_the_same_runs() -> None:
         assert replace(point, phase=like.phase, size=size) == like
         found[point.phase, point.label] = point.size.learning_rate / like.size.learning_rate
     assert found == {
-        **{("wide slower long", block): pytest.approx(0.3, rel=0.12) for block in (BASE, "sas", "sas-p")},
+        **{("wide slower long", block): pytest.approx(0.3, rel=0.12) for block in (BASE, "sas", "sas-p", "parallel")},
         ("wide faster long", BASE): pytest.approx(3.33, rel=0.12),
     }  # fmt: skip
 

@@ -47,7 +47,7 @@ SLOWER, FASTER, EQUAL, PARTS, ONCE = (
 NO_VALUES, VALUES = "pre-ln, identity values", shared.GAINED
 NEIGHBOURS: dict[str, dict[str, tuple[str, ...]]] = {
     NARROW: {SLOWER: (BASE, "sas", "sas-p")},
-    WIDE: {WIDE + SLOWER: (BASE, "sas", "sas-p"), WIDE + FASTER: (BASE,)},
+    WIDE: {WIDE + SLOWER: (BASE, "sas", "sas-p", "parallel"), WIDE + FASTER: (BASE,)},
 }
 """Width → phase in which long runs have the next rate half a decade lower, or higher → of what."""
 CHANGED: dict[str, tuple[str, ...]] = {
