@@ -181,10 +181,10 @@ def correlation_table(
                 block: {seed: one for seed, one in seeds.items() if seed in gap[block]}
                 for block, seeds in values.items()
             }
-            if sum(bool(spread.get(b, {}).keys() & finite[b].keys()) for b in finite) >= 3:
-                found = shared.correlation(spread, finite, FAMILY_OF)
-                rho = found.value if math.isfinite(found.value) else None
-                line: dict[str, object] = {"groups": matrices, "moment": moment, "with": name}
-                line |= {"rho": rho, "low": found.low, "high": found.high}
-                table.append(line | {"blocks": found.blocks})
+            found = shared.correlation_of(spread, finite, FAMILY_OF)
+            if found is None:
+                continue
+            line: dict[str, object] = {"groups": matrices, "moment": moment, "with": name}
+            line |= {"rho": found.value if math.isfinite(found.value) else None}
+            table.append(line | {"low": found.low, "high": found.high, "blocks": found.blocks})
     return table

@@ -59,8 +59,8 @@ from hessblocks.studies.shared.measured_curvature import (
 )
 from hessblocks.studies.shared.statistics import (
     Correlation,
-    correlation,
     correlation_check,
+    correlation_of,
 )
 from hessblocks.studies.shared.step_times import (
     PUBLISHED_SPEED,

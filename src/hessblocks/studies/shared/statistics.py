@@ -120,6 +120,16 @@ def correlation(
     return Correlation(value=value, low=low, high=high, blocks=len(seeds), families=len(groups))
 
 
+def correlation_of(
+    x: Mapping[str, Mapping[Any, float]],
+    y: Mapping[str, Mapping[Any, float]],
+    families: Mapping[str, str] | None = None,
+) -> Correlation | None:
+    """As `correlation`; None where fewer than three blocks are known."""
+    enough = sum(bool(x[block].keys() & y.get(block, {}).keys()) for block in x) >= 3
+    return correlation(x, y, families) if enough else None
+
+
 def correlation_check(
     x: Mapping[str, Mapping[Any, float]],
     y: Mapping[str, Mapping[Any, float]],
@@ -142,8 +152,7 @@ def correlation_check(
     Returns:
         The fact; undecided where the interval holds 0, and where fewer than three blocks are known.
     """
-    enough = sum(bool(x[block].keys() & y.get(block, {}).keys()) for block in x) >= 3
-    found = correlation(x, y, families) if enough else None
+    found = correlation_of(x, y, families)
     notes = [f"{what}: {', '.join(which)}" for what, which in told.items() if which]
     ours = "; ".join([str(found) if found else "fewer than three blocks", *notes])
     return Check(fact=fact, expected=expected, ours=ours, holds=found.agrees() if found else None)
