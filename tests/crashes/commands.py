@@ -244,7 +244,9 @@ def _content(path: Path) -> Any:
             return [_row(row) for row in csv.DictReader(file) if row.get("quantity") not in TIMINGS]
     if path.name == "points.jsonl":
         records = [json.loads(line)["record"] for line in path.read_text().splitlines()]
-        return {one["key"]: [_row(row) for row in one["rows"]] for one in records}
+        return {
+            one["key"]: [_row({**one["common"], **row}) for row in one["rows"]] for one in records
+        }
     if path.suffix == ".jsonl":
         return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
     if path.suffix == ".json":

@@ -1,5 +1,6 @@
 """The store: durable lines, damage kept aside, versions, one command at a time."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hessblocks.errors import RunError
-from hessblocks.studies.engine.point import Outcome
+from hessblocks.storage.tables import Row
+from hessblocks.studies.engine.point import Outcome, canonical
 from hessblocks.studies.engine.store import DAMAGED, POINTS, opened, read
 from tests.studies import toy
 from tests.synced import synced_files
@@ -30,6 +32,38 @@ def test_what_was_added_is_read_back(tmp_path: Path) -> None:
     assert stored.missing == [TOY_POINTS[3]]
     assert stored.rows == [row for p in TOY_POINTS[:3] for row in toy.measure(p.settings)]
     assert stored.seconds == 3.0
+
+
+MIXED: list[Row] = [
+    {"variant": "a", "seed": 1, "step": 0, "value": 0.5, "tuned": True, "start": None},
+    {"variant": "a", "seed": 1.0, "step": 1, "value": 0.5, "tuned": 1, "start": None},
+    {"variant": "a", "seed": True, "step": 2, "value": 0.5, "start": None},
+]
+"""1, 1.0 and true are equal to Python; the last row has one name less."""
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_what_rows_have_in_common_stands_once(tmp_path: Path, count: int) -> None:
+    rows = tuple(MIXED[:count])
+    with opened(tmp_path) as store:
+        store.add(Outcome(point=TOY_POINTS[0], rows=rows))
+    record = json.loads((tmp_path / POINTS).read_bytes())["record"]
+    same = {"variant": "a", "value": 0.5, "start": None}
+    assert record["common"] == (same if count > 1 else {})
+    found = read(tmp_path).of(TOY_POINTS[:1]).rows
+    assert [json.dumps(row, sort_keys=True) for row in found] == [
+        json.dumps(row, sort_keys=True) for row in rows
+    ]
+
+
+def test_lines_of_the_first_version_are_read(tmp_path: Path) -> None:
+    """Written out as that version did: every row whole."""
+    record = {"key": TOY_POINTS[0].key, "rows": MIXED, "seconds": 1.5, "attempts": 2}
+    checksum = hashlib.sha256(canonical(record).encode()).hexdigest()[:16]
+    line = canonical({"version": 1, "checksum": checksum, "record": record})
+    (tmp_path / POINTS).write_text(line + "\n")
+    stored = read(tmp_path).of(TOY_POINTS[:1])
+    assert (stored.rows, stored.seconds, stored.retried) == (MIXED, 1.5, 1)
 
 
 def test_rows_come_in_the_order_of_the_points_asked_for(tmp_path: Path) -> None:
@@ -91,9 +125,9 @@ def test_a_damaged_line_is_kept_aside_and_its_point_redone(tmp_path: Path, damag
 
 def test_a_store_of_a_newer_version_is_refused_and_untouched(tmp_path: Path) -> None:
     fill(tmp_path)
-    content = (tmp_path / POINTS).read_bytes() + b'{"version":2,"checksum":"","record":{}}\n'
+    content = (tmp_path / POINTS).read_bytes() + b'{"version":3,"checksum":"","record":{}}\n'
     (tmp_path / POINTS).write_bytes(content)
-    with pytest.raises(RunError, match=r"newer hessblocks .*version 2.*upgrade"), opened(tmp_path):
+    with pytest.raises(RunError, match=r"newer hessblocks .*version 3.*upgrade"), opened(tmp_path):
         pass
     assert (tmp_path / POINTS).read_bytes() == content
 

@@ -1,7 +1,7 @@
 """What a study has measured so far, on disk: one JSON line a finished point, never half a line.
 
-A line is {"version", "checksum", "record"}, the checksum over the record. Lines are only ever
-appended, and forced to disk before the next point is taken.
+A line is {"version", "checksum", "record"}, the checksum over the record. In a record, what all rows of a point
+have in common stands once, under "common". Lines are only ever appended, and forced to disk before the next point is taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from hessblocks.errors import RunError
 from hessblocks.storage import Row, atomic_path, held
 from hessblocks.studies.engine.point import Outcome, Point, canonical
 
-VERSION = 1
+VERSION = 2
+"""Of a line; those of version 1, which have nothing in common, are read too."""
 POINTS = "points.jsonl"
 DAMAGED = "points.damaged"
 
@@ -39,7 +40,13 @@ class Record:
 
     def line(self) -> bytes:
         """The record as it stands in the file."""
-        record = {**vars(self), "seconds": round(self.seconds, 3)}
+        common, rows = _apart(self.rows)
+        record = {
+            **vars(self),
+            "seconds": round(self.seconds, 3),
+            "common": common,
+            "rows": rows,
+        }
         checked = {"version": VERSION, "checksum": _checksum(record), "record": record}
         return canonical(checked).encode() + b"\n"
 
@@ -170,9 +177,22 @@ def _parse(path: Path, line: bytes) -> Record | None:
             )
         if checksum != _checksum(record):
             return None
-        return Record(**{**record, "rows": tuple(record["rows"])})
+        common = record.pop("common") if version > 1 else {}
+        rows = tuple({**common, **row} for row in record["rows"])
+        return Record(**{**record, "rows": rows})
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _apart(rows: Sequence[Row]) -> tuple[Row, list[Row]]:
+    """What several rows have in common, spelled alike too, and each without it."""
+    if len(rows) < 2:
+        return {}, list(rows)
+    spelled = [{name: canonical(value) for name, value in row.items()} for row in rows]
+    common = set.intersection(*(set(row.items()) for row in spelled))
+    names = {name for name, _ in common}
+    rest = [{name: value for name, value in row.items() if name not in names} for row in rows]
+    return {name: rows[0][name] for name in sorted(names)}, rest
 
 
 def _set_aside(folder: Path, records: Iterable[Record], damaged: list[bytes]) -> None:
