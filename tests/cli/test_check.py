@@ -12,6 +12,7 @@ import pytest
 
 from hessblocks.cli import main
 from hessblocks.studies.catalogue import find
+from hessblocks.studies.engine.executors import InProcess
 from tests.cli.helpers import Shell, sentence
 from tests.cli.test_curvature import SMALL as SAMPLE
 from tests.cli.test_curvature import preset
@@ -31,6 +32,7 @@ def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("write_curvature_report", "write_report"):
         monkeypatch.setattr(f"hessblocks.report.{name}", lambda out: out / "report.html")
     monkeypatch.setattr("hessblocks.report.write_signal_figures", lambda out: [])
+    monkeypatch.setattr("hessblocks.studies.engine.LocalProcesses", lambda workers: InProcess())
 
 
 def said(shell: Shell, out: Path) -> tuple[int, dict[str, str]]:
@@ -49,6 +51,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("reproduced") / "out"
     with pytest.MonkeyPatch.context() as patch:
         empty_pictures(patch)
+        patch.setattr("hessblocks.studies.engine.LocalProcesses", lambda workers: InProcess())
         assert (
             main(["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(out)]) == 0
         )

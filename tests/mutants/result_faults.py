@@ -392,8 +392,8 @@ RESULTS = (
     Mutant(
         "a rate outside the ladder counts as tolerated",
         file="studies/our_questions/edges.py",
-        find="ours=f\"outside: {'; '.join(outside)}\" if outside",
-        replace="ours='' if (outside := [])",
+        find="        if outside\n        else f",
+        replace="        if (outside := [])\n        else f",
         tests=(
             "studies/test_edge_of_stability.py::test_what_lies_beyond_the_ladder_voids_the_tolerated_rates",
         ),

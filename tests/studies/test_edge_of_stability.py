@@ -18,7 +18,7 @@ from hessblocks.errors import RunError
 from hessblocks.figures import read_figure
 from hessblocks.figures.figure import Panel
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.study import Check
+from hessblocks.studies.engine.study import Check, Scale
 from hessblocks.studies.our_questions import edge_of_stability as edge
 from hessblocks.studies.our_questions.edge_of_stability import STUDY, measure, sharpness
 from hessblocks.studies.our_questions.edge_plan import (
@@ -464,6 +464,31 @@ def test_sharpness_is_read_after_the_first_steps_too_and_gradients_are_not_clipp
     assert (batches[0] != batches[2]).any()
 
 
+def test_a_point_of_each_kind_is_measured_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole plan is a slow test."""
+
+    def few(scale: Scale, count: int | None) -> list[EdgeSettings]:
+        kinds = {
+            (p.phase, bool(p.sequences), p.label if p.label in (BIGRAMS, GPT2) else p.warmup): p
+            for p in points(scale, count)
+        }
+        return list(kinds.values())
+
+    for name in ("FIRST_PRODUCTS", "WHOLE_PRODUCTS", "PRODUCTS"):
+        monkeypatch.setattr(edge, name, 2)
+    monkeypatch.setattr(
+        "hessblocks.studies.our_questions.edge_of_stability.STUDY", replace(STUDY, settings=few)
+    )
+    result = run_study("edge-of-stability", out=tmp_path, scale="smoke")
+    assert result.points == result.measured == len(few("smoke", None))
+    assert {column for row in result.rows for column in row} <= set(STUDY.columns)
+    assert True not in {check.holds for check in result.checks if check.fact in VERDICTS}
+    assert read_figure(tmp_path / "edge-of-stability" / "figure.json").panels
+
+
+@pytest.mark.slow
 def test_a_run_at_smoke_scale_is_complete_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from hessblocks.figures import read_figure
 from hessblocks.figures.figure import Panel
 from hessblocks.linalg import frobenius_norm
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.study import Check
+from hessblocks.studies.engine.study import Check, Scale
 from hessblocks.studies.our_questions import optimiser_steps
 from hessblocks.studies.our_questions.optimiser_plan import (
     ADAMW,
@@ -54,6 +54,7 @@ from hessblocks.studies.our_questions.optimiser_steps import (
 )
 from hessblocks.studies.our_questions.optimisers import PILOT_STEPS, PRECONDITIONED, STUDY, measure
 from hessblocks.studies.runner import run_study
+from hessblocks.studies.shared import statistics
 from hessblocks.studies.shared.measured_curvature import (
     SETS,
     SPREAD,
@@ -73,6 +74,11 @@ from hessblocks.studies.shared.trained_points import (
 from hessblocks.training.trainer.run_trainer import ShuffledPasses
 
 PLAN = points("laptop", None)
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "DRAWS", 60)
 
 
 def point(block: str, method: str, steps: int = 6) -> OptimiserSettings:
@@ -672,6 +678,29 @@ def test_partial_results_are_summarised_too(share: float) -> None:
     assert json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
 
 
+def test_a_point_of_each_kind_is_measured_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole plan is a slow test."""
+
+    def few(scale: Scale, count: int | None) -> list[OptimiserSettings]:
+        kinds = {
+            (p.phase, p.label if p.label in (BIGRAMS, GPT2) else p.method): p
+            for p in points(scale, count)
+        }
+        return list(kinds.values())
+
+    monkeypatch.setattr(
+        "hessblocks.studies.our_questions.optimisers.STUDY", replace(STUDY, settings=few)
+    )
+    result = run_study("optimisers", out=tmp_path, scale="smoke")
+    assert result.points == result.measured == len(few("smoke", None))
+    assert {column for row in result.rows for column in row} <= set(STUDY.columns)
+    assert False not in {check.holds for check in result.checks}
+    assert read_figure(tmp_path / "optimisers" / "figure.json").panels
+
+
+@pytest.mark.slow
 def test_a_run_at_smoke_scale_is_complete_and_drawn(tmp_path: Path) -> None:
     result = run_study("optimisers", out=tmp_path, scale="smoke")
     assert result.points == result.measured == len(points("smoke", None))

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,17 @@ from hessblocks.storage.locks import held
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine.executors import InProcess
 from hessblocks.studies.engine.store import DAMAGED, POINTS
+from hessblocks.studies.engine.workers import LocalProcesses
 
 pytestmark = pytest.mark.usefixtures("blank")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_this_process() -> Iterator[None]:
+    """No workers, whose start takes most of the time of a small study; one test has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hessblocks.studies.engine.LocalProcesses", lambda workers: InProcess())
+        yield
 
 
 def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,8 +39,10 @@ def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_study_ends_in_numbers_a_page_and_one_json_object(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a worker, as a user has it."""
+    monkeypatch.setattr("hessblocks.studies.engine.LocalProcesses", LocalProcesses)
     command = ["reproduce", "mlp,histograms", "--scale", "smoke", "--workers", "1", "--json"]
     assert main([*command, "--out", str(tmp_path)]) == 0
     summary = json.loads(capsys.readouterr().out)
@@ -162,11 +174,11 @@ def test_a_store_of_a_newer_version_is_refused_untouched(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = out / "mlp" / POINTS
-    content = points.read_bytes() + b'{"version":2,"checksum":"","record":{}}\n'
+    content = points.read_bytes() + b'{"version":3,"checksum":"","record":{}}\n'
     points.write_bytes(content)
     assert main(["reproduce", *MLP, "--out", str(out)]) == 1
     said = complaint(capsys)
-    assert "written by a newer hessblocks (store version 2, this one reads up to 1)" in said
+    assert "written by a newer hessblocks (store version 3, this one reads up to 2)" in said
     assert "upgrade hessblocks or choose another --out" in said
     assert points.read_bytes() == content
 
@@ -234,7 +246,6 @@ def test_a_point_that_fails_leaves_a_page_of_the_others(
 
     broken = dataclasses.replace(find("mlp"), measure=fail)
     monkeypatch.setattr("hessblocks.studies.hessian_paper.linear_mlp.STUDY", broken)
-    monkeypatch.setattr("hessblocks.studies.engine.LocalProcesses", lambda workers: InProcess())
     assert main(["reproduce", *MLP, "--out", str(out)]) == 1
     assert "mlp: 1 point(s) failed, the first (setup head, layers 1" in complaint(capsys)
     assert "1 of 200 points are missing" in (out / "report.html").read_text()

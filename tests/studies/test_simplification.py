@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hessblocks.drawing import draw, write_picture
 from hessblocks.figures import read_figure
 from hessblocks.storage import NORM
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.study import Check
+from hessblocks.studies.engine.study import Check, Scale
 from hessblocks.studies.our_questions.simplification import (
     BASE,
     BEST,
@@ -336,6 +337,29 @@ def test_the_table_has_five_moments_of_every_block() -> None:
     assert set(FAMILY_OF.values()) == set(FAMILIES)
 
 
+def test_a_point_of_each_phase_is_measured_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a block and of each reference; the whole plan is a slow test."""
+
+    def few(scale: Scale, count: int | None) -> list[SimplificationSettings]:
+        kinds = {
+            (p.phase, p.label if p.label in (BIGRAMS, GPT2) else ""): p
+            for p in points(scale, count)
+        }
+        return list(kinds.values())
+
+    monkeypatch.setattr(
+        "hessblocks.studies.our_questions.simplification.STUDY", replace(STUDY, settings=few)
+    )
+    result = run_study("simplification", out=tmp_path, scale="smoke")
+    assert result.points == result.measured == len(few("smoke", None))
+    assert {column for row in result.rows for column in row} <= set(STUDY.columns)
+    assert False not in {check.holds for check in result.checks}
+    assert read_figure(tmp_path / "simplification" / "figure.json").panels
+
+
+@pytest.mark.slow
 def test_a_run_at_smoke_scale_is_complete_and_drawn(tmp_path: Path) -> None:
     result = run_study("simplification", out=tmp_path, scale="smoke")
     assert result.points == result.measured == len(points("smoke", None))

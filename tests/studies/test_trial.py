@@ -710,6 +710,27 @@ def test_partial_results_are_summarised_too(share: float) -> None:
     assert False not in [check.holds for check in summary.checks]
 
 
+def test_a_point_of_each_phase_is_measured_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a block and of each reference; the whole plan is a slow test."""
+
+    def few(scale: Scale, count: int | None) -> list[TrialSettings]:
+        kinds = {
+            (p.phase, p.label if p.label in (BIGRAMS, GPT2) else ""): p
+            for p in points(scale, count)
+        }
+        return list(kinds.values())
+
+    monkeypatch.setattr("hessblocks.studies.fair_trial.trial.STUDY", replace(STUDY, settings=few))
+    result = run_study("trial", out=tmp_path, scale="smoke")
+    assert result.points == result.measured == len(few("smoke", None))
+    assert {column for row in result.rows for column in row} <= set(STUDY.columns)
+    assert False not in {check.holds for check in result.checks}
+    assert read_figure(tmp_path / "trial" / "figure.json").panels
+
+
+@pytest.mark.slow
 def test_a_run_at_smoke_scale_is_complete_and_drawn(tmp_path: Path) -> None:
     result = run_study("trial", out=tmp_path, scale="smoke")
     assert result.points == result.measured == len(points("smoke", None))
