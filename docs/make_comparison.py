@@ -31,7 +31,7 @@ TITLES = {
     "wide: runs against time": "loss against time, width 256",
 }
 """Panel of the study → its title on the page."""
-CAPTION = """Each block at its best learning rate and initial embeddings, means over seeds, bars are standard errors (none for a single \
+CAPTION = """Each block at its best learning rate and initial embeddings (parallel at width 256 is not, see below), means over seeds, bars are standard errors (none for a single \
 seed). Curves begin after a fifth of the steps, before which the means of pre-LN, SAS and SAS-P at width 64 are within 0.03 of each other. Thin lines are the bounds of a match. With one thing \
 changed, the base has the lower rate and the other text too; pre-LN without values is compared with pre-LN as it is."""
 NO_CLOCK = {"against_the_base": None, "error_of_the_ratio": None}
