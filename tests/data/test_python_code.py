@@ -19,6 +19,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, float]:
         return load_corpus(), time.process_time() - start
 
 
+@pytest.mark.slow
 def test_it_is_built_well_under_a_minute_with_the_whole_vocabulary(
     built: tuple[Corpus, float],
 ) -> None:

@@ -31,8 +31,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hessblocks(
     cache: Path, *words: object, processes: int = 1
 ) -> tuple[list[int], list[str], list[str]]:
-    """Run the command in so many processes; their exit statuses, outputs and errors."""
-    return run_in(cache, "-m", "hessblocks", *words, processes=processes)
+    """Run the command, with empty pictures, in so many processes; their exit statuses, outputs and errors."""
+    return run_in(cache, "-m", "tests.pictures", *words, processes=processes)
 
 
 def run_in(cache: Path, *words: object, processes: int) -> tuple[list[int], list[str], list[str]]:
