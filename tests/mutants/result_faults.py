@@ -347,8 +347,8 @@ RESULTS = (
     Mutant(
         "a block that learnt nothing is judged",
         file="studies/our_questions/optimiser_verdicts.py",
-        find="    return shared.judged_by(learnt[block], check, why)",
-        replace="    return check",
+        find="checks.append(tuned.runs.where_learnt(judged, base, block))",
+        replace="checks.append(judged)",
         tests=(
             "studies/test_optimisers.py::test_a_block_that_learns_no_more_than_pairs_decides_nothing_and_is_left_out",
         ),
@@ -377,7 +377,7 @@ RESULTS = (
         find="        holds=most <= MOVED if len(edges.moved) == runs > 0 else None,",
         replace="        holds=True,",
         tests=(
-            "studies/test_edge_of_stability.py::test_a_first_sharpness_that_is_that_of_eps_voids_the_forecast_of_the_need",
+            "studies/test_edge_of_stability.py::test_an_early_sharpness_that_is_that_of_eps_voids_the_forecast_of_the_need",
         ),
     ),
     Mutant(

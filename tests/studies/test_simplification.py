@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from hessblocks.curvature import Problem, group_norms, parameter_groups
-from hessblocks.drawing import draw, write_picture
-from hessblocks.figures import read_figure
 from hessblocks.storage import NORM
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.study import Check, Scale
+from hessblocks.studies.engine.study import Check
 from hessblocks.studies.our_questions.simplification import (
     BASE,
     BEST,
@@ -28,7 +25,6 @@ from hessblocks.studies.our_questions.simplification import (
     measure,
     points,
 )
-from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared import statistics
 from hessblocks.studies.shared.measured_curvature import (
     HETEROGENEITY,
@@ -39,7 +35,7 @@ from hessblocks.studies.shared.measured_curvature import (
 )
 from hessblocks.studies.shared.texts import text_of
 from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
-from hessblocks.studies.shared.trained_summary import VOID
+from tests.studies.smoke_runs import run_a_point_of_each_kind, run_whole
 
 PLAN = points("laptop", None)
 
@@ -235,7 +231,10 @@ def test_verdicts_are_void_where_the_base_is_no_base() -> None:
     """Pre-ln with zero queries at the table of pairs, or no table to tell; pre-ln itself is well below it."""
     poor = rows(lambda p: 4.55 if p.label == BASE and p.phase == "runs" else goes_with(ORDER)(p))
     without = [row for row in rows() if row["variant"] != BIGRAMS]
-    for found, why in ((poor, VOID), (without, "as its control is")):
+    for found, why in (
+        (poor, f"void, since {BASE} has not learnt"),
+        (without, "as its control is"),
+    ):
         verdicts = [
             c for fact, c in checks(found).items() if "uneven" in fact or "more even" in fact
         ]
@@ -342,30 +341,15 @@ def test_a_point_of_each_phase_is_measured_at_smoke_scale(
 ) -> None:
     """Of a block and of each reference; the whole plan is a slow test."""
 
-    def few(scale: Scale, count: int | None) -> list[SimplificationSettings]:
-        kinds = {
-            (p.phase, p.label if p.label in (BIGRAMS, GPT2) else ""): p
-            for p in points(scale, count)
-        }
-        return list(kinds.values())
+    def kind(point: SimplificationSettings) -> object:
+        return point.phase, point.label if point.label in (BIGRAMS, GPT2) else ""
 
-    monkeypatch.setattr(
-        "hessblocks.studies.our_questions.simplification.STUDY", replace(STUDY, settings=few)
-    )
-    result = run_study("simplification", out=tmp_path, scale="smoke")
-    assert result.points == result.measured == len(few("smoke", None))
-    assert {column for row in result.rows for column in row} <= set(STUDY.columns)
+    result = run_a_point_of_each_kind(STUDY, kind, tmp_path, monkeypatch)
     assert False not in {check.holds for check in result.checks}
-    assert read_figure(tmp_path / "simplification" / "figure.json").panels
 
 
 @pytest.mark.slow
 def test_a_run_at_smoke_scale_is_complete_and_drawn(tmp_path: Path) -> None:
-    result = run_study("simplification", out=tmp_path, scale="smoke")
-    assert result.points == result.measured == len(points("smoke", None))
-    assert {column for row in result.rows for column in row} <= set(STUDY.columns)
+    result, figure = run_whole(STUDY, tmp_path)
     assert {check.holds for check in result.checks} == {None}
-    figure = read_figure(tmp_path / "simplification" / "figure.json")
     assert len(figure.panels) == 10
-    png = write_picture(draw(figure), tmp_path / "figures", "simplification")
-    assert png.read_bytes().startswith(b"\x89PNG")

@@ -8,10 +8,13 @@ import pytest
 from scipy import stats
 
 from hessblocks.errors import ArgumentError
+from hessblocks.studies.our_questions.optimiser_plan import FAMILIES, FAMILY_OF
 from hessblocks.studies.shared import statistics
 from hessblocks.studies.shared.measured_curvature import spread
 from hessblocks.studies.shared.statistics import correlation
 
+NINE = [2, 3, 1, 1, 1, 1]
+"""Sizes of the families of `optimisers`."""
 Values = dict[str, dict[int, float]]
 SIX = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
@@ -111,10 +114,21 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("rho", [0.0, 0.9])
-@pytest.mark.parametrize("sizes", [[1] * 5, [6, 1, 2, 5, 1, 1]])
+@pytest.mark.parametrize("sizes", [[1] * 5, NINE, [6, 1, 2, 5, 1, 1]])
 def test_the_interval_holds_the_truth(sizes: list[int], rho: float) -> None:
-    """Five blocks as in `optimisers`, the six families of `simplification`."""
+    """Five blocks, the six families of `optimisers`, those of `simplification`."""
     assert coverage(sizes, rho) >= 0.92
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize(("rho", "share"), [(0.0, 0.0), (0.85, 0.15), (0.95, 0.35), (0.99, 0.65)])
+def test_how_often_six_families_decide(rho: float, share: float) -> None:
+    """The shares that the rule of `optimisers` tells, to what 200 draws can say."""
+    assert [list(FAMILY_OF.values()).count(one) for one in FAMILIES] == NINE
+    generator = np.random.default_rng(1)
+    decided = [correlation(*drawn(NINE, rho, generator)).agrees() is not None for _ in range(200)]
+    assert np.mean(decided) == pytest.approx(share, abs=0.1)
 
 
 @pytest.mark.usefixtures("few_draws")

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from hessblocks.blocks import BlockConfig
-from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import RunError
-from hessblocks.figures import read_figure
 from hessblocks.figures.figure import Panel, Series
 from hessblocks.storage.tables import Row, Scalar
 from hessblocks.studies.engine.study import SCALES, Check, Scale
@@ -28,12 +26,12 @@ from hessblocks.studies.fair_trial.trial_plan import (
     points,
 )
 from hessblocks.studies.fair_trial.trial_verdicts import POOR
-from hessblocks.studies.runner import run_study
 from hessblocks.studies.shared.differences import Difference
 from hessblocks.studies.shared.step_times import STEP_TIME, at_equal_time, bounded, cut_short
 from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
 from hessblocks.studies.shared.trained_summary import VOID, Runs, late
 from hessblocks.studies.shared.variants import best_start, make_block
+from tests.studies.smoke_runs import run_a_point_of_each_kind, run_whole
 
 PLAN = points("laptop", None)
 OF_RUNS = {width: dict(rates) for width, rates in BEST.items()}
@@ -715,33 +713,20 @@ def test_a_point_of_each_phase_is_measured_at_smoke_scale(
 ) -> None:
     """Of a block and of each reference; the whole plan is a slow test."""
 
-    def few(scale: Scale, count: int | None) -> list[TrialSettings]:
-        kinds = {
-            (p.phase, p.label if p.label in (BIGRAMS, GPT2) else ""): p
-            for p in points(scale, count)
-        }
-        return list(kinds.values())
+    def kind(point: TrialSettings) -> object:
+        return point.phase, point.label if point.label in (BIGRAMS, GPT2) else ""
 
-    monkeypatch.setattr("hessblocks.studies.fair_trial.trial.STUDY", replace(STUDY, settings=few))
-    result = run_study("trial", out=tmp_path, scale="smoke")
-    assert result.points == result.measured == len(few("smoke", None))
-    assert {column for row in result.rows for column in row} <= set(STUDY.columns)
+    result = run_a_point_of_each_kind(STUDY, kind, tmp_path, monkeypatch)
     assert False not in {check.holds for check in result.checks}
-    assert read_figure(tmp_path / "trial" / "figure.json").panels
 
 
 @pytest.mark.slow
 def test_a_run_at_smoke_scale_is_complete_and_drawn(tmp_path: Path) -> None:
-    result = run_study("trial", out=tmp_path, scale="smoke")
-    assert result.points == result.measured == len(points("smoke", None))
-    assert {column for row in result.rows for column in row} <= set(STUDY.columns)
+    result, figure = run_whole(STUDY, tmp_path)
     judged = [check for check in result.checks if "end lower in the runs" not in check.fact]
     assert {check.holds for check in judged} == {None}
-    figure = read_figure(tmp_path / "trial" / "figure.json")
     assert [panel.title for panel in figure.panels] == TITLES
     for panel in figure.panels:
         assert isinstance(panel, Panel)
         if panel.title not in GAPS:
             assert {BIGRAMS, GPT2} <= {series.name for series in panel.series}, panel.title
-    png = write_picture(draw(figure), tmp_path / "figures", "trial")
-    assert png.read_bytes().startswith(b"\x89PNG")

@@ -167,9 +167,7 @@ def _scalar_panel(rows: Rows, quantity: str) -> Panel:
 
 def _counted(runs: shared.Runs, variant: str, check: Check) -> Check:
     """The check; undecided where its block, or pre-ln, has learnt no more than pairs of tokens."""
-    learnt = runs.below_the_table(variant, shared.BIGRAMS)
-    why = f"void, since {variant} has not learnt more than pairs of tokens"
-    return runs.if_it_counts(shared.judged_by(learnt, check, why), variant)
+    return runs.if_it_counts(runs.where_learnt(check, variant), variant)
 
 
 def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:

@@ -30,8 +30,8 @@ RATES: dict[Scale, tuple[float, ...]] = {
 """The ladder, by quarter decades; made longer as results come in."""
 TUNED: dict[Scale, tuple[float, ...]] = {
     "smoke": (1e-2, 3e-3),
-    "laptop": (1e-2, 3e-3, 3e-2),
-    "paper": (1e-3, 3e-4, 3e-3),
+    "laptop": (1e-2, 3e-3, 3e-2, 1e-1),
+    "paper": (1e-3, 3e-4, 3e-3, 1e-2),
 }
 """The rates of the tuning, by half decades, the likeliest first."""
 BEST: dict[str, float] = dict.fromkeys((*BLOCKS, shared.GPT2), 1e-2)

@@ -36,9 +36,11 @@ CALIBRATED = 0.25
 GUESS = 1.8e-2
 """The middle of the ladder as it was planned: a forecast that asks no curvature."""
 EARLY = FIRST_LOOKS[-1]
-"""The step of the first sharpness that a forecast rests on: after the first one, keys beside zero queries have no second moment yet, and D is eps there."""
+"""The step of the early sharpness that a forecast rests on: after the first one, keys beside zero queries have no second moment yet, and D is eps there."""
 MOVED = 0.1
 """Decades by which ten times eps may move it."""
+LESS = f"{SIMPLE} needs less warm-up than {BASE}, by"
+"""How verdicts on the need for it begin."""
 EDGE = 38.0
 """The edge times the rate, at AdamW's β₁ = 0.9."""
 
@@ -75,10 +77,10 @@ class Edges:
     followed: Sequence[float]
     """Steps after which runs are looked at, in order."""
     moved: Mapping[str, float]
-    """Run without warm-up at the lowest rate → decades by which ten times eps moves its first sharpness."""
+    """Run without warm-up at the lowest rate → decades by which ten times eps moves its early sharpness."""
 
     def tolerances(self) -> dict[str, dict[Scalar, float | None]]:
-        """Label → {seed: log10 of its tolerated rate}, of whole ladders of three rates or more; None where it lies outside."""
+        """Label → {seed: log10 of its tolerated rate}, of ladders of three rates or more that are whole for the seed, with warm-up too; None where it lies outside."""
         found: dict[str, dict[Scalar, float | None]] = {}
         grids = self.tuned.runs.grids
         ladder = {rate for label in LABELS for rate in grids.get(label, {})}
@@ -86,10 +88,11 @@ class Edges:
             grid = grids.get(label, {})
             if len(ladder) < 3 or grid.keys() != ladder:
                 continue
-            for seed in sorted(set.intersection(*map(set, grid.values())), key=str):
+            warm = self._warm(label)
+            whole = set.intersection(*map(set, (*grid.values(), *warm.values())))
+            for seed in sorted(whole if warm.keys() == ladder else (), key=str):
                 own = {rate: seeds[seed] for rate, seeds in grid.items()}
-                warm = [seeds.get(seed, math.inf) for seeds in self._warm(label).values()]
-                limit = min(warm, default=math.inf) + TOLERANCE
+                limit = min(seeds[seed] for seeds in warm.values()) + TOLERANCE
                 found.setdefault(label, {})[seed] = tolerated(own, limit)
         return found
 
@@ -179,26 +182,85 @@ def edges_of(rows: Rows) -> Edges:
 
 def verdicts(edges: Edges) -> list[Check]:
     """Controls, and the verdicts of the rule."""
-    tuned, all_rates = edges.tuned, edges.tolerances()
+    tuned, tolerances = edges.tuned, edges.tolerances()
     known = {
         label: {seed: rate for seed, rate in seeds.items() if rate is not None}
-        for label, seeds in all_rates.items()
+        for label, seeds in tolerances.items()
     }
+    inside = _inside_check(tolerances)
+    rates, humps, unsure = edges.forecasts()
+    sharp, of_eps = _residual_check(unsure), _eps_check(edges)
+    ladder = "void, since a tolerated rate lies outside the ladder"
+    unknown = "void, since the sharpness is not known well enough"
+    found = [
+        *(shared.judged_by(inside, check, ladder) for check in _tolerance_checks(known)),
+        _loss_check(edges),
+        *(
+            shared.judged_by(sharp, shared.judged_by(inside, check, ladder), unknown)
+            for check in (
+                shared.judged_by(
+                    of_eps,
+                    forecast_check("which block needs more warm-up", humps, _lost(known)),
+                    "void, since it moves with AdamW's eps",
+                ),
+                *_rate_forecasts(rates, known),
+            )
+        ),
+    ]
+    best = {block: label_of(block, WARM) for block in BLOCKS}
+    judged = [tuned.judged(check, *best.values()) for check in found]
+    for block, label in best.items():
+        judged = [tuned.runs.where_learnt(check, label, block) for check in judged]
+    learnt = [tuned.runs.below_the_table(label, shared.BIGRAMS) for label in best.values()]
+    return [tuned.rate_checks()[0], *learnt, inside, sharp, of_eps, *judged]
+
+
+def _inside_check(tolerances: Mapping[str, Mapping[Scalar, float | None]]) -> Check:
+    """A control: each tolerated rate is known, for the same seeds of all kinds."""
     outside = [
         f"{label}, seed {seed}"
-        for label, seeds in all_rates.items()
+        for label, seeds in tolerances.items()
         for seed, rate in seeds.items()
         if rate is None
     ]
-    below = [tuned.runs.below_the_table(label_of(b, WARM), shared.BIGRAMS) for b in BLOCKS]
-    inside = Check(
+    whole = len(tolerances) == len(LABELS) and len(set(map(frozenset, tolerances.values()))) == 1
+    return Check(
         fact="each tolerated rate lies inside the ladder",
         expected="none outside it (rule of this study)",
         ours=f"outside: {'; '.join(outside)}"
         if outside
-        else f"so for all of {len(all_rates)} kinds",
-        holds=not outside if len(all_rates) == len(LABELS) else None,
+        else f"so for {'all of ' if whole else ''}{len(tolerances)} kinds",
+        holds=not outside if whole else None,
     )
+
+
+def _residual_check(unsure: Mapping[str, float]) -> Check:
+    """A control: the products sufficed for the sharpness."""
+    largest = max(unsure.values(), default=math.nan)
+    gone = [place for place, share in unsure.items() if math.isinf(share)]
+    found = f"lost or not above 0: {'; '.join(gone)}" if gone else f"at most {largest:.2g}"
+    return Check(
+        fact="the sharpness that forecasts rest on is known",
+        expected="residuals of a tenth at most (control)",
+        ours=found if unsure else "not finished",
+        holds=largest <= 0.1 if unsure else None,
+    )
+
+
+def _eps_check(edges: Edges) -> Check:
+    """A control: the early sharpness speaks of the block and not of a constant of AdamW."""
+    most = max(edges.moved.values(), default=math.nan)
+    runs = sum(map(len, map(edges.lowest, (label_of(block, COLD) for block in BLOCKS))))
+    return Check(
+        fact="the early sharpness without warm-up is not that of AdamW's eps",
+        expected=f"ten times eps moves it by {MOVED:g} decades at most (control)",
+        ours=f"by {most:.2g} at most" if edges.moved else "not finished",
+        holds=most <= MOVED if len(edges.moved) == runs > 0 else None,
+    )
+
+
+def _tolerance_checks(known: shared.Values) -> list[Check]:
+    """Which block stands the larger rates, and which loses less of them without warm-up."""
     stands = [
         apart_check(
             {block: known.get(label_of(block, kind), {}) for block in BLOCKS},
@@ -208,50 +270,32 @@ def verdicts(edges: Edges) -> list[Check]:
         )
         for kind in KINDS
     ]
-    lost, less = _lost(known), f"{SIMPLE} needs less warm-up than {BASE}, by"
-    needs = [
-        apart_check(
-            edges.extra_losses(),
-            f"{less} the loss at one rate",
-            expected=f"open question: less is lost without, by more than {shared.CLOSE:g} nats",
-            above=False,
-            limit=shared.CLOSE,
-            unit="nats",
-        ),
-        apart_check(
-            lost,
-            f"{less} the tolerated rate",
-            expected=f"open question: it falls without by a number of decades smaller by more than {ALIKE:g}",
-            above=False,
-        ),
-    ]
-    rates, humps, unsure = edges.forecasts()
-    largest = max(unsure.values(), default=math.nan)
-    gone = [place for place, share in unsure.items() if math.isinf(share)]
-    found = f"lost or not above 0: {'; '.join(gone)}" if gone else f"at most {largest:.2g}"
-    control = Check(
-        fact="the sharpness that forecasts rest on is known",
-        expected="residuals of a tenth at most (control)",
-        ours=found if unsure else "not finished",
-        holds=largest <= 0.1 if unsure else None,
+    needs = apart_check(
+        _lost(known),
+        f"{LESS} the tolerated rate",
+        expected=f"open question: it falls without by a number of decades smaller by more than {ALIKE:g}",
+        above=False,
     )
-    most = max(edges.moved.values(), default=math.nan)
-    runs = sum(map(len, map(edges.lowest, (label_of(block, COLD) for block in BLOCKS))))
-    curved = Check(
-        fact="the first sharpness without warm-up is not that of AdamW's eps",
-        expected=f"ten times eps moves it by {MOVED:g} decades at most (control)",
-        ours=f"by {most:.2g} at most" if edges.moved else "not finished",
-        holds=most <= MOVED if len(edges.moved) == runs > 0 else None,
+    return [*stands, needs]
+
+
+def _loss_check(edges: Edges) -> Check:
+    """Which block loses less without warm-up at one rate; no ladder is asked."""
+    return apart_check(
+        edges.extra_losses(),
+        f"{LESS} the loss at one rate",
+        expected=f"open question: less is lost without, by more than {shared.CLOSE:g} nats",
+        above=False,
+        limit=shared.CLOSE,
+        unit="nats",
     )
+
+
+def _rate_forecasts(rates: shared.Values, known: shared.Values) -> list[Check]:
+    """Whether the sharpness at the end of the warm-up says which rates are stood: which block the larger, how large, better than a guess."""
     warm = {block: known.get(label_of(block, WARM), {}) for block in BLOCKS}
-    eps = "void, since it moves with AdamW's eps"
-    said = [
-        forecast_check("which block stands the larger rates", rates, warm),
-        shared.judged_by(
-            curved, forecast_check("which block needs more warm-up", humps, lost), eps
-        ),
-    ]
-    said += [
+    order = forecast_check("which block stands the larger rates", rates, warm)
+    right = [
         shared.match_check(
             {"forecast": rates.get(block, {}), "outcome": warm[block]},
             *("forecast", "outcome"),
@@ -262,7 +306,7 @@ def verdicts(edges: Edges) -> list[Check]:
         )
         for block in BLOCKS
     ]
-    said += [
+    better = [
         shared.difference_check(
             _misses(rates.get(block, {}), warm[block]),
             *("forecast", "guess"),
@@ -273,19 +317,7 @@ def verdicts(edges: Edges) -> list[Check]:
         )
         for block in BLOCKS
     ]
-    ladder = "void, since a tolerated rate lies outside the ladder"
-    unknown = "void, since the sharpness is not known well enough"
-    void = [shared.judged_by(inside, one, ladder) for one in (*stands, needs[1])]
-    void.insert(2, needs[0])
-    void += [
-        shared.judged_by(control, shared.judged_by(inside, one, ladder), unknown) for one in said
-    ]
-    best = [label_of(block, WARM) for block in BLOCKS]
-    judged = [tuned.judged(one, *best) for one in void]
-    for control_of_block, block in zip(below, BLOCKS, strict=True):
-        why = f"void, since {block} has not learnt more than pairs of tokens"
-        judged = [shared.judged_by(control_of_block, one, why) for one in judged]
-    return [tuned.rate_checks()[0], *below, inside, control, curved, *judged]
+    return [order, *right, *better]
 
 
 def _misses(

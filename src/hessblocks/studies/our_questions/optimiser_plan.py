@@ -43,7 +43,7 @@ GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
     },
     "paper": {
         SGD: (0.3, 1.0, 0.1),
-        ADAMW: (1e-3, 3e-4, 3e-3),
+        ADAMW: (1e-3, 3e-4, 3e-3, 1e-2),
         MUON: (1e-3, 3e-4, 3e-3),
         BLOCKWISE: (1e-3, 3e-4, 3e-3),
         PUBLISHED: (3e-4, 1e-4, 1e-3),
@@ -81,9 +81,10 @@ BASE = label_of(BLOCKS[0], ADAMW)
 """Whose loss the steps are counted to, and which must have learnt more than pairs of tokens."""
 RATES: dict[str, tuple[float, ...]] = {
     **{label: GRIDS["laptop"][METHOD_OF[label]] for label in BLOCK_OF},
-    **dict.fromkeys([f"{b}, {ADAMW}" for b in ("v-skipinit", "post-ln")], (3e-3, 1e-3, 1e-2)),
+    **dict.fromkeys([f"{b}, {ADAMW}" for b in ("v-skipinit", "post-ln", "op")], (3e-3, 1e-3, 1e-2)),
+    f"sas-p, {ADAMW}": (1e-2, 3e-3, 3e-2, 1e-1),
 }
-"""What is tuned → its rates at laptop scale, made longer as results come in."""
+"""What is tuned → its rates at laptop scale, with AdamW about where `simplification` found the best; made longer as results come in."""
 BEST: dict[str, float] = {
     **{label: rates[0] for label, rates in RATES.items()},
     shared.GPT2: 1e-2,

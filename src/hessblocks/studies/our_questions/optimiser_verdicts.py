@@ -38,10 +38,12 @@ def spreads(rows: Rows, quantity: str = shared.SPREAD) -> dict[tuple[str, str], 
     return {**found}
 
 
-def gaps(losses: shared.Values) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: loss of SGD above that of AdamW}; infinite where SGD diverged in any, left out where AdamW did."""
+def gaps(losses: shared.Values, learnt: Mapping[str, Check]) -> dict[str, dict[Scalar, float]]:
+    """Block → {seed: loss of SGD above that of AdamW}, of those that learnt with AdamW, or perhaps did; infinite where SGD diverged in any, left out where AdamW did."""
     found: dict[str, dict[Scalar, float]] = {}
     for block in FAMILY_OF:
+        if learnt[block].holds is False:
+            continue
         sgd, adamw = (losses.get(label_of(block, one), {}) for one in (SGD, ADAMW))
         lost = math.inf in sgd.values()
         own = {
@@ -70,9 +72,7 @@ def rates_apart(rows: Rows) -> dict[str, float]:
     return {label: fmean(each) for label, each in found.items()}
 
 
-def need_checks(
-    tuned: shared.Tuned, learnt: Mapping[str, Check], apart: Mapping[str, float]
-) -> list[Check]:
+def need_checks(tuned: shared.Tuned, apart: Mapping[str, float]) -> list[Check]:
     """Whether each optimiser does about as well as AdamW, block by block."""
     checks = []
     for block in BLOCKS:
@@ -83,16 +83,11 @@ def need_checks(
                 label, base, f"{block} trains as well with {method} as with AdamW"
             )
             if label in apart:
-                ours = f"{check.ours}; rates of roles up to {apart[label]:.1f} times apart"
+                ours = f"{check.ours}; rates of roles {apart[label]:.1f} times apart"
                 check = replace(check, ours=ours)
-            checks.append(_of_learnt(learnt, block, tuned.judged(check, label, base)))
+            judged = tuned.judged(check, label, base)
+            checks.append(tuned.runs.where_learnt(judged, base, block))
     return checks
-
-
-def _of_learnt(learnt: Mapping[str, Check], block: str, check: Check) -> Check:
-    """The check; undecided where the block has learnt no more than pairs of tokens."""
-    why = f"void, since {block} has not learnt more than pairs of tokens"
-    return shared.judged_by(learnt[block], check, why)
 
 
 def curvature_checks(
@@ -145,7 +140,6 @@ def even_checks(
     tuned: shared.Tuned,
     uneven: dict[tuple[str, str], shared.Values],
     met: dict[tuple[str, str], shared.Values],
-    learnt: Mapping[str, Check],
 ) -> list[Check]:
     """Whether what AdamW's step meets is more even than H, by more than units give."""
     checks = []
@@ -160,7 +154,8 @@ def even_checks(
             above=False,
             unit="decades",
         )
-        checks.append(_of_learnt(learnt, block, tuned.judged(check, label_of(block, ADAMW))))
+        base = label_of(block, ADAMW)
+        checks.append(tuned.runs.where_learnt(tuned.judged(check, base), base, block))
     return checks
 
 
@@ -181,7 +176,7 @@ def correlation_table(
                 block: {seed: one for seed, one in seeds.items() if seed in gap[block]}
                 for block, seeds in values.items()
             }
-            found = shared.correlation_of(spread, finite, FAMILY_OF)
+            found = shared.correlation_or_none(spread, finite, FAMILY_OF)
             if found is None:
                 continue
             line: dict[str, object] = {"groups": matrices, "moment": moment, "with": name}

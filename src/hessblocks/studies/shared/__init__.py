@@ -60,7 +60,7 @@ from hessblocks.studies.shared.measured_curvature import (
 from hessblocks.studies.shared.statistics import (
     Correlation,
     correlation_check,
-    correlation_of,
+    correlation_or_none,
 )
 from hessblocks.studies.shared.step_times import (
     PUBLISHED_SPEED,

@@ -120,7 +120,7 @@ def correlation(
     return Correlation(value=value, low=low, high=high, blocks=len(seeds), families=len(groups))
 
 
-def correlation_of(
+def correlation_or_none(
     x: Mapping[str, Mapping[Any, float]],
     y: Mapping[str, Mapping[Any, float]],
     families: Mapping[str, str] | None = None,
@@ -152,7 +152,7 @@ def correlation_check(
     Returns:
         The fact; undecided where the interval holds 0, and where fewer than three blocks are known.
     """
-    found = correlation_of(x, y, families)
+    found = correlation_or_none(x, y, families)
     notes = [f"{what}: {', '.join(which)}" for what, which in told.items() if which]
     ours = "; ".join([str(found) if found else "fewer than three blocks", *notes])
     return Check(fact=fact, expected=expected, ours=ours, holds=found.agrees() if found else None)

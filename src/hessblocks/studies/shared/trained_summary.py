@@ -245,13 +245,25 @@ class Runs:
         """What the name of a variant has behind that of the block, as a bigram table has it too."""
         return next((kind for kind in self._kinds if variant.endswith(kind)), "")
 
+    def where_learnt(self, check: Check, variant: str, name: str | None = None) -> Check:
+        """The check; undecided, with the reason, where a variant has learnt no more than pairs of tokens.
+
+        Args:
+            check: a fact.
+            variant: that must have learnt for it to count.
+            name: of it in the reason; None for its own.
+
+        Returns:
+            The check, or one that holds neither way.
+        """
+        learnt = self.below_the_table(variant, BIGRAMS + self._kind(variant))
+        return judged_by(learnt, check, VOID.replace(BASE, name or variant))
+
     def slower(self, slow: str, fast: str, fact: str) -> Check:
         """Whether `slow` ends with the higher loss at equal tokens, by any amount; void where `fast` has learnt no more than pairs."""
         expected = f"final loss of {slow} above that of {fast}, by any amount"
         check = difference_check(self.losses, slow, fast, fact, expected=expected, above=True)
-        learnt = self.below_the_table(fast, BIGRAMS + self._kind(fast))
-        why = f"void, since {fast} has not learnt more than pairs of tokens"
-        return self.if_it_counts(judged_by(learnt, check, why), slow, fast)
+        return self.if_it_counts(self.where_learnt(check, fast), slow, fast)
 
     def close(self, one: str, other: str, fact: str, within: float = CLOSE) -> Check:
         """Whether `one` ends no more than `within` nats above `other`."""
