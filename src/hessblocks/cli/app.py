@@ -17,6 +17,7 @@ from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.interruption import signals_interrupt
 from hessblocks.errors import HessblocksError, out_of_memory
+from hessblocks.heap import keep_freed_memory
 from hessblocks.settings import option
 from hessblocks.shown import printable, printable_lines
 
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 done, 1 failed, 2 wrong arguments, 128 + number of a signal.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    keep_freed_memory()
     with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning
         try:

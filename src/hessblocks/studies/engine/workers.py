@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hessblocks.errors import ArgumentError
+from hessblocks.heap import keep_freed_memory
 from hessblocks.studies.engine.executors import Executor, after_death, attempt
 from hessblocks.studies.engine.point import Measure, Outcome, Point
 
@@ -147,6 +148,7 @@ def _serve(connection: Connection, device: str | None) -> None:
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    keep_freed_memory()
     while True:
         try:
             measure, point, attempts = connection.recv()

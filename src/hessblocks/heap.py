@@ -1,0 +1,22 @@
+"""What the C library does with memory that is freed; set by the commands, never by the library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Names of settings in glibc's malloc.h."""
+_KEPT, _LARGE = 2**28, 2**25
+"""Bytes: the most that stays with the process, and a block that is given back at once; glibc goes up to the second by itself."""
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep up to 256 MiB that it frees, since the next step asks for them again.
+
+    glibc otherwise gives logits and their gradients back at each step, and the kernel clears every page anew. C libraries without `mallopt` are left as they are.
+    """
+    if os.name != "posix" or not hasattr(library := ctypes.CDLL(None), "mallopt"):
+        return
+    library.mallopt(_TRIM_THRESHOLD, _KEPT)
+    library.mallopt(_MMAP_THRESHOLD, _LARGE)
