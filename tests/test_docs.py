@@ -116,7 +116,7 @@ def test_the_page_of_the_comparison_has_the_numbers_of_the_trial(tmp_path: Path)
     (tmp_path / "results").mkdir()
     for name in ("comparison.md", "results/trial.json", "results/trial-figure.json"):
         shutil.copyfile(DOCS / name, tmp_path / name)
-    mine = script("make_comparison")
+    mine = script("make_pages")
     mine.main(tmp_path)
     page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
     assert page == (DOCS / "comparison.md").read_text(encoding="utf-8")

@@ -483,7 +483,7 @@ def test_a_block_that_learns_no_more_than_pairs_decides_nothing_and_is_left_out(
         if fact.startswith("the gap"):
             assert "7 blocks of 5 families" in check.ours
             assert (
-                "no more than pairs of tokens learnt with AdamW, so left out: sas-p-no-norm, op"
+                "no more than pairs of tokens learnt with AdamW, so left out: sas-p-no-norm / op"
                 in check.ours
             )
     unsure = checks(
@@ -597,7 +597,7 @@ def test_seeds_that_diverge_with_adamw_are_left_out_and_named(seeds: tuple[int, 
 
     found = [c for fact, c in checks(rows(level)).items() if fact.startswith("the gap")]
     assert len(found) == 4
-    names = ", ".join(f"sas, seed {seed}" for seed in seeds)
+    names = " / ".join(f"sas, seed {seed}" for seed in seeds)
     for check in found:
         assert f"{9 - (len(seeds) == 4)} blocks" in check.ours
         assert check.ours.endswith(f"diverged with AdamW, so left out: {names}")

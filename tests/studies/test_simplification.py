@@ -262,7 +262,7 @@ def test_blocks_that_learn_no_more_than_pairs_count_and_the_others_are_told() ->
 
     for check in training(rows(level)):
         assert "16 blocks of 6 families" in check.ours
-        told = f"without those that learnt no more than pairs ({stuck[0]}, {stuck[1]}): "
+        told = f"without those that learnt no more than pairs ({stuck[0]} / {stuck[1]}): "
         assert told + "Spearman's ρ = +1.00" in check.ours
 
 
@@ -322,7 +322,7 @@ def test_a_moment_without_enough_curvature_is_named_too() -> None:
 
     found = [check for check in training(rows(level)) if "before training" not in check.fact]
     assert {check.holds for check in found} == {None}
-    left = ", ".join(BLOCKS[2:])
+    left = " / ".join(BLOCKS[2:])
     assert {check.ours for check in found} == {
         f"fewer than three blocks; without curvature, so left out: {left}"
     }

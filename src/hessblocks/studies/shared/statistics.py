@@ -153,7 +153,7 @@ def correlation_check(
         The fact; undecided where the interval holds 0, and where fewer than three blocks are known.
     """
     found = correlation_or_none(x, y, families)
-    notes = [f"{what}: {', '.join(which)}" for what, which in told.items() if which]
+    notes = [f"{what}: {' / '.join(which)}" for what, which in told.items() if which]
     ours = "; ".join([str(found) if found else "fewer than three blocks", *notes])
     return Check(fact=fact, expected=expected, ours=ours, holds=found.agrees() if found else None)
 

@@ -1,0 +1,168 @@
+"""Pictures and tables of comparison.md and findings.md from what studies left in results: python docs/make_pages.py [FOLDER].
+
+FOLDER holds both pages and results, this one by default. A picture is of the panels that its page is about; a table is
+written behind each line `<!-- table: NAME -->`, where the old one stood. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hessblocks.drawing import draw, write_picture
+from hessblocks.errors import HessblocksError, RunError
+from hessblocks.figures import Figure, read_figure
+from hessblocks.report import VERDICTS
+from hessblocks.storage import read_study_file, write_text
+
+DOCS = Path(__file__).parent
+BASE = "pre-ln, zero queries"
+NO_CLOCK = {"against_the_base": None, "error_of_the_ratio": None}
+"""Of what takes no steps."""
+UNKNOWN = "not finished"
+"""Begins what a verdict says of runs that are not there."""
+Data = Mapping[str, Any]
+"""What a study left: checks and tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A page whose numbers are those of one study."""
+
+    name: str
+    """Of the page and of its picture."""
+    study: str
+    """Whose results they are."""
+    title: str
+    """Of the picture."""
+    caption: str
+    """Below it."""
+    panels: Mapping[str, str]
+    """Panel of the study's figure → its title in the picture."""
+    tables: Mapping[str, Callable[[Data], str]]
+    """Name of a place in the page → what makes the table."""
+
+
+def main(docs: Path = DOCS) -> None:
+    """Draw the picture of each page and put the tables into it.
+
+    Raises:
+        RunError: a file is missing or damaged, or a page lacks the place of a table.
+    """
+    for page in PAGES:
+        results = docs / "results"
+        with TemporaryDirectory() as folder:
+            figure = picture(page, read_figure(results / f"{page.study}-figure.json"))
+            drawn = write_picture(draw(figure), Path(folder), page.name)
+            shutil.copyfile(drawn, results / drawn.name)
+        data = read_study_file(results / f"{page.study}.json")
+        file = docs / f"{page.name}.md"
+        text = file.read_text(encoding="utf-8")
+        for name, table in page.tables.items():
+            place = re.compile(rf"(<!-- table: {name} -->\n)(?:\n(?:\|.*\n)+)?")
+            text, found = place.subn(lambda found, made=table(data): f"{found[1]}\n{made}", text)
+            if found != 1:
+                raise RunError(f"{file.name}: {found} places for the table {name}, not one.")
+        write_text(file, text)
+
+
+def picture(page: Page, figure: Figure) -> Figure:
+    """The panels that a page is about, in its order and under its titles.
+
+    Raises:
+        RunError: a panel is missing.
+    """
+    known = {panel.title: panel for panel in figure.panels}
+    if lacking := page.panels.keys() - known.keys():
+        raise RunError(f"{page.study}: its figure has no panel {min(lacking)!r}.")
+    panels = tuple(replace(known[old], title=new) for old, new in page.panels.items())
+    return replace(figure, title=page.title, caption=page.caption, panels=panels)
+
+
+def losses(data: Data, runs: str) -> str:
+    """What each block of some runs ends with, and what its steps cost."""
+    times = {line["variant"]: line for line in data["tables"]["times"] if line["runs"] == runs}
+    lines = [line for line in data["tables"]["losses"] if line["runs"] == runs]
+    lines.sort(key=lambda line: (line["diverged"], line["final_loss"] or math.inf))
+    rows = [
+        (
+            line["variant"],
+            f"{line['parameters']:,}" if line["parameters"] else "",
+            _with_error(line["final_loss"], line["standard_error"]),
+            f"{line['seeds']}{f', {lost} diverged' if (lost := line['diverged']) else ''}",
+            _with_error(clock["against_the_base"], clock["error_of_the_ratio"]),
+        )
+        for line in lines
+        for clock in [times.get(line["variant"], NO_CLOCK)]
+    ]
+    head = (
+        "block",
+        "parameters",
+        "final loss (nats per token)",
+        "seeds",
+        "step time, of the base's",
+    )
+    return _table(head, rows)
+
+
+def matches(data: Data, kinds: Sequence[str]) -> str:
+    """The verdicts of some kinds, the first words of their facts, as far as they are measured."""
+    rows = [
+        (check["fact"], check["ours"], VERDICTS[check["holds"]])
+        for check in data["checks"]
+        if " matches " in check["fact"] or " as far " in check["fact"]
+        if check["fact"].startswith(tuple(kinds))
+        if not check["ours"].startswith(UNKNOWN)
+    ]
+    return _table(("claim", "difference, ± standard error", "verdict"), rows)
+
+
+def _with_error(value: float | None, error: float | None, digits: int = 3) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if error else "")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+COMPARISON = Page(
+    name="comparison",
+    study="trial",
+    title="Simplified blocks against pre-LN",
+    caption="Each block at its best learning rate and initial embeddings (parallel at width 256 is not, see below), means over seeds, bars are standard errors (none for a single "
+    "seed). Curves begin after a fifth of the steps, before which the means of pre-LN, SAS and SAS-P at width 64 are within 0.03 of each other. Thin lines are the bounds of a match. With one thing "
+    "changed, the base has the lower rate and the other text too; pre-LN without values is compared with pre-LN as it is.",
+    panels={
+        "narrow: runs": "validation loss, width 64",
+        f"narrow: runs, above {BASE}": "loss above pre-LN with zero queries, width 64",
+        "narrow: runs, one thing changed": "the same at the end, one thing changed, width 64",
+        "wide: runs against time": "loss against time, width 256",
+    },
+    tables={
+        "narrow": partial(losses, runs="narrow"),
+        "wide": partial(losses, runs="wide"),
+        "verdicts": partial(matches, kinds=("narrow: ", "wide: ")),
+        "positions": partial(matches, kinds=("rotary ", "sinusoidal ")),
+    },
+)
+PAGES = (COMPARISON,)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        sys.exit(__doc__)
+    try:
+        main(*map(Path, sys.argv[1:]))
+    except HessblocksError as error:
+        sys.exit(str(error))
