@@ -27,6 +27,8 @@ DOCS = Path(__file__).parent
 BASE = "pre-ln, zero queries"
 NO_CLOCK = {"against_the_base": None, "error_of_the_ratio": None}
 """Of what takes no steps."""
+ALL = "all weight matrices"
+"""What unevenness is taken over, as the study names it."""
 UNKNOWN = "not finished"
 """Begins what a verdict says of runs that are not there."""
 Data = Mapping[str, Any]
@@ -125,6 +127,49 @@ def matches(data: Data, kinds: Sequence[str]) -> str:
     return _table(("claim", "difference, ± standard error", "verdict"), rows)
 
 
+def unevenness(data: Data) -> str:
+    """Loss of each block, the lowest first, and the spread of its Hessian norms before and after training."""
+    spreads = {
+        (line["groups"], line["share_of_the_steps"], line["variant"]): _with_error(
+            line["value"], line["standard_error"], 2
+        )
+        for line in data["tables"]["unevenness"]
+        if line["quantity"] == "spread"
+    }
+    columns = [(groups, share) for groups in ("common matrices", ALL) for share in (0.0, 1.0)]
+    lines = sorted(
+        data["tables"]["losses"],
+        key=lambda line: (line["diverged"], line["final_loss"] or math.inf),
+    )
+    rows = [
+        (
+            line["variant"],
+            _with_error(line["final_loss"], line["standard_error"]),
+            *(spreads.get((*column, line["variant"]), "") for column in columns),
+        )
+        for line in lines
+    ]
+    head = (
+        "block",
+        "final loss (nats per token)",
+        "common matrices, before",
+        "after",
+        "all matrices, before",
+        "after",
+    )
+    return _table(head, rows)
+
+
+def checks(data: Data) -> str:
+    """Every fact of a study but its controls, with its verdict."""
+    rows = [
+        (check["fact"], check["ours"], VERDICTS[check["holds"]])
+        for check in data["checks"]
+        if "question" in check["expected"]
+    ]
+    return _table(("claim", "found", "verdict"), rows)
+
+
 def _with_error(value: float | None, error: float | None, digits: int = 3) -> str:
     if value is None:
         return ""
@@ -156,7 +201,21 @@ COMPARISON = Page(
         "positions": partial(matches, kinds=("rotary ", "sinusoidal ")),
     },
 )
-PAGES = (COMPARISON,)
+FINDINGS = Page(
+    name="findings",
+    study="simplification",
+    title="Uneven curvature and loss",
+    caption="Sixteen blocks, each at its best learning rate, means over three seeds. A mark is a family of blocks, and the curves are of one block of each. Farther left is more "
+    "even, lower is better. Common matrices are query and both of the MLP.",
+    panels={
+        "runs": "validation loss",
+        "spread, all weight matrices": "unevenness of all matrices",
+        "common matrices, before training": "common matrices, before training",
+        "common matrices, after training": "common matrices, after training",
+    },
+    tables={"blocks": unevenness, "verdicts": checks},
+)
+PAGES = (COMPARISON, FINDINGS)
 
 
 if __name__ == "__main__":

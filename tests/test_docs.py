@@ -2,16 +2,18 @@
 
 import importlib.util
 import json
+import lzma
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from hessblocks.cli.app import main
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.studies.catalogue import names
 from hessblocks.studies.engine.store import POINTS
 from hessblocks.studies.runner import run_studies
@@ -71,6 +73,7 @@ def script(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -111,32 +114,60 @@ def test_no_results_without_studies(tmp_path: Path, make_results: ModuleType) ->
         make_results.main(tmp_path, tmp_path)
 
 
-def test_the_page_of_the_comparison_has_the_numbers_of_the_trial(tmp_path: Path) -> None:
-    """Written again from the committed results, the page stays as it is; other numbers change it."""
-    (tmp_path / "results").mkdir()
-    for name in ("comparison.md", "results/trial.json", "results/trial-figure.json"):
-        shutil.copyfile(DOCS / name, tmp_path / name)
+@pytest.fixture
+def made_pages(tmp_path: Path) -> tuple[ModuleType, Path]:
+    """What makes pages from results, and a copy of what is committed, made anew."""
     mine = script("make_pages")
+    (tmp_path / "results").mkdir()
+    for page in mine.PAGES:
+        results = (f"results/{page.study}.json", f"results/{page.study}-figure.json")
+        for name in (f"{page.name}.md", *results):
+            shutil.copyfile(DOCS / name, tmp_path / name)
     mine.main(tmp_path)
-    page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
-    assert page == (DOCS / "comparison.md").read_text(encoding="utf-8")
-    assert (tmp_path / "results" / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    data = json.loads((tmp_path / "results" / "trial.json").read_text())
-    (line,) = (
-        line
-        for line in data["tables"]["losses"]
-        if (line["runs"], line["variant"]) == ("narrow", "sas")
-    )
-    old = f"| {line['final_loss']:.3f} ± {line['standard_error']:.3f} |"
-    line |= {"final_loss": 1.25, "standard_error": None}
-    other = mine.losses(data, "narrow")
-    assert page.count(old) == other.count("| 1.250 |") == 1
-    assert old not in other
+    return mine, tmp_path
 
 
-@pytest.mark.parametrize("name", ["trial", pytest.param("baseline", marks=pytest.mark.slow)])
+def test_pages_have_the_numbers_of_their_studies(made_pages: tuple[ModuleType, Path]) -> None:
+    """Written again from the committed results, they stay as they are."""
+    mine, folder = made_pages
+    assert [page.name for page in mine.PAGES] == ["comparison", "findings"]
+    for page in mine.PAGES:
+        text = (folder / f"{page.name}.md").read_text(encoding="utf-8")
+        assert text == (DOCS / f"{page.name}.md").read_text(encoding="utf-8")
+        picture = folder / "results" / f"{page.name}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_numbers_change_a_page(made_pages: tuple[ModuleType, Path]) -> None:
+    mine, folder = made_pages
+    tables = {"sas": lambda data: mine.losses(data, "narrow"), "op": mine.unevenness}
+    for page, (variant, table) in zip(mine.PAGES, tables.items(), strict=True):
+        data = json.loads((folder / "results" / f"{page.study}.json").read_text())
+        line = next(line for line in data["tables"]["losses"] if line["variant"] == variant)
+        old = f"| {line['final_loss']:.3f} ± {line['standard_error']:.3f} |"
+        line |= {"final_loss": 1.25, "standard_error": None}
+        other = table(data)
+        text = (folder / f"{page.name}.md").read_text(encoding="utf-8")
+        assert text.count(old) == other.count("| 1.250 |") == 1
+        assert old not in other
+
+
+def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> None:
+    mine, _ = made_pages
+    figure = mine.read_figure(DOCS / "results" / "trial-figure.json")
+    with pytest.raises(RunError, match="simplification: its figure has no panel"):
+        mine.picture(mine.FINDINGS, figure)
+
+
+@pytest.mark.parametrize(
+    "name", ["trial", "simplification", pytest.param("baseline", marks=pytest.mark.slow)]
+)
 def test_results_are_those_of_the_committed_points(name: str, tmp_path: Path) -> None:
+    """A store of many rows is packed: no file of the repository is above 1 MB."""
     shutil.copytree(DOCS / "results" / "stores" / name, tmp_path / name)
+    for packed in (tmp_path / name).glob("*.xz"):
+        packed.with_suffix("").write_bytes(lzma.decompress(packed.read_bytes()))
+        packed.unlink()
     asked = {"command": "reproduce", "studies": {name: {"scale": "laptop", "seeds": None}}}
     (tmp_path / "config.json").write_text(json.dumps(asked))
     assert main(["report", str(tmp_path)]) == 0

@@ -58,7 +58,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         18165,
-        "02485594db4bd62ef271e4cb907efc3794b637e4a747f091cf7c927bce18f214",
+        "004b63a17b65363ecd56742a9ef213c8f08a33793e19e77d1096bce6c568ae23",
     )
 
 
