@@ -12,6 +12,8 @@ import hessblocks.training
 from hessblocks.cli.app import main
 from hessblocks.cli.commands.demo import PRESETS, ZERO_QUERIES
 from hessblocks.settings.run_settings import ComparisonSettings
+from hessblocks.studies.fair_trial.trial_plan import BEST, NARROW
+from hessblocks.studies.shared.variants import best_start
 from tests.cli.helpers import Shell, sentence, use_the_terminal
 
 
@@ -107,7 +109,7 @@ def test_several_seeds_have_an_error_bar(shell: Shell, tmp_path: Path) -> None:
     assert re.search(r"sas .* \d\.\d+ ± \d\.\d+", outcome.output)
 
 
-def test_the_demo_compares_the_five_blocks(
+def test_the_demo_compares_three_blocks_as_the_trial_found_them_best(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[ComparisonSettings] = []
@@ -123,6 +125,9 @@ def test_the_demo_compares_the_five_blocks(
     assert "interrupted; the same command goes on" in sentence(outcome)
     assert asked[0].presets == PRESETS == ("pre-ln", "sas", "sas-p")
     assert asked[0].model.slots == (ZERO_QUERIES,)
+    rate = {BEST[NARROW][name] for name in ("pre-ln, zero queries", "sas", "sas-p")}
+    assert {asked[0].training.learning_rate} == rate
+    assert asked[0].model.embedding_std == best_start("pre-ln", asked[0].model.width)
 
 
 def test_a_bar_on_a_terminal(shell: Shell, tmp_path: Path) -> None:
