@@ -68,7 +68,10 @@ def test_the_numbers_of_checks_and_points_are_so() -> None:
         model = stirred(make())
         groups.append(exact_last_block(model, *batch_of(model)).groups)
     checks = sum(3 * len(each) * (len(each) + 1) // 2 for each in groups)
-    assert f"{checks:,} blocks and parts against autodiff on your machine" in README
+    assert (
+        f"{checks:,} closed-form Hessian blocks, and parts of them, against autodiff on your machine"
+        in README
+    )
     assert f"compares {checks:,} closed-form blocks and parts" in QUICKSTART
     points = sum(len(find(name).points("smoke")) for name in names())
     assert f"All {len(names())} studies ({points} points at the smallest scale)" in README

@@ -86,10 +86,10 @@ def carry_out(
 
 def _lines(rows: tuple[ComparisonRow, ...], results: FolderResults) -> Iterator[Table | str]:
     yield comparison_table(rows, results)
-    yield "loss: validation, nats per token; tokens/s: on a CPU of processor time, all threads together"
+    yield "loss: validation, nats per token; tokens/s: per second of processor time on a CPU, summed over threads"
     if any(row.before for row in rows):
         yield (
-            "heterogeneity: largest over smallest Frobenius norm among the Hessian's diagonal blocks, "
-            "one block a parameter group; of one seed with its 95 % interval"
+            "heterogeneity: Frobenius norm of the largest Hessian block over that of the smallest, "
+            "one Hessian block a parameter group; of one seed with its 95 % interval"
         )
     yield from zero_group_lines(rows)
