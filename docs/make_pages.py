@@ -36,13 +36,15 @@ Data = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
-    """A page whose numbers are those of one study."""
+class Part:
+    """A picture and tables of a page, with the numbers of one study."""
 
-    name: str
-    """Of the page and of its picture."""
+    page: str
+    """Where they stand."""
     study: str
     """Whose results they are."""
+    picture: str
+    """Name of its file."""
     title: str
     """Of the picture."""
     caption: str
@@ -59,16 +61,16 @@ def main(docs: Path = DOCS) -> None:
     Raises:
         RunError: a file is missing or damaged, or a page lacks the place of a table.
     """
-    for page in PAGES:
+    for part in PARTS:
         results = docs / "results"
         with TemporaryDirectory() as folder:
-            figure = picture(page, read_figure(results / f"{page.study}-figure.json"))
-            drawn = write_picture(draw(figure), Path(folder), page.name)
+            figure = picture(part, read_figure(results / f"{part.study}-figure.json"))
+            drawn = write_picture(draw(figure), Path(folder), part.picture)
             shutil.copyfile(drawn, results / drawn.name)
-        data = read_study_file(results / f"{page.study}.json")
-        file = docs / f"{page.name}.md"
+        data = read_study_file(results / f"{part.study}.json")
+        file = docs / f"{part.page}.md"
         text = file.read_text(encoding="utf-8")
-        for name, table in page.tables.items():
+        for name, table in part.tables.items():
             place = re.compile(rf"(<!-- table: {name} -->\n)(?:\n(?:\|.*\n)+)?")
             text, found = place.subn(lambda found, made=table(data): f"{found[1]}\n{made}", text)
             if found != 1:
@@ -76,17 +78,17 @@ def main(docs: Path = DOCS) -> None:
         write_text(file, text)
 
 
-def picture(page: Page, figure: Figure) -> Figure:
-    """The panels that a page is about, in its order and under its titles.
+def picture(part: Part, figure: Figure) -> Figure:
+    """The panels that a part is about, in its order and under its titles.
 
     Raises:
         RunError: a panel is missing.
     """
     known = {panel.title: panel for panel in figure.panels}
-    if lacking := page.panels.keys() - known.keys():
-        raise RunError(f"{page.study}: its figure has no panel {min(lacking)!r}.")
-    panels = tuple(replace(known[old], title=new) for old, new in page.panels.items())
-    return replace(figure, title=page.title, caption=page.caption, panels=panels)
+    if lacking := part.panels.keys() - known.keys():
+        raise RunError(f"{part.study}: its figure has no panel {min(lacking)!r}.")
+    panels = tuple(replace(known[old], title=new) for old, new in part.panels.items())
+    return replace(figure, title=part.title, caption=part.caption, panels=panels)
 
 
 def losses(data: Data, runs: str) -> str:
@@ -161,7 +163,7 @@ def unevenness(data: Data) -> str:
 
 
 def checks(data: Data) -> str:
-    """Every fact of a study but its controls, with its verdict."""
+    """Every answer of a study to a question of ours, with its verdict."""
     rows = [
         (check["fact"], check["ours"], VERDICTS[check["holds"]])
         for check in data["checks"]
@@ -181,9 +183,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
-COMPARISON = Page(
-    name="comparison",
+COMPARISON = Part(
+    page="comparison",
     study="trial",
+    picture="comparison",
     title="Simplified blocks against pre-LN",
     caption="Each block at its best learning rate and initial embeddings (parallel at width 256 is not, see below), means over seeds, bars are standard errors (none for a single "
     "seed). Curves begin after a fifth of the steps, before which the means of pre-LN, SAS and SAS-P at width 64 are within 0.03 of each other. Thin lines are the bounds of a match. With one thing "
@@ -201,9 +204,10 @@ COMPARISON = Page(
         "positions": partial(matches, kinds=("rotary ", "sinusoidal ")),
     },
 )
-FINDINGS = Page(
-    name="findings",
+FINDINGS = Part(
+    page="findings",
     study="simplification",
+    picture="findings",
     title="Uneven curvature and loss",
     caption="Sixteen blocks, each at its best learning rate, means over three seeds. A mark is a family of blocks, and the curves are of one block of each. Farther left is more "
     "even, lower is better. Common matrices are query and both of the MLP.",
@@ -215,7 +219,22 @@ FINDINGS = Page(
     },
     tables={"blocks": unevenness, "verdicts": checks},
 )
-PAGES = (COMPARISON, FINDINGS)
+EDGES = Part(
+    page="findings",
+    study="edge-of-stability",
+    picture="edges",
+    title="Learning rates with and without warm-up",
+    caption="Final loss at each peak rate, and how near the edge of stability training is at each block's best rate: 1 is where a step with AdamW's preconditioner held fixed would no "
+    "longer be stable. Means over three seeds, bars are standard errors. Gradients are not clipped.",
+    panels={
+        "warm-up": "final loss, with warm-up",
+        "no warm-up": "final loss, without warm-up",
+        "warm-up: how near the edge": "how near the edge, with warm-up",
+        "no warm-up: how near the edge": "how near the edge, without warm-up",
+    },
+    tables={"edges": checks},
+)
+PARTS = (COMPARISON, FINDINGS, EDGES)
 
 
 if __name__ == "__main__":

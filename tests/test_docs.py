@@ -119,9 +119,9 @@ def made_pages(tmp_path: Path) -> tuple[ModuleType, Path]:
     """What makes pages from results, and a copy of what is committed, made anew."""
     mine = script("make_pages")
     (tmp_path / "results").mkdir()
-    for page in mine.PAGES:
-        results = (f"results/{page.study}.json", f"results/{page.study}-figure.json")
-        for name in (f"{page.name}.md", *results):
+    for part in mine.PARTS:
+        results = (f"results/{part.study}.json", f"results/{part.study}-figure.json")
+        for name in (f"{part.page}.md", *results):
             shutil.copyfile(DOCS / name, tmp_path / name)
     mine.main(tmp_path)
     return mine, tmp_path
@@ -130,24 +130,27 @@ def made_pages(tmp_path: Path) -> tuple[ModuleType, Path]:
 def test_pages_have_the_numbers_of_their_studies(made_pages: tuple[ModuleType, Path]) -> None:
     """Written again from the committed results, they stay as they are."""
     mine, folder = made_pages
-    assert [page.name for page in mine.PAGES] == ["comparison", "findings"]
-    for page in mine.PAGES:
-        text = (folder / f"{page.name}.md").read_text(encoding="utf-8")
-        assert text == (DOCS / f"{page.name}.md").read_text(encoding="utf-8")
-        picture = folder / "results" / f"{page.name}.png"
-        assert picture.read_bytes().startswith(b"\x89PNG")
+    for part in mine.PARTS:
+        text = (folder / f"{part.page}.md").read_text(encoding="utf-8")
+        assert text == (DOCS / f"{part.page}.md").read_text(encoding="utf-8")
+        picture = f"results/{part.picture}.png"
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+        assert picture in text
 
 
 def test_other_numbers_change_a_page(made_pages: tuple[ModuleType, Path]) -> None:
     mine, folder = made_pages
-    tables = {"sas": lambda data: mine.losses(data, "narrow"), "op": mine.unevenness}
-    for page, (variant, table) in zip(mine.PAGES, tables.items(), strict=True):
-        data = json.loads((folder / "results" / f"{page.study}.json").read_text())
+    cases = [
+        (mine.COMPARISON, "sas", lambda data: mine.losses(data, "narrow")),
+        (mine.FINDINGS, "op", mine.unevenness),
+    ]
+    for part, variant, table in cases:
+        data = json.loads((folder / "results" / f"{part.study}.json").read_text())
         line = next(line for line in data["tables"]["losses"] if line["variant"] == variant)
         old = f"| {line['final_loss']:.3f} ± {line['standard_error']:.3f} |"
         line |= {"final_loss": 1.25, "standard_error": None}
         other = table(data)
-        text = (folder / f"{page.name}.md").read_text(encoding="utf-8")
+        text = (folder / f"{part.page}.md").read_text(encoding="utf-8")
         assert text.count(old) == other.count("| 1.250 |") == 1
         assert old not in other
 
@@ -160,7 +163,13 @@ def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["trial", "simplification", pytest.param("baseline", marks=pytest.mark.slow)]
+    "name",
+    [
+        "trial",
+        "simplification",
+        "edge-of-stability",
+        pytest.param("baseline", marks=pytest.mark.slow),
+    ],
 )
 def test_results_are_those_of_the_committed_points(name: str, tmp_path: Path) -> None:
     """A store of many rows is packed: no file of the repository is above 1 MB."""
