@@ -61,6 +61,7 @@ def main(docs: Path = DOCS) -> None:
     Raises:
         RunError: a file is missing or damaged, or a page lacks the place of a table.
     """
+    texts: dict[Path, str] = {}
     for part in PARTS:
         results = docs / "results"
         with TemporaryDirectory() as folder:
@@ -69,12 +70,14 @@ def main(docs: Path = DOCS) -> None:
             shutil.copyfile(drawn, results / drawn.name)
         data = read_study_file(results / f"{part.study}.json")
         file = docs / f"{part.page}.md"
-        text = file.read_text(encoding="utf-8")
+        text = texts.get(file) or file.read_text(encoding="utf-8")
         for name, table in part.tables.items():
             place = re.compile(rf"(<!-- table: {name} -->\n)(?:\n(?:\|.*\n)+)?")
             text, found = place.subn(lambda found, made=table(data): f"{found[1]}\n{made}", text)
             if found != 1:
                 raise RunError(f"{file.name}: {found} places for the table {name}, not one.")
+        texts[file] = text
+    for file, text in texts.items():
         write_text(file, text)
 
 

@@ -2,8 +2,8 @@
 
 The rule, written down before the first run:
 
-1. Sixteen blocks (`BLOCKS`) that are not one chain: the presets, pre-ln and parallel with zero initial queries too, pre-ln,
-   sas and sas-p with sinusoidal positions and with LayerNorm. All other positions are rotary. Embeddings start as `trial` found
+1. Sixteen blocks (`BLOCKS`) that are not one chain: the presets, pre-ln and parallel with zero initial queries too, pre-ln
+   and sas-p with sinusoidal positions, pre-ln and sas with LayerNorm. All other positions are rotary. Embeddings start as `trial` found
    best at this width (of post-ln, op and modern a guess): 1/√width beside an attention skip, 0.02 without one; with sines, whose amplitude is 0.02, always 0.02.
 2. Each block's rate is tuned with one seed in a grid by half decades (`RATES`) that is made longer by hand until the
    lowest final loss lies inside; transformers' GPT-2, about which no verdict is, has the rate that `trial` found. The runs that count are at these rates (`BEST`), as long as the
