@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hessblocks.figures import number
 from hessblocks.report.comparison.budget import matched, steps_of
 from hessblocks.report.comparison.captions import ratio_text, with_error
 from hessblocks.report.comparison.table import ComparisonRow, comparison_rows
@@ -16,6 +15,8 @@ from hessblocks.storage import FolderResults
 BASELINE = "pre-ln"
 SURE = 2.0
 """Differences of fewer joint standard errors count as no difference."""
+LEAST = 0.0005
+"""Nats per token that are told, to three digits behind the point."""
 SEVERAL = 4
 """Blocks up to which each one's number is told, beyond them the baseline's and the two extremes."""
 
@@ -75,12 +76,12 @@ def _losses(
 
 def _gap(loss: Average, base: Average) -> str:
     gap = loss.value - base.value
-    if not gap:
+    error = _joint(loss, base)
+    if not error and abs(gap) < LEAST:
         return "ends there too"
     side = "above" if gap > 0 else "below"
-    error = _joint(loss, base)
     if not error:
-        return f"ends {number(abs(gap))} {side}"
+        return f"ends {abs(gap):.3f} {side}"
     apart = with_error(replace(loss, value=abs(gap), standard_error=error))
     return f"ends {apart} {side}{'' if difference(loss, base) else ' (not told apart)'}"
 
@@ -95,7 +96,7 @@ def _evenness(
     if len(ratios) == 1:
         yield f"{moment}, the {measure} is {ratio_text(ratios[base.preset])} in {base.preset}."
         return
-    yield f"{moment}, curvature is {_compared(base.preset, ratios)} ({measure}: {_told(base.preset, ratios)})."
+    yield f"{moment}, {_compared(base.preset, ratios)} ({measure}: {_told(base.preset, ratios)})."
 
 
 def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
@@ -105,12 +106,13 @@ def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
         if name != base
     }
     clauses = (
-        (-1, f"more even than in {base} in"),
-        (1, f"less even than in {base} in"),
-        (0, f"not told apart from that of {base} in"),
+        (-1, f"more even than that of {base}"),
+        (1, f"less even than that of {base}"),
+        (0, f"not told apart from that of {base}"),
     )
     found = [(words, [name for name in signs if signs[name] == sign]) for sign, words in clauses]
-    return ", ".join(f"{words} {_listed(names)}" for words, names in found if names)
+    told = [f"of {_listed(names)} is {words}" for words, names in found if names]
+    return f"the curvature {'; that '.join(told)}"
 
 
 def _told(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
