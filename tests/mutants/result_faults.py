@@ -192,7 +192,7 @@ RESULTS = (
     Mutant(
         "a trial counts though its base has learnt only pairs",
         file="studies/fair_trial/trial_verdicts.py",
-        find="verdict = shared.judged_by(learnt, check, shared.VOID)",
+        find="verdict = shared.judged_by(learnt, check, shared.void_of(BASE))",
         replace="verdict = check",
         tests=("studies/test_trial.py::test_verdicts_are_void_where_the_base_is_no_base",),
     ),

@@ -232,7 +232,7 @@ def test_verdicts_are_void_where_the_base_is_no_base() -> None:
     poor = rows(lambda p: 4.55 if p.label == BASE and p.phase == "runs" else goes_with(ORDER)(p))
     without = [row for row in rows() if row["variant"] != BIGRAMS]
     for found, why in (
-        (poor, f"void, since {BASE} has not learnt"),
+        (poor, f"void, since {BASE} does not end"),
         (without, "as its control is"),
     ):
         verdicts = [
@@ -262,7 +262,7 @@ def test_blocks_that_learn_no_more_than_pairs_count_and_the_others_are_told() ->
 
     for check in training(rows(level)):
         assert "16 blocks of 6 families" in check.ours
-        told = f"without those that learnt no more than pairs ({stuck[0]} / {stuck[1]}): "
+        told = f"without those that do not end 0.3 nats below the bigram table ({stuck[0]} / {stuck[1]}): "
         assert told + "Spearman's ρ = +1.00" in check.ours
 
 
@@ -272,7 +272,7 @@ def test_evenness_of_a_block_that_learns_nothing_is_not_judged() -> None:
     )
     verdicts = [check for fact, check in found.items() if "more even" in fact]
     assert {check.holds for check in verdicts} == {None}
-    assert all("sas-p has not learnt" in check.ours for check in verdicts)
+    assert all("sas-p does not end" in check.ours for check in verdicts)
 
 
 def test_the_first_question_is_named() -> None:

@@ -40,7 +40,7 @@ from hessblocks.studies.shared.trained_points import (
     train,
     train_point,
 )
-from hessblocks.studies.shared.trained_summary import VOID, Runs
+from hessblocks.studies.shared.trained_summary import Runs, void_of
 from hessblocks.studies.shared.variants import BASES, VALUE_SKIPINIT, VARIANTS, make_block
 from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
 from tests.data.helpers import write_code
@@ -393,7 +393,7 @@ def test_the_base_that_a_verdict_is_about_must_have_learnt_too(worse: float) -> 
     ]
     check = Runs(rows).match("sas", base, "a fact")
     assert check.holds is (None if worse else True)
-    assert check.ours.endswith(VOID) is bool(worse)
+    assert check.ours.endswith(void_of(base)) is bool(worse)
 
 
 def with_table(table: float) -> Runs:
@@ -416,10 +416,7 @@ def test_verdicts_count_only_where_pre_ln_has_learnt_more_than_pairs_of_tokens()
         assert check.holds is (compared == "slower")
         void = getattr(short, compared)("bad", "good", "a fact")
         assert void.holds is None
-        assert (
-            void.ours
-            == f"{check.ours}; void, since pre-ln has not learnt more than pairs of tokens"
-        )
+        assert void.ours == f"{check.ours}; {void_of('pre-ln')}"
     assert short.close("bad", "good", "a fact", 0.6).holds is None
     unclear = with_table(3.305)
     check = unclear.slower("bad", "good", "a fact")
@@ -563,7 +560,7 @@ def test_what_trains_slower_is_not_asked_of_a_block_that_has_learnt_nothing() ->
     assert runs.slower("b", "c", "").holds is True
     check = runs.slower("b", "a", "")
     assert check.holds is None
-    assert check.ours.endswith("void, since a has not learnt more than pairs of tokens")
+    assert check.ours.endswith("void, since a does not end 0.3 nats below the bigram table")
 
 
 def test_each_of_two_kinds_must_have_its_control() -> None:
@@ -582,7 +579,7 @@ def test_each_of_two_kinds_must_have_its_control() -> None:
         for row in curve(name, seed, [loss + 0.001 * seed])
     ]
     check = Runs(rows).slower("sas, 3 layers", "sas, 12 layers", "")
-    assert (check.holds, check.ours.endswith(VOID)) == (None, True)
+    assert (check.holds, check.ours.endswith(void_of("pre-ln, 12 layers"))) == (None, True)
 
 
 def test_a_grid_elsewhere_has_the_own_rates_of_blocks_there_too() -> None:

@@ -29,7 +29,7 @@ from hessblocks.studies.fair_trial.trial_verdicts import POOR
 from hessblocks.studies.shared.differences import Difference
 from hessblocks.studies.shared.step_times import STEP_TIME, at_equal_time, bounded, cut_short
 from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
-from hessblocks.studies.shared.trained_summary import VOID, Runs, late
+from hessblocks.studies.shared.trained_summary import Runs, late, void_of
 from hessblocks.studies.shared.variants import best_start, make_block
 from tests.studies.smoke_runs import run_a_point_of_each_kind, run_whole
 
@@ -476,7 +476,11 @@ def test_verdicts_are_void_where_the_base_is_no_base() -> None:
         return fair(point) + 0.2 * (point.label == BASE and point.phase == "long")
 
     without = [row for row in rows() if row["variant"] != BIGRAMS]
-    for found, why in ((rows(poor), VOID), (rows(worse), POOR), (without, "as its control is")):
+    for found, why in (
+        (rows(poor), void_of(BASE)),
+        (rows(worse), POOR),
+        (without, "as its control is"),
+    ):
         verdict = checks(found)[STEPS]
         assert verdict.holds is None
         assert why in verdict.ours
@@ -534,7 +538,7 @@ def test_runs_on_a_text_read_once_count_only_where_more_than_pairs_was_learnt() 
     found = checks(rows(short))
     verdict = found[f"narrow: sas on a text read once about matches {BASE} at equal steps"]
     assert (verdict.holds, found[STEPS].holds) == (None, True)
-    assert verdict.ours.endswith(VOID)
+    assert verdict.ours.endswith(void_of(BASE))
 
 
 def test_pre_ln_without_values_is_compared_with_pre_ln() -> None:
@@ -618,7 +622,7 @@ def test_in_equal_time_both_bounds_must_agree(
 def test_in_equal_time_nothing_is_said_of_runs_that_learnt_no_more_than_pairs() -> None:
     found = runs(table=3.2, sas=(2.9, 2.9, 2.9), pre_ln=(3.0, 3.0, 3.0))
     check = at_equal_time(found, clock(0.9), "sas", "pre-ln")
-    assert (check.holds, check.ours.endswith(VOID)) == (None, True)
+    assert (check.holds, check.ours.endswith(void_of("pre-ln"))) == (None, True)
 
 
 def test_a_slower_simplified_block_is_the_one_that_is_cut_short() -> None:

@@ -113,7 +113,7 @@ class Trial(shared.Tuned):
             limit=shared.CLOSE,
         )
         learnt = (own if shared.BIGRAMS in CHANGED[phase] else self.runs).below_the_table
-        return shared.judged_by(learnt(base, shared.BIGRAMS), check, shared.VOID)
+        return shared.judged_by(learnt(base, shared.BIGRAMS), check, shared.void_of(base))
 
     def gap_check(self, phase: str, block: str, fact: str) -> Check:
         """Whether a block is as far above the base in a phase of `CHANGED` as it is in the runs, seed by seed."""
@@ -211,7 +211,7 @@ def verdicts(name: str, trial: Trial) -> list[Check]:
                     ),
                 ]
         for check in about:
-            verdict = shared.judged_by(learnt, check, shared.VOID)
+            verdict = shared.judged_by(learnt, check, shared.void_of(BASE))
             verdict = trial.judged(shared.judged_by(good, verdict, POOR), block, BASE)
             own.append(_at_its_rate(long_rates, verdict, block, BASE))
     for label, (block, words) in PARTED.items() if PARTS in trial.changed else ():
@@ -240,7 +240,7 @@ def place_verdicts(placed: Trial) -> list[Check]:
         match = runs.alike(
             one, base, f"{block} about matches {BASE}, both from 0.02, at equal steps"
         )
-        match = placed.judged(shared.judged_by(control, match, shared.VOID), one, base)
+        match = placed.judged(shared.judged_by(control, match, shared.void_of(BASE)), one, base)
         own = (replace(control, fact=f"{BASE} has learnt more than pairs of tokens"), match)
         checks += [replace(check, fact=f"{name} positions: {check.fact}") for check in own]
         above, below = (runs.losses.get(label, {}) for label in (one, base))

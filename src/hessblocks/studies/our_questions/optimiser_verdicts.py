@@ -102,13 +102,13 @@ def curvature_checks(
     missing = [label for label in labels if not seeds or losses.get(label, {}).keys() != seeds]
     told = {
         "nothing is decided before all their seeds are measured": missing,
-        "no more than pairs of tokens learnt with AdamW, so left out": [
+        f"not {shared.MARGIN:g} nats below the bigram table with AdamW, so left out": [
             block
             for block, control in learnt.items()
             if control.holds is False
             and any(map(math.isfinite, losses[label_of(block, ADAMW)].values()))
         ],
-        "perhaps no more than pairs of tokens learnt with AdamW": (
+        f"perhaps not {shared.MARGIN:g} nats below the bigram table with AdamW": (
             unsure := [block for block in gap if learnt[block].holds is None]
         ),
         "diverged with SGD, so ranked last": [b for b in gap if math.inf in gap[b].values()],

@@ -260,9 +260,9 @@ def _training_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
                 "without curvature, so left out": [one for one in losses if one not in values],
             }
             if poor and (others := shared.correlation_or_none(learnt, losses, FAMILY_OF)):
-                told[f"without those that learnt no more than pairs ({' / '.join(poor)})"] = [
-                    str(others)
-                ]
+                told[
+                    f"without those that do not end {shared.MARGIN:g} nats below the bigram table ({' / '.join(poor)})"
+                ] = [str(others)]
             check = shared.correlation_check(
                 values,
                 losses,

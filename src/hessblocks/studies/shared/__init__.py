@@ -105,8 +105,8 @@ from hessblocks.studies.shared.trained_points import (
 from hessblocks.studies.shared.trained_summary import (
     CLOSE,
     HOW,
+    MARGIN,
     SLACK,
-    VOID,
     Rate,
     Runs,
     at_best_rates,
@@ -114,6 +114,7 @@ from hessblocks.studies.shared.trained_summary import (
     late,
     places_panel,
     steps_to,
+    void_of,
 )
 from hessblocks.studies.shared.tuned_runs import (
     COUNTED,

@@ -30,8 +30,6 @@ BASE = "pre-ln"
 """The block that all others are compared with."""
 MARGIN = 0.3
 """Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare blocks."""
-VOID = "void, since pre-ln has not learnt more than pairs of tokens"
-"""Behind the numbers of a verdict whose control does not hold."""
 SLACK = 0.02
 """Nats that one seed may end lower at another rate without that being the better one."""
 LONGER = "the best rate is not yet inside the grid, with all seeds, of"
@@ -59,6 +57,11 @@ def at_best_rates(check: Check, rates: Mapping[str, Rate], *names: str) -> Check
     if not open_ended:
         return check
     return replace(check, ours=f"{check.ours}; {LONGER} {', '.join(open_ended)}", holds=None)
+
+
+def void_of(name: str) -> str:
+    """What stands behind the numbers of a verdict whose control, this block's loss, does not hold."""
+    return f"void, since {name} does not end {MARGIN:g} nats below the bigram table"
 
 
 class Runs:
@@ -238,7 +241,7 @@ class Runs:
             kind = self._kind(variant)
             own = [variant] if variant.removesuffix(kind) in BASES else []
             for base in dict.fromkeys((BASE + kind, *own)):
-                check = judged_by(self.below_the_table(base, BIGRAMS + kind), check, VOID)
+                check = judged_by(self.below_the_table(base, BIGRAMS + kind), check, void_of(base))
         return at_best_rates(check, self.rates, *variants)
 
     def _kind(self, variant: str) -> str:
@@ -257,7 +260,7 @@ class Runs:
             The check, or one that holds neither way.
         """
         learnt = self.below_the_table(variant, BIGRAMS + self._kind(variant))
-        return judged_by(learnt, check, VOID.replace(BASE, name or variant))
+        return judged_by(learnt, check, void_of(name or variant))
 
     def slower(self, slow: str, fast: str, fact: str) -> Check:
         """Whether `slow` ends with the higher loss at equal tokens, by any amount; void where `fast` has learnt no more than pairs."""
