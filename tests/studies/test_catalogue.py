@@ -58,7 +58,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         18165,
-        "004b63a17b65363ecd56742a9ef213c8f08a33793e19e77d1096bce6c568ae23",
+        "8759e7a7eca3477970b10fd5f9834310b8de14e51e20acdf42f49b8c4dbd0b3b",
     )
 
 

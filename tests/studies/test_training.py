@@ -582,6 +582,12 @@ def test_each_of_two_kinds_must_have_its_control() -> None:
     assert (check.holds, check.ours.endswith(void_of("pre-ln, 12 layers"))) == (None, True)
 
 
+def test_an_edit_of_a_block_has_the_rates_of_the_block() -> None:
+    grid = trained.Grid(rates=(1.0,), own={"sas-p": (2.0,), "sas-p, slower": (3.0,)})
+    names = ("sas-p", "sas-p, no first values", "sas-p, slower", "sas-p-no-norm", "sas")
+    assert [grid.of(name) for name in names] == [(2.0,), (2.0,), (3.0,), (1.0,), (1.0,)]
+
+
 def test_a_grid_elsewhere_has_the_own_rates_of_blocks_there_too() -> None:
     grid = trained.Grid(rates=(1.0, 3.0), own={"sas": (2.0,)}).times(0.1)
     assert (grid.of("sas"), grid.of("pre-ln")) == (pytest.approx((0.2,)), pytest.approx((0.1, 0.3)))

@@ -123,11 +123,12 @@ class Grid:
     rates: tuple[float, ...] = ()
     """The likeliest first; none for the size's own rate alone."""
     own: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Variant → its rates, where they are others."""
+    """Variant → its rates, where they are others; an edit of it, `variant, what is changed`, has them too."""
 
     def of(self, variant: str) -> tuple[float, ...]:
         """The rates of a variant, the likeliest first."""
-        return self.own.get(variant, self.rates)
+        block, _, _ = variant.partition(", ")
+        return self.own.get(variant) or self.own.get(block, self.rates)
 
     @property
     def likeliest(self) -> Grid:
@@ -145,12 +146,15 @@ RATES: dict[Scale, Grid] = {
     "smoke": Grid(rates=(3e-3,)),
     "laptop": Grid(
         rates=(1e-2, 3e-3, 3e-2),
-        own={**dict.fromkeys(("v-skipinit", "skipless"), (3e-3, 1e-3, 1e-2)), GPT2: (1e-2,)},
+        own={
+            **dict.fromkeys(("v-skipinit", "skipless"), (3e-3, 1e-3, 1e-2)),
+            "sas-p": (3e-2, 1e-2, 1e-1),
+            GPT2: (1e-2,),
+        },
     ),
     "paper": Grid(rates=(1e-3, 3e-4, 3e-3)),
 }
-"""At laptop scale, the likeliest are those that `trial` found best in runs twice as long, of six layers, that of skipless is v-skipinit's; GPT-2, about
-which no verdict is, has its own alone."""
+"""At laptop scale, the likeliest are those that `simplification` found best at this size and length; GPT-2, about which no verdict is, has its own alone."""
 AT_RATE = " at rate "
 """Between the name of a block and its rate, where it is trained at several."""
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
