@@ -58,7 +58,7 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
         18165,
-        "8759e7a7eca3477970b10fd5f9834310b8de14e51e20acdf42f49b8c4dbd0b3b",
+        "2dcb9b66ad6f7d2dbb9053815aed14e67441fc756849d741cc1304515d8363ec",
     )
 
 

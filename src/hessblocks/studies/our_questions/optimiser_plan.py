@@ -94,7 +94,7 @@ SIZES: dict[Scale, shared.TextSize] = {
     "smoke": replace(
         shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
     ),
-    "laptop": replace(shared.LAPTOP, depth=4, steps=1000, evaluations=20),
+    "laptop": replace(shared.LAPTOP, depth=4, steps=1400, evaluations=14),
     "paper": shared.PAPER,
 }
 PILOT: dict[Scale, int] = {"smoke": 2, "laptop": 300, "paper": 4000}
