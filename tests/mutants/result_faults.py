@@ -296,7 +296,7 @@ RESULTS = (
     ),
     Mutant(
         "how badly a failed run ends decides",
-        file="studies/our_questions/edges.py",
+        file="studies/our_questions/edge_verdicts.py",
         find="    where = side(found, limit)\n",
         replace="    where = {True: 1, False: -1, None: None}[found.above(0.0)]\n",
         tests=(
@@ -306,8 +306,8 @@ RESULTS = (
     Mutant(
         "a later sharpness stands in for a lost one",
         file="studies/our_questions/edges.py",
-        find="else [EARLY, later]",
-        replace="else [min(sharp), later]",
+        find="else (needs, [EARLY, later])",
+        replace="else (needs, [min(sharp), later])",
         tests=(
             "studies/test_edge_of_stability.py::test_no_other_step_stands_in_for_a_sharpness_that_is_lost",
         ),
@@ -323,7 +323,7 @@ RESULTS = (
     ),
     Mutant(
         "a forecast that is far off is right",
-        file="studies/our_questions/edges.py",
+        file="studies/our_questions/edge_verdicts.py",
         find="            limit=CALIBRATED,",
         replace="            limit=10.0,",
         tests=(
@@ -373,7 +373,7 @@ RESULTS = (
     ),
     Mutant(
         "a forecast of the need for warm-up may be that of eps",
-        file="studies/our_questions/edges.py",
+        file="studies/our_questions/edge_verdicts.py",
         find="        holds=most <= MOVED if len(edges.moved) == runs > 0 else None,",
         replace="        holds=True,",
         tests=(
@@ -390,8 +390,17 @@ RESULTS = (
         ),
     ),
     Mutant(
+        "a forecast rests on the sharpness of another",
+        file="studies/our_questions/edge_verdicts.py",
+        find='_residual_check("rates", rates)',
+        replace='_residual_check("rates", needs)',
+        tests=(
+            "studies/test_edge_of_stability.py::test_no_other_step_stands_in_for_a_sharpness_that_is_lost",
+        ),
+    ),
+    Mutant(
         "a rate outside the ladder counts as tolerated",
-        file="studies/our_questions/edges.py",
+        file="studies/our_questions/edge_verdicts.py",
         find="        if outside\n        else f",
         replace="        if (outside := [])\n        else f",
         tests=(

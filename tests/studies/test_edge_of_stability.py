@@ -243,14 +243,14 @@ VERDICTS = [
 
 def verdicts(found: list[Row]) -> list[bool | None]:
     every = checks(found)
-    assert len(every) == 6 + len(VERDICTS)
+    assert len(every) == 7 + len(VERDICTS)
     return [every[fact].holds for fact in VERDICTS]
 
 
 def test_verdicts_follow_the_runs_as_argued() -> None:
     found = checks(rows())
     *others, guessed, better = (check.holds for check in found.values())
-    assert others == [True] * 14
+    assert others == [True] * 15
     assert (guessed, better) == (None, True)  # pre-ln stands 1.8e-2, which is the guess
     assert found[VERDICTS[0]].ours.startswith("+0.500")
     assert found[VERDICTS[3]].ours.startswith("-0.629")
@@ -366,8 +366,11 @@ def test_no_other_step_stands_in_for_a_sharpness_that_is_lost(
             kept.append(row)
         elif value:
             kept.append({**row, "value": value})
-    assert verdicts(kept) == [True] * 4 + [None] * 6
-    control = checks(kept)["the sharpness that forecasts rest on is known"]
+    rates, need = [True, True, True, None, True], True  # as without a loss
+    rates, need = ([None] * 5, need) if kind == WARM else (rates, None)
+    assert verdicts(kept) == [*[True] * 4, rates[0], need, *rates[1:]]
+    of = "rates" if kind == WARM else "the need for warm-up"
+    control = checks(kept)[f"the sharpness that forecasts of {of} rest on is known"]
     assert control.holds is False
     assert control.ours == f"lost or not above 0: {label_of(BASE, kind)}, seed 2, step {step}"
 
