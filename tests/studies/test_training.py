@@ -258,7 +258,7 @@ def test_the_clock_of_a_curve_is_that_of_its_own_width() -> None:
     rows = curve("pre-ln", 0, [4.0, 3.0])
     rows += [*timed("pre-ln", 2.0), *timed("pre-ln", 9.0, width=128)]
     panel, speeds = find("speed").summarise(rows).figure.panels[:2]
-    assert panel.series[0].x == (0.0, 20.0)
+    assert panel.series[0].x == (20.0,)
     assert speeds.series[0].x == (64.0, 128.0)
 
 
@@ -267,7 +267,7 @@ def test_pre_ln_of_zero_queries_has_the_clock_of_pre_ln(name: str, place: int) -
     rows = [row for base in BASES for row in curve(base, 0, [3.0, 2.0])]
     panel = find(name).summarise(rows + timed("pre-ln", 0.5)).figure.panels[place]
     assert isinstance(panel, Panel)
-    assert {series.name: series.x for series in panel.series} == dict.fromkeys(BASES, (0.0, 5.0))
+    assert {series.name: series.x for series in panel.series} == dict.fromkeys(BASES, (5.0,))
 
 
 def test_wider_blocks_have_more_heads_of_at_most_64() -> None:
@@ -642,8 +642,10 @@ def test_every_block_of_a_comparison_is_trained_at_several_rates(name: str) -> N
     }
     for key, rate in own.items():
         slow = 0.1 if key[0] in ablations.NO_MLP_SKIP else 1
-        first = (3e-3 if key[0] in ("v-skipinit", "skipless") else 1e-2) * slow
-        assert rate == pytest.approx(first), "all seeds are at the likeliest rate alone"
+        block = str(key[0]).partition(", ")[0]
+        simple = 1e-2 if name == "masked-lm" else 3e-2  # twice as many steps
+        first = {"v-skipinit": 3e-3, "skipless": 3e-3, "sas-p": simple}.get(block, 1e-2)
+        assert rate == pytest.approx(first * slow), "all seeds are at the likeliest rate alone"
     assert set(own) == set(rates)
     smoke = find(name).settings("smoke", 1)
     assert [point.name for point in smoke] == [point.variant for point in smoke]

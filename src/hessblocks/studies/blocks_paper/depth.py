@@ -40,7 +40,7 @@ def summarise(rows: Rows) -> Summary:
     depths = sorted({int(name.split(", ")[-1].split()[0]) for name in runs.losses})
     return runs.summary(
         title="Simplified blocks at two depths, one four times the other",
-        caption=f"MLP of two widths. {shared.HOW}",
+        caption=f"MLP of two widths. {shared.CURVES}",
         panels=[runs.panel(BLOCKS, f"{depth} layers", f", {depth} layers") for depth in depths],
         checks=[
             *(

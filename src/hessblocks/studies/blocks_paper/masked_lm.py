@@ -159,7 +159,7 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="Masked-LM pretraining",
         caption=(
-            "A quarter of the tokens masked; held-out files; mean over seeds, bars are its standard errors. The "
+            "A quarter of the tokens masked; held-out files; mean over seeds, bars are its standard errors. Loss curves begin after a fifth of the steps. The "
             "bigram table sees both neighbours. Time "
             "is steps times the median time of a step (of processor time on a CPU), blocks timed in turns."
         ),

@@ -171,7 +171,7 @@ def summarise(rows: Rows) -> Summary:
         title="Loss against training time, and speed against width",
         caption=(
             "Time is steps times the median time of a step (of processor time on a CPU), blocks timed in turns, "
-            f"a step each; bars of speeds are standard errors over repetitions. {shared.HOW}"
+            f"a step each; bars of speeds are standard errors over repetitions. {shared.CURVES}"
         ),
         panels=panels,
         checks=[

@@ -101,8 +101,6 @@ from hessblocks.studies.fair_trial.trial_verdicts import (
 )
 from hessblocks.training import in_turns
 
-EARLY = 0.2
-"""Share of the steps that loss curves leave out, which would hide the differences at the end."""
 APART = 0.06
 """How far from its place a block is drawn that would else hide another."""
 UNCHANGED = "as tuned"
@@ -170,7 +168,7 @@ def summarise(rows: Rows) -> Summary:
         "Simplified blocks on trial",
         f"Narrow is width {narrow}, wide {wide} (laptop scale). Tuning has one seed, each block drawn from its best start; runs are at the best rates, with "
         "seeds of their own. Time is steps times the median time of a step (of processor time on a CPU), "
-        f"blocks timed in turns. The base of the gaps is {BASE}, of pre-ln without values it is pre-ln; thin lines are the bounds of a match. {shared.HOW}",
+        f"blocks timed in turns. The base of the gaps is {BASE}, of pre-ln without values it is pre-ln; thin lines are the bounds of a match. {shared.CURVES}",
         [panel for panel in _panels(trials["narrow"], trials["wide"], placed) if panel.shown],
         [*checks, *place_verdicts(placed)],
         losses=[
@@ -228,13 +226,13 @@ def _known(value: float) -> float | None:
 def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
     """Ten; those of which nothing is measured have no series. Of the tuning each block is drawn from its best start."""
     sinusoidal = {name: name + SINUSOIDAL for name in PLACED} | {shared.GPT2: shared.GPT2}
-    timed = shared.late(wide.runs.panel(WIDE_BLOCKS, "wide: runs"), EARLY)
+    timed = wide.runs.panel(WIDE_BLOCKS, "wide: runs")
     panels = [
         narrow.tuning.tuning_panel(_better(narrow, LONG), "narrow: tuning"),
         narrow.tuning.tuning_panel(sinusoidal, "narrow: tuning, sinusoidal positions"),
         wide.tuning.tuning_panel(_better(wide, WIDE + LONG), "wide: tuning"),
         *(_starts_panel(trial, width) for trial, width in ((narrow, NARROW), (wide, WIDE))),
-        shared.late(narrow.runs.panel(BLOCKS, "narrow: runs"), EARLY),
+        narrow.runs.panel(BLOCKS, "narrow: runs"),
         _gap_panel(narrow),
         _changed_panel(narrow),
     ]
@@ -263,7 +261,7 @@ def _gap_panel(narrow: Trial) -> Panel:
         y_label="loss above the base (nats per token)",
         series=tuple(series),
     )
-    panel = shared.late(panel, EARLY)
+    panel = shared.late(panel)
     steps = [step for one in panel.series for step in one.x]
     ends = (min(steps, default=0.0), max(steps, default=0.0))
     bounds = [

@@ -198,7 +198,7 @@ def summarise(rows: Rows) -> Summary:
         "Uneven curvature and loss, sixteen blocks",
         "Diagonal blocks of H on a fixed held-out batch, before training and after each fourth of it; every block at its best rate. Curves are of "
         "the head of each family, points of one mark all blocks of it. Tuning has one seed, the runs have seeds of their own. "
-        f"{shared.HOW}",
+        f"{shared.CURVES}",
         [panel for panel in _panels(tuned, found) if panel.shown],
         [
             *tuned.rate_checks(),

@@ -104,6 +104,7 @@ from hessblocks.studies.shared.trained_points import (
 )
 from hessblocks.studies.shared.trained_summary import (
     CLOSE,
+    CURVES,
     HOW,
     MARGIN,
     SLACK,

@@ -26,6 +26,10 @@ from hessblocks.studies.shared.variants import BASES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
 """Of the losses in a figure."""
+CURVES = f"{HOW} Loss curves begin after a fifth of the steps."
+"""The same where there are loss curves."""
+EARLY = 0.2
+"""Share of the steps that loss curves leave out, beside which differences at the end would not be seen."""
 BASE = "pre-ln"
 """The block that all others are compared with."""
 MARGIN = 0.3
@@ -144,7 +148,7 @@ class Runs:
         return mean_places({step: at[step] for step in sorted(at) if len(at[step]) == len(seeds)})
 
     def panel(self, blocks: Sequence[str], title: str, kind: str = "") -> Panel:
-        """Validation loss against steps, mean over seeds; a curve ends where a seed diverged.
+        """Validation loss against steps but the first ones, mean over seeds; a curve ends where a seed diverged.
 
         Args:
             blocks: what is drawn, and the names of the series.
@@ -156,12 +160,13 @@ class Runs:
         """
         drawn = (*blocks, *REFERENCES)
         found = {block: self.mean_curve(block + kind) for block in drawn}
-        return Panel(
+        panel = Panel(
             title=title,
             x_label="training step",
             y_label="validation loss (nats per token)",
             series=tuple(curve(block, places) for block, places in found.items() if places),
         )
+        return late(panel)
 
     def tuning_panel(self, labels: Mapping[str, str], title: str) -> Panel:
         """Final loss against the rate, mean over seeds; a rate at which a seed diverged is left out.
@@ -290,7 +295,7 @@ class Runs:
         title: str,
         panels: Sequence[Panel],
         checks: Sequence[Check],
-        caption: str = HOW,
+        caption: str = CURVES,
         **tables: Sequence[Mapping[str, Any]],
     ) -> Summary:
         """What the study amounts to, with its control and the table of final losses.
@@ -317,11 +322,11 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
     return math.inf
 
 
-def late(panel: Panel, share: float) -> Panel:
-    """A panel of losses against steps without its beginning, beside which differences at the end are not seen.
+def late(panel: Panel, share: float = EARLY) -> Panel:
+    """A panel of losses against steps without its beginning.
 
     Args:
-        panel: of `Runs.panel`.
+        panel: of curves along training.
         share: of the steps that is left out.
 
     Returns:
