@@ -212,7 +212,7 @@ FINDINGS = Part(
     study="simplification",
     picture="findings",
     title="Uneven curvature and loss",
-    caption="Sixteen blocks, each at its best learning rate, means over three seeds. A mark is a family of blocks, and the curves are of one block of each. Farther left is more "
+    caption="Sixteen blocks, each at its best learning rate, means over three seeds. A mark is a family of blocks, and the curves are of one block of each; those of losses begin after a fifth of the steps. Farther left is more "
     "even, lower is better. Common matrices are query and both of the MLP. Bars are standard errors of the loss; those of the spread, up to 0.04, are not drawn.",
     panels={
         "runs": "validation loss",
