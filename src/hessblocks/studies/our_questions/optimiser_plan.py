@@ -1,6 +1,6 @@
 """The plan of the study `optimisers`: blocks, optimisers, grids of rates, sizes and points. Its rule stands with the study.
 
-Two tables are filled in by hand as the tuning comes in: `BEST`, and `RATES`, which is made longer.
+The table `RATES` is made longer by hand as the tuning comes in, and put in order, the best first.
 """
 
 from __future__ import annotations
@@ -82,14 +82,20 @@ BASE = label_of(BLOCKS[0], ADAMW)
 RATES: dict[str, tuple[float, ...]] = {
     **{label: GRIDS["laptop"][METHOD_OF[label]] for label in BLOCK_OF},
     **dict.fromkeys([f"{b}, {ADAMW}" for b in ("v-skipinit", "post-ln", "op")], (3e-3, 1e-3, 1e-2)),
-    f"sas-p, {ADAMW}": (1e-2, 3e-3, 3e-2, 1e-1),
+    **dict.fromkeys(
+        [f"{b}, {SGD}" for b in (*FAMILIES["pre-ln"], "sas", "post-ln")], (1.0, 0.3, 3.0, 0.1)
+    ),
+    f"{BLOCKS[0]}, {INNER_SGD}": (0.1, 0.3, 0.03, 1.0, 3.0),
+    f"sas-p, {INNER_SGD}": (1.0, 0.3, 3.0, 0.1),
+    **dict.fromkeys([f"{b}, {MUON}" for b in BLOCKS], (3e-2, 1e-2, 3e-3, 1e-1)),
+    f"{BLOCKS[0]}, {PUBLISHED}": (1e-3, 3e-3, 3e-4, 1e-2),
 }
-"""What is tuned → its rates at laptop scale, with AdamW about where `simplification` found the best; made longer as results come in."""
+"""What is tuned → its rates at laptop scale, the best first; made longer as results came in."""
 BEST: dict[str, float] = {
     **{label: rates[0] for label, rates in RATES.items()},
     shared.GPT2: 1e-2,
 }
-"""Rates of the runs at laptop scale: a guess until the tuning is done, then its outcome; that of GPT-2, about which no verdict is, is `trial`'s."""
+"""Rates of the runs at laptop scale: the outcome of the tuning; that of GPT-2, about which no verdict is, is `trial`'s."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": replace(
         shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8

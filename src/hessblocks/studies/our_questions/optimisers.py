@@ -109,7 +109,8 @@ def measure(settings: OptimiserSettings) -> list[Row]:
         if settings.method != ADAMW or not settings.probe or step not in (0, settings.size.steps):
             return []
         corpus, keys = shared.text_of(settings.size), () if step else ("key",)
-        found = shared.curvature_rows(model, corpus, settings.probe, settings.seed, keys)
+        probe, seed = settings.probe, settings.seed
+        found = shared.curvature_rows(model, corpus, probe, seed, keys, parts=("full",))
         found = shared.of_quantity(found, shared.SPREAD)
         if step:
             optimiser = cast(Optimizer, trainers[0].optimizer)

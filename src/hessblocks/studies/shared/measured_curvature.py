@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from hessblocks.curvature import (
+    PARTS,
     AttentionBackendWarning,
     ParameterGroup,
+    Part,
     Problem,
     group_norms,
     merge,
@@ -76,7 +78,12 @@ def training_batch(corpus: Corpus, sequences: int, tokens: int, seed: int) -> Ex
 
 
 def curvature_rows(
-    model: nn.Module, corpus: Corpus, probe: Probe, seed: int, without: Collection[str] = ()
+    model: nn.Module,
+    corpus: Corpus,
+    probe: Probe,
+    seed: int,
+    without: Collection[str] = (),
+    parts: Sequence[Part] = PARTS,
 ) -> list[Row]:
     """Norms of every group and part, and heterogeneity and spread of each of `SETS`.
 
@@ -86,6 +93,7 @@ def curvature_rows(
         probe: sizes.
         seed: of the batch and of the probes, so that what they add is in the spread over seeds.
         without: roles that unevenness leaves out.
+        parts: which parts, `full` among them, of which unevenness is.
 
     Returns:
         The rows, without study, variant and seed; those of a set bear its name as their group.
@@ -94,7 +102,7 @@ def curvature_rows(
     problem = Problem(model.eval(), batch, loss="causal-lm")
     groups = parameter_groups(model)
     with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
-        norms = group_norms(problem, groups, probes=probe.probes, seed=seed)
+        norms = group_norms(problem, groups, probes=probe.probes, seed=seed, parts=parts)
     rows = [{name: row[name] for name in row if name != "role"} for row in norm_rows(groups, norms)]
     full = {name: parts["full"] for name, parts in norms.items()}
     return [*rows, *unevenness_rows(groups, full, without)]
