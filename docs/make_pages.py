@@ -31,6 +31,15 @@ ALL = "all weight matrices"
 """What unevenness is taken over, as the study names it."""
 UNKNOWN = "not finished"
 """Begins what a verdict says of runs that are not there."""
+OPTIMISERS = {
+    "adamw": "AdamW",
+    "sgd": "SGD",
+    "muon": "Muon",
+    "blockwise": "AdamW, rates by curvature",
+    "published": "AdamW, published rates",
+    "sgd in layers": "SGD in the layers, AdamW elsewhere",
+}
+"""As the study `optimisers` names them → in a table's head."""
 Data = Mapping[str, Any]
 """What a study left: checks and tables."""
 
@@ -104,7 +113,7 @@ def losses(data: Data, runs: str) -> str:
             line["variant"],
             f"{line['parameters']:,}" if line["parameters"] else "",
             _with_error(line["final_loss"], line["standard_error"]),
-            f"{line['seeds']}{f', {lost} diverged' if (lost := line['diverged']) else ''}",
+            f"{line['seeds']}{_diverged(line)}",
             _with_error(clock["against_the_base"], clock["error_of_the_ratio"]),
         )
         for line in lines
@@ -149,7 +158,7 @@ def unevenness(data: Data) -> str:
     rows = [
         (
             line["variant"],
-            _with_error(line["final_loss"], line["standard_error"]),
+            f"{_with_error(line['final_loss'], line['standard_error'])}{_diverged(line)}",
             *(spreads.get((*column, line["variant"]), "") for column in columns),
         )
         for line in lines
@@ -165,6 +174,52 @@ def unevenness(data: Data) -> str:
     return _table(head, rows)
 
 
+def by_optimiser(data: Data) -> str:
+    """Final loss of each block with each optimiser."""
+    lines = {tuple(line["variant"].rsplit(", ", 1)): line for line in data["tables"]["losses"]}
+    methods = [name for name in OPTIMISERS if any(name == own[-1] for own in lines)]
+    blocks = dict.fromkeys(own[0] for own in lines if own[-1] in methods)
+    rows = [
+        (
+            block,
+            *(
+                f"{_with_error(line['final_loss'], line['standard_error'])}{_diverged(line)}"
+                if (line := lines.get((block, method)))
+                else ""
+                for method in methods
+            ),
+        )
+        for block in blocks
+    ]
+    return _table(("block", *(OPTIMISERS[method] for method in methods)), rows)
+
+
+def gaps(data: Data) -> str:
+    """How far SGD ends above AdamW, and how uneven the curvature of common matrices is at the end of AdamW's runs: of H, and of what AdamW's step meets."""
+    lines = [
+        line
+        for line in data["tables"]["gaps"]
+        if line["groups"] == "common matrices" and line["moment"].startswith("after")
+    ]
+    lines.sort(key=lambda line: line["gap"] if line["gap"] is not None else math.inf)
+    rows = [
+        (
+            line["block"],
+            _with_error(line["gap"], line["gap_error"]) or "diverged",
+            _with_error(line["spread"], line["spread_error"]),
+            _with_error(line["spread_that_adamw_meets"], None),
+        )
+        for line in lines
+    ]
+    head = (
+        "block",
+        "SGD above AdamW (nats per token)",
+        "spread of H (decades)",
+        "of what AdamW's step meets",
+    )
+    return _table(head, rows)
+
+
 def checks(data: Data) -> str:
     """Every answer of a study to a question of ours, and every control that failed."""
     rows = [
@@ -173,6 +228,10 @@ def checks(data: Data) -> str:
         if "question" in check["expected"] or check["holds"] is not True
     ]
     return _table(("claim", "found", "verdict"), rows)
+
+
+def _diverged(line: Mapping[str, Any]) -> str:
+    return f", {line['diverged']} diverged" if line["diverged"] else ""
 
 
 def _with_error(value: float | None, error: float | None) -> str:
@@ -237,7 +296,21 @@ EDGES = Part(
     },
     tables={"edges": checks},
 )
-PARTS = (COMPARISON, FINDINGS, EDGES)
+ADAM = Part(
+    page="findings",
+    study="optimisers",
+    picture="optimisers-and-evenness",
+    title="Which optimiser does each block need?",
+    caption="Final loss with each optimiser at its best rate, and how far SGD ends above AdamW against how uneven the curvature is; farther left is more even. Means over seeds, bars are standard errors.",
+    panels={
+        "runs": "final loss",
+        "steps to pre-ln's loss": "steps to pre-LN's loss with AdamW",
+        "gap and unevenness before training": "common matrices, before training",
+        "gap and unevenness after training with AdamW": "common matrices, after training",
+    },
+    tables={"optimisers": by_optimiser, "gaps": gaps, "adam": checks},
+)
+PARTS = (COMPARISON, FINDINGS, EDGES, ADAM)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def test_the_plan_tunes_every_block_under_every_optimiser_and_follows_adamw() ->
         assert bool(one.pilot) == (one.method == BLOCKWISE)
         beside = 1e-2 if one.method in (BLOCKWISE, INNER_SGD) else None
         assert one.adamw_rate == beside
-        assert one.size.steps == 1000
+        assert one.size.steps == 1400
     for label, rates in RATES.items():
         assert BEST[label] in rates
         halves = sorted(round(2 * math.log10(rate)) for rate in rates)

@@ -42,12 +42,12 @@ GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
         INNER_SGD: (0.3, 1.0, 0.1),
     },
     "paper": {
-        SGD: (0.3, 1.0, 0.1),
+        SGD: (0.3, 1.0, 0.1, 3.0),
         ADAMW: (1e-3, 3e-4, 3e-3, 1e-2),
-        MUON: (1e-3, 3e-4, 3e-3),
+        MUON: (3e-3, 1e-3, 1e-2, 3e-4),
         BLOCKWISE: (1e-3, 3e-4, 3e-3),
         PUBLISHED: (3e-4, 1e-4, 1e-3),
-        INNER_SGD: (0.3, 1.0, 0.1),
+        INNER_SGD: (0.3, 1.0, 0.1, 3.0),
     },
 }  # fmt: skip
 """Rates of each optimiser, the likeliest first."""
@@ -85,6 +85,7 @@ RATES: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(
         [f"{b}, {SGD}" for b in (*FAMILIES["pre-ln"], "sas", "post-ln")], (1.0, 0.3, 3.0, 0.1)
     ),
+    f"sas-p, {ADAMW}": (1e-2, 3e-3, 3e-2, 1e-1),
     f"{BLOCKS[0]}, {INNER_SGD}": (0.1, 0.3, 0.03, 1.0, 3.0),
     f"sas-p, {INNER_SGD}": (1.0, 0.3, 3.0, 0.1),
     **dict.fromkeys([f"{b}, {MUON}" for b in BLOCKS], (3e-2, 1e-2, 3e-3, 1e-1)),
