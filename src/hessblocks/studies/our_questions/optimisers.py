@@ -37,7 +37,7 @@ The rule, written down before the first run:
 Amended before the first run, by small runs: the pilot (at 1e-3, where it had been, the rates of roles lay 22 times apart; at 1e-2, where the runs are, they are alike), the further
 families, four seeds for three, the published multipliers, the evenness of what AdamW meets. Then, after a reading by others: every block must have learnt (three that had learnt nothing "trained as
 well" with all optimisers, and two of gap 0 decided the first question); the pilot at one rate for all tuned ones (a rate at which plain AdamW diverges had counted as a failure of
-the rates of roles); SGD in the layers alone; half of H's spread in place of all of it; norms of matrices without the gains beside them. After the first 23 runs of the tuning, 1,000 steps long: 1,400 steps, since post-ln, op and v-skipinit
+the rates of roles); SGD in the layers alone; half of H's spread in place of all of it; norms of matrices without the gains beside them. After the first 26 runs of the tuning, 1,000 steps long: 1,400 steps, since post-ln, op and v-skipinit
 with AdamW had not ended 0.3 nats below the table, so that three of six families would have had no gap; all of the tuning was begun anew.
 """
 
