@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        18194,
-        "c883677f2876e88e63c8bdc2d0eff0f97dad70e36ff46fe110aa8f680e0e93d1",
+        18201,
+        "9c9ae8fa72a2360a61d7eba420c2801f3566de2316679fd9a88b9d6a62515a5c",
     )
 
 

@@ -148,7 +148,7 @@ RATES: dict[Scale, Grid] = {
         rates=(1e-2, 3e-3, 3e-2),
         own={
             **dict.fromkeys(("v-skipinit", "skipless"), (3e-3, 1e-3, 1e-2)),
-            "sas-p": (3e-2, 1e-2, 1e-1),
+            "sas-p": (3e-2, 1e-2, 1e-1, 3e-3),
             GPT2: (1e-2,),
         },
     ),
