@@ -152,7 +152,7 @@ RATES: dict[Scale, Grid] = {
             GPT2: (1e-2,),
         },
     ),
-    "paper": Grid(rates=(1e-3, 3e-4, 3e-3)),
+    "paper": Grid(rates=(1e-3, 3e-4, 3e-3), own={"sas-p": (1e-3, 3e-4, 3e-3, 1e-2)}),
 }
 """At laptop scale, the likeliest are those that `simplification` found best at this size and length; GPT-2, about which no verdict is, has its own alone."""
 AT_RATE = " at rate "
