@@ -22,6 +22,7 @@ from hessblocks.errors import HessblocksError, RunError
 from hessblocks.figures import Figure, read_figure
 from hessblocks.report import VERDICTS
 from hessblocks.storage import read_study_file, write_text
+from hessblocks.studies.our_questions.optimiser_plan import SHOWN
 
 DOCS = Path(__file__).parent
 BASE = "pre-ln, zero queries"
@@ -31,15 +32,6 @@ ALL = "all weight matrices"
 """What unevenness is taken over, as the study names it."""
 UNKNOWN = "not finished"
 """Begins what a verdict says of runs that are not there."""
-OPTIMISERS = {
-    "adamw": "AdamW",
-    "sgd": "SGD",
-    "muon": "Muon",
-    "blockwise": "AdamW, rates by curvature",
-    "published": "AdamW, published rates",
-    "sgd in layers": "SGD in the layers, AdamW elsewhere",
-}
-"""As the study `optimisers` names them → in a table's head."""
 Data = Mapping[str, Any]
 """What a study left: checks and tables."""
 
@@ -177,7 +169,7 @@ def unevenness(data: Data) -> str:
 def by_optimiser(data: Data) -> str:
     """Final loss of each block with each optimiser."""
     lines = {tuple(line["variant"].rsplit(", ", 1)): line for line in data["tables"]["losses"]}
-    methods = [name for name in OPTIMISERS if any(name == own[-1] for own in lines)]
+    methods = [name for name in SHOWN if any(name == own[-1] for own in lines)]
     blocks = dict.fromkeys(own[0] for own in lines if own[-1] in methods)
     rows = [
         (
@@ -186,7 +178,7 @@ def by_optimiser(data: Data) -> str:
         )
         for block in blocks
     ]
-    return _table(("block", *(OPTIMISERS[method] for method in methods)), rows)
+    return _table(("block", *(SHOWN[method] for method in methods)), rows)
 
 
 def gaps(data: Data) -> str:
@@ -300,8 +292,8 @@ ADAM = Part(
     study="optimisers",
     picture="optimisers-and-evenness",
     title="Which optimiser does each block need?",
-    caption="Final loss with each optimiser at its best rate, and how far SGD ends above AdamW against how uneven the curvature is; farther left is more even. Blockwise is AdamW with "
-    "rates by curvature, published with published multipliers; SGD in layers leaves all else to AdamW. Steps are a share of a run's, of what gets there. Means over seeds, bars are standard errors.",
+    caption="Final loss with each optimiser at its best rate, and how far SGD ends above AdamW against how uneven the curvature is; farther left is more even. Rates by curvature "
+    "and published rates are AdamW's, one for each role; SGD in the layers leaves all else to AdamW. Steps are a share of a run's, of what gets there. Means over seeds, bars are standard errors.",
     panels={
         "runs": "final loss",
         "steps to pre-ln's loss": "steps to pre-LN's loss with AdamW",

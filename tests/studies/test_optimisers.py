@@ -35,6 +35,7 @@ from hessblocks.studies.our_questions.optimiser_plan import (
     PUBLISHED,
     RATES,
     SGD,
+    SHOWN,
     WITNESSES,
     OptimiserSettings,
     label_of,
@@ -282,7 +283,7 @@ def test_a_run_whose_pilot_diverges_counts_as_one_that_does(
     ]
     summary = STUDY.summarise([*kept, *found])
     (check,) = [
-        c for c in summary.checks if c.fact == "sas-p trains as well with blockwise as with AdamW"
+        c for c in summary.checks if c.fact == "sas-p trains as well with rates by curvature as with AdamW"
     ]
     assert "diverged in 1 of 4" in check.ours
     assert json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
@@ -444,7 +445,7 @@ def test_verdicts_follow_the_losses() -> None:
     assert gap_verdicts(rows()) == {True}
     for block in BLOCKS:
         verdicts = [
-            found[f"{block} trains as well with {m} as with AdamW"].holds
+            found[f"{block} trains as well with {SHOWN[m]} as with AdamW"].holds
             for m in methods_of(block)
             if m != ADAMW
         ]
@@ -475,7 +476,7 @@ def test_a_block_that_learns_no_more_than_pairs_decides_nothing_and_is_left_out(
 
     found = checks(rows(level))
     for method in (SGD, MUON, BLOCKWISE):
-        check = found[f"sas-p-no-norm trains as well with {method} as with AdamW"]
+        check = found[f"sas-p-no-norm trains as well with {SHOWN[method]} as with AdamW"]
         assert check.holds is None
         assert "sas-p-no-norm does not end 0.3 nats below the bigram table" in check.ours
     assert found[f"sas-p-no-norm: {MEETS}"].holds is None
@@ -512,7 +513,7 @@ def test_rates_of_roles_are_told_beside_their_verdict_and_in_a_table() -> None:
     ]
     summary = STUDY.summarise(rows() + more)
     found = {check.fact: check.ours for check in summary.checks}
-    told = found["sas trains as well with blockwise as with AdamW"]
+    told = found["sas trains as well with rates by curvature as with AdamW"]
     assert told.endswith("; rates of roles 3.0 times apart")
     first = summary.tables["roles"][0]
     assert (first["role"], first["share_of_the_tuned_rate"], first["norm"]) == ("query", 2.0, 5.0)
@@ -563,7 +564,7 @@ def test_a_gap_that_falls_or_does_not_follow_is_said(slope: float, holds: bool |
 @pytest.mark.parametrize("more", [-0.2, 0.2])
 def test_to_train_as_well_is_to_be_neither_worse_nor_better(more: float) -> None:
     found = checks(rows(lambda p: as_argued(p) + more * (p.method == MUON)))
-    assert found["sas trains as well with muon as with AdamW"].holds is False
+    assert found["sas trains as well with Muon as with AdamW"].holds is False
 
 
 def test_sgd_that_diverges_ranks_last_and_one_block_is_judged() -> None:
@@ -572,7 +573,7 @@ def test_sgd_that_diverges_ranks_last_and_one_block_is_judged() -> None:
         return math.inf if lost else as_argued(point)
 
     found = checks(rows(level))
-    assert found[f"{BLOCKS[0]} trains as well with sgd as with AdamW"].holds is False
+    assert found[f"{BLOCKS[0]} trains as well with SGD as with AdamW"].holds is False
     assert gap_verdicts(rows(level)) == {True}
 
 
@@ -630,10 +631,10 @@ def test_verdicts_are_void_at_the_end_of_a_grid_and_without_learning() -> None:
         return as_argued(point) - 2.0 * bool(high)
 
     found = checks(rows(rising))
-    check = found["sas trains as well with sgd as with AdamW"]
+    check = found["sas trains as well with SGD as with AdamW"]
     assert check.holds is None
     assert check.ours.endswith("void, since the best rate of sas, sgd is not inside its grid")
-    assert found["sas-p trains as well with sgd as with AdamW"].holds is False
+    assert found["sas-p trains as well with SGD as with AdamW"].holds is False
     assert gap_verdicts(rows(rising)) == {None}
     short = checks(rows(lambda p: as_argued(p) - 0.4 * (p.label == BIGRAMS)))
     verdicts = [check for fact, check in short.items() if "trains as well" in fact or "gap" in fact]
@@ -694,7 +695,7 @@ def test_a_run_at_smoke_scale_is_complete_and_drawn(tmp_path: Path) -> None:
     assert {check.holds for check in result.checks} == {None}
     titles = [panel.title for panel in figure.panels]
     assert titles == [
-        *(f"tuning: {method}" for method in METHODS),
+        *(f"tuning: {SHOWN[method]}" for method in METHODS),
         "runs",
         "steps to pre-ln's loss",
         "gap and unevenness before training",

@@ -704,6 +704,24 @@ def test_a_rate_at_which_a_seed_diverged_is_left_out_of_the_panel() -> None:
     assert max(drawn["sas-p"]) == max(drawn[BIGRAMS]) == 0.0316228
 
 
+@pytest.mark.parametrize("far", [False, True])
+def test_a_rate_that_ruins_a_run_does_not_flatten_the_panel(far: bool) -> None:
+    """The table at 3.6 and the best of every block stay inside."""
+
+    def ruined(point: TrialSettings) -> float:
+        return 7.0 if far and point.name == "sas at rate 0.0316228" else fair(point)
+
+    panel = STUDY.summarise(rows(ruined)).figure.panels[0]
+    assert isinstance(panel, Panel)
+    inside = [min(series.y) for series in panel.series]
+    if far:
+        assert panel.limits
+        low, high = panel.limits
+        assert low < min(inside) < max(inside) == 3.6 < high < 5.0
+    else:
+        assert panel.limits is None
+
+
 @pytest.mark.parametrize("share", [0, 0.05, 0.3, 0.5, 0.7, 0.9])
 def test_partial_results_are_summarised_too(share: float) -> None:
     plan = with_inner_rates()

@@ -15,7 +15,7 @@ from hessblocks.figures.log_scale import LogScale
 from hessblocks.storage import read_study_file
 
 Scaling = Literal["linear", "log"]
-OF_PAGES = ("points", "note", "below", "log", "limits", "band", "by_tick", "rows", "columns")
+OF_PAGES = ("points", "note", "below", "log", "band", "by_tick", "rows", "columns")
 """Fields of series, panels and maps that figure.json does not hold."""
 
 
@@ -183,9 +183,11 @@ class Figure:
 
 
 def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Fields of a file; that a series is no guide goes without saying, as in files from before guides."""
-    kept = ((name, value) for name, value in pairs if name not in OF_PAGES)
-    return {name: value for name, value in kept if (name, value) != ("guide", False)}
+    """Fields of a file; that a series is no guide and a panel has no limits goes without saying, as in files from before them."""
+    silent = (("guide", False), ("limits", None))
+    return {
+        name: value for name, value in pairs if name not in OF_PAGES and (name, value) not in silent
+    }
 
 
 def read_figure(path: Path) -> Figure:

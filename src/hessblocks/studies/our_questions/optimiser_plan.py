@@ -28,6 +28,15 @@ INNER_SGD = "sgd in layers"
 METHODS = (SGD, ADAMW, MUON, BLOCKWISE, PUBLISHED, INNER_SGD)
 """Optimisers; blockwise is AdamW with a rate for each role by measured curvature, published by published multipliers; sgd in layers steps
 the matrices of the layers with SGD, AdamW all else."""
+SHOWN = {
+    ADAMW: "AdamW",
+    SGD: "SGD",
+    MUON: "Muon",
+    BLOCKWISE: "rates by curvature",
+    PUBLISHED: "published rates",
+    INNER_SGD: "SGD in the layers",
+}
+"""Their names in what is shown, in that order."""
 GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
     "smoke": {
         SGD: (0.3,), ADAMW: (3e-3,), MUON: (3e-3,), BLOCKWISE: (3e-3,), PUBLISHED: (1e-3,),

@@ -16,6 +16,7 @@ from hessblocks.studies.our_questions.optimiser_plan import (
     BLOCKS,
     FAMILY_OF,
     SGD,
+    SHOWN,
     label_of,
     methods_of,
 )
@@ -80,7 +81,7 @@ def need_checks(tuned: shared.Tuned, apart: Mapping[str, float]) -> list[Check]:
         for method in (one for one in methods_of(block) if one != ADAMW):
             label = label_of(block, method)
             check = tuned.runs.alike(
-                label, base, f"{block} trains as well with {method} as with AdamW"
+                label, base, f"{block} trains as well with {SHOWN[method]} as with AdamW"
             )
             if label in apart:
                 ours = f"{check.ours}; rates of roles {apart[label]:.1f} times apart"

@@ -70,6 +70,7 @@ from hessblocks.studies.our_questions.optimiser_plan import (
     METHODS,
     MUON,
     PUBLISHED,
+    SHOWN,
     OptimiserSettings,
     label_of,
     methods_of,
@@ -154,7 +155,7 @@ def summarise(rows: Rows) -> Summary:
     steps = steps_to_the_base(tuned.runs, pilots(rows))
     return shared.summary(
         "Which optimiser does each block need?",
-        "Blockwise is AdamW with a rate for each role by its curvature, published by published multipliers; Muon steps the matrices of the layers, AdamW the rest; so does SGD in layers. Tuning has one "
+        "Rates by curvature are one for each role, published ones are multipliers of one base; Muon steps the matrices of the layers, AdamW the rest; so does SGD in the layers. Tuning has one "
         f"seed; runs are at the best rates, with seeds of their own. {shared.HOW}",
         [panel for panel in _panels(tuned, gap, uneven, steps) if panel.shown],
         [
@@ -277,7 +278,7 @@ def _panels(
     panels = [
         tuned.tuning.tuning_panel(
             {block: label_of(block, method) for block in FAMILY_OF if method in methods_of(block)},
-            f"tuning: {method}",
+            f"tuning: {SHOWN[method]}",
         )
         for method in METHODS
     ]
@@ -304,7 +305,7 @@ def _by_method(values: shared.Values) -> dict[str, dict[str, tuple[float, float]
     for name, methods in ((shared.GPT2, (ADAMW,)), (shared.BIGRAMS, METHODS)):
         if name in means:
             found[name] = dict.fromkeys(methods, means[name])
-    return {name: {m: each[m] for m in METHODS if m in each} for name, each in found.items()}
+    return {name: {SHOWN[m]: each[m] for m in METHODS if m in each} for name, each in found.items()}
 
 
 def _scatter(

@@ -176,7 +176,8 @@ class Runs:
             title: of the panel.
 
         Returns:
-            The panel, with the bigram table, which has no rate, as a level line.
+            The panel, with the bigram table, which has no rate, as a level line; losses far above all that matters
+            are beyond its upper end.
         """
         grids = {name: self.grids.get(variant, {}) for name, variant in labels.items()}
         rates = dict.fromkeys(sorted({rate for grid in grids.values() for rate in grid}))
@@ -190,13 +191,14 @@ class Runs:
             }
             for name, grid in grids.items()
         }
-        return Panel(
+        panel = Panel(
             title=title,
             x_label="peak learning rate",
             y_label="final loss (nats per token)",
             x_scale="log",
             series=tuple(curve(name, mean_places(each)) for name, each in finite.items() if each),
         )
+        return _close_up(panel)
 
     def table(self) -> list[dict[str, object]]:
         """Final loss and parameters of every variant."""
@@ -320,6 +322,17 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
         if after <= loss <= before:
             return step + (later - step) * (before - loss) / ((before - after) or 1.0)
     return math.inf
+
+
+def _close_up(panel: Panel) -> Panel:
+    """The panel as far as half above the highest of what matters, the best of every series; unchanged where nothing is above that."""
+    best = [min(one.y) for one in panel.series]
+    if not best:
+        return panel
+    low, highest = min(best), max(max(one.y) for one in panel.series)
+    reach = max(best) - low
+    end = max(best) + reach / 2
+    return replace(panel, limits=(low - reach / 10, end)) if highest > end else panel
 
 
 def late(panel: Panel, share: float = EARLY) -> Panel:
