@@ -168,15 +168,13 @@ def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> N
         mine.picture(mine.FINDINGS, figure)
 
 
+STORES = sorted(path.name for path in (DOCS / "results" / "stores").iterdir())
+SLOW_STORES = {"baseline"}
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        "trial",
-        "simplification",
-        "edge-of-stability",
-        "optimisers",
-        pytest.param("baseline", marks=pytest.mark.slow),
-    ],
+    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW_STORES else n for n in STORES],
 )
 def test_results_are_those_of_the_committed_points(name: str, tmp_path: Path) -> None:
     """A store of many rows is packed: no file of the repository is above 1 MB."""
