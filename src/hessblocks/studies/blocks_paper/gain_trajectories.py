@@ -249,7 +249,7 @@ def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
             figure = 17 + list(SCALARS).index(quantity)
             stays = Check(
                 fact=f"{letter} does not go to 0 in any layer (Figure {figure})",
-                expected=f"the smallest mean over heads above {NONE:g}",
+                expected=f"the smallest size of a mean over heads above {NONE:g}",
                 ours=least.text(letter, signed=False),
                 holds=least.above(NONE),
             )
