@@ -168,7 +168,9 @@ def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> N
         mine.picture(mine.FINDINGS, figure)
 
 
-STORES = sorted(path.name for path in (DOCS / "results" / "stores").iterdir())
+UNFINISHED = {"masked-lm"}
+"""Stores that a run goes on from; their results are not told yet."""
+STORES = sorted({path.name for path in (DOCS / "results" / "stores").iterdir()} - UNFINISHED)
 SLOW_STORES = {"baseline"}
 
 

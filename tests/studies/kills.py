@@ -71,7 +71,7 @@ def differences(undisturbed: Path, disturbed: Path) -> list[str]:
             if len(set(keys)) != len(keys):
                 found.append(f"{name}: a point is there twice in {folder}")
         rows = [
-            {record["key"]: unclocked(record["rows"]) for record in records}
+            {record["key"]: unclocked(record) for record in records}
             for records in (left[name], right[name])
         ]
         if rows[0].keys() != rows[1].keys():
@@ -81,8 +81,9 @@ def differences(undisturbed: Path, disturbed: Path) -> list[str]:
     return found
 
 
-def unclocked(rows: list[dict]) -> list[dict]:
-    """Rows without measured seconds."""
+def unclocked(record: dict) -> list[dict]:
+    """Rows of a record without measured seconds."""
+    rows = [{**record["common"], **row} for row in record["rows"]]
     return [
         {
             name: row[name]

@@ -10,8 +10,9 @@ import pytest
 
 from hessblocks.studies.catalogue import names
 from hessblocks.studies.engine.store import POINTS
+from hessblocks.studies.shared.step_times import STEP_TIME
 from tests.studies import toy
-from tests.studies.kills import differences, killed_and_finished, reproduce, stored
+from tests.studies.kills import differences, killed_and_finished, reproduce, stored, unclocked
 
 
 def spoil_a_digit(lines: list[bytes]) -> list[bytes]:
@@ -36,6 +37,16 @@ def test_differences_are_seen(tmp_path: Path, spoil, said: list[str]) -> None:
     found = differences(tmp_path / "alone", tmp_path / "killed")
     assert len(found) == len(said)
     assert all(text.startswith(start) for text, start in zip(found, said, strict=True))
+
+
+def test_measured_seconds_are_no_difference_where_all_rows_of_a_point_are_of_them() -> None:
+    records = [
+        {"common": {"quantity": quantity}, "rows": [{"variant": "sas", "value": value}]}
+        for quantity in (STEP_TIME, "validation_loss")
+        for value in (1.0, 2.0)
+    ]
+    fast, slow, low, high = map(unclocked, records)
+    assert (fast == slow, low == high) == (True, False)
 
 
 @pytest.mark.slow

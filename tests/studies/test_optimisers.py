@@ -283,7 +283,9 @@ def test_a_run_whose_pilot_diverges_counts_as_one_that_does(
     ]
     summary = STUDY.summarise([*kept, *found])
     (check,) = [
-        c for c in summary.checks if c.fact == "sas-p trains as well with rates by curvature as with AdamW"
+        c
+        for c in summary.checks
+        if c.fact == "sas-p trains as well with rates by curvature as with AdamW"
     ]
     assert "diverged in 1 of 4" in check.ours
     assert json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)

@@ -477,7 +477,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(SMOKE, **sizes, evaluations=4, evaluation_sequences=8)
     for module in (trained, simplification, optimiser_plan, edge_plan, warm_up):
         found = module.SIZES
-        monkeypatch.setitem(found, "smoke", replace(small, steps=found["smoke"].steps // 5))
+        steps = max(found["smoke"].steps // 5, small.evaluations)
+        monkeypatch.setitem(found, "smoke", replace(small, steps=steps))
     monkeypatch.setattr(speed, "ROUNDS", 2)
     for name in ("FIRST_PRODUCTS", "WHOLE_PRODUCTS", "PRODUCTS"):
         monkeypatch.setattr(edge_of_stability, name, 2)

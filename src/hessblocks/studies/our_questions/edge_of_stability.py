@@ -153,7 +153,7 @@ def measure(settings: EdgeSettings) -> list[Row]:
     def prepare(trainer: RunTrainer) -> None:
         trainers.append(trainer)
         trainer.args.max_grad_norm = 0.0  # no clipping
-        trainer.add_callback(FirstLooks(note, size.steps // size.evaluations))
+        trainer.add_callback(FirstLooks(note, max(1, size.steps // size.evaluations)))
 
     return settings.placed([*shared.train_point(settings, observe, prepare), *early])
 
