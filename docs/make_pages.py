@@ -22,7 +22,6 @@ from hessblocks.errors import HessblocksError, RunError
 from hessblocks.figures import Figure, read_figure
 from hessblocks.report import VERDICTS
 from hessblocks.storage import read_study_file, write_text
-from hessblocks.studies.our_questions.optimiser_plan import SHOWN
 
 DOCS = Path(__file__).parent
 BASE = "pre-ln, zero queries"
@@ -32,6 +31,15 @@ ALL = "all weight matrices"
 """What unevenness is taken over, as the study names it."""
 UNKNOWN = "not finished"
 """Begins what a verdict says of runs that are not there."""
+OPTIMISERS = {
+    "adamw": "AdamW",
+    "sgd": "SGD",
+    "muon": "Muon",
+    "blockwise": "rates by curvature",
+    "published": "published rates",
+    "sgd in layers": "SGD in the layers",
+}
+"""As the study `optimisers` names them in tables → as its figure does."""
 Data = Mapping[str, Any]
 """What a study left: checks and tables."""
 
@@ -169,7 +177,7 @@ def unevenness(data: Data) -> str:
 def by_optimiser(data: Data) -> str:
     """Final loss of each block with each optimiser."""
     lines = {tuple(line["variant"].rsplit(", ", 1)): line for line in data["tables"]["losses"]}
-    methods = [name for name in SHOWN if any(name == own[-1] for own in lines)]
+    methods = [name for name in OPTIMISERS if any(name == own[-1] for own in lines)]
     blocks = dict.fromkeys(own[0] for own in lines if own[-1] in methods)
     rows = [
         (
@@ -178,7 +186,7 @@ def by_optimiser(data: Data) -> str:
         )
         for block in blocks
     ]
-    return _table(("block", *(SHOWN[method] for method in methods)), rows)
+    return _table(("block", *(OPTIMISERS[method] for method in methods)), rows)
 
 
 def gaps(data: Data) -> str:

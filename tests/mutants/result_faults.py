@@ -494,6 +494,20 @@ RESULTS = (
         tests=("studies/test_trial.py::test_the_tuning_comes_first_likeliest_rates_before_others",),
     ),
     Mutant(
+        "a rate that ruins a run flattens the panel of tuning",
+        file="studies/shared/trained_summary.py",
+        find=" if highest > end else panel",
+        replace=" if highest < low else panel",
+        tests=("studies/test_trial.py::test_a_rate_that_ruins_a_run_does_not_flatten_the_panel",),
+    ),
+    Mutant(
+        "a figure file forgets the limits of a panel",
+        file="figures/figure.py",
+        find='OF_PAGES = ("points", "note", "below", "log", "band",',
+        replace='OF_PAGES = ("points", "note", "below", "log", "limits", "band",',
+        tests=("studies/test_trial.py::test_a_rate_that_ruins_a_run_does_not_flatten_the_panel",),
+    ),
+    Mutant(
         "a late panel loses the end of its curves",
         file="studies/shared/trained_summary.py",
         find="places[:: -max(1, math.ceil(len(places) / DRAWN))][::-1]",

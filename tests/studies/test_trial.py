@@ -711,8 +711,10 @@ def test_a_rate_that_ruins_a_run_does_not_flatten_the_panel(far: bool) -> None:
     def ruined(point: TrialSettings) -> float:
         return 7.0 if far and point.name == "sas at rate 0.0316228" else fair(point)
 
-    panel = STUDY.summarise(rows(ruined)).figure.panels[0]
+    figure = STUDY.summarise(rows(ruined)).figure
+    panel = figure.panels[0]
     assert isinstance(panel, Panel)
+    assert figure.to_dict()["panels"][0].get("limits") == panel.limits
     inside = [min(series.y) for series in panel.series]
     if far:
         assert panel.limits
