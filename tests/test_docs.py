@@ -16,6 +16,7 @@ from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.studies.catalogue import names
 from hessblocks.studies.engine.store import POINTS
+from hessblocks.studies.our_questions.optimiser_plan import SHOWN
 from hessblocks.studies.runner import run_studies
 
 ROOT = Path(__file__).parents[1]
@@ -159,6 +160,11 @@ def test_other_numbers_change_a_page(made_pages: tuple[ModuleType, Path]) -> Non
         count = [name for name, _ in old].count(page)
         assert (before.count(gone), after.count("| 1.250 |")) == (1, count)
         assert gone not in after
+
+
+def test_pages_name_optimisers_as_the_figure_does(made_pages: tuple[ModuleType, Path]) -> None:
+    mine, _ = made_pages
+    assert list(mine.OPTIMISERS.items()) == list(SHOWN.items())
 
 
 def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> None:

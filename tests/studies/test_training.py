@@ -659,3 +659,11 @@ def test_a_single_rate_is_that_of_the_block_and_needs_no_name() -> None:
     slow = {variant: rate for variant, rate in rates.items() if variant in ablations.NO_MLP_SKIP}
     assert slow == dict.fromkeys(ablations.NO_MLP_SKIP, pytest.approx(3e-4))
     assert {rate for variant, rate in rates.items() if variant not in slow} == {3e-3}
+
+
+def test_a_tuning_panel_of_one_block_alone_keeps_a_height() -> None:
+    rows = tuned("sas", _1=[3.0], _3=[2.9], _10=[7.0])
+    panel = Runs(rows).tuning_panel({"sas": "sas"}, "tuning")
+    assert panel.limits
+    low, high = panel.limits
+    assert low < 2.9 < 3.0 < high < 7.0

@@ -325,12 +325,12 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
 
 
 def _close_up(panel: Panel) -> Panel:
-    """The panel as far as half above the highest of what matters, the best of every series; unchanged where nothing is above that."""
+    """The panel as far as half of its reach above the best of every series, a reach of `MARGIN` at least; unchanged where nothing is above that."""
     best = [min(one.y) for one in panel.series]
     if not best:
         return panel
     low, highest = min(best), max(max(one.y) for one in panel.series)
-    reach = max(best) - low
+    reach = max(max(best) - low, MARGIN)
     end = max(best) + reach / 2
     return replace(panel, limits=(low - reach / 10, end)) if highest > end else panel
 
