@@ -1,7 +1,8 @@
-"""Pictures and tables of comparison.md and findings.md from what studies left in results: python docs/make_pages.py [FOLDER].
+"""Pictures and tables of README.md, comparison.md and findings.md from what studies left in results: python docs/make_pages.py [FOLDER].
 
-FOLDER holds both pages and results, this one by default. A picture is of the panels that its page is about; a table is
-written behind each line `<!-- table: NAME -->`, where the old one stood. Nothing is measured here.
+FOLDER holds pages and results, this one by default; the README stands beside it. A picture is of the panels that its
+page is about; a table is written behind each line `<!-- table: NAME -->`, where the old one stood. Nothing is measured
+here.
 """
 
 from __future__ import annotations
@@ -40,67 +41,112 @@ OPTIMISERS = {
     "sgd in layers": "SGD in the layers",
 }
 """As the study `optimisers` names them in tables → as its figure does."""
+GLANCED = {BASE: "pre-LN, zero queries", "sas": "SAS", "sas-p": "SAS-P"}
+"""Blocks of the README's table, and what it calls them."""
 Data = Mapping[str, Any]
 """What a study left: checks and tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A picture and tables of a page, with the numbers of one study."""
+class Picture:
+    """Panels of a study's figure."""
 
-    page: str
-    """Where they stand."""
     study: str
-    """Whose results they are."""
-    picture: str
-    """Name of its file."""
+    """Whose figure it is."""
+    name: str
+    """Of the file."""
     title: str
-    """Of the picture."""
     caption: str
     """Below it."""
     panels: Mapping[str, str]
     """Panel of the study's figure → its title in the picture."""
-    tables: Mapping[str, Callable[[Data], str]]
-    """Name of a place in the page → what makes the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Numbers of a page."""
+
+    page: str
+    """Its file, from the folder of pages."""
+    name: str
+    """Of its place in the page."""
+    studies: tuple[str, ...]
+    """Whose numbers they are, as `make` takes them."""
+    make: Callable[..., str]
 
 
 def main(docs: Path = DOCS) -> None:
-    """Draw the picture of each page and put the tables into it.
+    """Draw all pictures, and put the tables into their pages.
 
     Raises:
         RunError: a file is missing or damaged, or a page lacks the place of a table.
     """
-    texts: dict[Path, str] = {}
-    for part in PARTS:
-        results = docs / "results"
+    results = docs / "results"
+    for each in PICTURES:
         with TemporaryDirectory() as folder:
-            figure = picture(part, read_figure(results / f"{part.study}-figure.json"))
-            drawn = write_picture(draw(figure), Path(folder), part.picture)
+            figure = picture(each, read_figure(results / f"{each.study}-figure.json"))
+            drawn = write_picture(draw(figure), Path(folder), each.name)
             shutil.copyfile(drawn, results / drawn.name)
-        data = read_study_file(results / f"{part.study}.json")
-        file = docs / f"{part.page}.md"
+    texts: dict[Path, str] = {}
+    for table in TABLES:
+        made = table.make(*(read_study_file(results / f"{name}.json") for name in table.studies))
+        file = docs / table.page
         text = texts.get(file) or file.read_text(encoding="utf-8")
-        for name, table in part.tables.items():
-            place = re.compile(rf"(<!-- table: {name} -->\n)(?:\n(?:\|.*\n)+)?")
-            text, found = place.subn(lambda found, made=table(data): f"{found[1]}\n{made}", text)
-            if found != 1:
-                raise RunError(f"{file.name}: {found} places for the table {name}, not one.")
-        texts[file] = text
+        place = re.compile(rf"(<!-- table: {table.name} -->\n)(?:\n(?:\|.*\n)+)?")
+        texts[file], found = place.subn(lambda found, made=made: f"{found[1]}\n{made}", text)
+        if found != 1:
+            raise RunError(f"{file.name}: {found} places for the table {table.name}, not one.")
     for file, text in texts.items():
         write_text(file, text)
 
 
-def picture(part: Part, figure: Figure) -> Figure:
-    """The panels that a part is about, in its order and under its titles.
+def picture(asked: Picture, figure: Figure) -> Figure:
+    """The panels that a picture is of, in its order and under its titles.
 
     Raises:
         RunError: a panel is missing.
     """
     known = {panel.title: panel for panel in figure.panels}
-    if lacking := part.panels.keys() - known.keys():
-        raise RunError(f"{part.study}: its figure has no panel {min(lacking)!r}.")
-    panels = tuple(replace(known[old], title=new) for old, new in part.panels.items())
-    return replace(figure, title=part.title, caption=part.caption, panels=panels)
+    if lacking := asked.panels.keys() - known.keys():
+        raise RunError(f"{asked.study}: its figure has no panel {min(lacking)!r}.")
+    panels = tuple(replace(known[old], title=new) for old, new in asked.panels.items())
+    return replace(figure, title=asked.title, caption=asked.caption, panels=panels)
+
+
+def at_a_glance(trial: Data, simplification: Data, optimisers: Data) -> str:
+    """What three studies found of the simplified blocks beside their base."""
+    rows: list[tuple[str, ...]] = []
+    for runs, size in (("narrow", "6 × 64, 8,000 steps"), ("wide", "6 × 256, 1,500 steps")):
+        found, times = (
+            {line["variant"]: line for line in trial["tables"][name] if line["runs"] == runs}
+            for name in ("losses", "times")
+        )
+        rows += [
+            (f"{size}: final loss", *(_loss(found[block]) for block in GLANCED)),
+            ("parameters", *(f"{found[block]['parameters']:,}" for block in GLANCED)),
+            (
+                "time of a step, of the baseline's",
+                *(_share_of_time(times[block]) for block in GLANCED),
+            ),
+        ]
+    spreads = {
+        (line["share_of_the_steps"], line["variant"]): line
+        for line in simplification["tables"]["unevenness"]
+        if (line["quantity"], line["groups"]) == ("spread", ALL)
+    }
+    for share, moment in ((0.0, "before training"), (1.0, "after 1,200 steps")):
+        told = [spreads[share, block] for block in GLANCED]
+        values = (_with_error(line["value"], line["standard_error"]) for line in told)
+        rows.append((f"4 × 64: spread of curvature {moment}", *values))
+    losses_of = {line["variant"]: line for line in optimisers["tables"]["losses"]}
+    for method in ("adamw", "sgd", "muon"):
+        named = f"4 × 64, 1,400 steps: final loss with {OPTIMISERS[method]}"
+        rows.append((named, *(_loss(losses_of[f"{block}, {method}"]) for block in GLANCED)))
+    return _table(("", *GLANCED.values()), rows)
+
+
+def _share_of_time(line: Mapping[str, Any]) -> str:
+    return _with_error(line["against_the_base"], line["error_of_the_ratio"])
 
 
 def losses(data: Data, runs: str) -> str:
@@ -114,7 +160,7 @@ def losses(data: Data, runs: str) -> str:
             f"{line['parameters']:,}" if line["parameters"] else "",
             _with_error(line["final_loss"], line["standard_error"]),
             f"{line['seeds']}{_diverged(line)}",
-            _with_error(clock["against_the_base"], clock["error_of_the_ratio"]),
+            _share_of_time(clock),
         )
         for line in lines
         for clock in [times.get(line["variant"], NO_CLOCK)]
@@ -244,10 +290,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
-COMPARISON = Part(
-    page="comparison",
+COMPARISON = Picture(
     study="trial",
-    picture="comparison",
+    name="comparison",
     title="Simplified blocks against pre-LN",
     caption="Each block at its best learning rate and initial embeddings (parallel at width 256 is not, see below), means over seeds, bars are standard errors (none for a single "
     "seed). Curves begin after a fifth of the steps, before which the means of pre-LN with zero queries, SAS and SAS-P at width 64 are within 0.03 of each other. Thin lines are the bounds of a match. With one thing "
@@ -258,17 +303,10 @@ COMPARISON = Part(
         "narrow: runs, one thing changed": "the same at the end, one thing changed, width 64",
         "wide: runs against time": "loss against time, width 256",
     },
-    tables={
-        "narrow": partial(losses, runs="narrow"),
-        "wide": partial(losses, runs="wide"),
-        "verdicts": partial(matches, kinds=("narrow: ", "wide: ")),
-        "positions": partial(matches, kinds=("rotary ", "sinusoidal ")),
-    },
 )
-FINDINGS = Part(
-    page="findings",
+FINDINGS = Picture(
     study="simplification",
-    picture="findings",
+    name="findings",
     title="Uneven curvature and loss",
     caption="Sixteen blocks, each at its best learning rate, means over three seeds. A mark is a family of blocks, and the curves are of one block of each; those of losses begin after a fifth of the steps. Farther left is more "
     "even, lower is better. Common matrices are query and both of the MLP. Bars are standard errors of the loss; those of the spread, up to 0.04, are not drawn.",
@@ -278,12 +316,10 @@ FINDINGS = Part(
         "common matrices, before training": "common matrices, before training",
         "common matrices, after training": "common matrices, after training",
     },
-    tables={"blocks": unevenness, "verdicts": checks},
 )
-EDGES = Part(
-    page="findings",
+EDGES = Picture(
     study="edge-of-stability",
-    picture="edges",
+    name="edges",
     title="Learning rates with and without warm-up",
     caption="Final loss at each peak rate, and how near the edge of stability training is at each block's best rate: 1 is where a step with AdamW's preconditioner held fixed would no "
     "longer be stable. Means over three seeds, bars are standard errors. Gradients are not clipped.",
@@ -293,12 +329,10 @@ EDGES = Part(
         "warm-up: how near the edge": "how near the edge, with warm-up",
         "no warm-up: how near the edge": "how near the edge, without warm-up",
     },
-    tables={"edges": checks},
 )
-ADAM = Part(
-    page="findings",
+ADAM = Picture(
     study="optimisers",
-    picture="optimisers-and-evenness",
+    name="optimisers-and-evenness",
     title="Which optimiser does each block need?",
     caption="Final loss with each optimiser at its best rate, and how far SGD ends above AdamW against how uneven the curvature is; farther left is more even. Rates by curvature "
     "and published rates are AdamW's, one for each role; SGD in the layers leaves all else to AdamW. Steps are a share of a run's, of what gets there. Means over seeds, bars are standard errors.",
@@ -308,9 +342,36 @@ ADAM = Part(
         "gap and unevenness before training": "common matrices, before training",
         "gap and unevenness after training with AdamW": "common matrices, after training",
     },
-    tables={"optimisers": by_optimiser, "gaps": gaps, "adam": checks},
 )
-PARTS = (COMPARISON, FINDINGS, EDGES, ADAM)
+PICTURES = (COMPARISON, FINDINGS, EDGES, ADAM)
+
+
+def _tables(page: str, study: str, **makers: Callable[[Data], str]) -> tuple[Table, ...]:
+    """Tables of one page and one study, by their names."""
+    return tuple(
+        Table(page=page, name=name, studies=(study,), make=make) for name, make in makers.items()
+    )
+
+
+TABLES = (
+    Table(
+        page="../README.md",
+        name="at a glance",
+        studies=("trial", "simplification", "optimisers"),
+        make=at_a_glance,
+    ),
+    *_tables(
+        "comparison.md",
+        "trial",
+        narrow=partial(losses, runs="narrow"),
+        wide=partial(losses, runs="wide"),
+        verdicts=partial(matches, kinds=("narrow: ", "wide: ")),
+        positions=partial(matches, kinds=("rotary ", "sinusoidal ")),
+    ),
+    *_tables("findings.md", "simplification", blocks=unevenness, verdicts=checks),
+    *_tables("findings.md", "edge-of-stability", edges=checks),
+    *_tables("findings.md", "optimisers", optimisers=by_optimiser, gaps=gaps, adam=checks),
+)
 
 
 if __name__ == "__main__":

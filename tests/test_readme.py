@@ -21,27 +21,35 @@ from hessblocks.theory.verification import arguments
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+ESTIMATORS = (ROOT / "docs" / "estimators.md").read_text(encoding="utf-8")
 NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
 
 
 def test_it_is_read_in_a_few_minutes() -> None:
-    assert len(README.splitlines()) <= 120
+    lines = README.splitlines()
+    assert len(lines) <= 120
+    prose = [line for line in lines if not line.startswith(("|", "!["))]
+    assert max(map(len, prose)) <= 122, "short lines, or the count of them says nothing"
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
-def test_the_code_prints_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = next(text for text in blocks("text") if text.startswith("query estimate"))
-    printed = io.StringIO()
-    for code in blocks("python"):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, "README.md", "exec"), {})
+    (code,) = blocks("python")
+    exec(compile(code, "README.md", "exec"), {})
     assert (tmp_path / "spectrum.png").stat().st_size > 10_000
+
+
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+def test_the_page_of_estimators_prints_what_is_shown() -> None:
+    code, shown = (blocks(language, ESTIMATORS)[0] for language in ("python", "text"))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "estimators.md", "exec"), {})
     assert NUMBER.sub("#", printed.getvalue()) == NUMBER.sub("#", shown)
     pairs = zip(NUMBER.findall(printed.getvalue()), NUMBER.findall(shown), strict=True)
     for got, expected in pairs:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_readme import NUMBER, README, blocks
+from tests.test_readme import README, blocks
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -52,7 +52,7 @@ def test_the_packaged_readme_leads_to_nothing_that_an_index_lacks(wheel: Path) -
     assert re.findall(relative, page) == []
     kept = r"\[[^]]+\]\(https://[^)]+\)"
     assert re.findall(kept, page) == re.findall(kept, README) != []
-    assert "\nThe quickstart goes on from here. `make demo`" in page
+    assert "The quickstart says how to read it." in page
     assert "Where to go on" not in page, "a table of links without links"
     assert "## What it does not do" in page
     assert re.findall(r"```.*?```", page, re.DOTALL) == re.findall(r"```.*?```", README, re.DOTALL)
@@ -101,9 +101,6 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, na
         f"{wheel}[report]",
         cwd=tmp_path,
     )
-    shown = next(text for text in blocks("text") if text.startswith("query estimate"))
-    printed = ""
-    for code in blocks("python"):
-        printed = run(programs / "python", "-c", code, cwd=tmp_path)
+    (code,) = blocks("python")
+    assert run(programs / "python", "-c", code, cwd=tmp_path)
     assert (tmp_path / "spectrum.png").exists()
-    assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)
