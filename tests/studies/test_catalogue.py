@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        18208,
-        "e3a5116d36790fe568d4401d2ccebd9e8edf9717af0b063aab3a4be3eae9b84a",
+        18210,
+        "3e5268a73d26afad6228c1746b857fd0625f108e2edf7331a890cfb2c67308e1",
     )
 
 

@@ -90,7 +90,12 @@ def test_downstream_takes_the_models_that_masked_lm_pretrained(scale: Scale) -> 
 def test_the_control_differs_from_its_block_in_the_pretraining_alone() -> None:
     points = [p.settings for p in find("downstream").points("laptop", 1)]
     (block,), (fresh,) = ([p for p in points if p.variant == name] for name in ("pre-ln", FRESH))
-    assert replace(fresh, variant="pre-ln") == block
+    assert replace(fresh, variant="pre-ln", tuning=block.tuning) == block
+    assert block.tuning
+    assert fresh.tuning
+    more = fresh.tuning.tuning_rates
+    assert more[: len(block.tuning.tuning_rates)] == block.tuning.tuning_rates
+    assert replace(fresh.tuning, tuning_rates=block.tuning.tuning_rates) == block.tuning
 
 
 def test_the_other_pre_ln_begins_with_zero_queries_and_differs_in_nothing_else() -> None:
@@ -170,12 +175,12 @@ def times(**seconds: tuple[float, ...]) -> list[Row]:
     ]
 
 
-def accuracies(best: float = 2.0, **scores: list[float | None]) -> list[Row]:
+def accuracies(best: float = 2.0, task: str = "topic", **scores: list[float | None]) -> list[Row]:
     """Accuracy of blocks on one task, seed by seed, at three rates; at other rates than the best the test split says more and the validation split less."""
     return [
         {
             "variant": FRESH if name == "fresh" else name.replace("_", "-"), "seed": seed,
-            "task": "topic", "quantity": quantity, "learning_rate": rate,
+            "task": task, "quantity": quantity, "learning_rate": rate,
             "value": None if value is None else value + (off if rate != best else 0.0),
         }
         for name, values in scores.items()
@@ -243,15 +248,42 @@ def test_speed_is_judged_with_its_error(
 def test_scores_are_judged_by_pairs_of_seeds_to_both_sides(
     sas_p: list[float | None], holds: bool | None
 ) -> None:
-    rows = accuracies(pre_ln=[0.80, 0.81, 0.80], sas_p=sas_p)
+    rows = accuracies(pre_ln=[0.80, 0.81, 0.80], sas_p=sas_p, fresh=[0.5, 0.5, 0.5])
     assert verdict(find("downstream").summarise(rows).checks, "sas-p scores") is holds
+
+
+@pytest.mark.parametrize(
+    "fresh", [{}, {"fresh": [0.79, 0.79, 0.79]}, {"fresh": [0.5, 0.9, 0.7]}, {"fresh": [0.5]}]
+)
+def test_scores_say_nothing_where_pretraining_is_not_shown_to_help(
+    fresh: dict[str, list[float | None]],
+) -> None:
+    rows = accuracies(pre_ln=[0.80, 0.81, 0.80], sas_p=[0.80, 0.81, 0.80], **fresh)
+    checks = find("downstream").summarise(rows).checks
+    assert verdict(checks, "sas-p scores") is None
+    assert verdict(checks, "pretraining helps") in {None, False}
+
+
+def test_a_task_with_which_pretraining_does_not_help_is_left_out_of_the_verdicts() -> None:
+    """On topic sas-p is three points behind; the mean over both tasks would hide it."""
+    rows = accuracies(pre_ln=[0.80, 0.81, 0.80], sas_p=[0.77, 0.78, 0.77], fresh=[0.5, 0.5, 0.5])
+    rows += accuracies(
+        task="matching", pre_ln=[0.5, 0.51, 0.5], sas_p=[0.5, 0.51, 0.5], fresh=[0.5, 0.51, 0.5]
+    )
+    checks = find("downstream").summarise(rows).checks
+    (found,) = (check for check in checks if "sas-p scores" in check.fact)
+    assert found.holds is False
+    assert "-3.0 ± 0.0 points (topic)" in found.ours
+    assert verdict(checks, "pretraining helps with topic") is True
+    assert verdict(checks, "pretraining helps with matching") is False
 
 
 @pytest.mark.parametrize(("best", "holds"), [(1.0, None), (2.0, True), (3.0, None)])
 def test_scores_count_at_the_rate_of_the_validation_split_where_it_is_inside_its_grid(
     best: float, holds: bool | None
 ) -> None:
-    rows = accuracies(pre_ln=[0.80, 0.81, 0.80]) + accuracies(best, sas_p=[0.80, 0.81, 0.79])
+    rows = accuracies(pre_ln=[0.80, 0.81, 0.80], fresh=[0.5, 0.5, 0.5])
+    rows += accuracies(best, sas_p=[0.80, 0.81, 0.79])
     (line,) = (d for d in downstream.table(rows, downstream.scores(rows)) if d["block"] == "sas-p")
     assert line["score"] == pytest.approx(80)
     assert (line["best_rate"], line["rate_settled"]) == (best, bool(holds))

@@ -200,7 +200,9 @@ def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
     assert speed_verdicts(slow + fast + clocks(0.9, 0.1, 3.0))[time] is None
     assert speed_verdicts(slow + fast + clocks(0.9))[time] is None
     never = [row for seed in (0, 1) for row in curve("sas-p", seed, [4.0, 3.9, 3.8])]
-    assert speed_verdicts(slow + never + times)[time] is False
+    assert speed_verdicts(slow + never + clocks(1.1, 1.1, 1.1))[time] is False
+    assert speed_verdicts(slow + never + clocks(1.1, 1.4, 0.9))[time] is None
+    assert speed_verdicts(slow + never + times)[time] is None, "a tenth of the time is left"
     lost = curve("sas-p", 0, [4.0, 1.0, 0.5]) + curve("sas-p", 1, [4.0, None])
     assert speed_verdicts(slow + lost + times)[time] is None
 
@@ -534,6 +536,47 @@ def test_each_block_stands_with_its_best_rate() -> None:
     rows += [row for seed in range(3) for row in curve(BIGRAMS, seed, [4.0])]
     check = Runs(rows).slower("pre-ln", "sas", "a fact")
     assert (check.holds, check.ours) == (True, "+0.500 ± 0.000 nats (3 seeds)")
+
+
+def test_a_rate_at_the_end_of_the_grid_that_one_seed_found_better_leaves_the_best_open() -> None:
+    """Nothing was tried beyond it."""
+    runs = Runs(tuned("sas", _1=[2.1], _3=[2.0, 2.01, 2.0], _10=[1.99]))
+    assert (runs.rates["sas"].best, runs.rates["sas"].settled) == (3.0, False)
+    assert Runs(tuned("sas", _1=[2.1], _3=[2.0, 2.01, 2.0], _10=[2.01])).rates["sas"].settled
+
+
+@pytest.mark.parametrize(("lower", "holds"), [(0.0, True), (0.018, None)])
+def test_a_rate_that_one_seed_found_better_may_not_reverse_who_is_slower(
+    lower: float, holds: bool | None
+) -> None:
+    """sas ends 0.01 above pre-ln at its rate; at another rate one seed of it ended `lower` below that."""
+    finals = {"pre-ln": 2.0, BIGRAMS: 3.5}
+    rows = [
+        row
+        for name, loss in finals.items()
+        for seed in range(3)
+        for row in curve(name, seed, [loss + 0.001 * seed])
+    ]
+    rows += tuned("sas", _1=[2.5], _3=[2.01, 2.011, 2.012], _10=[2.01 - lower], _30=[2.6])
+    check = Runs(rows).slower("sas", "pre-ln", "a fact")
+    assert check.holds is holds
+    other = Runs(rows).slower("pre-ln", "sas", "the other way")
+    assert other.holds is (False if holds else None)
+
+
+def test_blocks_of_which_none_has_learnt_more_than_pairs_match_nothing() -> None:
+    finals = {"pre-ln": 3.0, BIGRAMS: 3.5, "a": 3.4, "b": 3.41, "c": 3.0}
+    rows = [
+        row
+        for name, loss in finals.items()
+        for seed in range(3)
+        for row in curve(name, seed, [loss + 0.001 * seed])
+    ]
+    runs = Runs(rows)
+    for compared in (runs.match, runs.close):
+        check = compared("a", "b", "")
+        assert (check.holds, check.ours.endswith(void_of("a"))) == (None, True)
+        assert compared("a", "c", "").holds is False
 
 
 @pytest.mark.parametrize(("lower", "best"), [(0.019, 1.0), (0.021, 3.0)])

@@ -58,6 +58,7 @@ def summarise(rows: Rows) -> Summary:
                     f"{name}, {depths[0]} layers",
                     f"{name}, {depths[-1]} layers",
                     f"{name} gains from depth",
+                    by=shared.CLOSE,
                 )
                 for name in ("pre-ln", *MATCHING)
                 if depths

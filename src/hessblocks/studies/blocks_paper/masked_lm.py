@@ -28,10 +28,13 @@ PRESETS: dict[Scale, tuple[str, ...]] = {
 """What is timed."""
 RATES: dict[Scale, shared.Grid] = {
     "smoke": shared.Grid(rates=(3e-3,)),
-    "laptop": shared.Grid(rates=(1e-2, 3e-3, 3e-2)),
+    "laptop": shared.Grid(
+        rates=(1e-2, 3e-3, 3e-2),
+        own=dict.fromkeys(("sas", "sas-p"), (3e-2, 1e-2, 1e-1, 3e-3)),
+    ),
     "paper": shared.Grid(rates=(1e-3, 3e-4, 3e-3)),
 }
-"""The first rate of each block is that of the models that `downstream` tunes."""
+"""The first rate of each block, its best here, is that of the models that `downstream` tunes."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": shared.TextSize(
         depth=2, width=32, heads=2, mlp_width=64, context=32, vocab_size=1024, steps=40,

@@ -1,6 +1,7 @@
 """What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
 
 from hessblocks.studies.shared.addition_model import TOKENS, addition_model, weight_size
+from hessblocks.studies.shared.best_rates import SLACK, Rate, at_best_rates
 from hessblocks.studies.shared.differences import (
     Difference,
     Values,
@@ -107,10 +108,7 @@ from hessblocks.studies.shared.trained_summary import (
     CURVES,
     HOW,
     MARGIN,
-    SLACK,
-    Rate,
     Runs,
-    at_best_rates,
     finite,
     late,
     places_panel,

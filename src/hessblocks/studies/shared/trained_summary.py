@@ -13,12 +13,14 @@ from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks.studies.engine import Check, Rows, Summary
+from hessblocks.studies.shared.best_rates import Rate, at_best_rates, best_rate
 from hessblocks.studies.shared.differences import (
     Values,
     difference,
     difference_check,
     judged_by,
     match_check,
+    mean_check,
 )
 from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
 from hessblocks.studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REFERENCES
@@ -26,6 +28,8 @@ from hessblocks.studies.shared.variants import BASES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
 """Of the losses in a figure."""
+TUNED = "Each block stands at the best learning rate of its grid; the first seed alone tries the others, and counts in the verdicts."
+"""Where blocks are trained at several rates."""
 CURVES = f"{HOW} Loss curves begin after a fifth of the steps."
 """The same where there are loss curves."""
 EARLY = 0.2
@@ -34,33 +38,12 @@ BASE = "pre-ln"
 """The block that all others are compared with."""
 MARGIN = 0.3
 """Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare blocks."""
-SLACK = 0.02
-"""Nats that one seed may end lower at another rate without that being the better one."""
-LONGER = "the best rate is not yet inside the grid, with all seeds, of"
-"""Behind the numbers where a block might train better at a rate that was not tried with every seed; it follows."""
 DRAWN = 12
 """Places of a curve beyond which its markers hide other curves."""
+REVERSED = "a rate that one seed found better could reverse this"
+"""Behind the numbers of a verdict that is closer than that."""
 CLOSE = 0.05
 """Nats per token that count as no difference, in every claim about losses."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """The best learning rate of a block."""
-
-    best: float
-    """That of the lowest loss, averaged over the seeds that every rate was measured with; where others have fewer seeds, a rate with
-    all of them that is no more than `SLACK` above."""
-    settled: bool
-    """Whether its loss is finite, it lies between two others and was measured with as many seeds as any."""
-
-
-def at_best_rates(check: Check, rates: Mapping[str, Rate], *names: str) -> Check:
-    """The check; undecided, with the reason, where one of these was trained at several rates of which the best is not inside the grid."""
-    open_ended = [one for one in names if one in rates and not rates[one].settled]
-    if not open_ended:
-        return check
-    return replace(check, ours=f"{check.ours}; {LONGER} {', '.join(open_ended)}", holds=None)
 
 
 def void_of(name: str) -> str:
@@ -112,23 +95,8 @@ class Runs:
             variant, _, rate = name.partition(AT_RATE)
             self.grids.setdefault(variant, {})[float(rate)] = self.losses.pop(name)
         for variant, grid in self.grids.items():
-            common = set.intersection(*map(set, grid.values()))
-            means = {
-                rate: statistics.fmean(seeds[one] for one in common or seeds)
-                for rate, seeds in grid.items()
-            }
-            most = max(map(len, grid.values()))
-            fewer = min(map(len, grid.values())) < most
-            least = min(means.values())
-            usual = [
-                rate
-                for rate in means
-                if len(grid[rate]) == most and means[rate] <= least + (SLACK if fewer else 0.0)
-            ]
-            best = min(usual or means, key=lambda rate: means[rate])
-            whole = bool(common) and len(grid[best]) == most
-            settled = whole and min(grid) < best < max(grid) and math.isfinite(means[best])
-            self.rates[variant] = Rate(best=best, settled=settled)
+            self.rates[variant] = best_rate(grid)
+            best = self.rates[variant].best
             self.losses[variant] = grid[best]
             for seed in grid[best]:
                 self._curves[variant, seed] = self._curves[f"{variant}{AT_RATE}{best:g}", seed]
@@ -269,23 +237,46 @@ class Runs:
         learnt = self.below_the_table(variant, BIGRAMS + self._kind(variant))
         return judged_by(learnt, check, void_of(name or variant))
 
-    def slower(self, slow: str, fast: str, fact: str) -> Check:
-        """Whether `slow` ends with the higher loss at equal tokens, by any amount; void where `fast` has learnt no more than pairs."""
-        expected = f"final loss of {slow} above that of {fast}, by any amount"
-        check = difference_check(self.losses, slow, fast, fact, expected=expected, above=True)
+    def slower(self, slow: str, fast: str, fact: str, by: float = 0.0) -> Check:
+        """Whether `slow` ends with the higher loss at equal tokens, by more than `by`; void where `fast` has learnt no more than pairs.
+
+        A rate that one seed found slightly better than the best must not be able to reverse the verdict.
+        """
+        most = f"more than {by:g}" if by else "any amount"
+        expected = f"final loss of {slow} above that of {fast}, by {most}"
+        found = difference(self.losses, slow, fast)
+        check = mean_check(found, fact, expected=expected, above=True, limit=by, unit="nats")
+        lower = {
+            name: self.rates[name].above_the_lowest for name in (slow, fast) if name in self.rates
+        }
+        least = found.above(by + lower.get(slow, 0.0))
+        most_favourable = found.above(by - lower.get(fast, 0.0))
+        if check.holds is not None and not least == most_favourable == check.holds:
+            check = replace(check, ours=f"{check.ours}; {REVERSED}", holds=None)
         return self.if_it_counts(self.where_learnt(check, fast), slow, fast)
 
     def close(self, one: str, other: str, fact: str, within: float = CLOSE) -> Check:
-        """Whether `one` ends no more than `within` nats above `other`."""
+        """Whether `one` ends no more than `within` nats above `other`; void where the better has learnt no more than pairs."""
         expected = f"final loss of {one} at most {within:g} above that of {other}"
         check = difference_check(
             self.losses, one, other, fact, expected=expected, above=False, limit=within
         )
-        return self.if_it_counts(check, one, other)
+        return self.if_it_counts(self._where_the_better_learnt(check, one, other), one, other)
 
     def match(self, one: str, other: str, fact: str) -> Check:
-        """Whether `one` and `other` end no more than `CLOSE` apart, whichever is better."""
-        return self.if_it_counts(self.alike(one, other, fact), one, other)
+        """Whether `one` and `other` end no more than `CLOSE` apart, whichever is better; void where that one has learnt no more than pairs."""
+        check = self._where_the_better_learnt(self.alike(one, other, fact), one, other)
+        return self.if_it_counts(check, one, other)
+
+    def _where_the_better_learnt(self, check: Check, *variants: str) -> Check:
+        """The check; undecided where all of these have learnt no more than pairs of tokens."""
+        means = {
+            name: statistics.fmean(self.losses[name].values())
+            for name in variants
+            if name in self.losses
+        }
+        best = min(means, key=lambda name: means[name]) if means else None
+        return self.where_learnt(check, best) if best else check
 
     def alike(self, one: str, other: str, fact: str) -> Check:
         """The same without a control, for studies that have one of their own."""
@@ -313,6 +304,8 @@ class Runs:
             The summary.
         """
         every = [*checks, *self.controls.values()]
+        if self.rates:
+            caption = f"{caption} {TUNED}"
         return summary(title, caption, panels, every, losses=self.table(), **tables)
 
 
