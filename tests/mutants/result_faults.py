@@ -463,14 +463,68 @@ RESULTS = (
     ),
     Mutant(
         "rates that all diverge count as tuned",
-        file="studies/shared/trained_summary.py",
+        file="studies/shared/best_rates.py",
         find=" and math.isfinite(means[best])",
         replace="",
         tests=("studies/test_training.py::test_rates_that_all_diverge_settle_nothing",),
     ),
     Mutant(
-        "the best rate is that of whatever seeds a rate has",
+        "a lower loss at the end of a grid leaves the best rate settled",
+        file="studies/shared/best_rates.py",
+        find="for rate in (best, lowest))",
+        replace="for rate in (best,))",
+        tests=(
+            "studies/test_training.py::test_a_rate_at_the_end_of_the_grid_that_one_seed_found_better_leaves_the_best_open",
+        ),
+    ),
+    Mutant(
+        "a rate that one seed found better may reverse who is slower",
         file="studies/shared/trained_summary.py",
+        find="bounds != {check.holds}",
+        replace="not bounds",
+        tests=(
+            "studies/test_training.py::test_a_rate_that_one_seed_found_better_may_not_reverse_who_is_slower",
+        ),
+    ),
+    Mutant(
+        "blocks that have learnt nothing match",
+        file="studies/shared/trained_summary.py",
+        find="return self.where_learnt(check, best) if best else check",
+        replace="return check",
+        tests=(
+            "studies/test_training.py::test_blocks_of_which_none_has_learnt_more_than_pairs_match_nothing",
+        ),
+    ),
+    Mutant(
+        "a task with which pretraining does not help counts",
+        file="studies/blocks_paper/finetuning.py",
+        find="means(found, helped or None)",
+        replace="means(found)",
+        tests=(
+            "studies/test_downstream.py::test_a_task_with_which_pretraining_does_not_help_is_left_out_of_the_verdicts",
+        ),
+    ),
+    Mutant(
+        "scores count without their control",
+        file="studies/blocks_paper/finetuning.py",
+        find="            if not helped:\n",
+        replace="            if not controls:\n",
+        tests=(
+            "studies/test_downstream.py::test_scores_say_nothing_where_pretraining_is_not_shown_to_help",
+        ),
+    ),
+    Mutant(
+        "a block with time left is called slower",
+        file="studies/blocks_paper/speed.py",
+        find="clock.mean < 1 or clock.above(1.0) is None",
+        replace="clock.above(1.0) is None",
+        tests=(
+            "studies/test_training.py::test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed",
+        ),
+    ),
+    Mutant(
+        "the best rate is that of whatever seeds a rate has",
+        file="studies/shared/best_rates.py",
         find="for one in common or seeds",
         replace="for one in seeds",
         tests=(

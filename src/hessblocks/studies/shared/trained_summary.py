@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hessblocks.figures import Panel
@@ -238,20 +238,28 @@ class Runs:
         return judged_by(learnt, check, void_of(name or variant))
 
     def slower(self, slow: str, fast: str, fact: str, by: float = 0.0) -> Check:
-        """Whether `slow` ends with the higher loss at equal tokens, by more than `by`; void where `fast` has learnt no more than pairs.
+        """Whether `slow` ends with the higher loss at equal tokens, by more than `by`.
 
-        A rate that one seed found slightly better than the best must not be able to reverse the verdict.
+        Args:
+            slow: name of a variant.
+            fast: name of another.
+            fact: in a sentence.
+            by: nats.
+
+        Returns:
+            The fact; void where `fast` has learnt no more than pairs of tokens, undecided where a rate that one seed
+            found better than the best could reverse it.
         """
-        most = f"more than {by:g}" if by else "any amount"
-        expected = f"final loss of {slow} above that of {fast}, by {most}"
+        margin = f"more than {by:g}" if by else "any amount"
+        expected = f"final loss of {slow} above that of {fast}, by {margin}"
         found = difference(self.losses, slow, fast)
         check = mean_check(found, fact, expected=expected, above=True, limit=by, unit="nats")
-        lower = {
-            name: self.rates[name].above_the_lowest for name in (slow, fast) if name in self.rates
-        }
-        least = found.above(by + lower.get(slow, 0.0))
-        most_favourable = found.above(by - lower.get(fast, 0.0))
-        if check.holds is not None and not least == most_favourable == check.holds:
+        own, others = (
+            self.rates[name].above_the_lowest if name in self.rates else 0.0
+            for name in (slow, fast)
+        )
+        bounds = {found.above(by + own), found.above(by - others)}
+        if check.holds is not None and bounds != {check.holds}:
             check = replace(check, ours=f"{check.ours}; {REVERSED}", holds=None)
         return self.if_it_counts(self.where_learnt(check, fast), slow, fast)
 
