@@ -687,8 +687,9 @@ def test_every_block_of_a_comparison_is_trained_at_several_rates(name: str) -> N
     for key, rate in own.items():
         slow = 0.1 if key[0] in ablations.NO_MLP_SKIP else 1
         block = str(key[0]).partition(", ")[0]
-        simple = 1e-2 if name == "masked-lm" else 3e-2  # twice as many steps
-        first = {"v-skipinit": 3e-3, "skipless": 3e-3, "sas-p": simple}.get(block, 1e-2)
+        sas = 3e-2 if name == "masked-lm" else 1e-2
+        others = {"v-skipinit": 3e-3, "skipless": 3e-3, "sas-p": 3e-2, "sas": sas}
+        first = others.get(block, 1e-2)
         assert rate == pytest.approx(first * slow), "all seeds are at the likeliest rate alone"
     assert set(own) == set(rates)
     smoke = find(name).settings("smoke", 1)
