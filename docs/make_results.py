@@ -16,7 +16,7 @@ from pathlib import Path
 from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.report import VERDICTS
 from hessblocks.report.studies import StudySection, load_section, study_folders
-from hessblocks.storage import write_text
+from hessblocks.storage import read_study_file, write_text
 from hessblocks.studies import find, names
 
 DOCS = Path(__file__).parent
@@ -28,11 +28,8 @@ Figures and tables of both papers, and our own questions, measured, beside what 
 command that measured it, and what has not been measured is listed as missing. `python docs/make_results.py RUNS`
 makes the page from the folder that these commands wrote with `--out RUNS`.
 
-Studies that train are of revision 2 here, unless their file says another (`revision` in `STUDY.json`). Before
-revision 6 all blocks had learned positions, which are not pre-LN's best; today's are rotary. In
-revision 2 the `sas` presets had fixed value gains. Two studies counted losses up to 0.03 nats above pre-LN as equal
-(today 0.05, to both sides). Times were those of the clock. No bigram table showed whether pre-LN had learnt enough
-to be compared with. Today's commands measure other points and may give other verdicts ([log](log.md)).
+Where a study's row says *superseded*, an earlier version of it was measured, and its verdicts count for nothing: today's
+command measures other points ([log](log.md)).
 
 In [`results`](results) stand a study's checks and tables (`STUDY.json`) and the points of its figure
 (`STUDY-figure.json`). Intervals are 95 %, ± is one standard error. "undecided" means that the seeds of
@@ -70,6 +67,11 @@ def main(runs: Path, target: Path = DOCS) -> None:
     texts = {name: text for name, (_, text) in kept.items()}
     texts |= {name: described(section) for name, section in shown.items()}
     order = [name for name in names() if name in texts]
+    for name in order:
+        measured = read_study_file(target / PICTURES / f"{name}.json").get("revision")
+        if measured != find(name).revision and SUPERSEDED not in texts[name]:
+            rows[name] = (*rows[name][:3], *("" for _ in VERDICTS), "superseded")
+            texts[name] = texts[name].replace("\n\n", f"\n\n{SUPERSEDED}\n\n", 1)
     parts = [
         HEAD,
         table(OVERVIEW, [rows[name] for name in order]),
@@ -98,6 +100,8 @@ def load_sections(runs: Path) -> list[tuple[Path, StudySection]]:
     return [(folder, load_section(folder)) for folder in folders]
 
 
+SUPERSEDED = "**Superseded**: an earlier version of this study, with settings that its command no longer has."
+"""Begins the section of a study whose results are of another revision than today's."""
 OVERVIEW = ("study", "of", "scale", *VERDICTS.values(), "time")
 
 

@@ -108,6 +108,16 @@ def test_the_page_of_results_shows_what_is_there_and_lists_what_is_missing(
     shutil.rmtree(tmp_path / "runs" / "histograms")
     make_results.main(tmp_path / "runs", tmp_path / "docs")
     assert (tmp_path / "docs" / "results.md").read_text() == page, "what is gone is kept"
+    assert "uperseded" not in page.partition("| study |")[2]
+    told = tmp_path / "docs" / "results" / "histograms.json"
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"revision": 0}))
+    for _ in range(2):
+        make_results.main(tmp_path / "runs", tmp_path / "docs")
+    page = (tmp_path / "docs" / "results.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| [histograms]"))
+    assert row.endswith("| smoke |  |  |  | superseded |")
+    assert page.count(make_results.SUPERSEDED) == 1
+    assert page.index(make_results.SUPERSEDED) > page.index("## histograms")
 
 
 def test_no_results_without_studies(tmp_path: Path, make_results: ModuleType) -> None:

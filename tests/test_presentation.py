@@ -46,12 +46,14 @@ def results() -> dict[str, Any]:
         "problem": problem,
         "group": next(iter(groups.values())),
         "operator": hb.Hessian(problem),
+        "attention": hb.exact_attention_curvature(model, ids),
+        "last block": hb.exact_last_block(model, ids),
     }
 
 
 NAMES = (
     *("estimate", "eigenvalues", "condition", "diagonal", "spectrum", "map", "norms", "uneven"),
-    *("signal", "problem", "group", "operator"),
+    *("signal", "problem", "group", "operator", "attention", "last block"),
 )
 TABLES = ("eigenvalues", "diagonal", "spectrum", "map", "norms", "signal")
 PLOTS = ("spectrum", "map", "norms", "signal")
@@ -70,6 +72,9 @@ def test_lines_say_what_was_found() -> None:
     assert repr(found["eigenvalues"]).startswith("eigenvalues 4, 1, 0.5, -2 (residuals up to ")
     assert "spectrum of 4 eigenvalues from -2 to 4, mean 0.875" in repr(found["spectrum"])
     assert "Hessian(" in repr(found["operator"])
+    last = "exact, float32, cpu, groups query, key, value, projection, "
+    assert repr(found["attention"]) == f"AttentionHessian({last.removesuffix(', ')})"
+    assert repr(found["last block"]).startswith(f"LastBlockHessian({last}")
     assert "symmetric" in repr(found["operator"])
     assert ", rows 3, batches 1, loss causal-lm)" in repr(found["problem"])
     assert "times (95 % interval" in repr(found["uneven"])

@@ -40,6 +40,11 @@ class PiecewiseHessian(abc.ABC):
         self._norms: dict[tuple[Piece, Piece, Part], float] = {}
         self._blocks: BoundedCache[Any] = BoundedCache(memory_limit // 4)
 
+    def __repr__(self) -> str:
+        """Kind and groups, on one line."""
+        dtype = str(self._like.dtype).removeprefix("torch.")
+        return f"{type(self).__name__}(exact, {dtype}, {self._like.device}, groups {', '.join(self.groups)})"
+
     @abc.abstractmethod
     def pieces(self, group: str, head: int | None) -> list[Piece]:
         """The pieces of a group in the order in which it is flattened; those of one head, if asked for."""
