@@ -165,9 +165,10 @@ def test_groups_may_be_chosen_once_or_at_each_moment(tmp_path: Path) -> None:
             every=STEPS,
             parts=("outer", "full"),
         ),
+        hb.CurvatureCallback(BATCH, groups=["*.query"], every=STEPS, parts=("outer", "full")),
     ]
     trainer(model, tmp_path, callbacks=callbacks).train()
-    assert callbacks[0].rows == callbacks[1].rows
+    assert callbacks[0].rows == callbacks[1].rows == callbacks[2].rows
     assert {row["group"] for row in callbacks[0].rows} == set(few)
     assert {row["part"] for row in callbacks[0].rows} == {"outer", "full"}
 
@@ -181,6 +182,12 @@ def test_a_bad_number_of_steps_is_refused(every: Any) -> None:
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(ArgumentError, match="parts"):
         hb.CurvatureCallback(BATCH, parts=("whole",))  # type: ignore[arg-type]
+
+
+def test_a_pattern_that_matches_no_group_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    callback = hb.CurvatureCallback(BATCH, groups=["*.quarry"])
+    with pytest.raises(ArgumentError, match="matches nothing"):
+        trainer(gpt2(), tmp_path, callbacks=[callback]).train()
 
 
 def test_too_few_probes_are_refused_before_the_training() -> None:

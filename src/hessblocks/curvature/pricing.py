@@ -1,7 +1,7 @@
 """What norms and maps cost, measured on one product before they start, and which way is taken.
 
 Letters: K probes, G groups. A group's K products cost about a gradient each; 4 K sampled gradients, two thirds of one
-each, give the same error for all groups together (docs/curvature.md).
+each, give the same error for all groups together (docs/products.md).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Blocks = Literal["all", "triangle", "diagonal"]
 METHODS = ("auto", "probes", "sampled")
 BLOCKS: tuple[Blocks, ...] = ("all", "triangle", "diagonal")
 SAMPLES_A_PROBE = 4
-"""Samples that tell as much of every group as a probe in each (derived in docs/curvature.md)."""
+"""Samples that tell as much of every group as a probe in each (derived in docs/products.md)."""
 PRODUCT = {"all": 1.0, "triangle": 0.6, "diagonal": 0.5}
 """Gradients that a product of H_o costs, by the blocks that are read; mean over the columns of a deep model (measured)."""
 SAMPLE = 0.7

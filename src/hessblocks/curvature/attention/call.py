@@ -63,7 +63,7 @@ def second_order_attention(
     Cost: 2 products of T × S × width forwards, 5 backwards, 12 twice backwards (half of it if causal);
         memory of the inputs' size and of one tile.
 
-    Source: the tangent of the backward pass of Dao et al. (2022), derived in docs/curvature.md.
+    Source: the tangent of the backward pass of Dao et al. (2022), derived in docs/products.md.
     """
     if dropout_p:
         raise ArgumentError(

@@ -26,7 +26,7 @@ LARGE = 1 << 36
 """Multiplications of a forward pass above which a CPU gains nothing from more rows together (measured)."""
 
 SMALL = 1 << 24
-"""Multiplications of a forward pass below which vectors are worth batching (docs/curvature.md)."""
+"""Multiplications of a forward pass below which vectors are worth batching (docs/products.md)."""
 
 REPLAY = 2.3
 """Peak of building and replaying a graph, in sizes of what the graph has saved (measured)."""

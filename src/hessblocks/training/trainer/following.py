@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from torch import nn
@@ -31,6 +31,7 @@ from hessblocks.curvature import (
     norm_rows,
     parameter_groups,
     preconditioned_sharpness,
+    select_groups,
 )
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.storage import Tabular
@@ -38,7 +39,11 @@ from hessblocks.training import ranks
 from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer.observer import in_its_own_precision
 
-Groups = Mapping[str, ParameterGroup] | Callable[[nn.Module], Mapping[str, ParameterGroup]]
+Groups = (
+    Mapping[str, ParameterGroup]
+    | Callable[[nn.Module], Mapping[str, ParameterGroup]]
+    | Sequence[str]
+)
 
 
 class Following(TrainerCallback, Tabular):
@@ -142,7 +147,7 @@ class CurvatureCallback(Following):
 
         Args:
             batch: what the loss is taken of, the same at all steps; as `Problem` takes it.
-            groups: by name, or a function from the model to them.
+            groups: by name, a function from the model to them, or patterns on the names of all (`layers.*.attention.query`).
             parts: outer, functional or full; none where the sharpness alone is wanted.
             every: steps between two measurements.
             probes: for each group, at least 4.
@@ -153,8 +158,8 @@ class CurvatureCallback(Following):
                 before, and with the residual in its row. Adam has one from its first step on.
 
         Raises:
-            ArgumentError: an unknown part, too few probes, or fewer than one step; when the training begins, a sharpness
-                of an optimiser whose preconditioner is not known.
+            ArgumentError: an unknown part, too few probes, or fewer than one step; when the training begins, a pattern
+                that matches no group, or a sharpness of an optimiser whose preconditioner is not known.
 
         Cost: about a gradient of the batch for each group and probe a measurement; the sharpness about ten, and a
             vector of all parameters between two measurements.
@@ -180,7 +185,7 @@ class CurvatureCallback(Following):
         problem = Problem(model, self._batch, self._loss)
         rows = []
         if self._parts:
-            groups = self._groups(model) if callable(self._groups) else self._groups
+            groups = self._groups_of(model)
             norms = group_norms(
                 problem, groups, probes=self._probes, seed=self._seed, parts=self._parts
             )
@@ -195,6 +200,14 @@ class CurvatureCallback(Following):
             if not math.isnan(found.threshold):
                 rows.append({**one, "quantity": "stable_sharpness", "value": found.threshold})
         return rows
+
+    def _groups_of(self, model: nn.Module) -> Mapping[str, ParameterGroup]:
+        if isinstance(self._groups, Mapping):
+            return self._groups
+        if callable(self._groups):
+            return self._groups(model)
+        patterns = [self._groups] if isinstance(self._groups, str) else self._groups
+        return select_groups(parameter_groups(model), patterns)
 
     def name_of(self, row: Mapping[str, Any]) -> str:
         """curvature/GROUP/PART; for the sharpness curvature/all/QUANTITY."""
