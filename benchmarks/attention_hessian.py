@@ -27,7 +27,7 @@ from hessblocks.data import addition_batch
 from hessblocks.drawing import plot
 from hessblocks.figures import Panel, Series
 from hessblocks.storage import atomic_path
-from hessblocks.studies.shared import addition_model
+from hessblocks.studies.growth import addition_model
 from hessblocks.theory import AttentionHessian
 from hessblocks.theory.verification import attention_output
 

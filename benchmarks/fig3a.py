@@ -18,7 +18,7 @@ from benchmarks.attention_hessian import estimated_norms
 from hessblocks.data import addition_batch
 from hessblocks.studies import find, run_study
 from hessblocks.studies.engine import Scale, seed_of
-from hessblocks.studies.shared import GROUPS, GrowthSettings, addition_model
+from hessblocks.studies.growth import GROUPS, GrowthSettings, addition_model
 
 SCALE: Scale = "laptop"
 

@@ -152,7 +152,7 @@ RESULTS = (
     ),
     Mutant(
         "the misfit of a line widens no error",
-        file="studies/shared/fits.py",
+        file="studies/growth/fits.py",
         find="else max(misfit, 1.0)",
         replace="else 1.0",
         tests=("studies/test_fits.py",),
@@ -235,11 +235,11 @@ RESULTS = (
     ),
     Mutant(
         "a correlation takes blocks of a family for independent",
-        file="studies/shared/statistics.py",
+        file="studies/shared/correlations.py",
         find="(families or {}).get(block, block)",
         replace="block",
         tests=(
-            "studies/test_statistics.py::test_four_families_show_nothing_and_two_blocks_are_refused",
+            "studies/test_correlations.py::test_four_families_show_nothing_and_two_blocks_are_refused",
         ),
     ),
     Mutant(
@@ -247,7 +247,7 @@ RESULTS = (
         file="studies/shared/measured_curvature.py",
         find="variance(logs) - sum(noise) / len(noise)",
         replace="variance(logs)",
-        tests=("studies/test_statistics.py::test_noise_of_the_estimates_is_no_spread",),
+        tests=("studies/test_correlations.py::test_noise_of_the_estimates_is_no_spread",),
     ),
     Mutant(
         "muon follows no schedule",

@@ -12,14 +12,14 @@ SURVIVING = (
     ),
     Mutant(
         "the pooled variance divided by all values",
-        file="studies/shared/fits.py",
+        file="studies/growth/fits.py",
         find="** 2).sum()) / freedom",
         replace="** 2).sum()) / len(x)",
         tests=("studies/test_fits.py",),
     ),
     Mutant(
         "the pooled variance counts the measurements' own errors twice",
-        file="studies/shared/fits.py",
+        file="studies/growth/fits.py",
         find="max(pooled - float(own.mean()), 0.0)",
         replace="pooled",
         tests=("studies/test_fits.py",),

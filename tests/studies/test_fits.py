@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from hessblocks.errors import ArgumentError
-from hessblocks.studies.shared.fits import fit_growth
-from hessblocks.studies.shared.statistics import fisher_tail, student_quantile
+from hessblocks.statistics import fisher_tail, student_quantile
+from hessblocks.studies.growth.fits import fit_growth
 
 SIGMA = np.repeat(np.logspace(-2, -1, 7), 5)
 

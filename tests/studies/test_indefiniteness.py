@@ -9,6 +9,7 @@ from torch.func import functional_call
 from hessblocks.data import addition_batch
 from hessblocks.errors import RunError
 from hessblocks.studies.engine import seed_of
+from hessblocks.studies.growth import addition_model
 from hessblocks.studies.hessian_paper.indefiniteness import (
     OTHERS,
     SCORED,
@@ -16,7 +17,6 @@ from hessblocks.studies.hessian_paper.indefiniteness import (
     measure,
     summarise,
 )
-from hessblocks.studies.shared import addition_model
 
 PLACES = [(layer, name) for layer in range(3) for name in (*SCORED, *OTHERS)]
 

@@ -11,22 +11,22 @@ from hessblocks.curvature.exact.exact_norms import compressed, exact_norms
 from hessblocks.curvature.exact.last_block import exact_attention_curvature
 from hessblocks.data.addition import addition_batch
 from hessblocks.studies.engine.point import plain, seed_of
-from hessblocks.studies.hessian_paper import fig3a, heatmap, one_matrix
-from hessblocks.studies.hessian_paper import linear_mlp as mlp
-from hessblocks.studies.hessian_paper.heatmap import cell_means
-from hessblocks.studies.shared import growth_points
-from hessblocks.studies.shared.addition_model import (
+from hessblocks.studies.growth import growth_points
+from hessblocks.studies.growth.addition_model import (
     addition_model,
     of_current_tokens,
     one_hot_squares,
 )
-from hessblocks.studies.shared.growth_points import (
+from hessblocks.studies.growth.growth_points import (
     GROUPS,
     DrawSettings,
     GrowthSettings,
     measure_growth,
 )
-from hessblocks.studies.shared.growth_summary import averaged, by_curve
+from hessblocks.studies.growth.growth_summary import averaged, by_curve
+from hessblocks.studies.hessian_paper import fig3a, heatmap, one_matrix
+from hessblocks.studies.hessian_paper import linear_mlp as mlp
+from hessblocks.studies.hessian_paper.heatmap import cell_means
 
 BATCH = addition_batch(3, seed=1)
 
@@ -101,10 +101,10 @@ def test_estimates_of_earlier_layers_are_within_three_errors_of_dense_autodiff(
 ) -> None:
     model = addition_model(block, layers=2, width=6, sigma=0.5, seed=3)
     monkeypatch.setattr(
-        "hessblocks.studies.shared.growth_points.addition_model", lambda *_, **__: model
+        "hessblocks.studies.growth.growth_points.addition_model", lambda *_, **__: model
     )
     monkeypatch.setattr(
-        "hessblocks.studies.shared.growth_points.addition_batch", lambda *_, **__: BATCH
+        "hessblocks.studies.growth.growth_points.addition_batch", lambda *_, **__: BATCH
     )
     settings = GrowthSettings(
         study="x", block=block, loss=loss, layers=2, width=6, sums=3, sigma=0.5, seed=0, probes=24,

@@ -12,6 +12,7 @@ from hessblocks.figures import read_figure
 from hessblocks.signal import propagate
 from hessblocks.storage import Row
 from hessblocks.studies.engine.study import Check
+from hessblocks.studies.growth.growth_points import Size
 from hessblocks.studies.our_questions import temperature
 from hessblocks.studies.our_questions.temperature import STUDY, TemperatureSettings, layer
 from hessblocks.studies.our_questions.temperature_laws import (
@@ -21,7 +22,6 @@ from hessblocks.studies.our_questions.temperature_laws import (
     even_temperatures,
 )
 from hessblocks.studies.runner import run_study
-from hessblocks.studies.shared.growth_points import Size
 from tests.studies.test_numbers import BATCH, dense_hessian
 
 BLOCK = "no norm"

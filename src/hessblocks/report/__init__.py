@@ -13,7 +13,7 @@ from hessblocks.report.comparison import (
     with_interval,
     write_report,
 )
-from hessblocks.report.curvature import write_curvature_report
+from hessblocks.report.curvature_page import write_curvature_report
 from hessblocks.report.signal_figure import write_signal_figures
 from hessblocks.report.studies import VERDICTS, missing_lines, write_gallery
 from hessblocks.storage import FolderResults, load_results

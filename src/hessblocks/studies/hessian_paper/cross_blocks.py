@@ -22,7 +22,7 @@ from hessblocks.conventions import Part
 from hessblocks.data import SYMBOLS, addition_batch
 from hessblocks.figures import Panel, Series
 from hessblocks.storage import Row
-from hessblocks.studies import shared
+from hessblocks.studies import growth, shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks.theory import GROWTH, AttentionHessian, attention_hessian
 
@@ -47,16 +47,16 @@ LARGEST = 0.1
 """σ up to which a power law is expected."""
 TOLERANCE = 0.1
 """Distance from the expected power that still agrees."""
-_SIZES: dict[Scale, shared.Size] = {
-    "smoke": shared.Size(width=16, sums=8, seeds=2),
-    "laptop": shared.Size(width=64, sums=32, seeds=5),
-    "paper": shared.Size(width=128, sums=64, seeds=20),
+_SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=16, sums=8, seeds=2),
+    "laptop": growth.Size(width=64, sums=32, seeds=5),
+    "paper": growth.Size(width=128, sums=64, seeds=20),
 }
-_SIGMAS, _FACTORS = shared.logspace(-2, 1, 20), shared.logspace(-2, 0, 5)
+_SIGMAS, _FACTORS = growth.logspace(-2, 1, 20), growth.logspace(-2, 0, 5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossSettings(shared.DrawSettings):
+class CrossSettings(growth.DrawSettings):
     """A point of this study: one layer at all sizes of one quantity."""
 
     quantity: str
@@ -138,14 +138,14 @@ class _Draw:
 
     def weights(self, width: int) -> list[tuple[str, Tensor]]:
         """W_Q, W_K and W_V of the paper's size, with their names."""
-        std = shared.weight_size(width)
+        std = growth.weight_size(width)
         return [(group, std * self.normal(width, width)) for group in WEIGHTS]
 
 
 Place = tuple[str, str, Part, str]
 """Row, column, part and quantity."""
 _KEY = ("row", "column", "part", "quantity")
-Fits = Mapping[Place, shared.Growth]
+Fits = Mapping[Place, growth.Growth]
 
 
 def summarise(rows: Rows) -> Summary:
@@ -194,7 +194,7 @@ def _fits(rows: Rows) -> Fits:
         if not EXPECTED[place[:3]].terms:
             continue
         sizes, values = ([row[name] for row in members] for name in ("size", "value"))
-        fit = shared.fit_growth(sizes, values, [None] * len(members))
+        fit = growth.fit_growth(sizes, values, [None] * len(members))
         if fit is not None:
             found[place] = fit
     return found
@@ -263,7 +263,7 @@ def _check(block: tuple[str, str, Part], rows: Rows, fits: Fits) -> Check:
     )
 
 
-def _distance(place: Place, fit: shared.Growth) -> float:
+def _distance(place: Place, fit: growth.Growth) -> float:
     return abs(fit.slope - _expected(*place))
 
 
@@ -282,7 +282,7 @@ STUDY = Study(
         "Value blocks grow as σ², query and key blocks as σ⁶ (H_o) and σ⁵ (H_f); a block has the weights of the other "
         "groups, and the first, second or third moment, as factors."
     ),
-    settings=shared.draws(_SIZES, CrossSettings, quantity=tuple(QUANTITIES)),
+    settings=growth.draws(_SIZES, CrossSettings, quantity=tuple(QUANTITIES)),
     measure=measure,
     summarise=summarise,
     columns=("study", "quantity", "size", "row", "column", "part", "seed", "value"),

@@ -13,7 +13,7 @@ from typing import Any
 from hessblocks.conventions import PARTS, SYMBOLS, Part
 from hessblocks.figures import Panel, number
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import (
+from hessblocks.studies.growth import (
     CURRENT,
     GROUPS,
     Expected,

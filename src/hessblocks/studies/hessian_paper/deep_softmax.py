@@ -5,7 +5,7 @@ from __future__ import annotations
 from hessblocks.conventions import SYMBOLS
 from hessblocks.figures import Panel
 from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import (
+from hessblocks.studies.growth import (
     Expected,
     Size,
     curves_panel,

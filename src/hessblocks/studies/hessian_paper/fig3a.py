@@ -6,7 +6,7 @@ import csv
 from importlib.resources import files
 
 from hessblocks.studies.engine import Rows, Summary
-from hessblocks.studies.shared import Expected, growth_study, growth_summary, logspace, one_layer
+from hessblocks.studies.growth import Expected, growth_study, growth_summary, logspace, one_layer
 
 EXPECTED = (
     Expected(group="query", part="outer", slope=6),

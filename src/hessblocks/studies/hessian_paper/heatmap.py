@@ -13,7 +13,7 @@ from hessblocks.curvature import Hessian, Problem, custom_groups
 from hessblocks.data import addition_batch
 from hessblocks.figures import Heatmap
 from hessblocks.storage import Row
-from hessblocks.studies import shared
+from hessblocks.studies import growth, shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 
 _ATTENTION = {
@@ -43,10 +43,10 @@ MAPS = {
     "attention": tuple(_ATTENTION),
 }
 """Map → its groups."""
-_SIZES: dict[Scale, shared.Size] = {
-    "smoke": shared.Size(width=8, sums=8, seeds=1),
-    "laptop": shared.Size(width=16, sums=64, seeds=5),
-    "paper": shared.Size(width=16, sums=64, seeds=20),
+_SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=8, sums=8, seeds=1),
+    "laptop": growth.Size(width=16, sums=64, seeds=5),
+    "paper": growth.Size(width=16, sums=64, seeds=20),
 }
 CELLS = 8
 """Rows and columns of a map's cells for each group of width² parameters."""
@@ -60,7 +60,7 @@ SMALLEST = 1e-30
 """Entries below it, exact zeros among them, count as this size."""
 
 
-def measure(settings: shared.DrawSettings) -> list[Row]:
+def measure(settings: growth.DrawSettings) -> list[Row]:
     """The dense Hessian of the model as means of log10 |entry|: over each pair of groups, and over cells.
 
     The cells are kept of the first seed only.
@@ -70,8 +70,8 @@ def measure(settings: shared.DrawSettings) -> list[Row]:
     """
     width, seed = settings.width, settings.seed
     draw = seed_of("heatmap", seed)
-    model = shared.addition_model(
-        "softmax-mlp-biases", layers=1, width=width, sigma=shared.weight_size(width), seed=draw
+    model = growth.addition_model(
+        "softmax-mlp-biases", layers=1, width=width, sigma=growth.weight_size(width), seed=draw
     )
     head = model.lm_head
     head.bias = nn.Parameter(torch.zeros(head.out_features, dtype=head.weight.dtype))
@@ -203,7 +203,7 @@ STUDY = Study(
     title="map of the Hessian of one whole model, of its block and of its attention",
     source="Hessian paper, Figure 1",
     published="The blocks of the Hessian differ by orders of magnitude: value entries about 2e-5, query about 6e-7.",
-    settings=shared.draws(_SIZES),
+    settings=growth.draws(_SIZES),
     measure=measure,
     summarise=summarise,
     columns=("study", "map", "seed", "row", "column", "row_group", "column_group", "value"),

@@ -14,7 +14,7 @@ from hessblocks.figures import Panel, Series
 from hessblocks.storage import Row, Scalar
 from hessblocks.studies import shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
-from hessblocks.studies.shared import DrawSettings, Size, addition_model, draws, weight_size
+from hessblocks.studies.growth import DrawSettings, Size, addition_model, draws, weight_size
 
 GROUPS = ("value", "query")
 BLOCKS = ("softmax", "linear")

@@ -19,17 +19,17 @@ from hessblocks.data import addition_batch
 from hessblocks.errors import RunError
 from hessblocks.figures import Panel
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies import shared
+from hessblocks.studies import growth, shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks.studies.hessian_paper.one_matrix import SCORES, negative_share
 
 SCORED = ("attention.query", "attention.key")
 """Groups that act through the scores."""
 OTHERS = ("attention.value", "attention.projection", "mlp.in", "mlp.out")
-_SIZES: dict[Scale, shared.Size] = {
-    "smoke": shared.Size(width=8, sums=4, seeds=2, layers=(2,), sigmas=(0.1,)),
-    "laptop": shared.Size(width=8, sums=64, seeds=5, layers=(4,), sigmas=(0.1,)),
-    "paper": shared.Size(width=16, sums=64, seeds=20, layers=(4,), sigmas=(0.1,)),
+_SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=8, sums=4, seeds=2, layers=(2,), sigmas=(0.1,)),
+    "laptop": growth.Size(width=8, sums=64, seeds=5, layers=(4,), sigmas=(0.1,)),
+    "paper": growth.Size(width=16, sums=64, seeds=20, layers=(4,), sigmas=(0.1,)),
 }
 ROUNDING = 1e-9
 """Share that is 0 to rounding."""
@@ -38,7 +38,7 @@ MUCH = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndefinitenessSettings(shared.DrawSettings):
+class IndefinitenessSettings(growth.DrawSettings):
     """A point of this study: all blocks of one model."""
 
     scores: str
@@ -61,7 +61,7 @@ def measure(settings: IndefinitenessSettings) -> list[Row]:
     width, layers, seed, scores = settings.width, settings.layers, settings.seed, settings.scores
     draw = seed_of("indefiniteness", seed)
     sigma = settings.sigma
-    model = shared.addition_model(scores, layers=layers, width=width, sigma=sigma, seed=draw)
+    model = growth.addition_model(scores, layers=layers, width=width, sigma=sigma, seed=draw)
     problem = Problem(model, [addition_batch(settings.sums, seed=draw)])
     groups = parameter_groups(model)
     rows: list[Row] = []
@@ -198,7 +198,7 @@ STUDY = Study(
         "Only the functional part is indefinite; of the last layer's diagonal blocks softmax leaves it to "
         "queries and keys, linear scores to none."
     ),
-    settings=shared.draws(_SIZES, IndefinitenessSettings, scores=SCORES),
+    settings=growth.draws(_SIZES, IndefinitenessSettings, scores=SCORES),
     measure=measure,
     summarise=summarise,
     columns=("study", "scores", "layers", "layer", "group", "seed", "value"),

@@ -29,19 +29,19 @@ from hessblocks.data import SYMBOLS, addition_batch
 from hessblocks.figures import Panel, number
 from hessblocks.linalg import Estimate
 from hessblocks.storage import GROWTH_COLUMNS, Row
-from hessblocks.studies import shared
+from hessblocks.studies import growth
 from hessblocks.studies.engine import Rows, Scale, Study, Summary, seed_of
 
-_SIGMAS = shared.logspace(-2, 1, 20)
+_SIGMAS = growth.logspace(-2, 1, 20)
 _DEPTHS = (1, 2, 3, 4, 5)
-SIZES: dict[Scale, shared.Size] = {
-    "smoke": shared.Size(width=16, sums=8, seeds=3, sigmas=_SIGMAS, layers=_DEPTHS),
-    "laptop": shared.Size(width=128, sums=64, seeds=10, sigmas=_SIGMAS, layers=_DEPTHS),
-    "paper": shared.Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=_DEPTHS),
+SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=16, sums=8, seeds=3, sigmas=_SIGMAS, layers=_DEPTHS),
+    "laptop": growth.Size(width=128, sums=64, seeds=10, sigmas=_SIGMAS, layers=_DEPTHS),
+    "paper": growth.Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=_DEPTHS),
 }
 SETUPS = {"head": "weight", "authors": "authors' weight"}
 """Set-up → group of its rows."""
-EXPECTED = tuple(shared.Expected(group=group, part="full", slope=2) for group in SETUPS.values())
+EXPECTED = tuple(growth.Expected(group=group, part="full", slope=2) for group in SETUPS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def measure(settings: LinearSettings) -> list[Row]:
         }
         for norm in norms
     ]
-    return shared.growth_rows(found, "mlp", layers=layers, sigma=sigma, seed=settings.seed)
+    return growth.growth_rows(found, "mlp", layers=layers, sigma=sigma, seed=settings.seed)
 
 
 def network(
@@ -89,7 +89,7 @@ def network(
 
     def weight(columns: int) -> Tensor:
         if setup == "head":
-            return normal(width, columns, shared.weight_size(width))
+            return normal(width, columns, growth.weight_size(width))
         uniform = torch.rand(width, columns, generator=generator, dtype=torch.float64)
         return (2 * uniform - 1) / math.sqrt(width)
 
@@ -120,8 +120,8 @@ def outer_norms(
 
 def summarise(rows: Rows) -> Summary:
     """Slopes for σ ≤ 0.1, and a panel for each set-up."""
-    factor = shared.apart(rows, "layers", "group", "part")
-    return shared.growth_summary(
+    factor = growth.apart(rows, "layers", "group", "part")
+    return growth.growth_summary(
         rows,
         title="A linear MLP grows as σ² at every depth",
         caption=f"Drawn is the block of the first layer; those of other layers lie within a factor of {number(factor)} of it. "
@@ -134,12 +134,12 @@ def summarise(rows: Rows) -> Summary:
 
 def _panel(rows: Rows, setup: str) -> Panel:
     curve = (0, SETUPS[setup], "full")
-    panel = shared.curves_panel(
+    panel = growth.curves_panel(
         [row for row in rows if (row["layer"], row["group"], row["part"]) == curve],
         "layers and a head, mean" if setup == "head" else "authors' set-up, sum",
         label=lambda place: f"depth {place[0]}",
     )
-    return shared.with_guides(panel, {f"depth {max(_DEPTHS)}": 2}, (min(_SIGMAS), max(_SIGMAS)))
+    return growth.with_guides(panel, {f"depth {max(_DEPTHS)}": 2}, (min(_SIGMAS), max(_SIGMAS)))
 
 
 STUDY = Study(
@@ -147,7 +147,7 @@ STUDY = Study(
     title="linear MLPs of depth 1 to 5 against the size of the data",
     source="Hessian paper, appendix: MLP",
     published="Without attention all blocks grow as σ², whatever the depth.",
-    settings=shared.draws(SIZES, LinearSettings, setup=tuple(SETUPS)),
+    settings=growth.draws(SIZES, LinearSettings, setup=tuple(SETUPS)),
     measure=measure,
     summarise=summarise,
     columns=GROWTH_COLUMNS,

@@ -25,7 +25,7 @@ from hessblocks.data import addition_batch
 from hessblocks.figures import Panel, Series
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
-from hessblocks.studies import shared
+from hessblocks.studies import growth, shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks.theory import AttentionHessian
 
@@ -34,15 +34,15 @@ BLOCKS = {"two-matrix": ("query", "key"), "one-matrix": ("query_key",)}
 SCORES = ("softmax", "linear")
 ROUNDING = 1e-12
 """Share of the largest eigenvalue below which one is 0 but for rounding, in float64 at these sizes."""
-_SIZES: dict[Scale, shared.Size] = {
-    "smoke": shared.Size(width=8, sums=8, seeds=2),
-    "laptop": shared.Size(width=16, sums=64, seeds=10),
-    "paper": shared.Size(width=16, sums=64, seeds=20),
+_SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=8, sums=8, seeds=2),
+    "laptop": growth.Size(width=16, sums=64, seeds=10),
+    "paper": growth.Size(width=16, sums=64, seeds=20),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairSettings(shared.DrawSettings):
+class PairSettings(growth.DrawSettings):
     """A point of this study: one function in both parametrisations."""
 
     scores: str
@@ -68,10 +68,10 @@ def measure(settings: PairSettings) -> list[Row]:
 
 def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedModel]:
     """Two models of the same function, by parametrisation."""
-    sigma = shared.weight_size(width)
-    two = shared.addition_model(scores, layers=1, width=width, sigma=sigma, seed=seed)
+    sigma = growth.weight_size(width)
+    two = growth.addition_model(scores, layers=1, width=width, sigma=sigma, seed=seed)
     other = "one-matrix" if scores == "softmax" else "one-matrix-linear"
-    one = shared.addition_model(other, layers=1, width=width, sigma=sigma, seed=seed)
+    one = growth.addition_model(other, layers=1, width=width, sigma=sigma, seed=seed)
     attention = two.model.layers[0].attention
     query_key = attention.query.weight.T @ attention.key.weight / math.sqrt(width)
     state = {name: value for name, value in two.state_dict().items() if ".key." not in name}
@@ -210,7 +210,7 @@ STUDY = Study(
         "With W_Q and W_K apart the functional Hessian gains a block-hollow term whose eigenvalues come "
         "in ± pairs; one matrix W_QK has no such term."
     ),
-    settings=shared.draws(_SIZES, PairSettings, scores=SCORES),
+    settings=growth.draws(_SIZES, PairSettings, scores=SCORES),
     measure=measure,
     summarise=summarise,
     columns=("study", "scores", "parametrisation", "part", "quantity", "seed", "value"),

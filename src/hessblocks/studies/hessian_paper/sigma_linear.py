@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hessblocks.figures import Panel
-from hessblocks.studies import shared
+from hessblocks.studies import growth
 from hessblocks.studies.engine import Rows, Summary
 
 WIDE = tuple(float(sigma) for sigma in np.linspace(0.1, 10, 20))
@@ -15,7 +15,7 @@ NARROW = tuple(float(sigma) for sigma in np.linspace(0.1, 1, 20))
 ABOVE = "slopes above 1"
 """Where the curves have flattened."""
 EXPECTED = (
-    shared.Expected(
+    growth.Expected(
         group="value",
         part="full",
         slope=1.8,
@@ -23,7 +23,7 @@ EXPECTED = (
         table=ABOVE,
         source="paper: about 1.8",
     ),
-    shared.Expected(
+    growth.Expected(
         group="query",
         part="full",
         slope=4,
@@ -36,7 +36,7 @@ EXPECTED = (
 
 def summarise(rows: Rows) -> Summary:
     """Slopes above σ = 1, and both ranges side by side."""
-    return shared.growth_summary(
+    return growth.growth_summary(
         rows,
         title="Growth on linear scales of σ",
         caption="",
@@ -48,12 +48,12 @@ def summarise(rows: Rows) -> Summary:
 
 def _panel(rows: Rows, sigmas: Sequence[float]) -> Panel:
     title = f"σ from {min(sigmas):g} to {max(sigmas):g}"
-    return shared.curves_panel(
+    return growth.curves_panel(
         [row for row in rows if row["sigma"] in sigmas], title, x_scale="linear"
     )
 
 
-STUDY = shared.growth_study(
+STUDY = growth.growth_study(
     "sigma-linear",
     title="one softmax layer on linear scales of σ, 0.1 to 10 and 0.1 to 1",
     source="Hessian paper, appendix: σ on linear scales",
@@ -61,6 +61,6 @@ STUDY = shared.growth_study(
     block="softmax",
     loss="cross-entropy",
     precision="float32",
-    sizes=shared.one_layer(tuple(sorted({*WIDE, *NARROW})), seeds=4),
+    sizes=growth.one_layer(tuple(sorted({*WIDE, *NARROW})), seeds=4),
     summarise=summarise,
 )

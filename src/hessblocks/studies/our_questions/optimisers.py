@@ -34,7 +34,7 @@ The rule, written down before the first run:
    matrices after training (`FIRST`); the others stand beside it. It holds or fails where the interval, of a
    bootstrap over families and seeds, excludes 0; six families show a near perfect order at most: by
    simulation it decides about 15 % of cases where the correlation is 0.85, 35 % at 0.95, 65 % at 0.99
-   (`tests/studies/test_statistics.py`). So the question is exploratory. Nothing is decided before all blocks
+   (`tests/studies/test_correlations.py`). So the question is exploratory. Nothing is decided before all blocks
    have all seeds. A block that with AdamW does not end 0.3 nats below the bigram table has no gap and is left
    out. A block of which one seed diverges with SGD ranks last with all its seeds. Seeds that diverge with
    AdamW have no gap and are left out, with their block where there is no other. Both are named. As in

@@ -23,7 +23,7 @@ from hessblocks.curvature import exact_norms
 from hessblocks.data import addition_batch
 from hessblocks.figures import Panel, Series
 from hessblocks.storage import NORM, Row
-from hessblocks.studies import shared
+from hessblocks.studies import growth, shared
 from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks.studies.our_questions.temperature_laws import (
     APART,
@@ -49,17 +49,17 @@ TEMPERATURES: dict[Scale, tuple[float, ...]] = {
     "laptop": (*_DECADES, *_BETWEEN),
     "paper": (*_DECADES, *_BETWEEN),
 }
-_SIZES: dict[Scale, shared.Size] = {
-    "smoke": shared.Size(width=16, sums=8, seeds=2),
-    "laptop": shared.Size(width=64, sums=64, seeds=5),
-    "paper": shared.Size(width=128, sums=64, seeds=20),
+_SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=16, sums=8, seeds=2),
+    "laptop": growth.Size(width=64, sums=64, seeds=5),
+    "paper": growth.Size(width=128, sums=64, seeds=20),
 }
 DRAWN = 1e-15
 """Norm below which nothing is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemperatureSettings(shared.DrawSettings):
+class TemperatureSettings(growth.DrawSettings):
     """A point of this study: one layer at one temperature; the same seed draws the same for all of them."""
 
     block: str
@@ -125,7 +125,7 @@ def layer(settings: TemperatureSettings, draw: int) -> PreTrainedModel:
         position=LearnedPosition(),
         attention=Attention(temperature=settings.temperature),
     )
-    model = shared.addition_model(block, layers=1, width=width, sigma=math.sqrt(0.5), seed=draw)
+    model = growth.addition_model(block, layers=1, width=width, sigma=math.sqrt(0.5), seed=draw)
     generator = torch.Generator().manual_seed(draw + 1)
     tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
     with torch.no_grad():

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hessblocks.storage import NORM, Scalar
-from hessblocks.studies import shared
+from hessblocks.studies import growth, shared
 from hessblocks.studies.engine import Check, Rows
 
 ENTROPY, LIKENESS, LIKENESS_AFTER = "attention_entropy", "likeness", "likeness_after"
 """Nats; mean cosine between the tokens of a sum before the layer and after it."""
 AXES = {"temperature": "apart", "apart": "temperature"}
 """What varies → what is 1 meanwhile."""
-UNIFORM = math.lgamma(shared.TOKENS + 1) / shared.TOKENS
+UNIFORM = math.lgamma(growth.TOKENS + 1) / growth.TOKENS
 """Entropy of causal attention without preference: the mean of ln i over the tokens i."""
 HOT = 10.0
 """Temperature from which on attention counts as uniform and power laws are fitted."""

@@ -1,7 +1,11 @@
-"""What several studies measure alike: growth with the data, trained blocks, fits, summaries."""
+"""What several studies measure alike: trained blocks, curvature, differences over seeds, summaries."""
 
-from hessblocks.studies.shared.addition_model import TOKENS, addition_model, weight_size
 from hessblocks.studies.shared.best_rates import SLACK, Rate, at_best_rates
+from hessblocks.studies.shared.correlations import (
+    Correlation,
+    correlation_check,
+    correlation_or_none,
+)
 from hessblocks.studies.shared.differences import (
     Difference,
     Values,
@@ -14,8 +18,8 @@ from hessblocks.studies.shared.differences import (
     slope_check,
     slopes,
 )
-from hessblocks.studies.shared.fits import Growth, fit_growth
 from hessblocks.studies.shared.gathering import (
+    Place,
     curve,
     gathered,
     grouped,
@@ -24,26 +28,6 @@ from hessblocks.studies.shared.gathering import (
     measured,
     of_quantity,
     summary,
-)
-from hessblocks.studies.shared.growth_points import (
-    CURRENT,
-    GROUPS,
-    DrawSettings,
-    GrowthSettings,
-    Size,
-    draws,
-    growth_rows,
-    growth_study,
-    logspace,
-    one_layer,
-    targeted,
-)
-from hessblocks.studies.shared.growth_summary import (
-    Expected,
-    apart,
-    curves_panel,
-    growth_summary,
-    with_guides,
 )
 from hessblocks.studies.shared.measured_curvature import (
     ALL_GROUPS,
@@ -57,11 +41,6 @@ from hessblocks.studies.shared.measured_curvature import (
     curvature_rows,
     training_batch,
     unevenness_rows,
-)
-from hessblocks.studies.shared.statistics import (
-    Correlation,
-    correlation_check,
-    correlation_or_none,
 )
 from hessblocks.studies.shared.step_times import (
     PUBLISHED_SPEED,

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import linear_regression
 
-from hessblocks.statistics import mean_and_error
+from hessblocks.statistics import mean_and_error, student_quantile
 from hessblocks.storage import Scalar
 from hessblocks.studies.engine import Check
-from hessblocks.studies.shared.statistics import student_quantile
 
 UNDECIDED = "undecided, as its control is"
 """Behind the numbers of a verdict whose control's seeds do not decide."""

@@ -11,8 +11,8 @@ from hessblocks.conventions import Part
 from hessblocks.figures import Panel, Scaling, Series
 from hessblocks.statistics import mean_and_error
 from hessblocks.studies.engine import Check, Rows, Summary
-from hessblocks.studies.shared.fits import Growth, fit_growth
-from hessblocks.studies.shared.gathering import (
+from hessblocks.studies.growth.fits import Growth, fit_growth
+from hessblocks.studies.shared import (
     Place,
     curve,
     gathered,

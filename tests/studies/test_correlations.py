@@ -9,9 +9,9 @@ from scipy import stats
 
 from hessblocks.errors import ArgumentError
 from hessblocks.studies.our_questions.optimiser_plan import FAMILIES, FAMILY_OF
-from hessblocks.studies.shared import statistics
+from hessblocks.studies.shared import correlations
+from hessblocks.studies.shared.correlations import correlation
 from hessblocks.studies.shared.measured_curvature import spread
-from hessblocks.studies.shared.statistics import correlation
 
 NINE = [2, 3, 1, 1, 1, 1]
 """Sizes of the families of `optimisers`."""
@@ -109,7 +109,7 @@ def coverage(sizes: Sequence[int], rho: float, *, akin: bool = True, runs: int =
 
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "DRAWS", 100)
+    monkeypatch.setattr(correlations, "DRAWS", 100)
 
 
 @pytest.mark.usefixtures("few_draws")

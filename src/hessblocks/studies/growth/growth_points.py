@@ -14,7 +14,7 @@ from hessblocks.curvature import Norms, Problem, exact_norms, group_norms, param
 from hessblocks.data import addition_batch
 from hessblocks.storage import GROWTH_COLUMNS, Row, Scalar
 from hessblocks.studies.engine import Scale, Study, seed_of
-from hessblocks.studies.shared.addition_model import (
+from hessblocks.studies.growth.addition_model import (
     LOSSES,
     addition_model,
     of_current_tokens,

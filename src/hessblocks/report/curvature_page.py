@@ -34,7 +34,7 @@ def write_curvature_report(folder: Path) -> Path:
         ArgumentError: another kind of folder.
         RunError: a file is damaged or cannot be written.
     """
-    from hessblocks.report.curvature.figures import write_curvature_figures
+    from hessblocks.report.curvature_figures import write_curvature_figures
 
     results = load_curvature(folder)
     settings = {name: value for name, value in results.config.items() if name != "groups"}

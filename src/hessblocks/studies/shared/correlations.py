@@ -1,4 +1,4 @@
-"""Student's t and Fisher's F as scipy computes them, and rank correlations over blocks that are dependent."""
+"""Rank correlations over blocks that are dependent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import stats
 
 from hessblocks.errors import ArgumentError
+from hessblocks.statistics import student_quantile
 from hessblocks.studies.engine import Check
 
 DRAWS = 400
@@ -19,16 +20,6 @@ DRAWS = 400
 
 FEWEST = 5
 """Families without which nothing is shown: a perfect order of four comes by chance in 8 % of cases."""
-
-
-def student_quantile(probability: float, freedom: float) -> float:
-    """The t with P(T ≤ t) = `probability` for Student's T of `freedom` degrees."""
-    return float(special.stdtrit(freedom, probability))
-
-
-def fisher_tail(ratio: float, above: float, below: float) -> float:
-    """P(F > ratio) for Fisher's F of `above` and `below` degrees of freedom."""
-    return float(special.fdtrc(above, below, max(ratio, 0.0)))
 
 
 @dataclass(frozen=True, kw_only=True)
