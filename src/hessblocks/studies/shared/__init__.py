@@ -2,7 +2,6 @@
 
 from hessblocks.studies.shared.best_rates import SLACK, Rate, at_best_rates
 from hessblocks.studies.shared.correlations import (
-    Correlation,
     correlation_check,
     correlation_or_none,
 )
@@ -30,7 +29,6 @@ from hessblocks.studies.shared.gathering import (
     summary,
 )
 from hessblocks.studies.shared.measured_curvature import (
-    ALL_GROUPS,
     ALL_MATRICES,
     COMMON_MATRICES,
     HETEROGENEITY,
@@ -76,7 +74,6 @@ from hessblocks.studies.shared.trained_points import (
     Sweep,
     TrainedSettings,
     level,
-    make_model,
     run_settings,
     train,
     train_point,
@@ -118,6 +115,5 @@ from hessblocks.studies.shared.variants import (
     VALUE_SKIPINIT,
     ZERO_QUERIES,
     best_start,
-    make_block,
     restricted,
 )
