@@ -119,6 +119,44 @@ class Twice(nn.Module):
         return y
 
 
+class Listed(nn.Module):
+    """Its weights stand in a list of its own besides, which nobody makes anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, WIDTH), nn.Linear(WIDTH, 2)
+        self.pairs = [(layer.weight, layer.bias) for layer in (self.first, self.last)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight, bias in self.pairs:
+            x = torch.tanh(F.linear(x, weight, bias))
+        return x
+
+
+class Hidden(Plain):
+    """A module in a list of Python shares a weight with one that is registered."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.tanh)
+        self.others = [nn.Linear(2, WIDTH, bias=False)]
+        self.others[0].weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(torch.tanh(self.first(x) + self.others[0](x)))
+        return y
+
+
+class Deaf(Plain):
+    """Autograd sees nothing of it."""
+
+    def __init__(self, way: Callable[..., Callable[..., Tensor]]) -> None:
+        super().__init__(torch.tanh)
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(super().forward)(x)
+
+
 @pytest.fixture
 def batch() -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(3)
@@ -252,6 +290,42 @@ def test_a_norm_by_the_statistics_of_the_batch_keeps_batches_whole(
 def test_a_traced_model_is_refused(batch: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(HessblocksError, match="give the module itself"):
         hb.Problem(torch.jit.trace(Plain(torch.tanh).double(), batch[0]), [batch], "regression")
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Listed, "first.weight"), (Hidden, "first.weight")])
+def test_a_parameter_that_is_reached_by_another_way_is_refused(
+    kind: type[nn.Module], name: str, batch: tuple[Tensor, Tensor]
+) -> None:
+    problem = hb.Problem(kind(), [tuple(t.float() for t in batch)], "regression")
+    groups = hb.parameter_groups(problem.model, "tensor")
+    for asked in (hb.Hessian(problem).dense, lambda: sampled(problem, groups)):
+        with pytest.raises(HessblocksError, match=rf"reaches '{name}' by another way"):
+            asked()
+
+
+@pytest.mark.parametrize(
+    "way", [torch.no_grad(), torch.inference_mode(), lambda forward: lambda x: forward(x).detach()]
+)
+def test_logits_without_a_graph_are_refused(
+    way: Callable[..., Callable[..., Tensor]], batch: tuple[Tensor, Tensor]
+) -> None:
+    problem = hb.Problem(Deaf(way).double(), [batch], "regression")
+    groups = hb.parameter_groups(problem.model, "tensor")
+    for asked in (hb.Hessian(problem).dense, lambda: sampled(problem, groups)):
+        with pytest.raises(HessblocksError, match="no way from the logits of Deaf to any trainable"):
+            asked()
+
+
+def sampled(problem: hb.Problem, groups: dict[str, hb.ParameterGroup]) -> object:
+    return hb.group_norms(problem, groups, parts=["outer"], method="sampled", probes=64)
+
+
+def test_a_group_that_the_logits_do_not_use_is_zero(batch: tuple[Tensor, Tensor]) -> None:
+    model = Plain(torch.tanh).double()
+    model.unused = nn.Linear(2, 2).double()
+    problem = hb.Problem(model, [batch], "regression")
+    group = custom_groups(model, {"unused": "unused.*"})["unused"]
+    assert not hb.Hessian(problem, group).dense().any()
 
 
 def test_a_recurrent_layer(batch: tuple[Tensor, Tensor]) -> None:

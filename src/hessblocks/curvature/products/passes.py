@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessblocks.curvature.losses import Batch, Batches, LossFunction, Readout, rows_together
+from hessblocks.curvature.products.reached import check_reached
 from hessblocks.curvature.products.repeatable import check_same
 from hessblocks.curvature.products.sharing import Processes
 from hessblocks.curvature.sharding import Cut
@@ -151,7 +152,8 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
         The passes that fall to this process, and how they are worked on.
 
     Raises:
-        ArgumentError: not even one row fits, or batches that must stay whole have a limit.
+        ArgumentError: not even one row fits, batches that must stay whole have a limit, or the logits do not lead
+            to the parameters.
         RunError: the model is random even in evaluation mode.
     """
     limit = problem.memory_limit or default_limit(problem.device)
@@ -243,6 +245,7 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         readout, _ = problem.forward(row, leaves, twice=twice)
+        check_reached(problem.model, readout)
         check_same(readout, problem.forward(row, problem.parameters, twice=twice)[0])
         if twice and readout.hidden.requires_grad:  # further tensors are saved on the way back
             ones = torch.ones_like(readout.hidden, requires_grad=True)
