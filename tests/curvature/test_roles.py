@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from hessblocks.curvature.groups import UnknownRoleWarning, layouts, parameter_groups
 from hessblocks.curvature.products.operators import Hessian
 from hessblocks.errors import ArgumentError
+from tests.curvature import architectures
 from tests.curvature.architectures import GEMMA, GROUPED, SIZES, SPECIAL
 from tests.curvature.cases import VOCABULARY, preset_case
 from tests.curvature.oracle import check_partition, dense
@@ -131,7 +134,7 @@ def test_torchs_own_layers_are_cut_where_torch_cuts_them() -> None:
         expected = weight.chunk(3)[number].flatten()  # type: ignore[operator]
         torch.testing.assert_close(found[0, : len(expected)], expected)
     assert "decoder.layers.0.cross_attention.query" in groups
-    with pytest.warns(UnknownRoleWarning), pytest.raises(ArgumentError, match="told apart"):
+    with pytest.raises(ArgumentError, match="told apart"):
         parameter_groups(model, "head")
 
 
@@ -198,6 +201,52 @@ def test_a_gate_without_experts_is_no_router() -> None:
     with pytest.warns(UnknownRoleWarning, match=r"layers\.0\.mlp\.gate\.weight"):
         groups = parameter_groups(model)
     assert groups["layers.0.mlp.gate.weight"].role == "other"
+
+
+class Adapted(nn.Module):
+    """A module with a low-rank addition, as adapters name it."""
+
+    def __init__(self, inner: nn.Module, inputs: int, outputs: int, *, conv1d: bool) -> None:
+        super().__init__()
+        shapes = [(inputs, 2), (2, outputs)] if conv1d else [(2, inputs), (outputs, 2)]
+        self.base_layer = inner
+        self.lora_A, self.lora_B = (nn.Parameter(torch.randn(shape)) for shape in shapes)
+        self.weight, self.bias = inner.weight, inner.bias
+
+
+@pytest.mark.parametrize("level", ["role", "head", "tensor"])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "phi3", "llama", "bert", "gpt-neox", "falcon-grouped"])
+def test_an_adapter_in_a_known_architecture_keeps_all_its_entries(
+    name: str, frozen: bool, level: str
+) -> None:
+    model = architectures.model_of(name).requires_grad_(not frozen)
+    added = []
+    for path, module in list(model.named_modules()):
+        weight = getattr(module, "weight", None)
+        if isinstance(module, nn.Linear | Conv1D) and "head" not in path and "cls" not in path:
+            conv1d = isinstance(module, Conv1D)
+            inputs, outputs = weight.shape if conv1d else reversed(weight.shape)
+            parent, _, own = path.rpartition(".")
+            setattr(
+                model.get_submodule(parent), own, Adapted(module, inputs, outputs, conv1d=conv1d)
+            )
+            added += [f"{path}.lora_A", f"{path}.lora_B"]
+    with nullcontext() if level == "tensor" else pytest.warns(UnknownRoleWarning, match="lora_A"):
+        groups = parameter_groups(model, level)
+    trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    check_partition(groups.values(), trainable)
+    assert len(added) >= 8
+    assert all(groups[name].role == "other" for name in added)
+
+
+def test_a_fused_weight_that_does_not_divide_is_left_whole() -> None:
+    model = architectures.model_of("gpt2")
+    attention = model.transformer.h[0].attn  # type: ignore[union-attr,index]
+    attention.c_attn.weight = nn.Parameter(torch.randn(8, 23))  # type: ignore[union-attr]
+    with pytest.warns(UnknownRoleWarning, match=r"c_attn\.weight: groups of their own"):
+        groups = parameter_groups(model)
+    check_partition(groups.values(), dict(model.named_parameters()))
 
 
 def test_a_model_that_is_no_transformer_is_cut_without_a_word() -> None:

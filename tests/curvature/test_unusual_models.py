@@ -312,7 +312,9 @@ def test_logits_without_a_graph_are_refused(
     problem = hb.Problem(Deaf(way).double(), [batch], "regression")
     groups = hb.parameter_groups(problem.model, "tensor")
     for asked in (hb.Hessian(problem).dense, lambda: sampled(problem, groups)):
-        with pytest.raises(HessblocksError, match="no way from the logits of Deaf to any trainable"):
+        with pytest.raises(
+            HessblocksError, match="no way from the logits of Deaf to any trainable"
+        ):
             asked()
 
 

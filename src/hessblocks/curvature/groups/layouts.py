@@ -219,7 +219,9 @@ _T5 = _two_sides(
 )
 
 ARCHITECTURES: dict[str, list[Rule]] = {
-    "hessblocks": rules_of(_LAYERS, _HESSBLOCKS),
+    "hessblocks": rules_of(  # parts of one's own name their parameters as they like
+        _LAYERS, {name: rf"({modules})(\.\w+)?" for name, modules in _HESSBLOCKS.items()}
+    ),
     "gpt2": rules_of(_H, _GPT2, packing=stacked, conv1d=True),
     "gpt_neox": rules_of(_LAYERS, _GPT_NEOX, packing=interleaved),
     "bloom": rules_of(_H, _BLOOM_FALCON, packing=interleaved),

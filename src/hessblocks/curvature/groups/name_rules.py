@@ -53,7 +53,8 @@ def rules_of(
     rules = []
     begin = f"{side}.layers.{{layer}}." if side else "layers.{layer}."
     for name, modules in {**groups, "head": groups.get("head", HEAD)}.items():
-        pattern = rf"({modules})(\.\w+)?"
+        own = r"\w+" if name in _OWN_NAMES else "weight|bias"
+        pattern = rf"({modules})(\.({own}))?"
         if name in _OUTSIDE:
             rules.append(Rule(pattern=rf"(\w+\.)?{pattern}", name=name, role=_OUTSIDE[name]))
         elif name in _INSIDE:
@@ -74,6 +75,8 @@ def rules_of(
     return rules
 
 
+_OWN_NAMES = ("norm", "gains", "final.norm", "embedding.norm")
+"""Groups whose modules name their parameters as they like; other names elsewhere are of something added (LoRA)."""
 _INSIDE = {
     "mlp.in": "mlp_in",
     "mlp.out": "mlp_out",

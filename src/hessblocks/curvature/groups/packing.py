@@ -38,6 +38,12 @@ class Piece:
     step: int
     """From the start of a run to the start of the next."""
 
+    def divides(self, heads: int) -> bool:
+        """Whether each run holds whole heads of equal width."""
+        return (
+            self.length > 0 and self.blocks * self.length % heads == 0 and heads % self.blocks == 0
+        )
+
     def by_head(self, heads: int) -> list[Piece]:
         """The same indices, one piece a head, in the order of the heads."""
         width = self.blocks * self.length // heads

@@ -22,7 +22,7 @@ _SHOWN = 5
 
 
 class UnknownRoleWarning(UserWarning):
-    """Some parameters of an unknown architecture have names that tell no role."""
+    """Some parameters have names that tell no role."""
 
 
 def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, ParameterGroup]:
@@ -30,8 +30,9 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
 
     Args:
         model: any module; hessblocks and known Hugging Face architectures are cut by role, others by the
-            names that these use; parameters that are not recognised form groups under their own name
-            (role `other`), and a warning names them where others were recognised.
+            names that these use; parameters that are not recognised, or whose length does not divide by the
+            heads, form groups under their own name (role `other`), and a warning names them, but for an
+            unknown architecture with no recognised one.
         level: `role` (query, key, value, ... of each layer), `head` (query, key, value and projection
             of each head besides) or `tensor` (each parameter).
 
@@ -44,38 +45,35 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
     check_name("level", level, LEVELS)
     model = plain_model(model, sharded=True)
     config = getattr(model, "config", None)
-    rules = [] if level == "tensor" else _rules_of(model, getattr(config, "model_type", ""))
+    kind = getattr(config, "model_type", "")
+    rules = [] if level == "tensor" else _rules_of(model, kind)
     collected: dict[str, list[ParameterGroup]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             for group in _cut(name, parameter, rules, config, by_head=level == "head"):
                 collected.setdefault(group.name, []).append(group)
-    return {name: merge(name, parts) for name, parts in collected.items()}
-
-
-def _rules_of(model: nn.Module, kind: str) -> list[Rule]:
-    """Those of the architecture, or of the names that are usual; a warning names what these leave over."""
-    if kind in ARCHITECTURES:
-        return ARCHITECTURES[kind]
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    rules = usual_rules(names)
-    if len(_unmatched(names, rules)) == len(names):
-        return []
-    rules += outside_rules(model)
-    if left := _unmatched(names, rules):
+    groups = {name: merge(name, parts) for name, parts in collected.items()}
+    left = [name for name, group in groups.items() if group.role == "other"]
+    if rules and left:
         warnings.warn(
             f"groups: {kind or type(model).__name__} is cut by the names of its parameters; no role is known for "
             f"{', '.join(left[:_SHOWN])}{', ...' if len(left) > _SHOWN else ''}: groups of their own "
             "(role other); hessblocks.custom_groups can name them",
             UnknownRoleWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
-    return rules
+    return groups
 
 
-def _unmatched(names: Sequence[str], rules: Sequence[Rule]) -> list[str]:
+def _rules_of(model: nn.Module, kind: str) -> list[Rule]:
+    """Those of the architecture, or of the names that are usual; none where no parameter has one."""
+    if kind in ARCHITECTURES:
+        return ARCHITECTURES[kind]
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    rules = usual_rules(names)
     patterns = [re.compile(rule.pattern) for rule in rules]
-    return [name for name in names if not any(one.fullmatch(name) for one in patterns)]
+    known = any(pattern.fullmatch(name) for pattern in patterns for name in names)
+    return [*rules, *outside_rules(model)] if known else []
 
 
 def merge(name: str, parts: Sequence[ParameterGroup]) -> ParameterGroup:
@@ -94,7 +92,7 @@ def _cut(
 ) -> list[ParameterGroup]:
     for rule in rules:
         match = re.fullmatch(rule.pattern, name)
-        if match:
+        if match and (pieces := _pieces(rule, name, parameter, config, by_head=by_head)):
             layer = match.groupdict().get("layer")
             return [
                 ParameterGroup(
@@ -103,7 +101,7 @@ def _cut(
                     layer=None if layer is None else int(layer),
                     views=(view,),
                 )
-                for title, role, view in _pieces(rule, name, parameter, config, by_head=by_head)
+                for title, role, view in pieces
             ]
     return [ParameterGroup(name=name, role="other", layer=None, views=(whole(name, parameter),))]
 
@@ -111,14 +109,21 @@ def _cut(
 def _pieces(
     rule: Rule, name: str, parameter: Tensor, config: Any, *, by_head: bool
 ) -> list[tuple[str, str, ParameterView]]:
-    """Group name (with {layer} left open), role and view of each piece of one parameter."""
+    """Group name (with {layer} left open), role and view of each piece of one parameter; none where it cannot be cut."""
     if rule.packing is None or parameter.ndim == 0 or not (by_head or rule.role == ""):
         return [(rule.name.replace("{role}", rule.role), rule.role, whole(name, parameter))]
     alike = rule.packing is thirds and not by_head
     heads = Heads(count=1, groups=1) if alike else heads_of(config)
     axis = min(rule.axis, parameter.ndim - 1)
-    found = []
-    for piece in rule.packing(parameter.shape[axis], heads):
+    found: list[tuple[str, str, ParameterView]] = []
+    pieces = rule.packing(parameter.shape[axis], heads)
+    whole_heads = not by_head or all(piece.divides(heads.of(piece.role)) for piece in pieces)
+    if (
+        sum(piece.blocks * piece.length for piece in pieces) != parameter.shape[axis]
+        or not whole_heads
+    ):
+        return found
+    for piece in pieces:
         title = rule.name.replace("{role}", piece.role)
         if not by_head:
             found.append((title, piece.role, _view(name, parameter, axis, piece)))
