@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hessblocks.curvature.groups.custom import custom_groups
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.backend import AttentionBackendWarning
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError
+from hessblocks.linalg import condition_number
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense
 
@@ -137,3 +139,30 @@ def test_a_group_and_rows_together_are_refused() -> None:
         Hessian(case.problem, group, rows=group)
     with pytest.raises(ArgumentError, match="either group, or both rows and columns"):
         Hessian(case.problem, rows=group)
+
+
+def test_only_convex_losses_make_the_outer_part_semidefinite() -> None:
+    """The Brier score bends down far from its minimum, which its condition number must not meet with a claim."""
+    model, classes = nn.Linear(3, 4).double(), torch.randint(4, (30,))
+    batch = (torch.randn(30, 3).double(), classes)
+    with torch.no_grad():
+        model.weight.mul_(4)
+
+    def brier(outputs: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
+        return (outputs.softmax(-1) - nn.functional.one_hot(given[1], 4)).square().sum(-1)
+
+    group = custom_groups(model, {"three": "weight[0:3]"})["three"]
+    outer = OuterProduct(Problem(model, [batch], brier), group)
+    values = torch.linalg.eigvalsh(outer.dense())
+    assert float(values[0]) < -1e-3
+    assert outer.symmetric
+    assert not outer.positive_semidefinite
+    expected = float(values.abs().max() / values.abs().min())
+    assert condition_number(outer).value == pytest.approx(expected, rel=1e-2)
+    weights = torch.tensor([1.0, 1.0, 1.0, 1.0])
+    losses = ("classification", nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=weights))
+    for loss in losses:
+        assert OuterProduct(Problem(model, [batch], loss)).positive_semidefinite
+    weights = torch.tensor([1.0, -1.0, 1.0, 1.0])
+    weighted = Problem(model, [batch], nn.CrossEntropyLoss(weight=weights))
+    assert not OuterProduct(weighted).positive_semidefinite

@@ -24,5 +24,6 @@ from hessblocks.curvature.losses.torch_losses import (
     as_module,
     check_loss,
     check_task,
+    is_convex,
     torch_loss,
 )

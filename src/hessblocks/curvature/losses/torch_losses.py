@@ -133,6 +133,23 @@ LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {
 }
 """By name, from a batch to its loss."""
 
+
+
+def is_convex(loss: Any) -> bool:
+    """Whether a loss is known to be convex in the logits: those by name and of torch are, with weights of at least 0.
+
+    Args:
+        loss: as `Problem` takes it; functions of torch as modules.
+
+    Returns:
+        False for a callable, which does not tell.
+    """
+    if not isinstance(loss, nn.Module):
+        return isinstance(loss, str)
+    weights = [getattr(loss, name, None) for name in ("weight", "pos_weight")]
+    return all(one is None or bool((one >= 0).all()) for one in weights)
+
+
 TASKS = {"ForMaskedLM": "masked-lm", "Classification": "classification"}
 """How classes of transformers end that are made for another loss than the next token's."""
 

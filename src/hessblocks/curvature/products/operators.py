@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.groups import ParameterGroup, merge, parameter_groups
+from hessblocks.curvature.losses import is_convex
 from hessblocks.curvature.products.asked import check_group, check_problem
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import total_products
@@ -65,7 +66,7 @@ class CurvatureOperator(LinearOperator):
             dtype=like.dtype,
             device=like.device,
             symmetric=square,
-            positive_semidefinite=square and self.part == "outer",
+            positive_semidefinite=square and self.part == "outer" and is_convex(problem.loss),
         )
 
     def named_tensors(self, vector: Float[Tensor, " N"]) -> dict[str, Float[Tensor, "..."]]:
@@ -113,7 +114,7 @@ class Hessian(CurvatureOperator):
 
 
 class OuterProduct(CurvatureOperator):
-    """H_o = Jᵀ H_ℓ J, the Gauss-Newton part, positive semi-definite for convex losses."""
+    """H_o = Jᵀ H_ℓ J, the Gauss-Newton part, positive semi-definite for convex losses; of a callable only symmetry is known."""
 
     part = "outer"
 
