@@ -186,6 +186,58 @@ def test_the_next_token_is_not_asked_of_a_model_of_another_task(
     assert "Problem(" in repr(Problem(model, {"input_ids": ids, "labels": ids % 2}, loss))
 
 
+class Wrapped(nn.Module):
+    """A model of the user's own around one of transformers, with a number of its own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.scale = inner, nn.Parameter(torch.ones(()))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.scale * self.inner(input_ids=input_ids).logits
+        return logits
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, Wrapped, lambda m: Wrapped(nn.DataParallel(m))])
+def test_a_wrapper_has_the_task_of_the_model_that_does_its_work(wrap: Any) -> None:
+    sizes = {"num_attention_heads": 2, "hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 11}
+    ids = torch.randint(0, 11, (2, 5))
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(**sizes)).eval()
+    with pytest.raises(ArgumentError, match="not the task of BertForMaskedLM"):
+        Problem(wrap(bert), {"input_ids": ids})
+    gpt = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            n_layer=1, n_head=2, n_embd=8, vocab_size=11, bos_token_id=0, eos_token_id=0
+        )
+    ).eval()
+    wrapped = Problem(wrap(gpt), {"input_ids": ids}).value()
+    assert wrapped == pytest.approx(Problem(gpt, {"input_ids": ids}).value())
+
+
+def test_labels_that_are_moved_already_are_not_moved_again() -> None:
+    model, ids = small_model(), torch.randint(0, VOCABULARY, (4, 6))
+    expected = Problem(model, {"input_ids": ids}).value()
+    inputs, labels = ids[:, :-1], ids[:, 1:]
+    padded = labels.masked_fill(torch.arange(5) == torch.tensor([[4], [3], [4], [2]]), -100)
+    for moved in (labels, padded):
+        for asked in (
+            Problem(model, (inputs, moved)).value,
+            lambda m=moved: exact(model, inputs, m),
+        ):
+            with pytest.raises(ArgumentError, match=r"moved by one .* give loss='classification'"):
+                asked()
+    found = Problem(model, (inputs, labels), "classification").value()
+    assert found == pytest.approx(expected, rel=1e-13)
+    same = torch.full((4, 6), 3)
+    for own in (ids, ids.masked_fill(torch.arange(6) < 3, -100), labels.flip(1)):
+        Problem(model, (own.clamp(min=0), own)).value()
+    Problem(model, (same, same)).value()
+
+
+def exact(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> object:
+    return hb.exact_attention_curvature(model, {"input_ids": inputs, "labels": labels})
+
+
 @pytest.mark.parametrize("method", ["probes", "sampled"])
 def test_where_autograd_is_off_for_good_nothing_is_called_zero(method: str) -> None:
     case = CASES["gpt2"]()
@@ -244,6 +296,32 @@ def test_a_callable_that_returns_a_mean_is_refused() -> None:
     )
     with pytest.raises(ArgumentError, match=r"loss: expected one loss .*reduction='none'"):
         Problem(model, [batch], loss=lambda outputs, given: F.mse_loss(outputs, given[1])).value()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_callable_that_counts_ignored_labels_is_refused(moved: bool) -> None:
+    case = CASES["gpt2"]()
+    ids = case.batches[0]["input_ids"]
+    labels = ids.masked_fill(torch.arange(ids.shape[1]) > 1, -100)
+    first = int(moved)
+
+    def losses(outputs: Any, batch: Any) -> torch.Tensor:
+        logits = outputs.logits[:, : ids.shape[1] - first].flatten(0, 1)
+        return F.cross_entropy(logits, batch["labels"][:, first:].flatten(), reduction="none")
+
+    def valid_losses(outputs: Any, batch: Any) -> torch.Tensor:
+        return losses(outputs, batch)[batch["labels"][:, first:].flatten() != -100]
+
+    batch = {"input_ids": ids, "labels": labels}
+    with pytest.raises(ArgumentError, match=r"return losses\[labels != -100\]"):
+        Problem(case.model, batch, losses).value()
+    named = "causal-lm" if moved else "classification"
+    expected = Problem(case.model, batch, named).value()
+    assert Problem(case.model, batch, valid_losses).value() == pytest.approx(expected, rel=1e-13)
+    whole = {"input_ids": ids, "labels": ids}
+    assert Problem(case.model, whole, losses).value() > 0
+    last = ids.masked_fill(torch.arange(ids.shape[1]) == ids.shape[1] - 1, -100)
+    Problem(case.model, {"input_ids": ids, "labels": last}, valid_losses).value()
 
 
 def test_small_shares_of_many_passes_are_not_lost_in_bfloat16() -> None:

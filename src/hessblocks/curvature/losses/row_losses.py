@@ -24,6 +24,8 @@ from hessblocks.curvature.losses.batches import Batch
 from hessblocks.curvature.losses.late_logits import rows_together
 from hessblocks.errors import ArgumentError
 
+NO_CHANCE = 8
+"""Labels that are the next input, and not their own, from which on this is meant."""
 CERTAIN = 1e4
 """A logit so far above zeros that its probability is 1 to all digits."""
 ROUNDING = 1e-5
@@ -246,7 +248,7 @@ def callable_loss(
         logits: those among the outputs.
 
     Returns:
-        The loss as a function of the logits alone.
+        The loss as a function of the logits alone; it refuses a mean, and losses of labels that are to be ignored.
     """
 
     def losses(logits: Tensor) -> Tensor:
@@ -258,7 +260,26 @@ def callable_loss(
             )
         return losses
 
-    return Differentiated(losses, lambda: losses(logits.detach()).numel())
+    def count() -> int:
+        number = losses(logits.detach()).numel()
+        if _counts_ignored(number, batch.labels):
+            raise ArgumentError(
+                f"loss: the callable returned {number:,} losses, those of labels {IGNORED} among them, which would "
+                f"count in the mean; return losses[labels != {IGNORED}]"
+            )
+        return number
+
+    return Differentiated(losses, count)
+
+
+def _counts_ignored(number: int, labels: Tensor | None) -> bool:
+    """Whether so many losses are one for each label, or each but the first of its row, and some of these are ignored."""
+    if labels is None or labels.is_floating_point():
+        return False
+    counted = labels != IGNORED
+    moved = counted[:, 1:] if labels.ndim > 1 else counted
+    valid = [int(some.sum()) for some in (counted, moved) if some.numel() == number]
+    return bool(valid) and max(valid) < number and int(counted.sum()) != number
 
 
 def _with_logits(outputs: Any, logits: Tensor) -> Any:
@@ -307,13 +328,18 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
         One label a position.
 
     Raises:
-        ArgumentError: there is not one token a position.
+        ArgumentError: there is not one token a position, or labels are moved by one place already.
     """
     found = batch.inputs if batch.labels is None else batch.labels
     if found.ndim != 2 or found.is_floating_point():
         raise ArgumentError(
             "batches: causal-lm needs token ids, as labels or as the inputs, of shape (sequences, tokens); "
             f"got {found.dtype} with {found.ndim} axes"
+        )
+    if _moved(batch.inputs, batch.labels):
+        raise ArgumentError(
+            "labels: already moved by one place, each is the next input, and causal-lm would move them again; give "
+            "loss='classification' with them, or the inputs themselves as labels"
         )
     targets = F.pad(found[:, 1:].long(), (0, 1), value=IGNORED)
     mask = batch.attention_mask
@@ -326,6 +352,16 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
         )
     real = mask != 0
     return targets.masked_fill(~real | ~F.pad(real[:, 1:], (0, 1)), IGNORED)
+
+
+def _moved(inputs: Tensor, labels: Tensor | None) -> bool:
+    """Whether all labels that count are the next input, more of them than by chance another one than their own."""
+    if labels is None or labels.shape != inputs.shape:
+        return False
+    own, following, labels = inputs[:, :-1], inputs[:, 1:], labels[:, :-1]
+    counted = labels != IGNORED
+    others = int((counted & (labels != own)).sum())
+    return others >= NO_CHANCE and not bool((counted & (labels != following)).any())
 
 
 def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:

@@ -134,7 +134,6 @@ LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {
 """By name, from a batch to its loss."""
 
 
-
 def is_convex(loss: Any) -> bool:
     """Whether a loss is known to be convex in the logits: those by name and of torch are, with weights of at least 0.
 
@@ -169,10 +168,15 @@ def check_loss(loss: str | LossFunction) -> None:
 def check_task(model: nn.Module, loss: Any) -> None:
     """Make sure that the next token is not asked of a model of transformers with another task, whose labels it would move.
 
+    Args:
+        model: of transformers, or a wrapper of one that holds most of its parameters.
+        loss: as `Problem` takes it.
+
     Raises:
         ArgumentError: it is.
     """
-    kind, config = type(model).__name__, getattr(model, "config", None)
+    inner = _worker(model)
+    kind, config = type(inner).__name__, getattr(inner, "config", None)
     named = (name for end, name in TASKS.items() if kind.endswith(end))
     own = "seq2seq" if getattr(config, "is_encoder_decoder", False) else next(named, None)
     if loss == "causal-lm" and own:
@@ -180,3 +184,15 @@ def check_task(model: nn.Module, loss: Any) -> None:
             f"loss: causal-lm predicts the next token, which is not the task of {kind}; give loss={own!r}, or a "
             "callable"
         )
+
+
+def _worker(model: nn.Module) -> nn.Module:
+    """The model of transformers that does the work of a wrapper (DataParallel, one's own); else the model itself."""
+    inner = model
+    while not hasattr(getattr(inner, "config", None), "model_type"):
+        sizes = {child: sum(p.numel() for p in child.parameters()) for child in inner.children()}
+        largest = max(sizes, key=sizes.__getitem__, default=None)
+        if largest is None or 2 * sizes[largest] <= sum(p.numel() for p in inner.parameters()):
+            return model
+        inner = largest
+    return inner

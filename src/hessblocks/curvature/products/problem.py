@@ -85,7 +85,7 @@ class Problem:
             batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
                 alone; a list, a single dict, or a DataLoader. What a loader gives is kept where it fits
                 `memory_limit`; else the loader is read anew for each product, in the same order.
-            loss: `causal-lm` (next token; labels default to the inputs without padding),
+            loss: `causal-lm` (next token; labels are as the inputs, not moved, and default to them without padding),
                 `masked-lm`, `seq2seq` (encoder-decoders; labels of the decoder), `classification`,
                 `regression` (squared error, mean over entries); a loss module of torch such as
                 `nn.CrossEntropyLoss(weight=...)` or its function, with its own options; or a callable (outputs, batch) that
