@@ -51,6 +51,39 @@ def test_training_mode_is_named_set_aside_and_restored(module: nn.Module, messag
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+class Attended(nn.Module):
+    """Dropout that is a number of another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.attention(x[:, None], x[:, None], x[:, None])[0][:, 0]
+        return y
+
+
+class Remembered(nn.Module):
+    """The same of a recurrent one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.GRU(4, 4, num_layers=2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.cells(x[:, None])[0][:, 0]
+        return y
+
+
+@pytest.mark.parametrize("kind", [Attended, Remembered])
+def test_dropout_that_is_a_number_of_another_module_is_named(kind: type[nn.Module]) -> None:
+    model, data = network(kind()), batch()
+    expected = curvature(model.eval(), [data])
+    with pytest.warns(RepeatabilityWarning, match=r"dropout is switched off \(1\.\w+ in training"):
+        found = curvature(model.train(), [data])
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("settings", [{}, {"drop_last": True}])
 def test_a_shuffling_loader_is_named_and_read_once(settings: dict[str, Any]) -> None:
     model, (x, y) = network(), batch(5)

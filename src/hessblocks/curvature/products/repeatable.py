@@ -71,7 +71,11 @@ def _model_notices(model: nn.Module) -> Iterator[str]:
 
 
 def _drops(module: nn.Module) -> bool:
-    return isinstance(module, _DropoutNd) and module.training and module.p > 0
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):  # dropout is a number of theirs
+        share = module.dropout
+    else:
+        share = module.p if isinstance(module, _DropoutNd) else 0
+    return module.training and share > 0
 
 
 def _some(names: list[str]) -> str:
