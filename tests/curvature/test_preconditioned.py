@@ -178,6 +178,9 @@ def test_what_has_no_preconditioner_is_refused() -> None:
     parameters = list(case.model.parameters())
     with pytest.raises(ArgumentError, match=r"expected torch's SGD, Adam or AdamW.*\.NAdam"):
         hb.preconditioned_sharpness(case.problem, NAdam(parameters))
+    for kind in (SGD, AdamW):
+        with pytest.raises(ArgumentError, match="expected maximize=False"):
+            hb.preconditioned_sharpness(case.problem, kind(parameters, lr=0.1, maximize=True))
     with pytest.raises(ArgumentError, match="Adam after its first step"):
         hb.preconditioned_sharpness(case.problem, AdamW(parameters))
     other, _ = trained(gpt2_case(), "adam")

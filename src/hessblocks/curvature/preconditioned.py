@@ -165,7 +165,7 @@ def has_preconditioner(optimizer: Optimizer) -> bool:
         Always for SGD; for Adam from its first step on.
 
     Raises:
-        ArgumentError: an optimiser whose preconditioner is not known.
+        ArgumentError: an optimiser whose preconditioner is not known, or that climbs.
     """
     plain = _plain(optimizer)
     return isinstance(plain, SGD) or len(plain.state) > 0
@@ -180,6 +180,11 @@ def _plain(optimizer: Any) -> Optimizer:
             f"{type(plain).__module__}.{type(plain).__name__}"
         )
     assert isinstance(plain, Optimizer)
+    if any(settings.get("maximize") for settings in plain.param_groups):
+        raise ArgumentError(
+            "optimizer: expected maximize=False, since thresholds are of steps that lower the loss; to climb, measure "
+            "the negative loss"
+        )
     return plain
 
 
