@@ -10,7 +10,15 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
+
+CONTAINER = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux says how much memory a container may have, in the second and the first version of its groups."""
 
 
 class HessblocksError(Exception):
@@ -100,8 +108,13 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def main_memory() -> int:
-    """Bytes of this machine's main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of main memory: the machine's, or what a container may have of it where that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = []
+    for file in CONTAINER:
+        with suppress(OSError, ValueError):  # absent, or `max`
+            limits.append(int(file.read_text(encoding="ascii")))
+    return min([machine, *(limit for limit in limits if limit > 0)])
 
 
 def in_units(size: int) -> str:

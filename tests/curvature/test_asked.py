@@ -1,12 +1,17 @@
 """A group, a problem or a limit that is none is refused in a sentence that says what is meant."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import hessblocks as hb
+from hessblocks import errors
+from hessblocks.curvature.groups import merge
+from hessblocks.curvature.products import default_limit
 from hessblocks.errors import ArgumentError, in_units
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -31,7 +36,19 @@ def asked() -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[Callable[..., object], str]] = {
-    "all groups for one": (lambda a: hb.Hessian(a["problem"], a["groups"]), "expected one group such"),
+    "all groups for one": (lambda a: hb.Hessian(a["problem"], a["groups"]), "expected one group such .*custom_groups"),
+    "a list for a group": (
+        lambda a: hb.Hessian(a["problem"], [*a["groups"].values()]),
+        r"^group: expected a group .*, got list; hessblocks\.custom_groups\(model, .* makes one group of several",
+    ),
+    "an entry twice": (
+        lambda a: hb.Hessian(a["problem"], merge("both", [a["group"], a["group"]])),
+        "^group: 'both' names an entry twice",
+    ),
+    "norms of an entry twice": (
+        lambda a: hb.group_norms(a["problem"], {"q": merge("both", [a["group"], a["group"]])}),
+        r"^groups\['q'\]: 'both' names an entry twice",
+    ),
     "a name for a group": (lambda a: hb.Hessian(a["problem"], "query"), "expected a group of param"),
     "rows": (lambda a: hb.Hessian(a["problem"], rows={}, columns=a["group"]), "^rows: expected one"),
     "a model for a problem": (lambda a: hb.Hessian(a["model"], a["group"]), "^problem: expected hess"),
@@ -126,3 +143,23 @@ def test_the_closed_form_makes_no_matrix_of_the_vocabulary(monkeypatch: pytest.M
     model = hb.build("pre-ln", depth=1, width=8, heads=2, vocab_size=300, context=8)
     hb.exact_attention_curvature(model, {"input_ids": torch.randint(0, 300, (1, 4))})
     assert max(made, default=0) < 300
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [((), None), (("max",), None), (("5000000\n",), 5_000_000), (("max", str(2**63 - 4096)), None)],
+)
+def test_main_memory_is_what_a_container_may_have(
+    limits: tuple[str, ...],
+    expected: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = [tmp_path / name for name in ("second", "first")]
+    for file, limit in zip(files, limits, strict=False):
+        file.write_text(limit, encoding="ascii")
+    monkeypatch.setattr(errors, "CONTAINER", tuple(files))
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert errors.main_memory() == (expected or machine)
+    default = default_limit(torch.device("cpu"))
+    assert default == (expected or machine) // 4

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hessblocks.curvature.groups import ParameterGroup, misfit
+from hessblocks.curvature.groups import ParameterGroup, misfit, overlap
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError
+
+_ONE_OF_SEVERAL = (
+    'hessblocks.custom_groups(model, {"name": [patterns]})["name"] makes one group of several'
+)
 
 
 def check_problem(problem: Any) -> None:
@@ -31,16 +35,21 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
         name: of the argument.
 
     Raises:
-        ArgumentError: no problem, no group, or a group of another model.
+        ArgumentError: no problem, no group, a group of another model, or one that names an entry twice.
     """
     check_problem(problem)
     if isinstance(group, Mapping):
         some = f" such as groups[{next(iter(group))!r}]" if group else ""
-        raise ArgumentError(f"{name}: expected one group{some}, got all {len(group)} of them")
-    if not isinstance(group, ParameterGroup):
         raise ArgumentError(
-            f"{name}: expected a group of parameter_groups(model), got {type(group).__name__}"
+            f"{name}: expected one group{some}, got all {len(group)} of them; {_ONE_OF_SEVERAL}"
         )
+    if not isinstance(group, ParameterGroup):
+        several = f"; {_ONE_OF_SEVERAL}" if isinstance(group, list | tuple) else ""
+        raise ArgumentError(
+            f"{name}: expected a group of parameter_groups(model), got {type(group).__name__}{several}"
+        )
+    if overlap([group]):
+        raise ArgumentError(f"{name}: {group.name!r} names an entry twice; name each once")
     if (wrong := misfit(group, problem.entries)) is not None:
         raise ArgumentError(
             f"{name}: {group.name!r} does not fit the problem's model, in {wrong!r} (absent, "
