@@ -57,6 +57,15 @@ def test_named_tensors_have_the_shapes_of_the_parameters_and_the_entries_of_the_
         whole.named_tensors(vector[:, None].expand(-1, 2))  # type: ignore[arg-type]
 
 
+def test_a_step_costs_a_forward_pass() -> None:
+    case, calls = CASES["classification"](), []
+    case.model.register_forward_hook(lambda *_: calls.append(1))
+    direction = {name: torch.ones_like(p) for name, p in case.problem.parameters.items()}
+    hb.loss_along(case.problem, direction, range(21))
+    planning = 2
+    assert len(calls) == planning + 21 * len(case.problem.gradient_plan.passes)
+
+
 def test_the_weights_stay_bit_for_bit_also_after_an_error() -> None:
     case = CASES["gpt2"]()
     before = {n: (p, p.data_ptr(), p.detach().clone()) for n, p in case.model.named_parameters()}

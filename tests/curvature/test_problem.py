@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -130,7 +131,15 @@ def test_the_closed_form_of_cross_entropy_is_autodiffs(monkeypatch: pytest.Monke
     [
         ([], "causal-lm", "at least one batch"),
         ([{"labels": torch.zeros(2)}], "causal-lm", "no inputs besides labels"),
+        ([{"mode": "fast"}], "causal-lm", "no inputs besides labels"),
         ([3], "causal-lm", "got int"),
+        (
+            [(torch.zeros(2, 3), torch.tensor([0, 1])), (torch.zeros(0, 3), torch.zeros(0))],
+            "classification",
+            r"batch 1 \(counted from 0\) has no rows",
+        ),
+        ([torch.zeros(2, 3), torch.tensor([0, 1])], "classification", "a pair as a tuple"),
+        ([np.zeros((2, 3)), np.zeros(2)], "classification", "a pair as a tuple"),
         ([(torch.zeros(2, 3).double(),)], "classification", "needs labels"),
         ([(torch.zeros(2, 3).double(), torch.tensor([0, 3]))], "classification", "0 to 2"),
         ([(torch.zeros(2, 3).double(), torch.tensor([0]))], "classification", "expected shape"),
@@ -144,6 +153,61 @@ def test_unusable_data_is_refused(batches: Any, loss: str, message: str) -> None
     model = stir(Classifier())
     with pytest.raises(ArgumentError, match=message):
         Hessian(Problem(model, batches, loss), parameter_groups(model)["first.bias"]).dense()
+
+
+class Masked(nn.Module):
+    """A language model whose mask comes first, and whose tokens have a name of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(
+        self,
+        my_mask: torch.Tensor,
+        tokens: torch.Tensor,
+        others: torch.Tensor | None = None,
+        mode: str = "",
+    ) -> torch.Tensor:
+        logits: torch.Tensor = self.head(torch.tanh(self.embedding(tokens)))
+        return logits
+
+
+def test_tokens_of_any_name_are_found_behind_masks_and_what_is_no_tensor() -> None:
+    model, ids = stir(Masked()), torch.randint(7, (6, 5))
+    beside = {"mode": "fast", "my_mask": torch.ones(6, 5, dtype=torch.long)}
+    expected = Problem(model, {"my_mask": ids, "tokens": ids, "labels": ids}).value()
+    assert Problem(model, {**beside, "tokens": ids}).value() == expected
+    two = {**beside, "others": ids + 1, "tokens": ids}
+    with pytest.raises(ArgumentError, match=r"'others' and 'tokens' may all be .* input_ids"):
+        Problem(model, two).value()
+    assert Problem(model, {**two, "labels": ids}).value() == expected
+    assert Problem(model, {**two, "labels": ids}, memory_limit=20_000).value() == pytest.approx(
+        expected
+    )
+
+
+def test_complex_and_absent_parameters_are_refused() -> None:
+    batch = (torch.zeros(2, 3), torch.tensor([0, 1]))
+    model = nn.Linear(3, 2)
+    model.turn = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ArgumentError, match=r"'turn' is complex; .*view_as_real"):
+        Problem(model, batch, "classification")
+    half = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ArgumentError, match=r"'1\.weight' is on the meta device"):
+        Problem(half, batch, "classification")
+
+
+@pytest.mark.parametrize("name", ["weight", "pos_weight"])
+def test_a_weight_with_rows_goes_with_a_whole_batch(name: str) -> None:
+    model, x = stir(Classifier(outputs=3)), torch.randn(4, 3).double()
+    y, weight = torch.ones(4, 3).double(), torch.tensor([[1.0], [2], [3], [4]]).double()
+    loss = nn.BCEWithLogitsLoss(**{name: weight})
+    assert Problem(model, (x, y), loss).value() == pytest.approx(loss(model(x), y).item())
+    for rows in (1, 2):
+        batches = list(zip(x.split(rows), y.split(rows), strict=True))
+        with pytest.raises(ArgumentError, match=rf"{name}=.* each of 4 examples.* such as {rows};"):
+            Hessian(Problem(model, batches, loss)).dense()
 
 
 def test_a_choice_between_one_class_is_refused() -> None:

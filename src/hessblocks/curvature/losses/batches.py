@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError, in_units
 
 SAMPLED = 1 << 16
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+BESIDES = ("position_ids", "token_type_ids")
+"""Whole numbers that are no token ids; masks are none either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +43,23 @@ class Batch:
 
     @property
     def inputs(self) -> Shaped[Tensor, "rows ..."]:
-        """Token ids or features, the model's first input."""
+        """Token ids or features: by their usual name, else the first input that is no mask, ids before others."""
+        if self.arguments:
+            first: Tensor = self.arguments[0]
+            return first
         for name in ("input_ids", "pixel_values", "inputs_embeds"):
             if name in self.keywords:
                 found: Tensor = self.keywords[name]
                 return found
-        first: Tensor = self.arguments[0] if self.arguments else next(iter(self.keywords.values()))
-        return first
+        named = _tensors(self.keywords)
+        return next(iter((self.ids or _without_masks(named) or named).values()))
+
+    @property
+    def ids(self) -> dict[str, Int[Tensor, "rows tokens"]]:
+        """Inputs that may be token ids, by name; one where it has the usual name."""
+        usual = {k: v for k, v in self.keywords.items() if k == "input_ids"}
+        named = usual or _without_masks(_tensors(self.keywords))
+        return {k: v for k, v in named.items() if v.ndim == 2 and v.dtype in WHOLE}
 
     @property
     def rows(self) -> int:
@@ -128,7 +141,7 @@ def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch
     if isinstance(inputs, Mapping):
         keywords = dict(inputs)
         within = keywords.pop("labels", None)
-        if not keywords:
+        if not _tensors(keywords):
             raise ArgumentError("batches: a batch has no inputs besides labels")
         labels = within if labels is None else labels
         return Batch(raw=raw, keywords=keywords, labels=_checked(labels), number=number)
@@ -168,12 +181,17 @@ class Batches:
             whole_digest: whether `digest` is asked for.
 
         Raises:
-            ArgumentError: there is no batch, one of an unknown form, or an iterator that gives more than
-                may be kept.
+            ArgumentError: there is no batch, one of an unknown form or without rows, a list that may be a pair, or an
+                iterator that gives more than may be kept.
         """
         is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Tensor)
         if isinstance(given, Mapping | Tensor) or is_pair:
             given = [given]
+        if isinstance(given, list) and len(given) == 2 and _alike(*given):
+            raise ArgumentError(
+                "batches: a list of two tensors of equal length is a pair or two batches; give a pair as a tuple, "
+                "(inputs, labels), and two batches as [(first,), (second,)]"
+            )
         if not isinstance(given, Iterable):
             raise ArgumentError(
                 f"batches: expected a batch, a list of them or a DataLoader, got {type(given).__name__}"
@@ -195,6 +213,10 @@ class Batches:
         whole, held, most = hashlib.sha256(), 0, 0
         for number, raw in enumerate(islice(self._given, self._number)):
             batch = unpack(raw, None, number=number)
+            if not batch.rows:
+                raise ArgumentError(
+                    f"batches: batch {number} (counted from 0) has no rows; leave it out"
+                )
             self.rows.append(batch.rows)
             if (tokens := batch.inputs.numel() // max(1, batch.rows)) > most or not number:
                 most, self._widest = tokens, _map(batch.split(1)[0].raw, Tensor.clone)
@@ -296,6 +318,21 @@ class _Order:
     def _set(self, states: list[Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Whether both are tensors, of equal length."""
+    both = isinstance(first, Tensor | np.ndarray) and isinstance(second, Tensor | np.ndarray)
+    return both and tuple(first.shape[:1]) == tuple(second.shape[:1])
+
+
+def _tensors(keywords: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those of the inputs that have rows."""
+    return {k: v for k, v in keywords.items() if isinstance(v, Tensor) and v.ndim}
+
+
+def _without_masks(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v for k, v in named.items() if "mask" not in k and k not in BESIDES}
 
 
 def _checked(labels: Any) -> Tensor | None:

@@ -328,8 +328,13 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
         One label a position.
 
     Raises:
-        ArgumentError: there is not one token a position, or labels are moved by one place already.
+        ArgumentError: there is not one token a position, tokens could be of several names, or labels are moved by one place already.
     """
+    if batch.labels is None and len(batch.ids) > 1:
+        raise ArgumentError(
+            f"batches: {' and '.join(map(repr, batch.ids))} may all be the tokens that causal-lm predicts; name them "
+            "input_ids, or give them as labels too"
+        )
     found = batch.inputs if batch.labels is None else batch.labels
     if found.ndim != 2 or found.is_floating_point():
         raise ArgumentError(

@@ -103,6 +103,8 @@ def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Dif
             raise ArgumentError(
                 f"labels: expected the shape of the logits, {tuple(logits.shape)}, got {tuple(labels.shape)}"
             )
+        for name in () if of_classes else ("weight", "pos_weight"):
+            _check_rows(f"{type(module).__name__}({name}=...)", getattr(module, name, None), given)
         try:
             found: Tensor = module.to(logits.dtype)(logits, given)
         except (RuntimeError, IndexError, ValueError) as error:
@@ -122,6 +124,18 @@ def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Dif
         return counted.numel() if module.weight is None else float(module.weight[counted].sum())
 
     return Differentiated(losses, count, classes=of_classes, module=module)
+
+
+def _check_rows(what: str, weight: Tensor | None, given: Tensor) -> None:
+    """Make sure that a weight has no rows of its own, or as many as a batch, or the piece of one that is worked on."""
+    if weight is None or weight.ndim < given.ndim:
+        return
+    rows, own = len(given), weight.shape[weight.ndim - given.ndim]
+    if weight.ndim > given.ndim or own not in (1, rows):
+        raise ArgumentError(
+            f"loss: {what} of shape {tuple(weight.shape)} has a row for each of {own} examples, but batches, and the "
+            f"pieces they are cut into, have others, such as {rows}; give a callable that takes weights from the batch"
+        )
 
 
 LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {

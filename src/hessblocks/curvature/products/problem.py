@@ -101,7 +101,7 @@ class Problem:
             num_batches: batches to take at most, the first ones; None: all.
 
         Raises:
-            ArgumentError: no batches, an iterator that gives more than may be kept, batches of an unknown form, an unknown
+            ArgumentError: no trainable parameters, complex ones or some without values, no batches, an iterator that gives more than may be kept, batches of an unknown form, an unknown
                 loss or that of another task than the model's, a bad limit, parameters sharded in another way than by rows, or without layers, `shard`
                 without a process group, or processes that were given
                 different weights, or different batches where they should be the same.
@@ -124,8 +124,7 @@ class Problem:
         if memory_limit is not None:
             check_memory_limit(memory_limit)
         self.memory_limit = memory_limit
-        if not self.parameters:
-            raise ArgumentError("model: expected trainable parameters, found none")
+        _check_parameters(self.model)
         first = next(iter(self.parameters.values()))
         self.device = first.device
         notice_randomness(model, batches)
@@ -231,6 +230,12 @@ class Problem:
         other.held, other._loss_of = None, lambda batch: change(own(batch), batch)
         return other
 
+    @cached_property
+    def gradient_plan(self) -> Plan:
+        """As `plan`, where no second derivative is asked for."""
+        with said_in_a_sentence():
+            return make_plan(self, twice=False)
+
     def value(
         self, parameters: Mapping[str, Float[Tensor, "..."]] | None = None, *, twice: bool = True
     ) -> float:
@@ -248,7 +253,7 @@ class Problem:
         """
         own = 0.0
         with torch.no_grad(), said_in_a_sentence():
-            for batch in (self.plan if twice else make_plan(self, twice=False)).passes:
+            for batch in (self.plan if twice else self.gradient_plan).passes:
                 found = self.forward(batch, parameters or self.parameters, twice=twice)
                 end = end_of(*found, 1 / self.valid)
                 own += self.check_finite(end.total(), batch)
@@ -362,6 +367,24 @@ class Problem:
         if self._loss_of is not None:
             return 0 if batch.idle else self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
+
+
+def _check_parameters(model: nn.Module) -> None:
+    """Make sure that there is something to differentiate by, in real numbers that are there."""
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise ArgumentError("model: expected trainable parameters, found none")
+    for name, parameter in trainable.items():
+        if parameter.is_complex():
+            raise ArgumentError(
+                f"model: {name!r} is complex; hold it in real numbers, torch.view_as_real(parameter), and use "
+                "torch.view_as_complex of these in forward"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ArgumentError(
+                f"model: {name!r} is on the meta device and has no values; load the model before"
+            )
 
 
 def check_finite(total: float, batch: Batch) -> float:
