@@ -63,15 +63,59 @@ def test_a_memory_limit_cuts_the_work_and_not_the_answer() -> None:
     assert difference.abs().max() < 1e-15
 
 
-def test_changed_weights_are_noticed() -> None:
+@pytest.mark.parametrize("way", ["in place", "data", "entry of data", "negated data"])
+def test_changed_weights_are_noticed(way: str) -> None:
     model, batch = small_model(), ragged()
     operator = Hessian(Problem(model, batch), parameter_groups(model)["layers.0.mlp.in"])
     before = operator.dense()
+    weight = model.model.layers[0].mlp.input.weight
     with torch.no_grad():
-        model.model.layers[0].mlp.input.weight.mul_(1.5)
+        if way == "entry of data":
+            weight.data[1, 2] += 1e-3
+        elif way == "negated data":
+            weight.data.neg_()
+        else:
+            (weight if way == "in place" else weight.data).mul_(1.5)
     fresh = Hessian(Problem(model, batch), parameter_groups(model)["layers.0.mlp.in"]).dense()
     assert torch.equal(operator.dense(), fresh)
     assert not torch.allclose(before, fresh)
+
+
+def test_a_changed_buffer_is_noticed() -> None:
+    model = stir(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))).eval()
+    problem = Problem(model, (torch.randn(4, 3).double(), torch.randn(4, 2).double()), "regression")
+    before = Hessian(problem).dense()
+    model[1].running_var.mul_(2)
+    after = Hessian(problem).dense()
+    assert not torch.allclose(before, after)
+    again = Hessian(Problem(model, next(iter(problem.batches)).raw, "regression"))
+    assert torch.equal(after, again.dense())
+
+
+@pytest.mark.parametrize("change", ["inputs", "labels", "fewer labels", "sampled"])
+def test_changed_batches_are_noticed(change: str) -> None:
+    model = stir(Classifier(outputs=3))
+    x, y = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 0, 1, 2])
+    problem = Problem(model, [(x[:4], y[:4]), (x[4:], y[4:])], "classification")
+    groups = parameter_groups(model, "tensor")
+
+    def asked(of: Problem) -> torch.Tensor:
+        if change != "sampled":
+            return Hessian(of).dense()
+        norms = group_norms(of, groups, parts=["outer"], method="sampled", probes=64)
+        return torch.tensor([parts["outer"].value for parts in norms.values()])
+
+    before = asked(problem)
+    if change == "inputs":
+        x.mul_(2)
+    elif change == "labels":
+        y.copy_(y.flip(0))
+    else:
+        y[1:5] = -100
+    fresh = Problem(model, [(x[:4], y[:4]), (x[4:], y[4:])], "classification")
+    assert torch.equal(asked(problem), asked(fresh))
+    assert problem.value() == fresh.value()
+    assert not torch.allclose(before, asked(fresh))
 
 
 def test_the_value_is_the_mean_over_valid_tokens() -> None:

@@ -363,11 +363,25 @@ CURVATURE = (
         tests=("curvature/test_problem.py::test_ten_rows_in_batches_of_four_are_one_batch",),
     ),
     Mutant(
-        "changed weights go unnoticed",
+        "changed buffers go unnoticed",
         file="curvature/products/problem.py",
         find="t.data_ptr(), t._version",
         replace="t.data_ptr(), 0",
+        tests=("curvature/test_problem.py::test_a_changed_buffer_is_noticed",),
+    ),
+    Mutant(
+        "weights that are changed through .data go unnoticed",
+        file="curvature/products/problem.py",
+        find="tuple(torch.hstack(sums).tolist()) if sums else ()",
+        replace="()",
         tests=("curvature/test_problem.py::test_changed_weights_are_noticed",),
+    ),
+    Mutant(
+        "labels that are changed in place go unnoticed",
+        file="curvature/losses/batches.py",
+        find="tensor._version for tensor in tensors",
+        replace="0 for tensor in tensors",
+        tests=("curvature/test_problem.py::test_changed_batches_are_noticed",),
     ),
     Mutant(
         "a loss of NaN passes",

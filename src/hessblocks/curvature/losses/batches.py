@@ -245,6 +245,12 @@ class Batches:
         )
 
     @property
+    def versions(self) -> tuple[int, ...]:
+        """Change when a tensor that is kept is changed in place, but for changes through `.data` or numpy."""
+        tensors = (tensor for batch in self._kept or () for tensor in batch.tensors())
+        return tuple(tensor._version for tensor in tensors if not tensor.is_inference())
+
+    @property
     def widest_row(self) -> Batch:
         """One row of the batch with the most inputs a row, in memory of its own."""
         return unpack(self._widest, self._device)

@@ -135,6 +135,7 @@ class Problem:
             number=num_batches,
             whole_digest=shard in ("batches", "vectors"),
         )
+        self._counted = self.batches.versions
         self._check_alike()
         self._closed_forms = self._logits_late = True
         self._recomputed = False
@@ -175,12 +176,24 @@ class Problem:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Changes when a parameter or a buffer of the model does, but for changes through `.data`."""
+        """Changes when a parameter or a buffer of the model does, or a batch that is kept.
+
+        What is written through `.data` is seen by the sums of whole parameters, which cost some hundredths of a
+        product; in buffers and batches it is not seen.
+        """
         held = [*self.weights.values(), *self.model.buffers()]
         counted = (
             [*self.model.parameters()] if self.cuts else []
         )  # an optimiser counts up theirs alone
-        return tuple((t.data_ptr(), t._version) for t in held), *(p._version for p in counted)
+        kept = tuple((t.data_ptr(), t._version) for t in held)
+        sums = () if self.cuts else _sums(self.weights.values(), self.device)
+        return kept, *(p._version for p in counted), sums, self.batches.versions
+
+    def follow_batches(self) -> None:
+        """Count N anew where a batch was changed in place since."""
+        if (versions := self.batches.versions) != self._counted:
+            vars(self).pop("valid", None)
+            self._counted = versions
 
     @cached_property
     def plan(self) -> Plan:
@@ -252,6 +265,7 @@ class Problem:
             RunError: it is not finite.
         """
         own = 0.0
+        self.follow_batches()
         with torch.no_grad(), said_in_a_sentence():
             for batch in (self.plan if twice else self.gradient_plan).passes:
                 found = self.forward(batch, parameters or self.parameters, twice=twice)
@@ -367,6 +381,13 @@ class Problem:
         if self._loss_of is not None:
             return 0 if batch.idle else self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
+
+
+def _sums(tensors: Iterable[Tensor], device: torch.device) -> tuple[float, ...]:
+    """The sum of each, where it is of real numbers of 2 bytes or more."""
+    numbers = [t for t in tensors if t.is_floating_point() and t.element_size() > 1]
+    sums = [t.sum(dtype=torch.promote_types(t.dtype, torch.float32)).to(device) for t in numbers]
+    return tuple(torch.hstack(sums).tolist()) if sums else ()
 
 
 def _check_parameters(model: nn.Module) -> None:

@@ -136,6 +136,7 @@ def own_products(
     """
     try:
         with said_in_a_sentence():
+            problem.follow_batches()
             _say_precision(problem)
             return _add_up(problem, vectors, rows, columns, parts, later)
     except Exception:

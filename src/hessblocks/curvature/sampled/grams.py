@@ -131,6 +131,7 @@ def gram_matrices(
 
     Cost: a forward pass a batch of samples, and a backward pass a sample.
     """
+    problem.follow_batches()
     held = list(groups.values())
     if problem.cuts:
         held = [OwnEntries.of(group, problem.cuts).group for group in held]
