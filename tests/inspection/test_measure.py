@@ -182,6 +182,23 @@ def test_the_signal_of_an_object_is_that_of_propagate_and_its_mode_stays(
         assert own == pytest.approx([row["value"] for row in expected])
 
 
+@pytest.mark.parametrize("padded", [slice(4, 6), slice(0, 2)], ids=["right", "left"])
+def test_padding_is_no_target_of_the_gradients(model: torch.nn.Module, padded: slice) -> None:
+    def gradients(filled: int, **more: Any) -> list[dict[str, Any]]:
+        ids = torch.arange(12).reshape(2, 6)
+        mask = torch.ones_like(ids)
+        ids[1, padded], mask[1, padded] = filled, 0
+        batch = {"input_ids": ids, "attention_mask": mask, **more}
+        found = hb.measure_signal(model, batch, jacobian_steps=0)
+        return [row for row in found if row["quantity"] == "gradient_norm"]
+
+    labels = torch.arange(12).reshape(2, 6)
+    labels[1, padded] = -100
+    if padded.start == 0:
+        labels[1, 2] = -100  # what stands before it is padding
+    assert gradients(0) == gradients(7) == gradients(0, labels=labels)
+
+
 def test_signal_notes_what_it_is_of(
     model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from hessblocks.curvature import Problem, parameter_groups, select_groups
+from hessblocks.curvature import Problem, causal_labels, parameter_groups, select_groups
 from hessblocks.errors import ArgumentError
 from hessblocks.inspection.curvature_run import CurvatureRun
 from hessblocks.inspection.opening import (
@@ -176,7 +176,7 @@ def measure_signal(
     rows: list[dict[str, Any]] = []
     for name, (subject, tokens), place in zip(names, found, devices, strict=True):
         with progress.stage("signal", name):
-            labelled = {"labels": tokens["input_ids"], **tokens}
+            labelled = {**tokens, "labels": causal_labels(tokens)}
             model = placed(place, subject.model)
             signal = propagate(model, labelled, jacobian_steps=settings.jacobian_steps)
         rows += [{"model": name, "seed": settings.seed, **row} for row in signal.to_rows()]

@@ -16,6 +16,7 @@ from hessblocks.curvature.losses.row_losses import (
     Idle,
     LossFunction,
     callable_loss,
+    causal_labels,
     causal_targets,
     given_labels,
 )

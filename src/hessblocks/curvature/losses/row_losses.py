@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.closed import ClosedForms, Watch
 from hessblocks.curvature.losses.batch_loss import BatchLoss, LossDerivatives, Root, RowLoss
-from hessblocks.curvature.losses.batches import Batch
+from hessblocks.curvature.losses.batches import Batch, unpack
 from hessblocks.curvature.losses.late_logits import rows_together
 from hessblocks.errors import ArgumentError
 
@@ -357,6 +357,21 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
         )
     real = mask != 0
     return targets.masked_fill(~real | ~F.pad(real[:, 1:], (0, 1)), IGNORED)
+
+
+def causal_labels(batch: Mapping[str, Any]) -> Int[Tensor, "sequences tokens"]:
+    """The labels with which a language model, which shifts them itself, has the loss `causal-lm` of a batch.
+
+    Returns:
+        The batch's own labels, or its tokens without padding.
+
+    Raises:
+        ArgumentError: there is not one token a position.
+    """
+    if "labels" in batch:
+        labels: Tensor = batch["labels"]
+        return labels
+    return F.pad(causal_targets(unpack(batch, None))[:, :-1], (1, 0), value=IGNORED)
 
 
 def _moved(inputs: Tensor, labels: Tensor | None) -> bool:
