@@ -66,7 +66,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
     def forward(
         self,
         input_ids: Int[Tensor, "sequences tokens"] | None = None,
-        attention_mask: Shaped[Tensor, "sequences ..."] | None = None,
+        attention_mask: Shaped[Tensor, "#sequences ..."] | None = None,
         position_ids: Int[Tensor, "#sequences tokens"] | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
@@ -138,7 +138,7 @@ class _WithoutCache(HessblocksPreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "sequences tokens"] | None = None,
-        attention_mask: Shaped[Tensor, "sequences ..."] | None = None,
+        attention_mask: Shaped[Tensor, "#sequences ..."] | None = None,
         position_ids: Int[Tensor, "#sequences tokens"] | None = None,
         inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
         labels: Num[Tensor, "sequences ..."] | None = None,
@@ -279,7 +279,7 @@ class HessblocksForQuestionAnswering(_Scored):
     def forward(
         self,
         input_ids: Int[Tensor, "sequences tokens"] | None = None,
-        attention_mask: Shaped[Tensor, "sequences ..."] | None = None,
+        attention_mask: Shaped[Tensor, "#sequences ..."] | None = None,
         position_ids: Int[Tensor, "#sequences tokens"] | None = None,
         inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
         start_positions: Int[Tensor, " sequences"] | None = None,

@@ -25,6 +25,7 @@ from hessblocks.blocks import Block, Context, LearnedPosition
 from hessblocks.errors import ArgumentError
 from hessblocks.models.attention_functions import attention_kernel
 from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.masks import check_mask, has_own_mask, padding, starts_again
 from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywords, keep_values
 
 
@@ -73,7 +74,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "sequences tokens"] | None = None,
-        attention_mask: Shaped[Tensor, "sequences ..."] | None = None,
+        attention_mask: Shaped[Tensor, "#sequences ..."] | None = None,
         position_ids: Int[Tensor, "#sequences tokens"] | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
@@ -98,6 +99,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        heads = self.config.num_attention_heads
+        check_mask(attention_mask, (x.shape[0], x.shape[1]), heads, past_key_values)
         self._refuse_packing(attention_mask, position_ids, past_key_values)
         places = self._places(x, attention_mask, position_ids, past)
         if self.position_embedding is not None:
@@ -112,8 +115,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
             causal=self.config.causal,
             mask=self._mask(*masked),
             windows={window: self._mask_of(window, past, *masked) for window in self.windows},
-            allowed=_padding(attention_mask),
-            aligned=not _has_own_mask(attention_mask, position_ids),
+            allowed=padding(attention_mask),
+            aligned=not has_own_mask(attention_mask, position_ids),
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
             kernel=attention_kernel(self.config._attn_implementation),
         )
@@ -138,7 +141,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
             position_ids is not None
             and (not self.config.causal or attention_mask is not None or cache is not None)
             and not torch.compiler.is_compiling()
-            and _starts_again(position_ids, attention_mask)
+            and starts_again(position_ids, attention_mask)
         ):
             raise ArgumentError(
                 "position_ids: sequences packed into one row are told apart by causal models alone, without "
@@ -147,7 +150,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         if (
             "flash" in str(self.config._attn_implementation)
             and cache is None
-            and _has_own_mask(attention_mask, position_ids)
+            and has_own_mask(attention_mask, position_ids)
         ):
             raise ArgumentError(
                 "position_ids: flash attention would mix sequences packed into one row; use "
@@ -175,22 +178,22 @@ class HessblocksModel(HessblocksPreTrainedModel):
     ) -> Tensor:
         """Positions (sequences, tokens), by default counted over the unpadded tokens."""
         tokens = x.shape[1]
-        padding = _padding(attention_mask)
+        real = padding(attention_mask)
         limited = isinstance(self.position_embedding, nn.Embedding)
         if limited and not torch.compiler.is_compiling() and past + tokens > self.config.context:
             given = position_ids is not None and isinstance(past, int) and past == 0
-            real = int(past) + tokens if padding is None else int(padding.sum(dim=-1).max())
-            if real > self.config.context and not given:
+            long = int(past) + tokens if real is None else int(real.sum(dim=-1).max())
+            if long > self.config.context and not given:
                 raise ArgumentError(
-                    f"input_ids: {real} tokens are longer than the model's context of {self.config.context}; "
+                    f"input_ids: {long} tokens are longer than the model's context of {self.config.context}; "
                     "shorten the input or build the model with a larger context"
                 )
         if position_ids is not None:
             return position_ids
         new = past + torch.arange(tokens, device=x.device)
-        if padding is None:
+        if real is None:
             return new[None]
-        return (padding.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
+        return (real.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
 
     def _mask(
         self,
@@ -259,13 +262,6 @@ def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:
     return False, None
 
 
-def _padding(attention_mask: Tensor | None) -> Tensor | None:
-    """True where a token is not padding; None where no mask says so."""
-    if attention_mask is None or attention_mask.ndim != 2:
-        return None
-    return attention_mask.bool()
-
-
 def _looked_up(embedding: nn.Module, indices: Tensor | None, outside: str) -> Tensor:
     """Rows of an embedding; a CPU says which argument went outside it, a GPU aborts."""
     try:
@@ -273,28 +269,3 @@ def _looked_up(embedding: nn.Module, indices: Tensor | None, outside: str) -> Te
     except IndexError as error:
         raise ArgumentError(outside) from error
     return found
-
-
-def _has_own_mask(attention_mask: Tensor | None, position_ids: Tensor | None) -> bool:
-    """Whether the mask may be another than causal or full with padding: the user's own, or packing.
-
-    transformers reads sequences packed into one row off positions that start again.
-
-    Returns:
-        True where that cannot be excluded.
-    """
-    if attention_mask is None:
-        return position_ids is not None
-    return attention_mask.ndim != 2
-
-
-def _starts_again(position_ids: Tensor, attention_mask: Tensor | None) -> bool:
-    """Whether positions of neighbouring unpadded tokens do not grow; not asked with a 4-D mask."""
-    if attention_mask is not None and attention_mask.ndim != 2:
-        return False
-    found = position_ids.diff(dim=-1) < 1
-    real = _padding(attention_mask)
-    if real is not None:
-        real = real[:, -position_ids.shape[1] :]
-        found = found & real[:, 1:] & real[:, :-1]
-    return bool(found.any())

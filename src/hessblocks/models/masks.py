@@ -1,0 +1,86 @@
+"""The mask that a user gives: its form, what of it is padding, and whether it says more than that."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from hessblocks.errors import ArgumentError
+
+
+def check_mask(
+    mask: Shaped[Tensor, "..."] | None,
+    rows: tuple[int, int],
+    heads: int,
+    cache: Cache | None,
+) -> None:
+    """Refuse a mask whose shape does not fit; while a model is compiled its shape is not asked for.
+
+    Args:
+        mask: as the model was given it.
+        rows: sequences, and tokens of each that are new.
+        heads: of attention.
+        cache: keys and values of earlier tokens.
+
+    Raises:
+        ArgumentError: names the shape that came and those that fit.
+    """
+    if not isinstance(mask, Tensor) or torch.compiler.is_compiling():
+        return
+    sequences, tokens = rows
+    whole = most = tokens
+    if cache is not None:
+        whole += int(cache.get_seq_length())
+        most = max(whole, cache.get_mask_sizes(tokens, 0)[0])
+    shape = tuple(mask.shape)
+    if len(shape) == 2:
+        fits = shape[0] == sequences and whole <= shape[1] <= most
+    else:
+        sizes = ((1, sequences), (1, heads), (1, tokens), range(whole, most + 1))
+        fits = len(shape) == 4 and all(n in fit for n, fit in zip(shape, sizes, strict=True))
+    if not fits:
+        cached = "" if cache is None else ", the tokens in past_key_values among them,"
+        raise ArgumentError(
+            f"attention_mask: expected ({sequences}, {whole}){cached} with 0 at padding, or a mask of your own, "
+            f"({sequences}, 1, {tokens}, {whole}), got {shape}"
+        )
+
+
+def padding(mask: Shaped[Tensor, "#sequences ..."] | None) -> Bool[Tensor, "#sequences keys"] | None:
+    """True where a token is not padding; None where no mask says so."""
+    if mask is None or mask.ndim != 2:
+        return None
+    return mask.bool()
+
+
+def has_own_mask(
+    mask: Shaped[Tensor, "#sequences ..."] | None,
+    position_ids: Int[Tensor, "#sequences tokens"] | None,
+) -> bool:
+    """Whether the mask may be another than causal or full with padding: the user's own, or packing.
+
+    transformers reads sequences packed into one row off positions that start again.
+
+    Returns:
+        True where that cannot be excluded.
+    """
+    if mask is None:
+        return position_ids is not None
+    return mask.ndim != 2
+
+
+def starts_again(
+    position_ids: Int[Tensor, "#sequences tokens"],
+    mask: Shaped[Tensor, "#sequences ..."] | None,
+) -> bool:
+    """Whether positions of neighbouring unpadded tokens do not grow; not asked with a mask of four axes."""
+    if mask is not None and mask.ndim != 2:
+        return False
+    found = position_ids.diff(dim=-1) < 1
+    real = padding(mask)
+    if real is not None:
+        real = real[:, -position_ids.shape[1] :]
+        found = found & real[:, 1:] & real[:, :-1]
+    return bool(found.any())
