@@ -98,7 +98,7 @@ def test_what_is_no_choice_between_classes_is_refused() -> None:
     with pytest.raises(hb.ArgumentError, match="problem_type: expected single_label"):
         type(model)(config)
     with pytest.raises(hb.ArgumentError, match=r"attention_mask: expected .sequences, tokens"):
-        model(ids(1, 5), attention_mask=torch.ones(1, 1, 5, 5))
+        model(ids(1, 5), attention_mask=torch.ones(1, 1, 5, 5).bool())
 
 
 def test_a_model_in_half_precision_is_saved_and_loaded_as_such(tmp_path: Path) -> None:

@@ -54,3 +54,17 @@ def test_masks_of_four_axes_that_fit_are_taken(shape: tuple[int, ...]) -> None:
     model, tokens = perturbed("sas", task="masked-lm"), ids(2, 8)
     found = model(tokens, attention_mask=torch.ones(shape, dtype=torch.bool)).logits
     assert torch.allclose(found, model(tokens).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("slots", [[], ["attention.scores=linear"]], ids=["softmax", "linear"])
+def test_ones_and_zeros_of_four_axes_are_not_misread(implementation: str, slots: list[str]) -> None:
+    model, tokens = perturbed("pre-ln", slots=slots), ids(2, 8)
+    model.set_attn_implementation(implementation)
+    seen = torch.ones(2, 1, 8, 8).tril()
+    for mask, got in ((seen.long(), "torch.int64"), (seen, "1"), (seen.half(), "1")):
+        with pytest.raises(hb.ArgumentError, match=rf"four axes .* got {got}; .* mask\.bool\(\)"):
+            model(tokens, attention_mask=mask)
+    expected = model(tokens).logits
+    for mask in (seen.bool(), torch.zeros_like(seen).masked_fill(seen == 0, -torch.inf)):
+        assert torch.allclose(model(tokens, attention_mask=mask).logits, expected, atol=1e-5)

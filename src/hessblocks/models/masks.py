@@ -16,7 +16,9 @@ def check_mask(
     heads: int,
     cache: Cache | None,
 ) -> None:
-    """Refuse a mask whose shape does not fit; while a model is compiled its shape is not asked for.
+    """Refuse a mask whose shape does not fit, or whose entries would be misread.
+
+    While a model is compiled, neither shape nor values are asked for.
 
     Args:
         mask: as the model was given it.
@@ -25,9 +27,13 @@ def check_mask(
         cache: keys and values of earlier tokens.
 
     Raises:
-        ArgumentError: names the shape that came and those that fit.
+        ArgumentError: names the shape, the dtype or the value that came and what fits.
     """
-    if not isinstance(mask, Tensor) or torch.compiler.is_compiling():
+    if not isinstance(mask, Tensor):
+        return
+    if mask.ndim == 4:
+        _check_entries(mask)
+    if torch.compiler.is_compiling():
         return
     sequences, tokens = rows
     whole = most = tokens
@@ -48,7 +54,24 @@ def check_mask(
         )
 
 
-def padding(mask: Shaped[Tensor, "#sequences ..."] | None) -> Bool[Tensor, "#sequences keys"] | None:
+def _check_entries(mask: Tensor) -> None:
+    """Refuse ones and zeros as numbers, which would be added to scores, or be read the wrong way round."""
+    if mask.dtype == torch.bool:
+        return
+    got = str(mask.dtype)
+    if mask.is_floating_point():
+        if torch.compiler.is_compiling() or not (mask > 0).any():
+            return
+        got = f"{mask.max().item():g}"
+    raise ArgumentError(
+        "attention_mask: of four axes it holds booleans, or numbers to add to scores, 0 or below, got "
+        f"{got}; where 1 marks what may be attended to, give mask.bool()"
+    )
+
+
+def padding(
+    mask: Shaped[Tensor, "#sequences ..."] | None,
+) -> Bool[Tensor, "#sequences keys"] | None:
     """True where a token is not padding; None where no mask says so."""
     if mask is None or mask.ndim != 2:
         return None

@@ -235,10 +235,6 @@ class HessblocksModel(HessblocksPreTrainedModel):
         near = keys > queries[:, None] - window
         if attention_mask.dtype == torch.bool:
             return attention_mask & near
-        if not attention_mask.is_floating_point():
-            raise ArgumentError(
-                f"attention_mask: of four axes it holds booleans, or numbers to add to scores, got {attention_mask.dtype}"
-            )
         return attention_mask.masked_fill(
             ~near, -torch.inf
         )  # below any number that forbids a near key
