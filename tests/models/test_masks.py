@@ -68,3 +68,16 @@ def test_ones_and_zeros_of_four_axes_are_not_misread(implementation: str, slots:
     expected = model(tokens).logits
     for mask in (seen.bool(), torch.zeros_like(seen).masked_fill(seen == 0, -torch.inf)):
         assert torch.allclose(model(tokens, attention_mask=mask).logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "values", [[0, 1, 1, 2, 2, 3], [0, 0.5, 0.25, 1, 1, 1]], ids=["whole", "shares"]
+)
+def test_a_classifier_weighs_alike_all_that_is_no_padding(values: list[float]) -> None:
+    model, tokens, mask = (
+        perturbed("sas", task="classification"),
+        ids(2, 6),
+        torch.tensor([values] * 2),
+    )
+    found = model(tokens, attention_mask=mask).logits
+    assert torch.equal(found, model(tokens, attention_mask=mask.bool()).logits)

@@ -22,6 +22,7 @@ from transformers.utils.generic import can_return_tuple
 from hessblocks.conventions import IGNORED
 from hessblocks.errors import ArgumentError
 from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.masks import padding
 from hessblocks.models.modeling import HessblocksModel
 from hessblocks.models.pretrained import HARMLESS, HessblocksPreTrainedModel
 from hessblocks.models.token_losses import cross_entropy, next_token_loss, squared_error
@@ -237,11 +238,12 @@ class HessblocksForSequenceClassification(_Scored):
     def _logits(
         self, hidden: Tensor, attention_mask: Tensor | None
     ) -> Float[Tensor, "sequences classes"]:
-        if attention_mask is None:
-            mean = hidden.mean(dim=1)
-        elif attention_mask.ndim == 2:
-            weights = attention_mask.to(hidden.dtype)[..., None]
+        real = padding(attention_mask)
+        if real is not None:
+            weights = real.to(hidden.dtype)[..., None]
             mean = (weights * hidden).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+        elif attention_mask is None:
+            mean = hidden.mean(dim=1)
         else:
             raise ArgumentError(
                 f"attention_mask: expected (sequences, tokens) to average over, got {tuple(attention_mask.shape)}"
