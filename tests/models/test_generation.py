@@ -124,3 +124,10 @@ def test_generation_stops_at_the_context_with_a_sentence(cache: dict[str, Any]) 
     asked = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     with pytest.raises(hb.ArgumentError, match="longer than the model's context of 24"):
         model.generate(ids(1, 20), **asked, **cache)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_prompt_longer_than_a_learned_context_is_named_by_its_length(cache: bool) -> None:
+    model = perturbed("pre-ln", position="learned")
+    with pytest.raises(hb.ArgumentError, match=r"input_ids: 30 tokens are longer .* context of 24"):
+        model.generate(ids(1, 30).clamp(min=1), max_new_tokens=2, pad_token_id=0, use_cache=cache)

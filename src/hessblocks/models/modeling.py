@@ -181,9 +181,12 @@ class HessblocksModel(HessblocksPreTrainedModel):
         real = padding(attention_mask)
         limited = isinstance(self.position_embedding, nn.Embedding)
         if limited and not torch.compiler.is_compiling() and past + tokens > self.config.context:
-            given = position_ids is not None and isinstance(past, int) and past == 0
+            first = isinstance(past, int) and past == 0
+            packed = (
+                first and position_ids is not None and int(position_ids.max()) < self.config.context
+            )
             long = int(past) + tokens if real is None else int(real.sum(dim=-1).max())
-            if long > self.config.context and not given:
+            if long > self.config.context and not packed:
                 raise ArgumentError(
                     f"input_ids: {long} tokens are longer than the model's context of {self.config.context}; "
                     "shorten the input or build the model with a larger context"
