@@ -106,3 +106,23 @@ def test_continuous_batching_is_refused_in_words() -> None:
     settings = GenerationConfig(max_new_tokens=2, pad_token_id=0, eos_token_id=1)
     with pytest.raises(hb.ArgumentError, match=r"generate_batch: .* use generate with a padded"):
         model.generate_batch([[2, 3], [4]], generation_config=settings)
+
+
+NAMES = {
+    "causal-lm": {"label": "labels", "start_positions": None},
+    "question-answering": {"labels": None, "start_position": "start_positions"},
+    "classification": {"logits_to_keep": None, "labls": "labels"},
+}
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_an_unknown_argument_is_answered_with_those_of_the_model_that_was_called(task: str) -> None:
+    model = hb.build("sas", task=task, **SIZES)
+    for name, near in NAMES[task].items():
+        with pytest.raises(hb.ArgumentError) as caught:
+            model(ids(1, 4), **{name: ids(1, 4)})
+        said, known = str(caught.value).split(" Known: ")
+        assert name not in known.rstrip(".").split(", ")
+        assert near is None or f"did you mean '{near}'" in said
+    with pytest.raises(hb.ArgumentError, match=r"'labels' is unknown.* Known: attention_mask"):
+        model.model(ids(1, 4), labels=ids(1, 4))

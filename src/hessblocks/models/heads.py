@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 from typing import Any, ClassVar, NoReturn
 
 from jaxtyping import Float, Int, Num, Shaped
@@ -24,8 +25,16 @@ from hessblocks.errors import ArgumentError
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.masks import padding
 from hessblocks.models.modeling import HessblocksModel
-from hessblocks.models.pretrained import HARMLESS, HessblocksPreTrainedModel
+from hessblocks.models.pretrained import HARMLESS, HessblocksPreTrainedModel, check_keywords
 from hessblocks.models.token_losses import cross_entropy, next_token_loss, squared_error
+
+_OF_THE_TRUNK = frozenset(inspect.signature(HessblocksModel.forward).parameters)
+
+
+def _check_passed_on(others: dict[str, Any], head: nn.Module) -> None:
+    """Refuse, in the head's name, what neither it nor the trunk takes."""
+    strange = {name: value for name, value in others.items() if name not in _OF_THE_TRUNK}
+    check_keywords(strange, type(head))
 
 
 class _LanguageModel(HessblocksPreTrainedModel):
@@ -97,6 +106,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
         Raises:
             ArgumentError: an unknown argument, tokens outside the vocabulary, a sequence that is too long.
         """
+        _check_passed_on(others, self)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -125,6 +135,7 @@ class _WithoutCache(HessblocksPreTrainedModel):
     _result: ClassVar[type[ModelOutput]]
 
     def _trunk(self, others: dict[str, Any], **inputs: Tensor | None) -> Any:
+        _check_passed_on(others, self)
         kept = {name: value for name, value in others.items() if name not in HARMLESS}
         return self.model(**inputs, return_dict=True, **kept)
 

@@ -90,7 +90,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         Returns:
             Vectors, keys and values, and hidden states where asked for.
         """
-        check_keywords({"output_attentions": self.config.output_attentions} | others)
+        check_keywords({"output_attentions": self.config.output_attentions} | others, type(self))
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if self.training and any(x.gradient_checkpointing for x in self.layers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -151,11 +152,13 @@ class HessblocksPreTrainedModel(PreTrainedModel):
 HARMLESS = ("cache_position", "use_cache")
 """Arguments that callers of Hugging Face models pass everywhere and that change no output here."""
 
-KNOWN = ("attention_mask", "inputs_embeds", "labels", "output_hidden_states", "position_ids")
 
-
-def check_keywords(given: dict[str, Any]) -> None:
+def check_keywords(given: dict[str, Any], model: type[nn.Module]) -> None:
     """Refuse what would be ignored; an argument of None is none.
+
+    Args:
+        given: by name.
+        model: that was called with them; the error names what it takes.
 
     Raises:
         ArgumentError: an unknown keyword, segments, or attention matrices, which the models do not return.
@@ -169,7 +172,9 @@ def check_keywords(given: dict[str, Any]) -> None:
                 "return_token_type_ids=False"
             )
         if name != "output_attentions":
-            raise unknown_name("argument of the model", name, KNOWN)
+            taken = inspect.signature(model.forward).parameters
+            known = sorted({*taken, "output_hidden_states"} - {"self", "others"})
+            raise unknown_name("argument of the model", name, known)
         if value:
             raise ArgumentError(
                 "output_attentions: the models never hold attention matrices; "
