@@ -121,6 +121,23 @@ def test_files_that_are_not_text_are_left_out_and_said(code: Path) -> None:
     assert not any("secret" in text for split in corpus.splits for text in documents(corpus, split))
 
 
+def test_links_are_not_followed_and_are_said(code: Path, tmp_path: Path) -> None:
+    load_corpus(code, 300)  # from now on it is in the cache
+    (tmp_path / "secret.txt").write_text("secret")
+    (code / "link.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.warns(CorpusWarning, match=r"1 files .* links and are left out"):
+        corpus = load_corpus(code, 300)
+    assert not any("secret" in text for split in corpus.splits for text in documents(corpus, split))
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "a.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(ArgumentError, match="holds no files but links, which are not followed"):
+        user_files(tmp_path / "links")
+    (tmp_path / "chosen").symlink_to(code)
+    (tmp_path / "file.py").symlink_to(code / "module_0.py")
+    assert user_files(tmp_path / "chosen").fingerprint == user_files(code).fingerprint
+    assert user_files(tmp_path / "file.py").links == 0
+
+
 def random_bytes(path: Path) -> Path:
     path.write_bytes(bytes(range(256)) * 10)
     return path

@@ -53,7 +53,7 @@ def load_corpus(path: Path | None = None, vocabulary: int = DEFAULT_VOCABULARY) 
     check_vocabulary(vocabulary)
     source = standard_library() if path is None else user_files(path)
     corpus = _of_source(source, _entry_name(source, path), vocabulary)
-    _warn(corpus, vocabulary, path)
+    _warn(corpus, vocabulary, source if path is not None else None)
     return corpus
 
 
@@ -129,7 +129,7 @@ def _cut_tails(texts: list[str]) -> dict[str, list[str]]:
     return parts
 
 
-def _warn(corpus: Corpus, vocabulary: int, path: Path | None) -> None:
+def _warn(corpus: Corpus, vocabulary: int, source: Source | None) -> None:
     if corpus.vocab_size < vocabulary:
         warnings.warn(
             f"--vocab-size: the text of {corpus.name} supports {corpus.vocab_size} entries, not "
@@ -137,9 +137,9 @@ def _warn(corpus: Corpus, vocabulary: int, path: Path | None) -> None:
             CorpusWarning,
             stacklevel=3,
         )
-    if path is not None and (left_out := corpus.description["left_out"]):
+    if source is not None and (left_out := source.links + corpus.description["left_out"]):
         warnings.warn(
-            f"--data: {left_out} files of {corpus.name} are empty or not UTF-8 text and are left out",
+            f"--data: {left_out} files of {corpus.name} are empty, not UTF-8 text, or links and are left out",
             CorpusWarning,
             stacklevel=3,
         )

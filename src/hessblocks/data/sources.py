@@ -38,6 +38,8 @@ class Source:
     """Relative paths (with /) of each split's files; no validation files means `by_tail`."""
     fingerprint: str
     """SHA-256 of the relative paths and contents."""
+    links: int = 0
+    """Files of a folder of the user's that are links, which are not followed."""
 
     @property
     def by_tail(self) -> bool:
@@ -117,7 +119,7 @@ def package_files(name: str) -> Source:
 
 
 def user_files(path: Path) -> Source:
-    """A file, or all files of a folder that are neither hidden nor in a hidden folder.
+    """A file, or all files of a folder that are neither hidden, nor in a hidden folder, nor links.
 
     Args:
         path: file or folder.
@@ -132,15 +134,18 @@ def user_files(path: Path) -> Source:
     try:
         if not path.is_file() and not path.is_dir():
             raise ArgumentError(f"--data: {path} is no file or folder; give one that exists.")
-        root, paths = (path, list(_files(path))) if path.is_dir() else (path.parent, [path.name])
+        root, found = (path, list(_files(path))) if path.is_dir() else (path.parent, [path.name])
+        paths = [name for name in found if root != path or not (root / name).is_symlink()]
         if not paths:
-            raise ArgumentError(f"--data: {path} holds no files; give a folder with text or code.")
+            only = "no files but links, which are not followed" if found else "no files"
+            raise ArgumentError(f"--data: {path} holds {only}; give a folder with text or code.")
         splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else _by_file(paths)
         return Source(
             name=printable(path.resolve().name),
             root=root,
             splits=splits,
             fingerprint=fingerprint(root, paths),
+            links=len(found) - len(paths),
         )
     except OSError as error:
         raise _unreadable(error.filename or path, error) from error
@@ -177,7 +182,7 @@ def _unreadable(path: Path | str, error: OSError) -> ArgumentError:
 
 
 def _files(root: Path) -> Iterator[str]:
-    """Relative paths of the files below `root`, sorted; hidden ones left out, links not followed."""
+    """Relative paths of the files below `root`, sorted; hidden ones left out, links to folders not followed."""
 
     def refuse(error: OSError) -> None:
         raise _unreadable(error.filename, error) from error
