@@ -170,6 +170,32 @@ def test_a_folder_that_does_not_fit_its_configuration_is_refused(tmp_path: Path)
         WeightsFolder(tmp_path).empty_model()
 
 
+CODE = {
+    "own": (
+        {"model_type": "planted", "auto_map": {"AutoConfig": "planted.C"}},
+        "holds no model that transformers knows .*code that a folder brings along is never executed",
+    ),
+    "kernels": (
+        {"attn_implementation": "kernels-community/flash-attn"},
+        r"code from elsewhere \(attn_implementation kernels-community/flash-attn\), .* take that line out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "message"), CODE.values(), ids=CODE)
+def test_code_that_a_folder_brings_or_asks_for_is_not_executed(
+    fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model: Any = CASES["gpt2"]().model
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    (tmp_path / "planted.py").write_text("open(__file__ + '.executed', 'w')\n")
+    with pytest.raises(ArgumentError, match=message):
+        WeightsFolder(tmp_path).empty_model()
+    assert not list(tmp_path.glob("*.executed"))
+
+
 VIEWS = [
     whole("p", torch.empty(5, 4, 3)),
     whole("p", torch.empty(())),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from os import PathLike
@@ -57,15 +58,23 @@ class WeightsFolder:
             The model; its buffers are real.
 
         Raises:
-            ArgumentError: the configuration names no class of transformers, or its parameters are others.
+            ArgumentError: the configuration names no class of transformers, asks for code from elsewhere, or its
+                parameters are others.
         """
         from accelerate import init_empty_weights
         from transformers import AutoConfig
 
         try:
-            config = AutoConfig.from_pretrained(self._folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise ArgumentError(f"model: {self._folder} has no config.json of a model") from error
+            config = AutoConfig.from_pretrained(
+                self._folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # of any kind: the files are somebody else's
+            said = str(error).strip().partition("\n")[0].rstrip(".")[:200]
+            raise ArgumentError(
+                f"model: {self._folder} holds no model that transformers knows ({said}); code that a folder brings "
+                "along is never executed"
+            ) from error
+        _check_alone(self._folder, config)
         kind = _class_of(config)
         with init_empty_weights(include_buffers=False):
             model: Any = kind._from_config(config)
@@ -126,6 +135,17 @@ class WeightsFolder:
             f"model: {self._folder} has no tensor {names[0]!r}; convert it: load it once with from_pretrained "
             "and save it with save_pretrained"
         )
+
+
+def _check_alone(folder: Path, config: Any) -> None:
+    """Refuse compiled code of the hub, which transformers would fetch and run."""
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
+        if "/" in (found := str(getattr(part, f"_{kind}", None))):
+            raise ArgumentError(
+                f"model: {folder} asks for code from elsewhere ({kind} {found}), which is never executed; take "
+                "that line out of its config.json"
+            )
 
 
 def _class_of(config: Any) -> Any:
