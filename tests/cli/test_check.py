@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from hessblocks.cli import main
+from hessblocks.errors import ArgumentError
+from hessblocks.storage.folder_results import load_results
 from hessblocks.studies.catalogue import find
 from hessblocks.studies.engine.executors import InProcess
 from tests.cli.helpers import Shell, sentence
@@ -86,6 +88,65 @@ def test_a_run_is_whole_until_a_file_is_edited(shell: Shell, tmp_path: Path) -> 
     assert sentence(spoilt) == f"hessblocks: check: 4 of 5 files of {out} are not whole ({kinds})."
     (out / "results.csv").write_text("preset\n")
     assert said(shell, out)[1]["results.csv"] == "edited"
+
+
+def test_nothing_is_written_into_a_saved_model(shell: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert shell.train(out).status == 0
+    before = sorted((out / "model").iterdir())
+    page = shell("report", out / "model")
+    assert (page.status, sentence(page)) == (
+        2,
+        f"hessblocks: DIR: {out / 'model'} is a saved model or a checkpoint, which has no page; give the folder of "
+        "its run.",
+    )
+    for words in (
+        ("train", "sas", "--out"),
+        ("curvature", "preset:sas", "--data", "random", "--out"),
+        ("reproduce", "mlp", "--scale", "smoke", "--out"),
+    ):
+        refused = shell(*words, out / "model")
+        assert refused.status == 2
+        assert f"--out: {out / 'model'} is a saved model or a checkpoint" in sentence(refused)
+    assert sorted((out / "model").iterdir()) == before
+    assert shell("check", out).status == 0
+
+
+def test_a_saved_model_is_what_its_seal_says(shell: Shell, tmp_path: Path) -> None:
+    model = tmp_path / "out" / "model"
+    assert shell.train(model.parent).status == 0
+    whole = shell("check", model)
+    assert (whole.status, whole.output) == (0, "whole    model\n")
+    (model / "tokenizer.json").write_text("{}")
+    assert said(shell, model) == (1, {"model": "edited"})
+    (model / "seal.json").unlink()
+    for command in ("check", "report"):
+        refused = shell(command, model)
+        assert refused.status == 2
+        assert "missing" not in refused.output
+        assert sentence(refused).startswith(f"hessblocks: DIR: {model} is ")
+
+
+def test_signal_has_figures_and_no_page(shell: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert shell("signal", "preset:sas", *SMALL, "--out", out).status == 0
+    with pytest.raises(ArgumentError) as caught:
+        load_results(out)  # as the page begins
+    assert str(caught.value) == (
+        f"DIR: {out} is of `hessblocks signal`, which has no page; its figures lie in figures/, and the same command "
+        "makes them anew."
+    )
+
+
+@pytest.mark.parametrize("command", ["check", "report"])
+def test_the_damaged_configuration_of_a_run_is_not_taken_for_a_study(
+    shell: Shell, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"command": "train", ')
+    outcome = shell(command, tmp_path)
+    assert outcome.status == 1
+    assert f"{tmp_path / 'config.json'}, line 1: not JSON" in sentence(outcome)
+    assert "reproduce" not in sentence(outcome)
 
 
 def test_what_is_no_run_is_refused(shell: Shell, tmp_path: Path) -> None:

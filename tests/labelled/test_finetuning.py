@@ -177,6 +177,17 @@ def test_a_finished_run_that_was_changed_is_refused(
     }
 
 
+def test_what_lies_in_the_model_of_a_finished_run_is_to_be_taken_out(
+    saved: dict[str, Path], reviews: Path, tmp_path: Path
+) -> None:
+    expected = tuned(saved["gpt2"], reviews, tmp_path / "out", SHORT)
+    (tmp_path / "out" / "model" / "notes.txt").touch()
+    with pytest.raises(RunError, match=r"holds notes\.txt, .*; take it out and run again\.$"):
+        tuned(saved["gpt2"], reviews, tmp_path / "out", SHORT)
+    (tmp_path / "out" / "model" / "notes.txt").rename(tmp_path / "out" / "model" / ".notes")
+    assert tuned(saved["gpt2"], reviews, tmp_path / "out", SHORT) == expected
+
+
 def test_another_file_model_or_setting_is_refused(
     saved: dict[str, Path], reviews: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hessblocks.errors import ArgumentError
 from hessblocks.storage.files import remove_partials, set_aside
 from hessblocks.storage.identity import identity_of, sealed, state_of
 from hessblocks.storage.lines import append_line, fault_in_lines, line_states, read_lines
@@ -139,6 +140,19 @@ def test_a_card_may_be_written_and_edited_beside_sealed_files(folder: Path) -> N
     seal(folder, OURS, "checkpoint-4", {"step": 4})
     (folder / "README.md").write_text("b")
     assert sealed_folder(folder, OURS, "checkpoint-4").state == "whole"
+
+
+def test_hidden_files_beside_sealed_ones_are_nobodys(folder: Path) -> None:
+    for name in (".DS_Store", ".hessblocks.lock"):
+        (folder / name).touch()
+    assert sealed_folder(folder, OURS, "checkpoint-4").state == "whole"
+
+
+def test_a_sealed_folder_is_not_held(folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    with pytest.raises(ArgumentError, match="is a saved model or a checkpoint"), held(folder):
+        pass
+    assert sorted(folder.iterdir()) == before
 
 
 def edit_seal(folder: Path, **changed: object) -> None:

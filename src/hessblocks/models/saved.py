@@ -18,7 +18,7 @@ from transformers.utils import find_adapter_config_file
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.quiet import quiet
 from hessblocks.shown import printable
-from hessblocks.storage import SEAL_FILE, DamageWarning, identity_in, refuse_links, sealed_folder
+from hessblocks.storage import SEAL_FILE, DamageWarning, refuse_links, sealed_in_place
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """No network, and no code that a folder brings along."""
@@ -176,8 +176,7 @@ def _warn_of_other_weights(source: str, place: Path) -> None:
     """Say that a model that hessblocks trained has other files than it was saved with, or is of another run."""
     if not (place / SEAL_FILE).is_file():
         return
-    inside = place.name == "model" and (place.parent / "config.json").is_file()
-    found = sealed_folder(place, identity_in(place.parent) if inside else None)
+    found = sealed_in_place(place)
     if not found.usable:
         warnings.warn(
             f"MODEL: {source} {found.words}; it is taken as it is now", DamageWarning, stacklevel=4

@@ -71,9 +71,11 @@ from hessblocks.storage.seals import (
     CARD,
     SEAL_FILE,
     DamageWarning,
+    remedy,
     remembered_in,
     seal,
     sealed_folder,
+    sealed_in_place,
     sha256,
 )
 from hessblocks.storage.tables import (

@@ -10,6 +10,12 @@ from typing import Any
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.files import damaged, read_object
 
+NO_PAGE = {
+    "finetune": "the same command shows its scores again",
+    "signal": "its figures lie in figures/, and the same command makes them anew",
+}
+"""Commands whose folders are shown in another way than as a page."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -37,15 +43,20 @@ def read_settings(path: Path) -> Settings:
         Command, presets and seeds, and the whole file beside them.
 
     Raises:
-        ArgumentError: it is of a fine-tuned model, which has no blocks side by side.
+        ArgumentError: it is of what has no blocks side by side: a fine-tuned model, a saved one, or signal alone.
         RunError: the file is damaged.
     """
     values = read_object(path)
     presets = values.get("presets", [values["preset"]] if "preset" in values else [])
     seeds = values.get("seeds", [values["seed"]] if "seed" in values else [])
-    if values.get("command") == "finetune":
+    if values.get("command") in NO_PAGE:
+        command = values["command"]
         raise ArgumentError(
-            f"DIR: {path.parent} is of `hessblocks finetune`, which has no page; the same command shows its scores again."
+            f"DIR: {path.parent} is of `hessblocks {command}`, which has no page; {NO_PAGE[command]}."
+        )
+    if "model_type" in values:
+        raise ArgumentError(
+            f"DIR: {path.parent} is a saved model, which has no page; give the folder of its run."
         )
     if not presets:
         raise damaged(

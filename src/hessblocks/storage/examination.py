@@ -20,7 +20,13 @@ from hessblocks.storage.files import file_of, read_object, set_aside
 from hessblocks.storage.identity import SAID, Finding, State, identity_in, identity_of_all, state_of
 from hessblocks.storage.lines import SHORT, last_seal, line_states
 from hessblocks.storage.rows import STEPS, is_trained, read_results, steps_done
-from hessblocks.storage.seals import DamageWarning, remembered_in, sealed_folder
+from hessblocks.storage.seals import (
+    SEAL_FILE,
+    DamageWarning,
+    remembered_in,
+    sealed_folder,
+    sealed_in_place,
+)
 from hessblocks.storage.tables import table_states
 
 ABSENT = "is absent"
@@ -35,7 +41,7 @@ WORDS: dict[str, str] = {**SAID, "unsealed": "has no seal, as older versions wro
 
 
 def check_folder(folder: Path) -> tuple[Finding, ...]:
-    """Look over every file of a run, a comparison, or a folder of `hessblocks curvature` or `signal`.
+    """Look over every file of a run, a comparison, or a folder of `hessblocks curvature` or `signal`; or a sealed model.
 
     Nothing is written. Files of another run are `foreign`, what was changed since is `edited`, what an older
     version wrote without saying whose it is is `unsealed`.
@@ -57,6 +63,8 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
         raise ArgumentError(
             f"DIR: {folder} has no config.json; give a folder that a command wrote."
         )
+    if (folder / SEAL_FILE).is_file():
+        return (sealed_in_place(folder),)
     config = read_object(folder / "config.json")
     kinds = {
         "presets": _comparison,
@@ -66,7 +74,7 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
         "classes": _finetuned,
     }
     for name, look in kinds.items():
-        if name in config:
+        if name in config and "model_type" not in config:  # which a saved model has
             return (*_about(folder), *look(folder, config))
     raise ArgumentError(f"DIR: {folder} is of no command that is known; give a run folder.")
 

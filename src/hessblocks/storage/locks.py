@@ -11,8 +11,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from hessblocks.errors import RunError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.files import refuse_links, remove_partials
+from hessblocks.storage.seals import SEAL_FILE
 
 LOCK = ".hessblocks.lock"
 HOLDER = ".hessblocks.holder"
@@ -27,7 +28,7 @@ def held(folder: Path) -> Iterator[None]:
         folder: made when missing.
 
     Raises:
-        ArgumentError: something in it is a link.
+        ArgumentError: it is a sealed model or checkpoint, or something in it is a link.
         RunError: another live process holds it (the message says which), or it cannot be written.
     """
     lock = FileLock(folder / LOCK, timeout=0)
@@ -44,6 +45,11 @@ def held(folder: Path) -> Iterator[None]:
 
 def _take(lock: FileLock, folder: Path) -> None:
     try:
+        if (folder / SEAL_FILE).is_file():
+            raise ArgumentError(
+                f"--out: {folder} is a saved model or a checkpoint, into which nothing else is written; choose another "
+                "folder."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         refuse_links(folder)
         lock.acquire()

@@ -9,7 +9,7 @@ from typing import Any
 
 from hessblocks.errors import RunError
 from hessblocks.storage.files import read_object, sync, write_json
-from hessblocks.storage.identity import SEAL, Finding, sealed, state_of
+from hessblocks.storage.identity import SEAL, Finding, identity_in, sealed, state_of
 
 SEAL_FILE = "seal.json"
 CARD = "README.md"
@@ -70,7 +70,8 @@ def sealed_folder(folder: Path, of: str | None = None, name: str | None = None) 
         name: that it should have been sealed under; None means any.
 
     Returns:
-        Whole where every file but the card is as it was and no other is there; unsealed where only the owner is not said.
+        Whole where every file but the card is as it was and no other is there, hidden ones aside; unsealed where only
+        the owner is not said.
 
     Cost:
         SHA-256 of all files, about a second a gigabyte.
@@ -91,7 +92,8 @@ def sealed_folder(folder: Path, of: str | None = None, name: str | None = None) 
                 return fault(state="edited", words=f"has another {file} than was written")
     except (OSError, RunError, ValueError, KeyError, TypeError):
         return fault(state="edited", words=f"has a damaged {SEAL_FILE}")
-    if planted := sorted(there - set(files)):
+    strange = there - set(files)
+    if planted := sorted(name for name in strange if not name.startswith(".")):
         return fault(state="foreign", words=f"holds {planted[0]}, which is not of it")
     if "of" not in found and {"name", SEAL} & set(found):
         return fault(state="edited", words=f"lacks its owner in {SEAL_FILE}")
@@ -106,3 +108,32 @@ def sealed_folder(folder: Path, of: str | None = None, name: str | None = None) 
     if state != "whole":
         return fault(state="edited", words=f"has a {SEAL_FILE} that was edited")
     return fault(state="whole")
+
+
+def sealed_in_place(folder: Path) -> Finding:
+    """What a sealed folder is, and whether a model is that of the run around it, where there is one.
+
+    Returns:
+        As `sealed_folder`.
+
+    Raises:
+        RunError: config.json of that run is damaged.
+    """
+    run = folder.absolute().parent
+    inside = folder.absolute().name == "model" and (run / "config.json").is_file()
+    return sealed_folder(folder, identity_in(run) if inside else None)
+
+
+def remedy(found: Finding, run: Path) -> str:
+    """What to do about a model of a trained run that is not what was written.
+
+    Args:
+        found: what the model is.
+        run: folder of the run.
+
+    Returns:
+        The end of a sentence, without a full stop.
+    """
+    if found.words.startswith("holds"):
+        return "take it out and run again"
+    return f"remove {run} and run again to train once more"

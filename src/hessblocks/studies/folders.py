@@ -70,8 +70,15 @@ def is_study_folder(folder: Path) -> bool:
 
     Raises:
         OSError: it cannot be read.
+        RunError: config.json of a study is damaged.
     """
-    return any(map(_is_one_study, [folder, *_inside(folder)])) or "studies" in _config(folder)
+    places = [folder, *_inside(folder)]
+    try:
+        return any(map(_is_one_study, places)) or "studies" in _config(folder)
+    except RunError:
+        if any((place / POINTS).exists() for place in places):
+            raise
+        return False  # what is damaged is of another command
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from hessblocks.storage import (
     read_finished_lines,
     read_lines,
     read_results,
+    remedy,
     remembered_in,
     seal_rows,
     sealed_folder,
@@ -138,9 +139,7 @@ class Run:
         if found.usable:
             return ""
         words = found.words if found.state == "foreign" else "is damaged"
-        again = f"remove {self.folder.path} and run again to train once more"
-        remedy = "take it out and run again" if found.words.startswith("holds") else again
-        return f"{self.folder.model} {words}; {remedy}."
+        return f"{self.folder.model} {words}; {remedy(found, self.folder.path)}."
 
     @property
     def _done(self) -> set[str]:

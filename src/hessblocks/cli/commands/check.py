@@ -30,7 +30,7 @@ def check(
     findings = check_studies(folder) if holds_studies(folder) else check_folder(folder)
     count = Counter(finding.state for finding in findings)
     said = {
-        finding.path.relative_to(folder).as_posix(): {
+        _name(finding.path, folder): {
             "state": finding.state,
             "words": finding.words,
         }
@@ -55,3 +55,8 @@ def check(
         raise RunError(
             f"check: {faulty} of {len(findings)} files of {folder} are not whole ({kinds})."
         )
+
+
+def _name(path: Path, folder: Path) -> str:
+    """What is shown of a file; a folder that is sealed as a whole has its own name."""
+    return folder.resolve().name if path == folder else path.relative_to(folder).as_posix()

@@ -31,12 +31,24 @@ def report(
     from hessblocks.report import check_drawing
 
     check_drawing()
+    for folder in folders:
+        _refuse_model(folder)
     writers = {folder: _study_page if holds_studies(folder) else _run_page for folder in folders}
     written = [write(folder) for folder, write in writers.items()]
     pages, lacking = [page for page, _ in written], [line for _, lines in written for line in lines]
     found = {"command": "report", "reports": list(map(str, pages)), "missing": lacking}
     lines = [*(f"missing {line}" for line in lacking), *(f"report  {page}" for page in pages)]
     print(json.dumps(found) if screen.json else "\n".join(map(printable, lines)))
+
+
+def _refuse_model(folder: Path) -> None:
+    """A page inside a sealed model would be a foreign file there."""
+    from hessblocks.storage import SEAL_FILE
+
+    if (folder / SEAL_FILE).is_file():
+        raise ArgumentError(
+            f"DIR: {folder} is a saved model or a checkpoint, which has no page; give the folder of its run."
+        )
 
 
 def holds_studies(folder: Path) -> bool:

@@ -20,6 +20,7 @@ from hessblocks.quiet import quiet
 from hessblocks.settings import FinetuneSettings, ModelSettings, RunSettings
 from hessblocks.storage import (
     read_finished_lines,
+    remedy,
     remembered_in,
     sealed_folder,
     warn_of_another_environment,
@@ -165,7 +166,7 @@ def _finished(folder: RunFolder) -> list[dict[str, Any]] | None:
     if found.state == "missing" and not folder.model.exists():
         return None
     if not found.usable:
-        raise RunError(f"{found.sentence}; remove {folder.path} and run again to train once more.")
+        raise RunError(f"{found.sentence}; {remedy(found, folder.path)}.")
     ended = remembered_in(folder.model)["lines"]
     return read_finished_lines(folder.metrics, folder.identity, ended[folder.metrics.name])
 
