@@ -3,16 +3,17 @@
 import inspect
 import json
 import re
+import shlex
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 import typer
 
-from hessblocks.cli import options
 from hessblocks.cli.app import app
 from hessblocks.cli.commands.compare import compare
 from hessblocks.cli.commands.train import train
+from hessblocks.report.command_line import command_line
 from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
@@ -24,7 +25,9 @@ from hessblocks.settings.run_settings import (
     RunSettings,
     with_defaults,
 )
-from tests.cli.helpers import Shell, sentence
+from hessblocks.settings.said_again import said_again
+from hessblocks.storage.folder_results import load_results
+from tests.cli.helpers import CURVATURE, Shell, sentence
 
 SETTINGS = [
     (command, settings, prefix)
@@ -228,8 +231,32 @@ def test_a_run_that_diverges_ends_with_its_numbers_and_status_1(
 def test_options_that_differ_from_their_defaults_are_said_again() -> None:
     chosen = TrainingSettings.chosen(steps=8, bf16=True, optimiser="sgd", momentum=0.5)
     words = ["--steps", "8", "--optimiser", "sgd", "--momentum", "0.5", "--bf16"]
-    assert options.said_again(chosen) == words
-    assert options.said_again(ModelSettings()) == []
+    assert said_again(TrainingSettings, asdict(chosen)) == words
+    assert said_again(ModelSettings, asdict(ModelSettings())) == []
+    observed = ObservationSettings(curvature_every=2, curvature_groups=("key", "*.mlp.*"))
+    assert said_again(ObservationSettings, asdict(observed)) == [
+        "--curvature-every", "2", "--curvature-groups", "key,*.mlp.*",
+    ]  # fmt: skip
+    asked = ObservationSettings(sample=CurvatureSettings(probes=4, seed=3))
+    assert said_again(ObservationSettings, asdict(asked)) == ["--curvature-probes", "4"]
+
+
+def test_every_option_of_a_run_stands_in_the_command_of_its_page(
+    shell: Shell, tmp_path: Path
+) -> None:
+    given = [
+        "--mlp-width", 24, "--embedding-std", 0.1, "--set", "mlp.activation=gelu", "--optimiser", "sgd", "--momentum", 0.5,
+        "--weight-decay", 0.5, "--schedule", "cosine", "--accumulate", 2, "--gains-every", 5, "--curvature-every", 6,
+        "--curvature-groups", "query", *CURVATURE,
+    ]  # fmt: skip
+    assert shell.train(tmp_path / "a", *given).status == 0
+    program, *words = shlex.split(command_line(load_results(tmp_path / "a").settings))
+    places = {"PATH": shell.code, "DIR": tmp_path / "b"}
+    assert program == "hessblocks"
+    again = shell(*(places.get(word, word) for word in words))
+    assert again.status == 0, again.errors
+    first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in "ab")
+    assert first == second
 
 
 def test_words_that_are_said_again_are_quoted(shell: Shell, tmp_path: Path) -> None:

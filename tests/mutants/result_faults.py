@@ -744,7 +744,7 @@ RESULTS = (
     ),
     Mutant(
         "defaults are said again",
-        file="cli/options.py",
+        file="settings/said_again.py",
         find="if value != default:",
         replace="if value == default:",
         tests=(

@@ -33,7 +33,7 @@ def test_a_comparison_keeps_its_settings(tmp_path) -> None:
     values = typer.main.get_command(app).commands[name].make_context(program, rest).params
     assert (values["presets"], values["seeds"], values["seed"]) == ("pre-ln,sas", 2, 2)
     assert (values["depth"], values["width"], values["steps"]) == (2, 64, 200)
-    assert (values["learning_rate"], values["curvature_probes"]) == (0.001, 16)
+    assert (values["learning_rate"], values["curvature_probes"]) == (None, 16)  # None: AdamW's own
     assert values["data"] is None
 
 
@@ -70,6 +70,7 @@ def test_what_was_chosen_beside_the_defaults_is_named(tmp_path) -> None:
     assert not {"--momentum", "--gains-every", "--schedule"} & set(rest)
 
 
-def test_a_run_without_observations_names_no_sample(tmp_path) -> None:
+def test_a_sample_that_was_chosen_is_named_though_nothing_was_measured_on_it(tmp_path) -> None:
     config = {"preset": "sas", "curvature": None, "observation": {"sample": {"probes": 4}}}
-    assert "--curvature-probes" not in words(tmp_path, "train", **config)
+    made = words(tmp_path, "train", **config)
+    assert made[made.index("--curvature-probes") + 1] == "4"

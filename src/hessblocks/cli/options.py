@@ -22,11 +22,8 @@ import typer
 from hessblocks.settings import (
     AtLeast,
     ByOptimiser,
-    Kind,
-    ObservationSettings,
-    Prefix,
+    NoOption,
     Repeated,
-    TrainingSettings,
     kinds,
     make,
     option,
@@ -59,19 +56,6 @@ class Of:
     """The dataclass that has the field."""
 
 
-class Without(tuple[str, ...]):
-    """Marks a parameter as settings whose fields of these names are no options."""
-
-    __slots__ = ()
-
-
-Observation = Annotated[ObservationSettings, Without(("seed",))]
-Training = Annotated[
-    TrainingSettings,
-    Without(("warmup", "betas", "clip", "log_every", "evaluation_sequences")),
-]
-
-
 def taking(command: Callable[..., None]) -> Callable[..., None]:
     """A decorator that spells out the fields of settings in a command's signature."""
     own = inspect.signature(command, eval_str=True).parameters
@@ -97,19 +81,18 @@ def taking(command: Callable[..., None]) -> Callable[..., None]:
 def _spelt(parameter: inspect.Parameter, kind: Any) -> list[inspect.Parameter]:
     """The options in the place of a parameter; itself where it is written with typer."""
     marks = getattr(parameter.annotation, "__metadata__", ())
-    without = {name for mark in marks if isinstance(mark, Without) for name in mark}
     if is_dataclass(kind):
-        return [option_of(*one) for one in _fields(kind) if one[1] not in without]
+        return [option_of(*one) for one in _fields(kind)]
     single = [option_of(mark.settings, parameter.name) for mark in marks if isinstance(mark, Of)]
     return single or [parameter]
 
 
 def _fields(settings: Any, prefix: str = "") -> Iterator[tuple[Any, str, str]]:
-    """Every field of settings and of what is nested in them: its dataclass, name and prefix."""
+    """Every field of settings that is an option, and of what is nested in them: its dataclass, name and prefix."""
     for name, kind in kinds(settings).items():
         if is_dataclass(kind.type):
-            yield from _fields(kind.type, _prefix(kind))
-        else:
+            yield from _fields(kind.type, kind.prefix)
+        elif not kind.mark(NoOption):
             yield settings, name, prefix
 
 
@@ -118,14 +101,10 @@ def _made(settings: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
     values = {}
     for name, kind in kinds(settings).items():
         if is_dataclass(kind.type):
-            values[name] = _made(kind.type, given, _prefix(kind))
+            values[name] = _made(kind.type, given, kind.prefix)
         elif prefix + name in given:
             values[name] = given[prefix + name]
     return make(settings, values)
-
-
-def _prefix(kind: Kind) -> str:
-    return "".join(mark.text for mark in kind.marks if isinstance(mark, Prefix))
 
 
 def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:
@@ -179,17 +158,3 @@ def meanings(settings: Any) -> dict[str, str]:
             if isinstance(field, ast.AnnAssign) and isinstance(line, ast.Expr):
                 found[ast.unparse(field.target)] = " ".join(ast.literal_eval(line.value).split())
     return found
-
-
-def said_again(settings: Any) -> list[str]:
-    """The words that give a command these settings, where they are not the defaults."""
-    said = []
-    for name, kind in kinds(type(settings)).items():
-        value, own = getattr(settings, name), kind.mark(ByOptimiser)
-        usual = getattr(type(settings), name)
-        default = own.defaults.get(settings.optimiser, value) if own else usual
-        if repeated := kind.mark(Repeated):
-            said += [word for one in value for word in (option(repeated.name), one)]
-        elif value != default:
-            said += [option(name)] if value is True else [option(name), str(value)]
-    return said

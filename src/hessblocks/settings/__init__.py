@@ -8,7 +8,7 @@ from hessblocks.settings.field_marks import (
     AtLeast,
     ByOptimiser,
     Kind,
-    Prefix,
+    NoOption,
     Repeated,
     kinds,
     make,
@@ -34,3 +34,4 @@ from hessblocks.settings.run_settings import (
     with_defaults,
 )
 from hessblocks.settings.run_size import RunSize
+from hessblocks.settings.said_again import said_again

@@ -53,6 +53,11 @@ class Prefix:
 
 
 @dataclass(frozen=True)
+class NoOption:
+    """Marks a field that is given from Python alone, not as an option of a command."""
+
+
+@dataclass(frozen=True)
 class Kind:
     """The type of a field, and its marks."""
 
@@ -65,6 +70,12 @@ class Kind:
     def several(self) -> bool:
         """Whether it is a tuple, which is given as words with commas."""
         return typing.get_origin(self.type) is tuple and not self.mark(Repeated)
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of what is nested in it."""
+        found = self.mark(Prefix)
+        return found.text if found else ""
 
     def mark(self, wanted: type[T]) -> T | None:
         """The mark of that sort; None where there is none."""

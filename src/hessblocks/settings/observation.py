@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated
 
 from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import AtLeast, Prefix, check_ranges
+from hessblocks.settings.field_marks import AtLeast, NoOption, Prefix, check_ranges
 
 NEVER = AtLeast(0, "a number of steps, or 0 for never")
 ROLES = ("query", "key", "value")
@@ -23,7 +23,7 @@ class CurvatureSettings:
     """Tokens of each of them."""
     probes: Annotated[int, AtLeast(4)] = 8
     """Random vectors a parameter group."""
-    seed: int = 0
+    seed: Annotated[int, NoOption()] = 0
     """Of the windows and of the probes: the same for every preset and seed of the comparison."""
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.settings.field_marks import AtLeast, ByOptimiser, check_ranges
+from hessblocks.settings.field_marks import AtLeast, ByOptimiser, NoOption, check_ranges
 
 OPTIMISERS = ("adamw", "sgd")
 RATES = {"adamw": 1e-3, "sgd": 0.3}
@@ -38,23 +38,23 @@ class TrainingSettings:
     """Momentum of sgd."""
     schedule: str = "linear"
     """Decay of the learning rate to 0 after the warm-up: linear or cosine."""
-    warmup: float = 0.05
+    warmup: Annotated[float, NoOption()] = 0.05
     """Share of the steps in which the learning rate grows from 0."""
     weight_decay: Annotated[float, ByOptimiser(DECAYS)] = DECAYS["adamw"]
     """Weight decay of matrices and embeddings."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], NoOption()] = (0.9, 0.999)
     """AdamW's averages of the gradient and of its square."""
-    clip: float = 1.0
+    clip: Annotated[float, NoOption()] = 1.0
     """Largest norm of the gradient."""
     bf16: bool = False
     """Matrix products in bfloat16; weights and optimiser stay in float32."""
     accumulate: Annotated[int, AtLeast(1)] = 1
     """Passes in which a device works through its part of an update."""
-    log_every: Annotated[int, AtLeast(1)] = 10
+    log_every: Annotated[int, AtLeast(1), NoOption()] = 10
     """Steps over which each recorded training loss is averaged."""
     evaluate_every: Annotated[int, AtLeast(1)] = 50
     """Steps between validation losses."""
-    evaluation_sequences: Annotated[int, AtLeast(1)] = 64
+    evaluation_sequences: Annotated[int, AtLeast(1), NoOption()] = 64
     """Held-out windows of each validation loss, spread evenly over the split."""
     checkpoint_every: Annotated[int, AtLeast(1)] = 100
     """Steps between checkpoints."""

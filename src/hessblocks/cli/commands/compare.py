@@ -14,7 +14,10 @@ from hessblocks.settings import (
     ComparisonSettings,
     DataSettings,
     ModelSettings,
+    ObservationSettings,
     RunSettings,
+    TrainingSettings,
+    said_again,
     words,
 )
 from hessblocks.shown import shell_line
@@ -30,8 +33,8 @@ def compare(
     match: Annotated[str, options.Of(ComparisonSettings)],
     text: DataSettings,
     model: ModelSettings,
-    training: options.Training,
-    observation: options.Observation,
+    training: TrainingSettings,
+    observation: ObservationSettings,
     out: options.Out = Path("runs/compare"),
     seed: Annotated[int, options.Of(RunSettings)],
     device: options.Device = "auto",
@@ -83,5 +86,6 @@ def _next(settings: ComparisonSettings, text: DataSettings) -> str:
     """A longer run of the last block with the same settings."""
     last = settings.presets[-1]
     longer = replace(settings.training, steps=4 * settings.training.steps)
-    said = [word for one in (text, settings.model, longer) for word in options.said_again(one)]
+    given = (text, settings.model, longer)
+    said = [word for one in given for word in said_again(type(one), vars(one))]
     return shell_line(["hessblocks", "train", last, *said, "--out", f"runs/{last}"])

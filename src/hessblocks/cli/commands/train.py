@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from hessblocks.cli import options
-from hessblocks.settings import DataSettings, ModelSettings, RunSettings
+from hessblocks.settings import (
+    DataSettings,
+    ModelSettings,
+    ObservationSettings,
+    RunSettings,
+    TrainingSettings,
+)
 from hessblocks.shown import shell_line
 
 _LOAD = (
@@ -25,8 +31,8 @@ def train(
     *,
     text: DataSettings,
     model: ModelSettings,
-    training: options.Training,
-    observation: options.Observation,
+    training: TrainingSettings,
+    observation: ObservationSettings,
     out: Annotated[
         Path | None, typer.Option(help=f"{options.GOES_ON} [default: runs/PRESET]")
     ] = None,
