@@ -27,7 +27,7 @@ from hessblocks.progress import Progress
 from hessblocks.settings import FinetuneSettings
 from hessblocks.storage.examination import check_folder
 from hessblocks.storage.lines import read_lines
-from hessblocks.training.labelled.classifier import classifier_of
+from hessblocks.training.labelled.classifier import NewHeadWarning, classifier_of
 from hessblocks.training.labelled.labelled_run import Finetuned, finetune_saved
 from hessblocks.training.trainer.guarded import GuardedTrainer
 from tests.labelled.conftest import CONTEXT, KINDS
@@ -241,11 +241,16 @@ def test_a_classifier_of_these_labels_keeps_its_head_and_their_order(
     assert found.before == first.after
 
 
+@pytest.mark.filterwarnings("ignore::hessblocks.training.NewHeadWarning")
 def test_a_head_of_another_size_is_drawn_anew_and_the_trunk_is_kept(
     saved: dict[str, Path], reviews: Path, tmp_path: Path
 ) -> None:
     first = tuned(saved["bert"], reviews, tmp_path / "first", SHORT)
-    made = classifier_of(Saved.at(str(first.folder)), ("a", "b", "c"), seed=0)
+    words = (
+        "is a classifier of blame, praise, the data has the labels a, b, c: its head is drawn anew"
+    )
+    with pytest.warns(NewHeadWarning, match=words):
+        made = classifier_of(Saved.at(str(first.folder)), ("a", "b", "c"), seed=0)
     assert made.new == ("classifier.bias", "classifier.weight")
     again = classifier_of(Saved.at(str(first.folder)), ("a", "b", "c"), seed=0)
     stored = load_file(first.folder / "model.safetensors")
@@ -256,6 +261,7 @@ def test_a_head_of_another_size_is_drawn_anew_and_the_trunk_is_kept(
     assert made.model.config.num_labels == 3
 
 
+@pytest.mark.filterwarnings("ignore::hessblocks.training.NewHeadWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_of_as_many_other_labels_is_drawn_anew_and_the_rest_is_kept(
     saved: dict[str, Path], reviews: Path, tmp_path: Path, kind: str

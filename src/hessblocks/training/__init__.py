@@ -15,7 +15,7 @@ from hessblocks.storage import DamageWarning, EnvironmentWarning
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed
-from hessblocks.training.labelled import Finetuned, finetune_saved
+from hessblocks.training.labelled import Finetuned, NewHeadWarning, finetune_saved
 from hessblocks.training.masked import (
     Cost,
     Finetuning,
@@ -63,6 +63,7 @@ __all__ = [
     "Finetuned",
     "GainCallback",
     "ModelSettings",
+    "NewHeadWarning",
     "ObservationSettings",
     "Progress",
     "Run",

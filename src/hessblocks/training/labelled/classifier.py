@@ -21,6 +21,10 @@ ENDLESS = 10**9
 """What transformers calls the longest text of a tokeniser that knows none is larger."""
 
 
+class NewHeadWarning(UserWarning):
+    """A classifier was given labels of other names, so that its head begins anew."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
     """A text classifier, with what feeds it."""
@@ -124,6 +128,9 @@ def classifier_of(saved: Saved, classes: tuple[str, ...], seed: int) -> Classifi
     Raises:
         ArgumentError: no such head, or no tokeniser that can pad.
         RunError: damaged files, or weights that are missing besides a head.
+
+    Warns:
+        NewHeadWarning: a classifier of labels with other names.
     """
     kind = saved.class_of(AutoModelForSequenceClassification)
     if kind is None:
@@ -148,6 +155,13 @@ def classifier_of(saved: Saved, classes: tuple[str, ...], seed: int) -> Classifi
     kept = kind in saved.kinds and set(own) == set(classes)
     if kept:
         classes = own
+    elif kind in saved.kinds:
+        warnings.warn(
+            f"MODEL: {saved.source} is a classifier of {', '.join(map(str, own))}, the data has the labels "
+            f"{', '.join(classes)}: its head is drawn anew; where they mean the same, name them alike",
+            NewHeadWarning,
+            stacklevel=3,
+        )
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is new and has to be trained")
