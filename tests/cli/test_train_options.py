@@ -40,7 +40,7 @@ SETTINGS = [
     }.items()
     for settings, prefix in several
 ]
-LEFT_OUT = {"warmup", "betas", "clip", "log_every", "evaluation_sequences", "sample"}
+LEFT_OUT = {"betas", "clip", "log_every", "evaluation_sequences", "sample"}
 """Fields that are no options; `sample` stands for those of its own."""
 
 
@@ -228,6 +228,27 @@ def test_a_run_that_diverges_ends_with_its_numbers_and_status_1(
     assert "diverged at step" not in again.errors
 
 
+def test_warm_up_is_an_option(shell: Shell, tmp_path: Path) -> None:
+    assert shell.train(tmp_path / "out", "--warmup", 0).status == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["training"]["warmup"] == 0
+    refused = shell.train(tmp_path / "other", "--warmup", 2)
+    assert refused.status == 2
+    assert sentence(refused) == "hessblocks: --warmup: expected a share from 0 to 1, got 2.0."
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("--lr", "--learning-rate"), ("--bs", "--batch-size"), ("--learning-rat", "--learning-rate")],
+)
+def test_an_option_that_is_abbreviated_or_misspelt_is_answered_with_the_one_that_is_meant(
+    shell: Shell, given: str, meant: str
+) -> None:
+    refused = shell("train", "sas", given, 1)
+    assert refused.status == 2
+    assert sentence(refused) == f"hessblocks: No such option: {given} (Possible options: {meant})"
+
+
 def test_options_that_differ_from_their_defaults_are_said_again() -> None:
     chosen = TrainingSettings.chosen(steps=8, bf16=True, optimiser="sgd", momentum=0.5)
     words = ["--steps", "8", "--optimiser", "sgd", "--momentum", "0.5", "--bf16"]
@@ -246,7 +267,7 @@ def test_every_option_of_a_run_stands_in_the_command_of_its_page(
 ) -> None:
     given = [
         "--mlp-width", 24, "--embedding-std", 0.1, "--set", "mlp.activation=gelu", "--optimiser", "sgd", "--momentum", 0.5,
-        "--weight-decay", 0.5, "--schedule", "cosine", "--accumulate", 2, "--gains-every", 5, "--curvature-every", 6,
+        "--weight-decay", 0.5, "--schedule", "cosine", "--accumulate", 2, "--warmup", 0, "--gains-every", 5, "--curvature-every", 6,
         "--curvature-groups", "query", *CURVATURE,
     ]  # fmt: skip
     assert shell.train(tmp_path / "a", *given).status == 0

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except _UsageError as error:
             if words:
-                _complain(error.format_message(), words)
+                _complain(_said(error), words)
             else:
                 error.show()  # the help
             return 2
@@ -94,6 +94,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _complain(str(interruption) or "interrupted; start the same command again.", words)
             return 128 + (came or [signal.SIGINT])[0]
     return 0
+
+
+def _said(error: Any) -> str:
+    """What is wrong with the command line; an unknown option may be the initials of one, as lr of learning-rate."""
+    if hasattr(error, "possibilities") and error.ctx:
+        known = [name for taken in error.ctx.command.params for name in taken.opts]
+        initials = {
+            name: "".join(word[0] for word in name[2:].split("-") if word) for name in known
+        }
+        meant = [name for name in known if initials[name] == error.option_name.lstrip("-")]
+        error.possibilities = meant or error.possibilities
+    said: str = error.format_message()
+    return said
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:

@@ -38,7 +38,7 @@ class TrainingSettings:
     """Momentum of sgd."""
     schedule: str = "linear"
     """Decay of the learning rate to 0 after the warm-up: linear or cosine."""
-    warmup: Annotated[float, NoOption()] = 0.05
+    warmup: float = 0.05
     """Share of the steps in which the learning rate grows from 0."""
     weight_decay: Annotated[float, ByOptimiser(DECAYS)] = DECAYS["adamw"]
     """Weight decay of matrices and embeddings."""
