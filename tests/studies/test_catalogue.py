@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        18212,
-        "77dda58465a355e4932f6927c44ab8021679f8c8b61d28ef7fb6537e74c6101e",
+        18214,
+        "ea5199435323d8d8c92e2c79cd5ee720a9bf95a6fa5c0ce859ece1bc24cd6ef0",
     )
 
 
