@@ -1,7 +1,10 @@
 """`hessblocks check`, and what the other commands say of files that are not theirs."""
 
 import json
+import shlex
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -147,6 +150,28 @@ def test_the_damaged_configuration_of_a_run_is_not_taken_for_a_study(
     assert outcome.status == 1
     assert f"{tmp_path / 'config.json'}, line 1: not JSON" in sentence(outcome)
     assert "reproduce" not in sentence(outcome)
+
+
+@pytest.mark.parametrize("command", ["check", "report"])
+def test_of_a_folder_of_runs_the_runs_are_named(shell: Shell, tmp_path: Path, command: str) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"command": "train", "preset": "sas"}')
+    refused = shell(command, tmp_path)
+    assert refused.status == 2
+    assert sentence(refused).endswith(f"--out; such are {tmp_path / 'a'}, {tmp_path / 'b'}")
+
+
+def test_the_next_line_of_train_generates_text(shell: Shell, tmp_path: Path) -> None:
+    outcome = shell.train(tmp_path / "out", "--position", "learned")
+    *_, following = outcome.output.strip().splitlines()
+    _, _, code, model = shlex.split(following.removeprefix("next    "))
+    ran = subprocess.run(
+        [sys.executable, "-c", code, model], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("def")
+    assert "HessblocksForCausalLM(" not in ran.stdout
 
 
 def test_what_is_no_run_is_refused(shell: Shell, tmp_path: Path) -> None:

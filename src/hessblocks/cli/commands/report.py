@@ -13,6 +13,9 @@ from hessblocks.cli import options
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.shown import printable
 
+NAMED = 5
+"""Folders that a refusal lists."""
+
 
 @options.taking
 def report(
@@ -66,8 +69,11 @@ def holds_studies(folder: Path) -> bool:
         raise RunError(
             f"DIR: {folder} cannot be read ({error.strerror}); change its permissions."
         ) from error
+    below = [str(path.parent) for path in sorted(folder.glob("*/config.json"))]
+    more = ", ..." if len(below) > NAMED else ""
+    also = f"; such are {', '.join(below[:NAMED])}{more}" if below else ""
     raise ArgumentError(
-        f"DIR: {folder} has no config.json; expected a folder that a command wrote with --out"
+        f"DIR: {folder} has no config.json; expected a folder that a command wrote with --out{also}"
     )
 
 

@@ -19,7 +19,7 @@ from hessblocks.shown import shell_line
 
 _LOAD = (
     "import sys, hessblocks, transformers; "
-    "print(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]))"
+    'print(transformers.pipeline("text-generation", sys.argv[1])("def", max_new_tokens=8)[0]["generated_text"])'
 )
 
 
