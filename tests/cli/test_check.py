@@ -1,10 +1,7 @@
 """`hessblocks check`, and what the other commands say of files that are not theirs."""
 
 import json
-import shlex
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -160,18 +157,6 @@ def test_of_a_folder_of_runs_the_runs_are_named(shell: Shell, tmp_path: Path, co
     refused = shell(command, tmp_path)
     assert refused.status == 2
     assert sentence(refused).endswith(f"--out; such are {tmp_path / 'a'}, {tmp_path / 'b'}")
-
-
-def test_the_next_line_of_train_generates_text(shell: Shell, tmp_path: Path) -> None:
-    outcome = shell.train(tmp_path / "out", "--position", "learned")
-    *_, following = outcome.output.strip().splitlines()
-    _, _, code, model = shlex.split(following.removeprefix("next    "))
-    ran = subprocess.run(
-        [sys.executable, "-c", code, model], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("def")
-    assert "HessblocksForCausalLM(" not in ran.stdout
 
 
 def test_what_is_no_run_is_refused(shell: Shell, tmp_path: Path) -> None:

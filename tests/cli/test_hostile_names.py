@@ -135,7 +135,7 @@ def test_a_folder_of_that_name_is_trained_in_and_its_command_works(
     loaded = subprocess.run(
         [sys.executable, "-c", code, model], capture_output=True, text=True, check=True
     )
-    assert "HessblocksForCausalLM" in loaded.stdout
+    assert loaded.stdout.startswith("def")  # text that the model went on with
 
 
 def test_text_of_that_name_is_offered_again_quoted(tmp_path: Path) -> None:

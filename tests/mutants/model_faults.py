@@ -219,8 +219,8 @@ MODELS = (
     Mutant(
         "positions behind padding on the left are off by one",
         file="models/modeling.py",
-        find="(padding.cumsum(dim=-1) - 1)",
-        replace="padding.cumsum(dim=-1)",
+        find="(real.cumsum(dim=-1) - 1)",
+        replace="real.cumsum(dim=-1)",
         tests=("models/test_causal_lm.py::test_left_padding_changes_no_logits",),
     ),
     Mutant(
@@ -233,8 +233,8 @@ MODELS = (
     Mutant(
         "a sequence of the whole context is refused",
         file="models/modeling.py",
-        find="if real > self.config.context",
-        replace="if real >= self.config.context",
+        find="if long > self.config.context",
+        replace="if long >= self.config.context",
         tests=(
             "models/test_packing.py",
             "models/test_generation.py::test_generation_stops_at_the_context_with_a_sentence",

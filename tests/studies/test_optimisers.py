@@ -52,7 +52,7 @@ from hessblocks.studies.our_questions.optimiser_steps import (
     with_rates_of_roles,
 )
 from hessblocks.studies.our_questions.optimisers import PILOT_STEPS, PRECONDITIONED, STUDY, measure
-from hessblocks.studies.shared import statistics
+from hessblocks.studies.shared import correlations
 from hessblocks.studies.shared.measured_curvature import (
     SETS,
     SPREAD,
@@ -77,7 +77,7 @@ PLAN = points("laptop", None)
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "DRAWS", 60)
+    monkeypatch.setattr(correlations, "DRAWS", 60)
 
 
 def point(block: str, method: str, steps: int = 6) -> OptimiserSettings:

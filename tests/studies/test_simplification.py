@@ -25,7 +25,7 @@ from hessblocks.studies.our_questions.simplification import (
     measure,
     points,
 )
-from hessblocks.studies.shared import statistics
+from hessblocks.studies.shared import correlations
 from hessblocks.studies.shared.measured_curvature import (
     HETEROGENEITY,
     SETS,
@@ -42,7 +42,7 @@ PLAN = points("laptop", None)
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "DRAWS", 60)
+    monkeypatch.setattr(correlations, "DRAWS", 60)
 
 
 def test_the_blocks_are_no_chain_and_each_is_built_as_it_is_named() -> None:

@@ -34,9 +34,9 @@ def report(
     from hessblocks.report import check_drawing
 
     check_drawing()
+    writers = {folder: _study_page if holds_studies(folder) else _run_page for folder in folders}
     for folder in folders:
         _refuse_model(folder)
-    writers = {folder: _study_page if holds_studies(folder) else _run_page for folder in folders}
     written = [write(folder) for folder, write in writers.items()]
     pages, lacking = [page for page, _ in written], [line for _, lines in written for line in lines]
     found = {"command": "report", "reports": list(map(str, pages)), "missing": lacking}
