@@ -87,6 +87,18 @@ def test_downstream_takes_the_models_that_masked_lm_pretrained(scale: Scale) -> 
     assert len(made[0]) == 3 * len(masked_lm.blocks(scale))
 
 
+def test_what_is_tuned_was_pretrained_at_the_best_rate_that_was_found() -> None:
+    told = Path(__file__).parents[2] / "docs" / "results" / "masked-lm.json"
+    lines = json.loads(told.read_text(encoding="utf-8"))["tables"]["losses"]
+    found = {line["variant"]: line["best_rate"] for line in lines if "best_rate" in line}
+    tuned = {
+        p.settings.variant: p.settings.size.learning_rate
+        for p in find("downstream").points("laptop", 1)
+        if p.settings.variant in masked_lm.blocks("laptop")
+    }
+    assert tuned == found
+
+
 def test_the_control_differs_from_its_block_in_the_pretraining_alone() -> None:
     points = [p.settings for p in find("downstream").points("laptop", 1)]
     (block,), (fresh,) = ([p for p in points if p.variant == name] for name in ("pre-ln", FRESH))
