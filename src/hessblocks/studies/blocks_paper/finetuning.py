@@ -212,7 +212,8 @@ def summarise(rows: Rows) -> Summary:
         about = "Stand-ins with labels true by construction (not GLUE), split by file"
     return shared.summary(
         "Downstream scores, training speed and parameters",
-        f"{about}: mean accuracy over seeds, at the learning rate that the validation split chooses for each block; bars are standard errors; beside the speeds, "
+        f"{about}; in brackets the share of the commonest class. Accuracy at the learning rate that the validation split chooses for each block, mean over seeds; the mean is over all "
+        "tasks, verdicts are over those with which pretraining helps. Bars are standard errors; beside the speeds, "
         "of the difference. The published scores are GLUE at 16 layers, width 768: compare "
         "differences between blocks, not levels.",
         _panels(rows, found),
@@ -279,7 +280,7 @@ def _with_chance(rows: Rows, task: str) -> str:
     """The task, and what answering with the commonest class would score."""
     for row in shared.of_quantity(rows, CHANCE):
         if row["task"] == task and row["value"] is not None:
-            return f"{task}\n(chance {100 * row['value']:.0f} %)"
+            return f"{task} ({100 * row['value']:.0f} %)"
     return task
 
 
