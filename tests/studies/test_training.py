@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -387,12 +387,7 @@ def test_slower_needs_more_than_the_spread_of_seeds(
 def test_the_base_that_a_verdict_is_about_must_have_learnt_too(worse: float) -> None:
     base = "pre-ln, zero queries"
     finals = {"pre-ln": 3.0, base: 3.0 + worse, "sas": 3.0 + worse, BIGRAMS: 3.4}
-    rows = [
-        row
-        for name, loss in finals.items()
-        for seed in range(3)
-        for row in curve(name, seed, [loss + 0.001 * seed])
-    ]
+    rows = ended(finals)
     check = Runs(rows).match("sas", base, "a fact")
     assert check.holds is (None if worse else True)
     assert check.ours.endswith(void_of(base)) is bool(worse)
@@ -506,6 +501,16 @@ def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path,
     assert summary.figure.panels
 
 
+def ended(finals: Mapping[str, float]) -> list[Row]:
+    """Three seeds of each variant, whose final losses are a thousandth apart."""
+    return [
+        row
+        for name, loss in finals.items()
+        for seed in range(3)
+        for row in curve(name, seed, [loss + 0.001 * seed])
+    ]
+
+
 def tuned(variant: str, **losses: list[float]) -> list[Row]:
     """Runs at some rates, `_3` for a rate of 3, a loss a seed."""
     return [
@@ -551,12 +556,7 @@ def test_a_rate_that_one_seed_found_better_may_not_reverse_who_is_slower(
 ) -> None:
     """sas ends 0.01 above pre-ln at its rate; at another rate one seed of it ended `lower` below that."""
     finals = {"pre-ln": 2.0, BIGRAMS: 3.5}
-    rows = [
-        row
-        for name, loss in finals.items()
-        for seed in range(3)
-        for row in curve(name, seed, [loss + 0.001 * seed])
-    ]
+    rows = ended(finals)
     rows += tuned("sas", _1=[2.5], _3=[2.01, 2.011, 2.012], _10=[2.01 - lower], _30=[2.6])
     check = Runs(rows).slower("sas", "pre-ln", "a fact")
     assert check.holds is holds
@@ -566,12 +566,7 @@ def test_a_rate_that_one_seed_found_better_may_not_reverse_who_is_slower(
 
 def test_blocks_of_which_none_has_learnt_more_than_pairs_match_nothing() -> None:
     finals = {"pre-ln": 3.0, BIGRAMS: 3.5, "a": 3.4, "b": 3.41, "c": 3.0}
-    rows = [
-        row
-        for name, loss in finals.items()
-        for seed in range(3)
-        for row in curve(name, seed, [loss + 0.001 * seed])
-    ]
+    rows = ended(finals)
     runs = Runs(rows)
     for compared in (runs.match, runs.close):
         check = compared("a", "b", "")
@@ -594,12 +589,7 @@ def test_one_seed_that_is_a_little_lower_elsewhere_makes_no_other_rate_the_best(
 def test_what_trains_slower_is_not_asked_of_a_block_that_has_learnt_nothing() -> None:
     """pre-ln has learnt, the faster of the two compared has not: their order says nothing."""
     finals = {"pre-ln": 3.0, BIGRAMS: 3.5, "a": 3.4, "b": 3.5, "c": 3.1}
-    rows = [
-        row
-        for name, loss in finals.items()
-        for seed in range(3)
-        for row in curve(name, seed, [loss + 0.001 * seed])
-    ]
+    rows = ended(finals)
     runs = Runs(rows)
     assert runs.slower("b", "c", "").holds is True
     check = runs.slower("b", "a", "")
@@ -616,12 +606,7 @@ def test_each_of_two_kinds_must_have_its_control() -> None:
         "sas, 12 layers": 2.9,
     }
     finals |= dict.fromkeys((f"{BIGRAMS}, 3 layers", f"{BIGRAMS}, 12 layers"), 3.5)
-    rows = [
-        row
-        for name, loss in finals.items()
-        for seed in range(3)
-        for row in curve(name, seed, [loss + 0.001 * seed])
-    ]
+    rows = ended(finals)
     check = Runs(rows).slower("sas, 3 layers", "sas, 12 layers", "")
     assert (check.holds, check.ours.endswith(void_of("pre-ln, 12 layers"))) == (None, True)
 
