@@ -7,6 +7,20 @@ ON_CURVATURE = (
 )
 CURVATURE = (
     Mutant(
+        "rows that depend on each other are cut",
+        file="curvature/products/rows_apart.py",
+        find="> bound:",
+        replace="> 1e9 * bound:",
+        tests=("curvature/test_rows.py",),
+    ),
+    Mutant(
+        "outputs beyond those of the rows alone are not noticed",
+        file="curvature/products/rows_apart.py",
+        find="    if left.numel():",
+        replace="    if not own.numel():",
+        tests=("curvature/test_rows.py",),
+    ),
+    Mutant(
         "the sample variance divides by n",
         file="statistics/means.py",
         find="/ (len(values) - 1)",

@@ -217,9 +217,12 @@ class Batches:
                 raise ArgumentError(
                     f"batches: batch {number} (counted from 0) has no rows; leave it out"
                 )
-            self.rows.append(batch.rows)
             if (tokens := batch.inputs.numel() // max(1, batch.rows)) > most or not number:
-                most, self._widest = tokens, _map(batch.split(1)[0].raw, Tensor.clone)
+                most, self._widest = tokens, _copied(batch, slice(0, 1))
+            if batch.rows > max(self.rows, default=0):
+                cuts = (slice(0, 2), slice(0, 1), slice(1, 2))
+                self._pair = [_copied(batch, cut) for cut in cuts[: batch.rows + 1]]
+            self.rows.append(batch.rows)
             if whole_digest:
                 whole.update(batch.digest())
             if not in_memory:
@@ -254,6 +257,11 @@ class Batches:
     def widest_row(self) -> Batch:
         """One row of the batch with the most inputs a row, in memory of its own."""
         return unpack(self._widest, self._device)
+
+    @property
+    def pair(self) -> tuple[Batch, ...]:
+        """Two rows of the batch with the most rows together, then each alone, as they are cut from it."""
+        return tuple(unpack(raw, self._device) for raw in self._pair)
 
     def __len__(self) -> int:
         """How many there are."""
@@ -324,6 +332,11 @@ class _Order:
     def _set(self, states: list[Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
+
+
+def _copied(batch: Batch, part: slice) -> Any:
+    """Some rows of a batch as it came, in memory of their own."""
+    return _map(batch._some(part), Tensor.clone)
 
 
 def _alike(first: Any, second: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, repeat
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hessblocks.curvature.losses import Batch, Batches, LossFunction, Readout, rows_together
 from hessblocks.curvature.products.reached import check_reached
 from hessblocks.curvature.products.repeatable import check_same
+from hessblocks.curvature.products.rows_apart import check_rows
 from hessblocks.curvature.products.sharing import Processes
 from hessblocks.curvature.sharding import Cut
 from hessblocks.errors import ArgumentError, in_units, main_memory
@@ -152,8 +154,8 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
         The passes that fall to this process, and how they are worked on.
 
     Raises:
-        ArgumentError: not even one row fits, batches that must stay whole have a limit, or the logits do not lead
-            to the parameters.
+        ArgumentError: not even one row fits, batches that must stay whole have a limit, rows of a batch that would be
+            cut depend on each other, or the logits do not lead to the parameters.
         RunError: the model is random even in evaluation mode.
     """
     limit = problem.memory_limit or default_limit(problem.device)
@@ -183,6 +185,9 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
         )
     sizes = passes.sizes()
     most = max(sizes)
+    cut = len(sizes) > len(problem.batches)
+    if problem.processes.least(-int(cut), problem.device):  # in any of them, so that all pass alike
+        check_rows(problem.batches.pair, partial(_hidden, problem, twice=twice))
     own_rows = max(sum(share) for share in problem.processes.shares(sizes))
     held, logits = own_rows * cost.graph, own_rows * cost.logits
     spent = held + most * (cost.peak - cost.graph)
@@ -271,6 +276,12 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
         if wide
         else None,
     )
+
+
+def _hidden(problem: Work, batch: Batch, *, twice: bool) -> Float[Tensor, "..."]:
+    """What the logits of a batch are made from: themselves, or what the last layer multiplies."""
+    with torch.no_grad():
+        return problem.forward(batch, problem.parameters, twice=twice)[0].hidden
 
 
 def _tokens(row: Batch) -> int:

@@ -49,6 +49,7 @@ from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import processes
+from hessblocks.curvature.products.trainable import check_parameters, sums_of
 from hessblocks.curvature.sharding import (
     Cut,
     Way,
@@ -124,7 +125,7 @@ class Problem:
         if memory_limit is not None:
             check_memory_limit(memory_limit)
         self.memory_limit = memory_limit
-        _check_parameters(self.model)
+        check_parameters(self.model)
         first = next(iter(self.parameters.values()))
         self.device = first.device
         notice_randomness(model, batches)
@@ -186,7 +187,7 @@ class Problem:
             [*self.model.parameters()] if self.cuts else []
         )  # an optimiser counts up theirs alone
         kept = tuple((t.data_ptr(), t._version) for t in held)
-        sums = () if self.cuts else _sums(self.weights.values(), self.device)
+        sums = () if self.cuts else sums_of(self.weights.values(), self.device)
         return kept, *(p._version for p in counted), sums, self.batches.versions
 
     def follow_batches(self) -> None:
@@ -381,31 +382,6 @@ class Problem:
         if self._loss_of is not None:
             return 0 if batch.idle else self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
-
-
-def _sums(tensors: Iterable[Tensor], device: torch.device) -> tuple[float, ...]:
-    """The sum of each, where it is of real numbers of 2 bytes or more."""
-    numbers = [t for t in tensors if t.is_floating_point() and t.element_size() > 1]
-    sums = [t.sum(dtype=torch.promote_types(t.dtype, torch.float32)).to(device) for t in numbers]
-    return tuple(torch.hstack(sums).tolist()) if sums else ()
-
-
-def _check_parameters(model: nn.Module) -> None:
-    """Make sure that there is something to differentiate by, in real numbers that are there."""
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trainable:
-        raise ArgumentError("model: expected trainable parameters, found none")
-    for name, parameter in trainable.items():
-        if parameter.is_complex():
-            raise ArgumentError(
-                f"model: {name!r} is complex; hold it in real numbers, torch.view_as_real(parameter), and use "
-                "torch.view_as_complex of these in forward"
-            )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise ArgumentError(
-                f"model: {name!r} is on the meta device and has no values; load the model before"
-            )
 
 
 def check_finite(total: float, batch: Batch) -> float:
