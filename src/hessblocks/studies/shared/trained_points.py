@@ -136,6 +136,10 @@ class Grid:
         own = {name: rates[:1] for name, rates in self.own.items()}
         return Grid(rates=self.rates[:1], own=own)
 
+    def with_own(self, own: Mapping[str, tuple[float, ...]]) -> Grid:
+        """The same grid with other rates for some variants."""
+        return replace(self, own={**self.own, **own})
+
     def times(self, factor: float) -> Grid:
         """The same grid elsewhere."""
         own = {name: tuple(rate * factor for rate in rates) for name, rates in self.own.items()}
