@@ -8,10 +8,13 @@ import pytest
 from hessblocks.blocks.presets import PRESETS
 from hessblocks.figures import page_text, plain_math, read_figure
 from hessblocks.figures.log_scale import log_scale
-from hessblocks.figures.style import MARKS, marks
+from hessblocks.figures.style import BESIDE, MARKS, marks
 from hessblocks.figures.text import number
 from hessblocks.report.comparison.captions import short_names, with_error, with_interval
 from hessblocks.statistics import Average
+from hessblocks.studies import shared
+
+OWN = {**MARKS, **BESIDE}
 
 
 def luminance(colour: str) -> float:
@@ -25,26 +28,31 @@ def test_every_preset_has_its_own_mark() -> None:
     assert set(PRESETS) == set(MARKS)
 
 
+def test_the_control_and_the_references_have_theirs() -> None:
+    assert set(BESIDE) == {*shared.BASES, *shared.REFERENCES} - set(MARKS)
+
+
 @pytest.mark.parametrize("trait", ["colour", "marker", "symbol", "dashes"])
-def test_no_two_presets_share_a_trait(trait) -> None:
-    assert len({getattr(mark, trait) for mark in MARKS.values()}) == len(MARKS)
+def test_no_two_share_a_trait(trait) -> None:
+    assert len({getattr(mark, trait) for mark in OWN.values()}) == len(OWN)
 
 
 def test_colours_stand_out_from_white() -> None:
-    assert min(1.05 / (luminance(mark.colour) + 0.05) for mark in MARKS.values()) > 2
+    assert min(1.05 / (luminance(mark.colour) + 0.05) for mark in OWN.values()) > 2
 
 
-def test_a_preset_keeps_its_mark_in_any_company() -> None:
-    alone, among = marks(["sas"]), marks(["mine", "pre-ln", "sas", "other"])
-    assert alone["sas"] == among["sas"] == MARKS["sas"]
+@pytest.mark.parametrize("name", ["sas", "gpt2", "bigram table"])
+def test_who_has_a_mark_keeps_it_in_any_company(name: str) -> None:
+    alone, among = marks([name]), marks(["mine", "pre-ln", name, "other"])
+    assert alone[name] == among[name] == OWN[name]
     assert len({mark.colour for mark in among.values()}) == 4
 
 
-@pytest.mark.parametrize("count", [len(MARKS) + 1, 14, 40])
+@pytest.mark.parametrize("count", [len(OWN) + 1, 17, 40])
 def test_no_two_of_many_names_look_alike(count: int) -> None:
-    names = [*MARKS, *(f"other {place}" for place in range(count - len(MARKS)))]
+    names = [*OWN, *(f"other {place}" for place in range(count - len(OWN)))]
     looks = marks(names)
-    assert {name: looks[name] for name in MARKS} == MARKS
+    assert {name: looks[name] for name in OWN} == OWN
     assert len({(look.colour, look.marker) for look in looks.values()}) == count
     assert len({(look.colour, look.dashes) for look in looks.values()}) == count
 

@@ -1,7 +1,7 @@
-"""One look for all figures: a preset has its colour, marker and line in every one of them.
+"""One look for all figures: a preset, control or reference has its colour, marker and line in every one of them.
 
 The colours are those of Okabe and Ito (told apart with every common colour blindness), its yellow,
-too faint on white, exchanged; two more are from Paul Tol's muted scheme. Marker and line style
+too faint on white, exchanged; the others are from Paul Tol's muted scheme. Marker and line style
 differ too, so that the figures can be read in grey.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """How one preset is drawn, in the words of matplotlib and of plotly."""
+    """How one name is drawn, in the words of matplotlib and of plotly."""
 
     colour: str
     """Hexadecimal sRGB."""
@@ -62,6 +62,16 @@ MARKS: Mapping[str, Mark] = MappingProxyType(
         "modern": Mark(colour="#332288", marker="*", symbol="star", dashes=(6, 2, 2, 2, 2, 2)),
     }
 )
+BESIDE: Mapping[str, Mark] = MappingProxyType(
+    {
+        "pre-ln, zero queries": Mark(
+            colour="#661100", marker="<", symbol="triangle-left", dashes=(3, 2)
+        ),
+        "gpt2": Mark(colour="#AA4499", marker=">", symbol="triangle-right", dashes=(9, 2, 1, 2)),
+        "bigram table": Mark(colour="#999933", marker="H", symbol="hexagon2", dashes=(14, 4)),
+    }
+)
+"""The control and the references that stand beside presets in most figures."""
 RESOLUTION = 150
 """Dots per inch of the png files."""
 MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(
@@ -88,24 +98,25 @@ MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(
 )
 
 
-def marks(presets: Iterable[str]) -> dict[str, Mark]:
-    """A mark for each preset: its own where it has one, else the first that nobody here uses.
+def marks(names: Iterable[str]) -> dict[str, Mark]:
+    """A mark for each name: its own where it has one, else the first that nobody here uses.
 
     Args:
-        presets: names, in the order of the legend.
+        names: of presets or of others, in the order of the legend.
 
     Returns:
-        Name → mark, all different up to a hundred: where the marks of all presets are given away, colours of the
+        Name → mark, all different up to 169: where all are given away, colours of the
         one come with markers and dashes of another.
     """
-    names = list(presets)
-    marks = list(MARKS.values())
-    free = [mark for name, mark in MARKS.items() if name not in names]
+    names = list(names)
+    own = {**MARKS, **BESIDE}
+    marks = list(own.values())
+    free = [mark for name, mark in own.items() if name not in names]
     free += [
         replace(marks[place - shift], colour=mark.colour)
         for shift in range(1, len(marks))
         for place, mark in enumerate(marks)
     ]
-    strangers = [name for name in names if name not in MARKS]
+    strangers = [name for name in names if name not in own]
     given = {name: free[place % len(free)] for place, name in enumerate(strangers)}
-    return {name: MARKS.get(name) or given[name] for name in names}
+    return {name: own.get(name) or given[name] for name in names}
