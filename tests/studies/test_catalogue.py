@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        18214,
-        "ea5199435323d8d8c92e2c79cd5ee720a9bf95a6fa5c0ce859ece1bc24cd6ef0",
+        18221,
+        "048006edf780abd2871b1fa5afb6196840947e21e031d4dcafbc7f7196da0582",
     )
 
 

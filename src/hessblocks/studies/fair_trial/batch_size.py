@@ -37,7 +37,7 @@ TOLERANCE = 0.1
 VOID = "void, since labels of the model's own do not average out either"
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": replace(shared.SMOKE, depth=1, width=16, mlp_width=64, steps=20, evaluations=1),
-    "laptop": replace(shared.LAPTOP, depth=2, steps=400, evaluations=1),
+    "laptop": replace(shared.SIZES["laptop"], depth=2, evaluations=1, learning_rate=1e-2),
     "paper": replace(shared.PAPER, evaluations=1),
 }
 _BATCHES: dict[Scale, tuple[tuple[int, ...], int]] = {
@@ -65,7 +65,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
         shared.Sweep(
             variants=["pre-ln"],
             size=SIZES[scale],
-            settings={"batches": batches, "tokens": tokens, "embedding_std": None},
+            settings={"batches": batches, "tokens": tokens},
         )
     ]
 
