@@ -1,5 +1,6 @@
 """The public face: every name is there, and importing the package stays light."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,28 @@ def test_every_public_name_stands_once_and_packages_are_there_too() -> None:
     assert len(hb.__all__) == len(set(hb.__all__)) > 25
     assert hb.curvature.Hessian is hb.Hessian
     assert "measure_curvature" in hb.__all__
+
+
+ROOMS = ("data", "drawing", "figures", "inspection", "report", "studies", "training")
+FOR_COMMANDS = {"claimed"}
+"""Exported for the command line alone."""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_file_or_folder_may_be_a_string(room: str) -> None:
+    functions = {
+        name: found
+        for name, found in inspect.getmembers(getattr(hb, room), inspect.isfunction)
+        if name not in FOR_COMMANDS
+    }
+    picky = {
+        name: parameter.name
+        for name, function in functions.items()
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.annotation in ("Path", "Path | None", Path)
+    }
+    assert functions
+    assert not picky
 
 
 def run(script: str, *words: object) -> str:

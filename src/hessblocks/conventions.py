@@ -1,6 +1,10 @@
-"""What models, data, theory and curvature agree on: the label without a loss, the parts of a Hessian."""
+"""What all rooms agree on: the label without a loss, the parts of a Hessian, what names a file."""
 
+from os import PathLike
 from typing import Literal
+
+AnyPath = str | PathLike[str]
+"""A file or folder, as users write it."""
 
 IGNORED = -100
 """Label of a token that the loss leaves out, as in torch and transformers."""

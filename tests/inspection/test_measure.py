@@ -68,7 +68,7 @@ def test_a_batch_of_ones_own_gives_its_loss_and_is_told_apart(
 ) -> None:
     model.train()
     out = tmp_path / "out"
-    found = hb.measure_curvature(model, batch, out=out, **FEW)
+    found = hb.measure_curvature(model, batch, out=str(out), **FEW)
     loss = model.eval()(**batch, labels=batch["input_ids"]).loss.item()
     assert found.loss == pytest.approx(loss, rel=1e-5)
     other = {"input_ids": batch["input_ids"].flip(0)}

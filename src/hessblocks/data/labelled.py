@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError
 from hessblocks.shown import printable
 from hessblocks.storage import sha256
@@ -53,7 +54,7 @@ class LabelledFile:
 
 
 def load_labelled(
-    path: Path, columns: Sequence[str], label: str, share: float, seed: int
+    path: AnyPath, columns: Sequence[str], label: str, share: float, seed: int
 ) -> LabelledFile:
     """Read labelled rows, and hold some texts of each label out.
 
@@ -71,6 +72,7 @@ def load_labelled(
         ArgumentError: a file that cannot be read, a missing column, an empty text or label, fewer than two labels, or
             a label that cannot be both learnt and held out.
     """
+    path = Path(path)
     rows = [_row(path, number, found, columns, label) for number, found in _read(path)]
     if len(classes := {row.label for row in rows}) < 2:
         only = f"one label, {next(iter(classes))!r}" if classes else "no rows"

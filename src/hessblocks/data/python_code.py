@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hessblocks.conventions import AnyPath
 from hessblocks.data.corpus import Corpus, cached_corpus
 from hessblocks.data.sources import (
     VALIDATION_SHARE,
@@ -32,7 +33,7 @@ class CorpusWarning(UserWarning):
     """A corpus is not quite what was asked for."""
 
 
-def load_corpus(path: Path | None = None, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
+def load_corpus(path: AnyPath | None = None, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
     """Python code of the standard library, or text of the user's; built once, then cached.
 
     Args:
@@ -51,6 +52,7 @@ def load_corpus(path: Path | None = None, vocabulary: int = DEFAULT_VOCABULARY) 
         The standard library (12 MB, 3.5 million tokens): 5 seconds on 2 cores, once.
     """
     check_vocabulary(vocabulary)
+    path = None if path is None else Path(path)
     source = standard_library() if path is None else user_files(path)
     corpus = _of_source(source, _entry_name(source, path), vocabulary)
     _warn(corpus, vocabulary, source if path is not None else None)

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from PIL import Image
 
+from hessblocks.conventions import AnyPath
 from hessblocks.figures import MATPLOTLIB, RESOLUTION
 from hessblocks.storage import atomic_path
 
@@ -18,7 +19,7 @@ COLOURS = 255
 """Colours of a png: enough for a colour scale, and a file a third as large."""
 
 
-def write_picture(figure: Figure, folder: Path, name: str) -> Path:
+def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
     """Write a drawn figure to `folder` as <name>.png and <name>.svg.
 
     Args:
@@ -32,7 +33,7 @@ def write_picture(figure: Figure, folder: Path, name: str) -> Path:
     Raises:
         RunError: a file cannot be written.
     """
-    path = folder / f"{name}.png"
+    path = Path(folder, f"{name}.png")
     with mpl.rc_context(dict(MATPLOTLIB)):
         figure.set_dpi(RESOLUTION)
         canvas = FigureCanvasAgg(figure)

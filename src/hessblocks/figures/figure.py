@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
 from hessblocks.figures.log_scale import LogScale
 from hessblocks.storage import read_study_file
@@ -190,7 +191,7 @@ def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     }
 
 
-def read_figure(path: Path) -> Figure:
+def read_figure(path: AnyPath) -> Figure:
     """The figure that a study wrote as figure.json.
 
     Returns:
@@ -199,7 +200,7 @@ def read_figure(path: Path) -> Figure:
     Raises:
         RunError: the file is missing or damaged.
     """
-    found = read_study_file(path)
+    found = read_study_file(Path(path))
     try:
         return Figure(**{**found, "panels": tuple(map(_panel, found["panels"]))})
     except (ValueError, KeyError, TypeError, AttributeError) as error:

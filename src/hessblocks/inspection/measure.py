@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, causal_labels, parameter_groups, select_groups
 from hessblocks.errors import ArgumentError
 from hessblocks.inspection.curvature_run import CurvatureRun
@@ -50,7 +51,7 @@ def measure_curvature(
     model: Source,
     data: str | Path | Batch = "python-code",
     *,
-    out: Path | None = None,
+    out: AnyPath | None = None,
     device: str = "auto",
     progress: Progress | None = None,
     finish: Finish | None = None,
@@ -91,7 +92,7 @@ def measure_curvature(
         check_sizes_are_used([model], settings)
         known = parameter_groups(subject.model, level=settings.level)
         selected = select_groups(known, settings.groups)
-    folder = out or Path("runs", f"curvature-{subject.name.replace('/', '-')}")
+    folder = Path(out or Path("runs", f"curvature-{subject.name.replace('/', '-')}"))
     limit = None if settings.memory_limit is None else int(settings.memory_limit * 1e9)
     problem = Problem(placed(device, subject.model), tokens, loss="causal-lm", memory_limit=limit)
     # refuses a limit or a budget that is too low before the folder is made
@@ -132,7 +133,7 @@ def measure_signal(
     models: Source | Sequence[Source],
     data: str | Path | Batch = "python-code",
     *,
-    out: Path | None = None,
+    out: AnyPath | None = None,
     device: str = "auto",
     progress: Progress | None = None,
     finish: Finish | None = None,
@@ -167,6 +168,7 @@ def measure_signal(
     check_sources(sources)
     settings, batch = _settings(SignalInspection, data, fields)
     devices = [_device(source, device) for source in sources]
+    out = None if out is None else Path(out)
     if out:
         _check_folder(out)
     with progress.stage("models and data"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hessblocks.conventions import AnyPath
 from hessblocks.figures import PART_WORDS
 from hessblocks.report.comparison import (
     environment_rows,
@@ -21,7 +22,7 @@ FILES = ("results.csv", "map.csv", "spectra.csv")
 WORDS = {part: words.replace("$", "") for part, words in PART_WORDS.items()}
 
 
-def write_curvature_report(folder: Path) -> Path:
+def write_curvature_report(folder: AnyPath) -> Path:
     """Write figures/*.png, figures/*.svg and report.html of a curvature run, from its files alone.
 
     Args:
@@ -36,6 +37,7 @@ def write_curvature_report(folder: Path) -> Path:
     """
     from hessblocks.report.curvature_figures import write_curvature_figures
 
+    folder = Path(folder)
     results = load_curvature(folder)
     settings = {name: value for name, value in results.config.items() if name != "groups"}
     pictures = write_curvature_figures(results)

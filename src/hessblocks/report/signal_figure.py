@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from hessblocks.conventions import AnyPath
 from hessblocks.figures import Figure, Panel, Scaling, Series
 from hessblocks.storage import SignalRow, read_signal
 
@@ -29,7 +30,7 @@ CAPTION = (
 )
 
 
-def write_signal_figures(folder: Path) -> list[Path]:
+def write_signal_figures(folder: AnyPath) -> list[Path]:
     """Draw results.csv to figures/signal.png, .svg and figures/gradients.png, .svg.
 
     Args:
@@ -43,6 +44,7 @@ def write_signal_figures(folder: Path) -> list[Path]:
     """
     from hessblocks.drawing import draw, write_picture
 
+    folder = Path(folder)
     rows = read_signal(folder / "results.csv")
     signal = [
         _panel(title, y_label, scale, [row for row in rows if row.quantity == quantity])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError
 from hessblocks.statistics import ends
 from hessblocks.storage.environment import read_environment
@@ -182,7 +183,7 @@ def is_curvature_run(folder: Path) -> bool:
     return read_object(folder / "config.json").get("command") == "curvature"
 
 
-def load_curvature(folder: Path) -> CurvatureResults:
+def load_curvature(folder: AnyPath) -> CurvatureResults:
     """Read a run folder, finished or not.
 
     Returns:
@@ -192,6 +193,7 @@ def load_curvature(folder: Path) -> CurvatureResults:
         ArgumentError: it is not a folder of `hessblocks curvature`, or something in it is a link.
         RunError: a file is damaged; the message names file and line.
     """
+    folder = Path(folder)
     refuse_links(folder)
     if not (folder / "config.json").is_file() or not is_curvature_run(folder):
         raise ArgumentError(f"{folder}: expected a folder that `hessblocks curvature` wrote.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.config import Settings, read_settings
 from hessblocks.storage.environment import read_environment
@@ -54,7 +55,7 @@ class FolderResults:
         )
 
 
-def load_results(folder: Path) -> FolderResults:
+def load_results(folder: AnyPath) -> FolderResults:
     """Read the run folder of one run or of a comparison.
 
     Values that the folder itself does not hold yet are taken from the runs inside it
@@ -70,6 +71,7 @@ def load_results(folder: Path) -> FolderResults:
         ArgumentError: `folder` is not a run folder, or something in it is a link.
         RunError: a file is damaged; the message names file and line.
     """
+    folder = Path(folder)
     config = folder / "config.json"
     refuse_links(folder)
     if not config.is_file():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage import ABSENT, Finding, held, read_text, write_json
 from hessblocks.studies.catalogue import find, names
@@ -62,7 +63,7 @@ def _asked_before(out: Path) -> dict[str, Any]:
     return found
 
 
-def is_study_folder(folder: Path) -> bool:
+def is_study_folder(folder: AnyPath) -> bool:
     """Whether `hessblocks reproduce` wrote `folder`, be it of one study or of several.
 
     Returns:
@@ -72,6 +73,7 @@ def is_study_folder(folder: Path) -> bool:
         OSError: it cannot be read.
         RunError: config.json of a study is damaged.
     """
+    folder = Path(folder)
     places = [folder, *_inside(folder)]
     try:
         return any(map(_is_one_study, places)) or "studies" in _config(folder)
@@ -82,7 +84,7 @@ def is_study_folder(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def refreshed(folder: Path) -> Iterator[None]:
+def refreshed(folder: AnyPath) -> Iterator[None]:
     """Hold `folder` with its results.csv, summary.json and figure.json made anew from finished points.
 
     A command that was killed leaves points behind that those files do not count yet.
@@ -94,6 +96,7 @@ def refreshed(folder: Path) -> Iterator[None]:
     Raises:
         RunError: a command is writing there, a newer version wrote it, or a file is damaged.
     """
+    folder = Path(folder)
     if _is_one_study(folder):
         with opened(folder) as store:
             _refresh(folder, store)
@@ -141,7 +144,7 @@ def _asked(folder: Path) -> tuple[Study[Any], list[Point]] | None:
         ) from error
 
 
-def check_studies(folder: Path) -> tuple[Finding, ...]:
+def check_studies(folder: AnyPath) -> tuple[Finding, ...]:
     """Look over the stores and tables of studies; nothing is written.
 
     Args:
@@ -156,6 +159,7 @@ def check_studies(folder: Path) -> tuple[Finding, ...]:
     Raises:
         RunError: a config.json is damaged, or a newer version wrote the points.
     """
+    folder = Path(folder)
     if _is_one_study(folder):
         return tuple(_findings(folder))
     asked = _config(folder).get("studies", {})

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.blocks import BlockConfig
+from hessblocks.conventions import AnyPath
 from hessblocks.data import Corpus
 from hessblocks.models import draw_blocks
 from hessblocks.progress import Progress
@@ -34,7 +35,7 @@ from hessblocks.training.run import Run
 def compare(
     settings: ComparisonSettings,
     corpus: Corpus,
-    out: Path,
+    out: AnyPath,
     progress: Progress,
     command: str = "compare",
     finish: Callable[[Path], object] | None = None,
@@ -53,6 +54,7 @@ def compare(
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
         RunError: `out` cannot be written.
     """
+    out = Path(out)
     with together(settings, settings.presets, corpus) as deciding:
         if not deciding:
             return
@@ -100,7 +102,7 @@ def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int)
 def train(
     settings: RunSettings,
     corpus: Corpus,
-    out: Path,
+    out: AnyPath,
     progress: Progress,
     command: str = "train",
     finish: Callable[[Path], object] | None = None,
@@ -119,6 +121,7 @@ def train(
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
         RunError: `out` cannot be written or is damaged.
     """
+    out = Path(out)
     with together(settings, [settings.preset], corpus) as deciding:
         if deciding:
             with claimed(out, config_of(settings, command, corpus)) as folder:

@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hessblocks.conventions import AnyPath
 from hessblocks.figures import Figure, marks, page_text
 from hessblocks.report.command_line import command_line
 from hessblocks.report.comparison.along import along_figures
@@ -32,7 +33,7 @@ FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "budget.json")
 """Numbers behind the page, linked where they are."""
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: AnyPath) -> Path:
     """Write figures/*.png, figures/*.svg and report.html of a run folder, from its files alone.
 
     Args:
@@ -47,6 +48,7 @@ def write_report(folder: Path) -> Path:
     """
     from plotly.offline import get_plotlyjs
 
+    folder = Path(folder)
     results = load_results(folder)
     return write_page(
         folder,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError
 from hessblocks.report.studies.section import command, load_section
 from hessblocks.report.templates import write_page
@@ -37,7 +38,7 @@ def study_folders(folder: Path) -> list[Path]:
     return [path.parent for path in folder.glob("*/figure.json") if study_folders(path.parent)]
 
 
-def write_gallery(folder: Path, order: Sequence[str] = ()) -> Path:
+def write_gallery(folder: AnyPath, order: Sequence[str] = ()) -> Path:
     """Draw every study's figure and write report.html, from files alone.
 
     Args:
@@ -52,6 +53,7 @@ def write_gallery(folder: Path, order: Sequence[str] = ()) -> Path:
         RunError: a file is damaged or cannot be written.
     """
     places = {name: place for place, name in enumerate(order)}
+    folder = Path(folder)
     folders = sorted(
         study_folders(folder), key=lambda path: (places.get(path.name, len(places)), path.name)
     )
@@ -70,7 +72,7 @@ def write_gallery(folder: Path, order: Sequence[str] = ()) -> Path:
     )
 
 
-def missing_lines(folder: Path) -> list[str]:
+def missing_lines(folder: AnyPath) -> list[str]:
     """What the studies of `folder` lack, a line each; none where all is there.
 
     Returns:
@@ -79,7 +81,7 @@ def missing_lines(folder: Path) -> list[str]:
     Raises:
         RunError: a file is missing or damaged.
     """
-    lines = []
+    folder, lines = Path(folder), []
     for path in study_folders(folder):
         points = read_study_file(path / "summary.json")["points"]
         if points["missing"]:

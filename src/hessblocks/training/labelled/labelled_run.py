@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import DataCollatorWithPadding, EvalPrediction
 
+from hessblocks.conventions import AnyPath
 from hessblocks.data import LabelledFile, Row, load_labelled
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models import Saved, fingerprint
@@ -71,9 +72,9 @@ class Finetuned:
 @in_float32()
 def finetune_saved(
     source: str,
-    data: Path,
+    data: AnyPath,
     settings: FinetuneSettings,
-    out: Path,
+    out: AnyPath,
     progress: Progress,
     *,
     device: str = "cpu",
@@ -98,6 +99,7 @@ def finetune_saved(
         ArgumentError: a model, file or setting that does not fit, or another run in `out`.
         RunError: damaged files, a loss that is no number, or `out` cannot be written.
     """
+    data, out = Path(data), Path(out)
     if ranks.asked_for() > 1:
         raise ArgumentError("finetune: works in one process; start it without torchrun.")
     check_tracker(report_to)

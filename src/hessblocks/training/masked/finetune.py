@@ -6,13 +6,13 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from transformers import DataCollatorWithPadding, PreTrainedModel
 
+from hessblocks.conventions import AnyPath
 from hessblocks.data import Corpus, LabelledText, Task
 from hessblocks.models import HessblocksForSequenceClassification
 from hessblocks.quiet import quiet
@@ -59,7 +59,7 @@ class Score:
 
 def finetune(
     pretraining: Pretraining,
-    folder: Path | None,
+    folder: AnyPath | None,
     corpus: Corpus,
     task: Task,
     settings: Finetuning,
@@ -114,7 +114,7 @@ def finetune(
 
 
 def classifier(
-    pretraining: Pretraining, folder: Path | None, classes: int, seed: int
+    pretraining: Pretraining, folder: AnyPath | None, classes: int, seed: int
 ) -> PreTrainedModel:
     """The pretrained trunk, or a fresh one, with a head drawn from `seed`."""
     if folder is None:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
 from hessblocks.training import ranks
 from hessblocks.training.folder import writing
@@ -84,7 +85,7 @@ class GuardedTrainer(Trainer):
 
 
 def quiet_arguments(
-    folder: Path | str, device: str, report_to: str = "none", **given: Any
+    folder: AnyPath, device: str, report_to: str = "none", **given: Any
 ) -> TrainingArguments:
     """Quiet arguments, one device a process; logging, evaluation and saving are left to a recorder.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sized
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from torch.utils.data import Dataset, Sampler, Subset
 from transformers import PreTrainedModel, TrainingArguments
 
+from hessblocks.conventions import AnyPath
 from hessblocks.data import Corpus, Example, Windows
 from hessblocks.settings import RunSettings
 from hessblocks.training import ranks
@@ -51,7 +51,7 @@ class RunTrainer(GuardedTrainer):
 
 
 def make_trainer(
-    model: PreTrainedModel, settings: RunSettings, corpus: Corpus, folder: Path
+    model: PreTrainedModel, settings: RunSettings, corpus: Corpus, folder: AnyPath
 ) -> RunTrainer:
     """A trainer that is ready to train, with a recorder or without.
 
@@ -103,7 +103,7 @@ def spread(size: int, count: int) -> list[int]:
 
 
 def run_arguments(
-    settings: RunSettings, folder: Path, sequences: int, **more: Any
+    settings: RunSettings, folder: AnyPath, sequences: int, **more: Any
 ) -> TrainingArguments:
     """The settings of a run in the words of `transformers`.
 
