@@ -385,7 +385,7 @@ CURVATURE = (
     ),
     Mutant(
         "weights that are changed through .data go unnoticed",
-        file="curvature/products/problem.py",
+        file="curvature/products/trainable.py",
         find="tuple(torch.hstack(sums).tolist()) if sums else ()",
         replace="()",
         tests=("curvature/test_problem.py::test_changed_weights_are_noticed",),

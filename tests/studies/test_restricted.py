@@ -137,7 +137,8 @@ def test_each_point_has_a_name_of_its_own_and_each_variant_three_rates() -> None
     assert {"last tied, beta 0.2", "identity, rate x0.1", "orthogonal, rate x0"} <= set(rates)
     assert {*BASES, "identity, beta 0", "trainable gains"} <= set(rates)
     assert "identity, rate x0" not in rates  # identity, beta 0
-    assert {len(each) for each in rates.values()} == {3, 1}
+    assert {name for name, each in rates.items() if len(each) == 4} == {"trainable gains"}
+    assert {len(each) for each in rates.values()} == {4, 3, 1}
     assert {variant for variant, each in rates.items() if len(each) == 1} == set(REFERENCES)
 
 
