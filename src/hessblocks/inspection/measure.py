@@ -92,7 +92,8 @@ def measure_curvature(
         check_sizes_are_used([model], settings)
         known = parameter_groups(subject.model, level=settings.level)
         selected = select_groups(known, settings.groups)
-    folder = Path(out or Path("runs", f"curvature-{subject.name.replace('/', '-')}"))
+    usual = Path("runs", f"curvature-{subject.name.replace('/', '-')}")
+    folder = usual if out is None else Path(out)
     limit = None if settings.memory_limit is None else int(settings.memory_limit * 1e9)
     problem = Problem(placed(device, subject.model), tokens, loss="causal-lm", memory_limit=limit)
     # refuses a limit or a budget that is too low before the folder is made
