@@ -57,8 +57,8 @@ def test_keys_are_those_of_stores_on_disk() -> None:
     rounded = [canonical(json.loads(k, parse_float=lambda t: f"{float(t):.12g}")) for k in keys]
     digest = hashlib.sha256("\n".join(rounded).encode()).hexdigest()
     assert (len(keys), digest) == (
-        18221,
-        "048006edf780abd2871b1fa5afb6196840947e21e031d4dcafbc7f7196da0582",
+        18228,
+        "5b0f31e2faea9fd9ccf3e1f4e6a2909a6077dee0f5dab6d4cc998e52be233481",
     )
 
 

@@ -205,7 +205,7 @@ def test_a_fair_trial_of_equal_blocks_is_decided() -> None:
         for block in ("sas", "sas-p")
     ]
     assert all(check.holds for fact, check in found.items() if fact not in open_)
-    assert len(found) == 2 * 10 + 8 + 4 + 3 + 5 + 2 + 2
+    assert len(found) == 2 * 10 + 8 + 4 + 3 + 7 + 2 + 2
 
 
 @pytest.mark.parametrize("more", [-0.1, 0.1])
@@ -395,8 +395,8 @@ def test_the_next_rates_at_the_greater_width_are_of_the_same_runs() -> None:
         assert replace(point, phase=like.phase, size=size) == like
         found[point.phase, point.label] = point.size.learning_rate / like.size.learning_rate
     assert found == {
-        **{("wide slower long", block): pytest.approx(0.3, rel=0.12) for block in (BASE, "sas", "sas-p", "parallel")},
-        ("wide faster long", BASE): pytest.approx(3.33, rel=0.12),
+        **{("wide slower long", block): pytest.approx(0.3, rel=0.12) for block in (BASE, "sas", "sas-p", "parallel", "gpt2")},
+        **{("wide faster long", block): pytest.approx(3.33, rel=0.12) for block in (BASE, "parallel")},
     }  # fmt: skip
 
 
@@ -413,6 +413,39 @@ def test_a_verdict_at_the_greater_width_is_void_where_another_rate_is_better(sid
     found = checks(rows(plan=early))
     assert (control.fact in found, found[control.fact].holds) == (True, None)
     assert found[WIDE_STEPS].holds is None
+
+
+@pytest.mark.parametrize(
+    ("block", "better", "holds"),
+    [
+        ("parallel", None, True),
+        ("parallel", "slower", False),
+        ("parallel", "faster", False),
+        ("sas", None, False),
+    ],
+)
+def test_runs_are_at_their_best_rate_where_none_beside_it_is_better_in_runs_as_long(
+    block: str, better: str | None, holds: bool
+) -> None:
+    """Whatever the short tuning says; of sas, with one side alone, the tuning counts."""
+    rate = BEST[trial_plan.WIDE][block]
+    grid = tuple(rate * factor for factor in (1, 10**0.5, 10, 10**-0.5))
+
+    def tuned_higher(point: TrialSettings) -> float:
+        if point.label != block:
+            return fair(point)
+        beside = better is not None and point.phase == f"wide {better} long"
+        tuned = point.phase == "wide tuning" and point.size.learning_rate == grid[1]
+        return fair(point) - 0.1 * beside - 0.5 * tuned
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RATES[trial_plan.WIDE], block, grid)
+        own = [point for point in points("laptop", None) if point.label == block]
+    plan = [point for point in with_inner_rates() if point.label != block] + own
+    found = checks(rows(tuned_higher, plan))["wide: the runs of each block are at its best rate"]
+    assert found.holds is holds
+    if not holds:
+        assert found.ours == f"elsewhere: {block} (best {grid[1]:g}, runs at {rate:g})"
 
 
 @pytest.mark.parametrize(("by", "counts"), [(0.01, True), (0.03, False)])

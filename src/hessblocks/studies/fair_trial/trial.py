@@ -56,7 +56,10 @@ The rule, written down before the first run:
    best after 450 steps, when the two were behind. So the next lower rate of all three and the next higher one
    of the base, with one seed, as in (a): the verdicts at this width are void by the same rule. (f) The same
    of parallel, of which there is no verdict: its first two seeds had ended at 2.68 at 3e-3, best after 450
-   steps, where the base at that rate ended at 2.60 and at 1e-3 at 2.49.
+   steps, where the base at that rate ended at 2.60 and at 1e-3 at 2.49. (g) At that lower rate parallel ended
+   0.158 lower. So on 25 November 2026 its runs were moved there, with the next rate on both sides, and GPT-2 was
+   given the next lower one. Runs count as at the best rate where neither side is better in runs as long,
+   whatever the tuning of 450 steps says. This reaches no verdict of (4): the base's best rate is the same by both.
 """
 
 from __future__ import annotations

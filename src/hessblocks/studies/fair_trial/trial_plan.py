@@ -47,7 +47,10 @@ SLOWER, FASTER, EQUAL, PARTS, ONCE = (
 NO_VALUES, VALUES = "pre-ln, identity values", shared.GAINED
 NEIGHBOURS: dict[str, dict[str, tuple[str, ...]]] = {
     NARROW: {SLOWER: (BASE, "sas", "sas-p")},
-    WIDE: {WIDE + SLOWER: (BASE, "sas", "sas-p", "parallel"), WIDE + FASTER: (BASE,)},
+    WIDE: {
+        WIDE + SLOWER: (BASE, "sas", "sas-p", "parallel", shared.GPT2),
+        WIDE + FASTER: (BASE, "parallel"),
+    },
 }
 """Width → phase in which long runs have the next rate half a decade lower, or higher → of what."""
 CHANGED: dict[str, tuple[str, ...]] = {
@@ -88,7 +91,7 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
         **dict.fromkeys(RUNS[WIDE + LONG], (3e-3, 1e-3, 1e-2)),
         shared.GPT2: (3e-3, 1e-3, 1e-2, 3e-4),
         **dict.fromkeys(OTHER_STARTS[WIDE], (1e-3, 3e-3, 3e-4)),
-        "parallel" + WIDER: (1e-3, 3e-3, 1e-2),
+        "parallel" + WIDER: (1e-3, 3e-3, 1e-2, 3e-4),
     },
 }
 """Width → what is tuned → its rates at laptop scale, the likeliest first; made longer as results come in."""
@@ -101,10 +104,10 @@ BEST: dict[str, dict[str, float]] = {
         **dict.fromkeys(RUNS[WIDE + LONG], 3e-3),
         shared.GPT2: 1e-3,
         **dict.fromkeys(OTHER_STARTS[WIDE], 1e-3),
-        "parallel" + WIDER: 3e-3,
     },
 }
-"""Width → what is tuned → its rate in the runs at laptop scale: the outcome of the tuning, until it is done a guess."""
+"""Width → what is tuned → its rate in the runs at laptop scale: the outcome of the tuning, until it is done a guess; of parallel at
+the greater width that of the runs at the next rates, which is another."""
 CHOSEN: dict[str, dict[str, str]] = {
     NARROW: {
         **dict.fromkeys(BLOCKS, ""),
@@ -285,8 +288,8 @@ def _long_rate(scale: Scale, label: str, phase: str) -> float:
     """The rate of the long runs of a block, that of the base where it is not tuned; or the next one."""
     width = _width(phase)
     label, _ = PARTED.get(label, (label, ""))
-    label = label if label in BLOCKS else BASE
-    label += CHOSEN[width][label]
+    label = label if label in RUNS[width + LONG] else BASE
+    label += CHOSEN[width].get(label, "")
     grid, best = RATES[width][label], BEST[width][label]
     if scale in OTHER_RATES:
         grid = OTHER_RATES[scale]

@@ -59,6 +59,11 @@ class Trial(shared.Tuned):
         """The block of a start."""
         return taken_apart(kind)[0]
 
+    def best_rate(self, label: str) -> float:
+        """That of the runs, where the next ones on both sides are no better in runs as long; else the best of the tuning."""
+        sides = [check.holds for block, check in self.long_rate_checks() if block == label]
+        return self.rates[label] if len(sides) > 1 and all(sides) else super().best_rate(label)
+
     @property
     def elsewhere(self) -> dict[str, str]:
         """Block whose runs are not from its best start → that start."""

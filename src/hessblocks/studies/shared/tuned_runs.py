@@ -135,6 +135,10 @@ class Tuned:
         measured = [kind for kind in self.kinds(label) if kind in losses]
         return min(measured, key=lambda kind: fmean(losses[kind].values()), default=label)
 
+    def best_rate(self, label: str) -> float:
+        """The best rate of what was run, from the best of its kinds in the tuning."""
+        return self.tuning.rates[self.tuned_as(label)].best
+
     def must_be_inside(self, kind: str) -> bool:
         """Whether the best rate of a kind counts only inside its grid: not where it is `FAR` above the best kind."""
         losses, best = self.tuning.losses, self.tuned_as(self.label_of(kind))
@@ -167,7 +171,7 @@ class Tuned:
             if self.must_be_inside(kind)
         ]
         open_ended = [kind for _, kind in kinds if kind not in rates or not rates[kind].settled]
-        best = {label: rates[self.tuned_as(label)].best for label, kind in kinds if kind in rates}
+        best = {label: self.best_rate(label) for label, kind in kinds if kind in rates}
         elsewhere = [
             f"the runs of {label} are not at its best rate, {best[label]:g}"
             for label in best
@@ -198,14 +202,14 @@ class Tuned:
         rates = {label: self.tuning.rates[label] for label in grids}
         at_end = [f"{label} ({one.best:g})" for label, one in rates.items() if not one.settled]
         judged = {
-            label: rates[self.tuned_as(label)]
+            label: self.best_rate(label)
             for label in self.rates
             if self.tuned_as(label) in rates and rates[self.tuned_as(label)].settled
         }
         off = [
-            f"{label} (best {found.best:g}, runs at {self.rates[label]:g})"
-            for label, found in judged.items()
-            if found.best != self.rates[label]
+            f"{label} (best {best:g}, runs at {self.rates[label]:g})"
+            for label, best in judged.items()
+            if best != self.rates[label]
         ]
         return [
             Check(
