@@ -261,6 +261,26 @@ def gaps(data: Data) -> str:
     return _table(head, rows)
 
 
+def speeds(data: Data) -> str:
+    """How many times as fast as pre-ln each block trains and decodes, at every width."""
+    found = {(line["variant"], line["width"]): line for line in data["tables"]["speeds"]}
+    widths = sorted({width for _, width in found})
+    kinds = ("training", "decoding")
+    rows = [
+        (
+            block,
+            *(
+                f"{found[block, width][f'{kind}_speed']:.2f}" if (block, width) in found else ""
+                for kind in kinds
+                for width in widths
+            ),
+        )
+        for block in dict.fromkeys(block for block, _ in found)
+    ]
+    head = [f"{kind}, {width}" for kind in kinds for width in widths]
+    return _table(("block", *head), rows)
+
+
 def checks(data: Data) -> str:
     """Every answer of a study to a question of ours, and every control that failed."""
     rows = [
@@ -368,6 +388,7 @@ TABLES = (
         verdicts=partial(matches, kinds=("narrow: ", "wide: ")),
         positions=partial(matches, kinds=("rotary ", "sinusoidal ")),
     ),
+    *_tables("comparison.md", "speed", speeds=speeds),
     *_tables("findings.md", "simplification", blocks=unevenness, verdicts=checks),
     *_tables("findings.md", "edge-of-stability", edges=checks),
     *_tables("findings.md", "optimisers", optimisers=by_optimiser, gaps=gaps, adam=checks),

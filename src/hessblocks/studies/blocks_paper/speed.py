@@ -160,7 +160,7 @@ def summarise(rows: Rows) -> Summary:
     panels = (
         [
             shared.against_time(
-                runs.panel(VARIANTS, "loss against time"), shared.for_all_bases(clock), ""
+                runs.panel(VARIANTS, ""), shared.for_all_bases(clock), "loss against time"
             )
         ]
         if clock
@@ -268,8 +268,8 @@ def _speed_check(
     faster = found.above(1.0)
     if least is None or faster is not (least > 1):
         faster = None
-    by_steps, by_operations = ("?" if one is None else f"{one:.2f}" for one in (least, counted))
-    ours = found.text("times", digits=2, signed=False)
+    by_steps, by_operations = ("?" if one is None else f"{one:.3f}" for one in (least, counted))
+    ours = found.text("times", digits=3, signed=False)
     return Check(
         fact=f"a training step of {block} takes {less} time than one of pre-ln at width {width}",
         expected=f"{side} 1 (published {published}: 16 layers, width 768, one GPU)",
