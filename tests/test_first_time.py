@@ -18,17 +18,25 @@ top = hb.extreme_eigenvalues(H, 1, "largest")
 hb.spectral_density(H, steps=20).plot().savefig("spectrum.png")
 hb.curvature_map(problem, groups, probes=4).plot().savefig("map.png")
 hb.group_norms(problem, groups, probes=4).plot().savefig("norms.png")
+hb.measure_curvature("llama", batch, probes=4, finish=hb.report.write_curvature_report)
 print(problem, top, sep="\\n")
 """
+REPORT = Path("runs", "curvature-llama", "report.html")
 
 
-@pytest.fixture
-def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LlamaForCausalLM:
+def save_llama(folder: Path) -> LlamaForCausalLM:
+    """A tiny Llama in the folder `llama`, as the script expects it."""
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 40}
     config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
-    model.save_pretrained(tmp_path / "llama")
+    model.save_pretrained(folder / "llama")
+    return model
+
+
+@pytest.fixture
+def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LlamaForCausalLM:
+    model = save_llama(tmp_path)
     monkeypatch.chdir(tmp_path)
     return model
 
@@ -47,3 +55,4 @@ def test_twelve_lines_measure_a_saved_llama_without_a_warning(
     assert said[1].startswith("eigenvalues ")
     for name in ("spectrum", "map", "norms"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+    assert "The curvature of llama" in (tmp_path / REPORT).read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_first_time import REPORT, SCRIPT, save_llama
 from tests.test_readme import README, blocks
 
 ROOT = Path(__file__).parents[1]
@@ -104,3 +105,6 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, na
     (code,) = blocks("python")
     assert run(programs / "python", "-c", code, cwd=tmp_path)
     assert (tmp_path / "spectrum.png").exists()
+    save_llama(tmp_path)
+    assert run(programs / "python", "-c", SCRIPT, cwd=tmp_path)
+    assert (tmp_path / REPORT).exists()
