@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hessblocks as hb
 from hessblocks.curvature.groups.custom import custom_groups
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.backend import AttentionBackendWarning
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError
-from hessblocks.linalg import condition_number
+from hessblocks.linalg import condition_number, solve
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense
 
@@ -166,3 +167,56 @@ def test_only_convex_losses_make_the_outer_part_semidefinite() -> None:
     weights = torch.tensor([1.0, -1.0, 1.0, 1.0])
     weighted = Problem(model, [batch], nn.CrossEntropyLoss(weight=weights))
     assert not OuterProduct(weighted).positive_semidefinite
+
+
+ON_A_PROBLEM = {
+    "trace": lambda given: hb.trace(given, probes=3000).value,
+    "frobenius_norm": lambda given: hb.frobenius_norm(given, probes=3000).value,
+    "diagonal": lambda given: hb.diagonal(given, probes=3000).values,
+    "extreme_eigenvalues": lambda given: hb.extreme_eigenvalues(given, 2).values,
+    "spectral_density": lambda given: hb.spectral_density(given, steps=3, probes=2).density,
+    "condition_number": lambda given: hb.condition_number(given, max_products=64).value,
+    "inverse": lambda given: hb.inverse(given, damping=100.0) @ torch.ones(given_size(), dtype=torch.float64),
+    "solve": lambda given: solve(given, torch.ones(given_size(), dtype=torch.float64), damping=100.0).values,
+}  # fmt: skip
+
+
+def given_size() -> int:
+    """Of the whole Hessian of the case."""
+    return len(prepared("classification")[1].full)
+
+
+@pytest.mark.filterwarnings("ignore:condition_number. not converged")
+@pytest.mark.parametrize("name", ON_A_PROBLEM)
+def test_an_estimator_of_a_problem_is_that_of_its_whole_hessian(name: str) -> None:
+    case, _ = prepared("classification")
+    of = ON_A_PROBLEM[name]
+    found, expected = of(case.problem), of(Hessian(case.problem))
+    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected))
+
+
+def test_the_trace_of_a_problem_is_that_of_dense_autodiff() -> None:
+    case, oracle = prepared("classification")
+    found = hb.trace(case.problem, probes=len(oracle.full))
+    assert found.method == "exact"
+    assert found.value == pytest.approx(float(oracle.full.trace()))
+
+
+@pytest.mark.parametrize("given", [torch.eye(3), nn.Linear(2, 2), None], ids=type)
+@pytest.mark.parametrize("name", ON_A_PROBLEM)
+def test_what_is_no_operator_is_refused_in_a_sentence(name: str, given: object) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"expected an operator, such as hb\.Hessian\(problem\)"
+    ):
+        ON_A_PROBLEM[name](given)
+
+
+def test_groups_are_those_of_the_model_where_none_are_given() -> None:
+    case, _ = prepared("classification")
+    groups = parameter_groups(case.model)
+    norms = hb.group_norms(case.problem, probes=4)
+    assert norms == hb.group_norms(case.problem, groups, probes=4)
+    curvature = hb.curvature_map(case.problem, probes=4)
+    assert curvature.names == tuple(groups)
+    rates = hb.blockwise_learning_rates(case.model, base=1e-3, rule="published")
+    assert rates == hb.blockwise_learning_rates(case.model, groups, base=1e-3, rule="published")

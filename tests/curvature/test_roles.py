@@ -193,6 +193,49 @@ def test_the_names_of_transformer_lens_tell_roles() -> None:
     }
 
 
+def _fused(attention: dict[str, nn.Module], mlp: dict[str, nn.Module]) -> nn.Module:
+    """One layer of width 4 with a fused weight, by the names that a user gave."""
+    block = nn.ModuleDict({"attn": nn.ModuleDict(attention), "mlp": nn.ModuleDict(mlp)})
+    return nn.ModuleDict({"layers": nn.ModuleList([block])})
+
+
+@pytest.mark.parametrize(
+    ("fused", "projection", "inner", "outer"),
+    [("c_attn", "c_proj", "c_fc", "c_proj"), ("qkv", "proj", "fc1", "fc2")],
+    ids=["nanoGPT", "timm"],
+)
+def test_a_fused_linear_weight_has_queries_keys_values(
+    fused: str, projection: str, inner: str, outer: str
+) -> None:
+    model = _fused(
+        {fused: nn.Linear(4, 12), projection: nn.Linear(4, 4)},
+        {inner: nn.Linear(4, 16), outer: nn.Linear(16, 4)},
+    )
+    groups = parameter_groups(model)
+    check_partition(groups.values(), dict(model.named_parameters()))
+    assert {group.role for group in groups.values()} == {
+        "query", "key", "value", "projection", "mlp_in", "mlp_out"
+    }  # fmt: skip
+    name = f"layers.0.attn.{fused}"
+    weight, bias = (model.get_parameter(f"{name}.{kind}").detach() for kind in ("weight", "bias"))
+    numbers = {own: torch.zeros(1, *p.shape) for own, p in model.named_parameters()}
+    numbers |= {f"{name}.weight": weight[None], f"{name}.bias": bias[None]}
+    for number, role in enumerate(("query", "key", "value")):
+        found = torch.empty(1, 20)
+        groups[f"layers.0.attention.{role}"].collect(numbers, found)
+        expected = [weight.chunk(3)[number].flatten(), bias.chunk(3)[number]]
+        torch.testing.assert_close(found[0], torch.cat(expected))
+
+
+def test_a_fused_weight_of_another_shape_is_left_whole() -> None:
+    """(inputs, outputs), as transformers' Conv1D has it: thirds of its rows would be thirds of the inputs."""
+    model = _fused({"c_attn": Conv1D(18, 6)}, {"c_fc": Conv1D(24, 6)})
+    with pytest.warns(UnknownRoleWarning, match=r"c_attn\.weight"):
+        groups = parameter_groups(model)
+    assert groups["layers.0.attn.c_attn.weight"].role == "other"
+    check_partition(groups.values(), dict(model.named_parameters()))
+
+
 def test_a_gate_without_experts_is_no_router() -> None:
     block = nn.ModuleDict(
         {"self_attn": nn.MultiheadAttention(8, 2), "mlp": nn.ModuleDict({"gate": nn.Linear(8, 2)})}

@@ -13,7 +13,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hessblocks.curvature.groups import ParameterGroup, check_disjoint, misfit, plain_model
+from hessblocks.curvature.groups import (
+    ParameterGroup,
+    check_disjoint,
+    misfit,
+    parameter_groups,
+    plain_model,
+)
 from hessblocks.errors import ArgumentError, check_name
 
 RULES = ("measured", "published")
@@ -36,7 +42,7 @@ class SharedTensorWarning(UserWarning):
 
 def blockwise_learning_rates(
     model: nn.Module,
-    groups: Mapping[str, ParameterGroup],
+    groups: Mapping[str, ParameterGroup] | None = None,
     *,
     base: float,
     rule: str = "measured",
@@ -61,7 +67,7 @@ def blockwise_learning_rates(
 
     Args:
         model: whose trainable parameters are moved.
-        groups: by name, which together hold each trainable entry once, as `parameter_groups` gives them.
+        groups: by name, which together hold each trainable entry once, as `parameter_groups` gives them, which gives them by default too.
         base: learning rate, above 0.
         rule: `measured` or `published`.
         norms: for `measured` alone: the curvature of each group above 0, as a number, an estimate or
@@ -85,6 +91,7 @@ def blockwise_learning_rates(
     """
     check_name("rule", rule, RULES)
     _check_number("base", base)
+    groups = parameter_groups(model) if groups is None else groups
     named = {
         name: parameter
         for name, parameter in plain_model(model, sharded=True).named_parameters()

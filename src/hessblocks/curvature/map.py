@@ -24,7 +24,7 @@ from hessblocks.curvature.columns import (
 )
 from hessblocks.curvature.groups import ParameterGroup, overlap
 from hessblocks.curvature.pricing import Blocks, Tell, Way, Work, decide
-from hessblocks.curvature.products import Problem, check_groups
+from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
 from hessblocks.curvature.unevenness import heterogeneity
 from hessblocks.errors import check_name
@@ -100,7 +100,7 @@ class CurvatureMap(Tabular):
 
 def curvature_map(
     problem: Problem,
-    groups: Mapping[str, ParameterGroup],
+    groups: Mapping[str, ParameterGroup] | None = None,
     part: Part = "full",
     probes: int = 16,
     seed: int = 0,
@@ -122,7 +122,7 @@ def curvature_map(
 
     Args:
         problem: model, batches and loss.
-        groups: by name, as `parameter_groups` gives them.
+        groups: by name, as `parameter_groups` gives them, which gives them by default too.
         part: outer (H_o), functional (H_f) or full (H).
         probes: K random vectors a group, at least 4; 4 K samples.
         seed: of the probes.
@@ -146,7 +146,7 @@ def curvature_map(
         diagonal; sampled, two thirds of a gradient for each of 4 K samples, whatever the number of groups.
     """
     check_name("part", part, PARTS)
-    check_groups(problem, groups)
+    groups = groups_of(problem, groups)
     check_probes(probes)
     work = Work(problem=problem, groups=groups, parts=[part], blocks=blocks)
     cost, sampling = decide(work, probes=probes, method=method, budget=budget, tell=tell)

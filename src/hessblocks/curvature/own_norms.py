@@ -9,7 +9,7 @@ from hessblocks.conventions import PARTS, SYMBOLS, Part
 from hessblocks.curvature.columns import check_probes, measured_squares
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.pricing import Tell, Work, decide
-from hessblocks.curvature.products import Problem, check_groups
+from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
 from hessblocks.curvature.unevenness import heterogeneity
 from hessblocks.errors import ArgumentError, check_name
@@ -92,7 +92,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
 
 def group_norms(
     problem: Problem,
-    groups: Mapping[str, ParameterGroup],
+    groups: Mapping[str, ParameterGroup] | None = None,
     *,
     probes: int = 16,
     seed: int = 0,
@@ -109,7 +109,7 @@ def group_norms(
 
     Args:
         problem: model, batches and loss.
-        groups: by name, as `parameter_groups` gives them.
+        groups: by name, as `parameter_groups` gives them, which gives them by default too.
         probes: random vectors a group, at least 4.
         seed: of the probes; groups of equal size draw the same from it.
         parts: which parts.
@@ -126,7 +126,7 @@ def group_norms(
     Cost: about one gradient a probe for a group of the first layer, less further up; sampled, two thirds of a
         gradient for each of 4 · probes samples, whatever the number of groups.
     """
-    check_groups(problem, groups)
+    groups = groups_of(problem, groups)
     check_probes(probes)
     _check_parts(parts)
     work = Work(problem=problem, groups=groups, parts=parts, blocks="diagonal")

@@ -115,6 +115,12 @@ def _pieces(
     alike = rule.packing is thirds and not by_head
     heads = Heads(count=1, groups=1) if alike else heads_of(config)
     axis = min(rule.axis, parameter.ndim - 1)
+    if (
+        rule.packing is thirds
+        and parameter.ndim > 1
+        and parameter.shape[0] != 3 * parameter.shape[1]
+    ):
+        return []
     found: list[tuple[str, str, ParameterView]] = []
     pieces = rule.packing(parameter.shape[axis], heads)
     whole_heads = not by_head or all(piece.divides(heads.of(piece.role)) for piece in pieces)

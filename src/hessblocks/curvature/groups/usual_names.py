@@ -44,11 +44,31 @@ _TRANSFORMER_LENS = {
     "final.norm": r"ln_final\.[wb]",
     "head": r"unembed\.[Wb]_U",
 }
+_GPT = {
+    "fused": r"attn\.c_attn",
+    "projection": r"attn\.c_proj",
+    "mlp.in": r"mlp\.c_fc",
+    "mlp.out": r"mlp\.c_proj",
+    "norm": r"ln_\d",
+    "embedding.token": "wte",
+    "embedding.position": "wpe",
+    "final.norm": "ln_f",
+}
+"""GPT-2 written with linear layers, as nanoGPT is."""
+_TIMM = {
+    "fused": r"attn\.qkv",
+    "projection": r"attn\.proj",
+    "mlp.in": r"mlp\.fc1",
+    "mlp.out": r"mlp\.fc2",
+    "norm": r"norm\d",
+    "final.norm": "norm",
+}
+"""The vision transformers of timm."""
 _TABLES = (
     *({**QKV, **LLAMA}, {**QKV, **OPT}, BERT, VIT, {**QKV, **PHI}, GPTJ, DISTILBERT),
-    *(ALBERT, _TORCH, _TRANSFORMER_LENS),
+    *(ALBERT, _TORCH, _TRANSFORMER_LENS, _GPT, _TIMM),
 )
-"""Those without a fused weight whose order only the architecture could tell."""
+"""Those without a fused weight whose order only the architecture could tell; these have [queries | keys | values]."""
 _USUAL = {
     **{
         group: "|".join(dict.fromkeys(table[group] for table in _TABLES if group in table))

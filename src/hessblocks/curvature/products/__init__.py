@@ -1,6 +1,6 @@
 """Products of H, H_o and H_f with vectors, one pass over the data at a time."""
 
-from hessblocks.curvature.products.asked import check_groups, check_problem
+from hessblocks.curvature.products.asked import check_problem, groups_of
 from hessblocks.curvature.products.backend import (
     AttentionBackendWarning,
     differentiable_once,

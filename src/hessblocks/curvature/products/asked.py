@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hessblocks.curvature.groups import ParameterGroup, misfit, overlap
+from hessblocks.curvature.groups import ParameterGroup, misfit, overlap, parameter_groups
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError
 
@@ -57,13 +57,22 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
         )
 
 
-def check_groups(problem: Any, groups: Any) -> None:
-    """Make sure that these are groups by name, at least one, of this problem's model.
+def groups_of(problem: Any, groups: Any) -> Mapping[str, ParameterGroup]:
+    """The groups that are asked for, by name, at least one, of this problem's model.
+
+    Args:
+        problem: model, batches and loss.
+        groups: what was given; None for all trainable parameters, layer by layer and role by role.
+
+    Returns:
+        The groups.
 
     Raises:
-        ArgumentError: they are not.
+        ArgumentError: they are of another kind or model, or none.
     """
     check_problem(problem)
+    if groups is None:
+        return parameter_groups(problem.model)
     if not isinstance(groups, Mapping):
         raise ArgumentError(
             "groups: expected groups by name, as parameter_groups(model) gives them, "
@@ -73,3 +82,4 @@ def check_groups(problem: Any, groups: Any) -> None:
         raise ArgumentError("groups: expected at least one group, got none")
     for name, group in groups.items():
         check_group(problem, group, f"groups[{name!r}]")
+    return groups

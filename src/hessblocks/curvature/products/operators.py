@@ -17,7 +17,7 @@ from hessblocks.curvature.products.asked import check_group, check_problem
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import total_products
 from hessblocks.errors import ArgumentError
-from hessblocks.linalg import LinearOperator
+from hessblocks.linalg import LinearOperator, operator_of
 
 
 class CurvatureOperator(LinearOperator):
@@ -111,6 +111,12 @@ class Hessian(CurvatureOperator):
     """H = H_o + H_f, the second derivative of the mean loss."""
 
     part = "full"
+
+
+@operator_of.register
+def _of_a_problem(problem: Problem) -> LinearOperator:
+    """H of all trainable parameters, where an estimator is given the problem alone."""
+    return Hessian(problem)
 
 
 class OuterProduct(CurvatureOperator):

@@ -62,9 +62,10 @@ from hessblocks.curvature.sharding import (
     run_in_parts,
 )
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
+from hessblocks.linalg import Operand
 
 
-class Problem:
+class Problem(Operand):
     """The mean loss over the valid tokens of a set of batches, as a function of the parameters."""
 
     def __init__(

@@ -19,7 +19,14 @@ from hessblocks.linalg.estimators.probes import (
     check_square,
     multiply,
 )
-from hessblocks.linalg.operators import LinearOperator, pooled_factor, student_factor, working_dtype
+from hessblocks.linalg.operators import (
+    LinearOperator,
+    Operand,
+    operator_of,
+    pooled_factor,
+    student_factor,
+    working_dtype,
+)
 
 FEWEST_PROBES = 4
 
@@ -76,7 +83,7 @@ class EntryMoments:
 
 
 def diagonal(
-    op: LinearOperator, probes: int = 16, seed: int = 0, *, probe_chunk: int | None = None
+    op: LinearOperator | Operand, probes: int = 16, seed: int = 0, *, probe_chunk: int | None = None
 ) -> DiagonalEstimate:
     """Diagonal of a square operator: the mean over probes of z ⊙ A z, entries of z being ±1.
 
@@ -84,7 +91,7 @@ def diagonal(
     where the operator has its own `diagonal()` and where it is no larger than the probes are many.
 
     Args:
-        op: square operator.
+        op: square operator; a `Problem` stands for its Hessian.
         probes: K, at least 4; the error bars are tested for 16 and more.
         seed: of the probes.
         probe_chunk: probes multiplied at once; bounds memory, changes no probe.
@@ -100,6 +107,7 @@ def diagonal(
 
     Source: Bekas, Kokiopoulou and Saad (2007), equation 2, with signs as probes.
     """
+    op = operator_of(op)
     check_square("diagonal", op)
     check_probes("diagonal", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
     own = getattr(op, "diagonal", None)

@@ -19,13 +19,19 @@ from hessblocks.linalg.estimators.probes import (
     multiply,
 )
 from hessblocks.linalg.estimators.stopping import Stopping
-from hessblocks.linalg.operators import LinearOperator, column_products, student_factor
+from hessblocks.linalg.operators import (
+    LinearOperator,
+    Operand,
+    column_products,
+    operator_of,
+    student_factor,
+)
 
 FEWEST_PROBES = 4
 
 
 def frobenius_norm(
-    op: LinearOperator,
+    op: LinearOperator | Operand,
     probes: int = 16,
     seed: int = 0,
     tolerance: float | None = None,
@@ -42,7 +48,7 @@ def frobenius_norm(
     columns than there are probes.
 
     Args:
-        op: operator (M, N), square or not.
+        op: operator (M, N), square or not; a `Problem` stands for its Hessian.
         probes: K, at least 4; the error bar is tested for 16 and more. With a tolerance: probes of
             one block.
         seed: of the probes.
@@ -62,6 +68,7 @@ def frobenius_norm(
 
     Source: Hutchinson (1990) applied to AᵀA.
     """
+    op = operator_of(op)
     check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
     stopping = Stopping(block=probes, tolerance=tolerance, max_probes=max_probes)
     if own := getattr(op, "frobenius_norm", None):

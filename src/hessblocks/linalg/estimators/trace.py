@@ -23,7 +23,13 @@ from hessblocks.linalg.estimators.probes import (
 )
 from hessblocks.linalg.estimators.stopping import Stopping
 from hessblocks.linalg.estimators.xtrace import xtrace
-from hessblocks.linalg.operators import LinearOperator, column_products, working_dtype
+from hessblocks.linalg.operators import (
+    LinearOperator,
+    Operand,
+    column_products,
+    operator_of,
+    working_dtype,
+)
 
 
 class DeflatedOperator(LinearOperator):
@@ -48,7 +54,7 @@ FEWEST_PROBES: dict[str, int] = {"hutchinson": 2, "hutch++": 6, "xtrace": 8}
 
 
 def trace(
-    op: LinearOperator,
+    op: LinearOperator | Operand,
     probes: int = 48,
     seed: int = 0,
     method: TraceMethod = "hutchinson",
@@ -69,7 +75,7 @@ def trace(
     products are many.
 
     Args:
-        op: square operator, symmetric or not.
+        op: square operator, symmetric or not; a `Problem` stands for its Hessian.
         probes: products to spend in all; the error bars are tested from 16 (`hutchinson`), 48
             (`hutch++`) and 32 (`xtrace`) on. With a tolerance: of the first block.
         seed: of the probes.
@@ -97,6 +103,7 @@ def trace(
     >>> print(trace(DenseOperator(torch.diag(torch.tensor([1.0, 2.0])))))
     3 (exact)
     """
+    op = operator_of(op)
     check_name("trace: method", method, get_args(TraceMethod))
     check_square("trace", op)
     check_probes("trace", probes, at_least=FEWEST_PROBES[method], probe_chunk=probe_chunk)

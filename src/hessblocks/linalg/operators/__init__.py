@@ -8,6 +8,7 @@ from hessblocks.linalg.operators.inner import (
     student_factor,
     working_dtype,
 )
+from hessblocks.linalg.operators.operand import Operand, operator_of
 from hessblocks.linalg.operators.operator import (
     AdjointOperator,
     CombinedOperator,

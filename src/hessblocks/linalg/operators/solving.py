@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.operators.inner import column_products
+from hessblocks.linalg.operators.operand import Operand, operator_of
 from hessblocks.linalg.operators.operator import LinearOperator, identity_like
 from hessblocks.storage import Tabular
 
@@ -60,7 +61,7 @@ class Solution(Tabular):
 
 
 def solve(
-    operator: LinearOperator,
+    operator: LinearOperator | Operand,
     right: Float[Tensor, "N ..."],
     *,
     damping: float = 0.0,
@@ -70,7 +71,7 @@ def solve(
     """Solve (A + damping · I) x = b by conjugate gradients.
 
     Args:
-        operator: A, symmetric; positive definite with the damping.
+        operator: A, symmetric; positive definite with the damping; a `Problem` stands for its Hessian.
         right: b, (N,) or (N, K) of the operator's dtype and device.
         damping: at least 0, in the unit of A.
         tolerance: ‖b − A x‖ / ‖b‖ at which a column is done.
@@ -88,6 +89,7 @@ def solve(
 
     Source: Hestenes and Stiefel (1952).
     """
+    operator = operator_of(operator)
     _check(operator, damping, tolerance, max_products)
     damped = operator + damping * identity_like(operator) if damping else operator
     if right.ndim not in (1, 2) or right.shape[0] != operator.shape[0]:
@@ -201,7 +203,7 @@ class InverseOperator(LinearOperator):
 
 
 def inverse(
-    operator: LinearOperator,
+    operator: LinearOperator | Operand,
     *,
     damping: float = 0.0,
     tolerance: float = 1e-6,
@@ -210,7 +212,7 @@ def inverse(
     """(A + damping · I)⁻¹ as an operator; each product is solved by conjugate gradients, or refused.
 
     Args:
-        operator: A, symmetric; positive definite with the damping.
+        operator: A, symmetric; positive definite with the damping; a `Problem` stands for its Hessian.
         damping: at least 0, in the unit of A.
         tolerance: relative residual of each product.
         max_products: with A, for each column.
@@ -224,4 +226,4 @@ def inverse(
 
     Cost: that of `solve` a product.
     """
-    return InverseOperator(operator, damping, tolerance, max_products)
+    return InverseOperator(operator_of(operator), damping, tolerance, max_products)

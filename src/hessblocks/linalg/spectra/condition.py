@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from hessblocks.linalg.estimators import ConditionNumber
-from hessblocks.linalg.operators import LinearOperator, working_dtype
+from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, working_dtype
 from hessblocks.linalg.spectra.lanczos import Wanted, find_extremes
 
 
 def condition_number(
-    op: LinearOperator,
+    op: LinearOperator | Operand,
     *,
     tolerance: float = 1e-3,
     max_products: int = 1000,
@@ -34,7 +34,7 @@ def condition_number(
     spectrum, so that without convergence the number is too small.
 
     Args:
-        op: operator (M, N).
+        op: operator (M, N); a `Problem` stands for its Hessian.
         tolerance: largest residual of each end wanted, as a share of its own eigenvalue.
         max_products: products after which the search ends, with a warning.
         basis_size: vectors held at most; memory is that times n numbers.
@@ -50,6 +50,7 @@ def condition_number(
 
     Cost: that of `extreme_eigenvalues`; twice that where AᵀA is needed.
     """
+    op = operator_of(op)
     definite = op.positive_semidefinite
     target = op if definite else NormalOperator(op if op.shape[0] >= op.shape[1] else op.adjoint())
     rounding = 10 * torch.finfo(working_dtype(op.dtype)).eps * math.sqrt(target.shape[0])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg.estimators import Eigenvalues, check_probes, check_square
-from hessblocks.linalg.operators import LinearOperator, working_dtype
+from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, working_dtype
 from hessblocks.linalg.spectra.krylov import KrylovBasis
 
 Which = Literal["largest", "smallest", "both", "magnitude", "LA", "SA", "LM"]
@@ -54,7 +54,7 @@ class Wanted:
 
 
 def extreme_eigenvalues(
-    op: LinearOperator,
+    op: LinearOperator | Operand,
     count: int = 1,
     which: Which = "both",
     *,
@@ -72,7 +72,7 @@ def extreme_eigenvalues(
     the best Ritz vectors when the basis is full.
 
     Args:
-        op: symmetric operator (N, N).
+        op: symmetric operator (N, N); a `Problem` stands for its Hessian.
         count: eigenvalues wanted at each end; all N if the ends meet.
         which: `largest`, `smallest`, `both` ends, or `magnitude`, the largest |θ|; also scipy's `LA`, `SA`
             and `LM`.
@@ -100,6 +100,7 @@ def extreme_eigenvalues(
 
     Source: Golub and Underwood (1977), block Lanczos; Wu and Simon (2000), thick restart.
     """
+    op = operator_of(op)
     check_square("extreme_eigenvalues", op, symmetric=True)
     check_name("extreme_eigenvalues: which", which, get_args(Which))
     if count < 1:

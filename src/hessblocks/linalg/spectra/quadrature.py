@@ -17,13 +17,13 @@ from hessblocks.linalg.estimators import (
     check_square,
     multiply,
 )
-from hessblocks.linalg.operators import LinearOperator, working_dtype
+from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, working_dtype
 from hessblocks.linalg.spectra.orthogonal import NEGLIGIBLE, length, orthogonalise
 from hessblocks.linalg.spectra.spectrum import Spectrum
 
 
 def spectral_density(
-    op: LinearOperator,
+    op: LinearOperator | Operand,
     steps: int = 100,
     probes: int = 10,
     seed: int = 0,
@@ -41,7 +41,7 @@ def spectral_density(
     leaves T exact to rounding (Simon 1984). Exact, and said so, where N ≤ S.
 
     Args:
-        op: symmetric operator (N, N).
+        op: symmetric operator (N, N); a `Problem` stands for its Hessian.
         steps: S, products a probe.
         probes: K; the error bars are tested for 10 and more.
         seed: of the probes.
@@ -62,6 +62,7 @@ def spectral_density(
 
     Source: Ubaru, Chen and Saad (2017), section 3; Ghorbani, Krishnan and Xiao (2019), algorithm 1.
     """
+    op = operator_of(op)
     check_square("spectral_density", op, symmetric=True)
     check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk)
     if steps < 1:
