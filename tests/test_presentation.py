@@ -6,11 +6,13 @@ import json
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor, nn
 
 import hessblocks as hb
 from hessblocks.curvature import parameter_groups
@@ -18,10 +20,16 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import DenseOperator, DiagonalEstimate
 from hessblocks.signal import propagate
 from hessblocks.statistics import Heterogeneity
-from hessblocks.storage import Tabular
+from hessblocks.storage import CurvatureResults, Tabular
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 MATRIX = torch.diag(torch.tensor([4.0, 1.0, 0.5, -2.0]).double())
+
+
+def measured(model: nn.Module, ids: Tensor) -> CurvatureResults:
+    """What a run folder held, which is gone."""
+    with TemporaryDirectory() as folder:
+        return hb.measure_curvature(model, {"input_ids": ids}, probes=4, out=f"{folder}/run")
 
 
 @cache
@@ -48,14 +56,18 @@ def results() -> dict[str, Any]:
         "operator": hb.Hessian(problem),
         "attention": hb.exact_attention_curvature(model, ids),
         "last block": hb.exact_last_block(model, ids),
+        "measured": measured(model, ids),
     }
 
 
 NAMES = (
     *("estimate", "eigenvalues", "condition", "diagonal", "spectrum", "map", "norms", "uneven"),
-    *("signal", "problem", "group", "operator", "attention", "last block"),
+    *("signal", "problem", "group", "operator", "attention", "last block", "measured"),
 )
-TABLES = ("eigenvalues", "diagonal", "spectrum", "map", "norms", "signal")
+TABLES = (
+    *("estimate", "condition", "eigenvalues", "diagonal", "spectrum", "map", "norms", "signal"),
+    "measured",
+)
 PLOTS = ("spectrum", "map", "norms", "signal")
 
 

@@ -19,6 +19,7 @@ from hessblocks.storage.files import damaged, read_object, refuse_links
 from hessblocks.storage.rows import NORM, ResultRow, read_results
 from hessblocks.storage.seals import DamageWarning
 from hessblocks.storage.tables import columns_of, read_table
+from hessblocks.storage.tabular import Tabular
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +96,8 @@ class Density:
     """Of the density."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurvatureResults:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CurvatureResults(Tabular):
     """What the folder holds."""
 
     folder: Path
@@ -136,6 +137,31 @@ class CurvatureResults:
     def missing(self) -> tuple[str, ...]:
         """Groups that are not measured yet."""
         return tuple(name for name in self.config["groups"] if name not in self.norms)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The norm of each group and part, with layer and role."""
+        return [
+            {
+                "quantity": NORM,
+                "layer": self.layers[group],
+                "group": group,
+                "role": self.roles[group],
+                "part": part,
+                **vars(norm),
+            }
+            for group, norms in self.norms.items()
+            for part, norm in norms.items()
+        ]
+
+    def __str__(self) -> str:
+        """Of which model, how many groups, how uneven, and where it is stored."""
+        last = self.parts[-1]
+        ratio = self.heterogeneity.get(last)
+        uneven = "" if ratio is None else f", norms of {last} differ {ratio.value:.3g} times"
+        missing = f", {len(self.missing)} missing" if self.missing else ""
+        return (
+            f"curvature of {self.name}: {len(self.norms)} groups{missing}{uneven}; in {self.folder}"
+        )
 
     def by_size(self) -> list[str]:
         """Groups, the largest norm of the last part first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -16,8 +16,8 @@ ENDS = 6
 """Eigenvalues that are printed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Estimate(Tabular):
     """A number, how far it may be off, and what was spent on it.
 
     >>> print(Estimate(value=1.234, standard_error=0.05, probes=16))
@@ -51,9 +51,9 @@ class Estimate:
             "method": self.method,
         }
 
-    def __repr__(self) -> str:
-        """As `str`."""
-        return str(self)
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row, with what was spent."""
+        return [{**self.to_row(), "probes": self.probes}]
 
     def __str__(self) -> str:
         """Value and standard error in three significant digits."""
@@ -131,8 +131,8 @@ class Eigenvalues(Tabular):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConditionNumber:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ConditionNumber(Tabular):
     """Largest over smallest singular value, and the interval that the residuals allow."""
 
     value: float
@@ -150,6 +150,10 @@ class ConditionNumber:
     products: int
     """Products with single vectors spent, those with the adjoint included."""
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row: the ratio, its interval, both singular values and what was spent."""
+        return [asdict(self)]
+
     def __str__(self) -> str:
         """The ratio, its interval, and what was spent."""
         ended = "" if self.converged else ", not converged"
@@ -157,7 +161,3 @@ class ConditionNumber:
             f"{self.value:.4g}, {self.lower:.4g} to {self.upper:.4g} by the residuals "
             f"({self.products} products{ended})"
         )
-
-    def __repr__(self) -> str:
-        """As `str`."""
-        return str(self)
