@@ -13,6 +13,7 @@ from hessblocks.studies.shared import (
     Grid,
     Runs,
     Sweep,
+    gap_panel,
     trained_study,
 )
 
@@ -33,10 +34,14 @@ def sweeps(scale: Scale) -> list[Sweep]:
 
 def summarise(rows: Rows) -> Summary:
     """Loss curves and final losses."""
-    runs = Runs(rows)
+    runs, title = Runs(rows), "loss at equal steps"
+    plain, base = BASES
     return runs.summary(
         title="Three times the tokens",
-        panels=[runs.panel(VARIANTS, "loss at equal steps")],
+        panels=[
+            runs.panel(VARIANTS, title),
+            gap_panel(runs, (plain, *JUDGED), base, title),
+        ],
         checks=[
             runs.close(name, base, f"{name} keeps up with {base} in a longer training")
             for base in BASES

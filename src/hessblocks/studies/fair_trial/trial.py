@@ -69,7 +69,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hessblocks.errors import RunError
-from hessblocks.figures import Panel, Series
+from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks.studies import shared
@@ -245,42 +245,13 @@ def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
         wide.tuning.tuning_panel(_better(wide, WIDE + LONG), "wide: tuning"),
         *(_starts_panel(trial, width) for trial, width in ((narrow, NARROW), (wide, WIDE))),
         narrow.runs.panel(BLOCKS, "narrow: runs"),
-        _gap_panel(narrow),
+        shared.gap_panel(narrow.runs, ("pre-ln", *JUDGED), BASE, "narrow: runs"),
         _changed_panel(narrow),
     ]
     if wide.times:
         clock = {label: mean_and_error(list(times.values())) for label, times in wide.times.items()}
         panels.append(shared.against_time(timed, clock, "wide: runs against time"))
     return [*panels, _place_panel(placed)]
-
-
-def _gap_panel(narrow: Trial) -> Panel:
-    """How far blocks are above the base along the runs, seed by seed."""
-    runs, series = narrow.runs, []
-    for block in ("pre-ln", *JUDGED):
-        gaps: dict[float, list[float]] = {}
-        for seed in runs.losses.get(block, {}).keys() & runs.losses.get(BASE, {}).keys():
-            base = dict(runs.curve(BASE, seed))
-            for step, loss in runs.curve(block, seed):
-                if step in base:
-                    gaps.setdefault(step, []).append(loss - base[step])
-        if gaps:
-            places = shared.mean_places({step: gaps[step] for step in sorted(gaps)})
-            series.append(shared.curve(block, places))
-    panel = Panel(
-        title=f"narrow: runs, above {BASE}",
-        x_label="training step",
-        y_label="loss above the base (nats per token)",
-        series=tuple(series),
-    )
-    panel = shared.late(panel)
-    steps = [step for one in panel.series for step in one.x]
-    ends = (min(steps, default=0.0), max(steps, default=0.0))
-    bounds = [
-        Series(name=f"{bound:+g}", x=ends, y=(bound, bound), guide=True)
-        for bound in (shared.CLOSE, -shared.CLOSE)
-    ]
-    return replace(panel, series=(*panel.series, *bounds)) if steps else panel
 
 
 def _changed_panel(narrow: Trial) -> Panel:

@@ -17,6 +17,7 @@ from hessblocks.studies.shared.differences import (
     slope_check,
     slopes,
 )
+from hessblocks.studies.shared.gaps import gap_panel
 from hessblocks.studies.shared.gathering import (
     Place,
     curve,
@@ -86,7 +87,6 @@ from hessblocks.studies.shared.trained_summary import (
     MARGIN,
     Runs,
     finite,
-    late,
     places_panel,
     steps_to,
     void_of,
