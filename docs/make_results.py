@@ -28,9 +28,6 @@ Figures and tables of both papers, and our own questions, measured, beside what 
 command that measured it, and what has not been measured is listed as missing. `python docs/make_results.py RUNS`
 makes the page from the folder that these commands wrote with `--out RUNS`.
 
-Where a study's row says *superseded*, an earlier version of it was measured, and its verdicts count for nothing: today's
-command measures other points ([log](log.md)).
-
 In [`results`](results) stand a study's checks and tables (`STUDY.json`) and the points of its figure
 (`STUDY-figure.json`). Intervals are 95 %, ± is one standard error. "undecided" means that the seeds of
 this scale do not decide the question either way. A slope holds where its estimate lies within the
@@ -74,6 +71,7 @@ def main(runs: Path, target: Path = DOCS) -> None:
             texts[name] = texts[name].replace("\n\n", f"\n\n{SUPERSEDED}\n\n", 1)
     parts = [
         HEAD,
+        *([EXPLAINED] if any(SUPERSEDED in text for text in texts.values()) else []),
         table(OVERVIEW, [rows[name] for name in order]),
         missing(shown.values(), kept),
         *(texts[name] for name in order),
@@ -102,6 +100,9 @@ def load_sections(runs: Path) -> list[tuple[Path, StudySection]]:
 
 SUPERSEDED = "**Superseded**: an earlier version of this study, with settings that its command no longer has."
 """Begins the section of a study whose results are of another revision than today's."""
+EXPLAINED = """Where a study's row says *superseded*, an earlier version of it was measured, and its verdicts count for nothing: today's
+command measures other points ([log](log.md)).
+"""
 OVERVIEW = ("study", "of", "scale", *VERDICTS.values(), "time")
 
 

@@ -36,7 +36,7 @@ def gap_panel(runs: Runs, blocks: Sequence[str], base: str, title: str) -> Panel
         Panel(
             title=f"{title}, above {base}",
             x_label="training step",
-            y_label="loss above the base (nats per token)",
+            y_label="above the base (nats per token)",
             series=tuple(series),
         )
     )
