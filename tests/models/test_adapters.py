@@ -1,55 +1,44 @@
-"""Low-rank adapters, as LoRA (Hu et al. 2022) adds them: on the plain matrices of a folded model, written out here."""
+"""Low-rank adapters, as LoRA (Hu et al. 2022) adds them and peft puts them on a model."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import hessblocks as hb
 from hessblocks.models import fold
 from tests.models.cases import ids, perturbed
 
-
-class LowRank(nn.Module):
-    """W + B A, with B = 0 at first."""
-
-    def __init__(self, weight: Tensor, rank: int = 2) -> None:
-        super().__init__()
-        outputs, inputs = weight.shape
-        self.down = nn.Parameter(torch.randn(rank, inputs) / inputs**0.5)
-        self.up = nn.Parameter(torch.zeros(outputs, rank))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight + self.up @ self.down
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::hessblocks.curvature.UnknownRoleWarning"),
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated"),  # inside peft
+]
 
 
-def adapted(model: PreTrainedModel) -> list[nn.Linear]:
-    """Freeze the model and put an adapter on every matrix of its layers; the modules that got one."""
-    found = [one for one in model.model.layers.modules() if isinstance(one, nn.Linear)]
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    for module in found:
-        parametrize.register_parametrization(module, "weight", LowRank(module.weight))
-    return found
+def adapted(model: PreTrainedModel) -> PeftModel:
+    """The model, frozen, with an adapter on every plain matrix of its layers."""
+    return get_peft_model(model, LoraConfig(r=2, lora_alpha=2, target_modules="all-linear"))
 
 
-@pytest.mark.parametrize(("name", "matrices"), [("sas-p", 9), ("sas", 9), ("pre-ln", 12)])
-def test_adapters_of_a_folded_model_train_alone_and_merge(
-    tmp_path: Path, name: str, matrices: int
+@pytest.mark.parametrize(
+    ("name", "folded", "matrices"),
+    [("sas-p", True, 9), ("sas-p", False, 8), ("sas", True, 9), ("pre-ln", True, 12), ("pre-ln", False, 12)],
+)  # fmt: skip
+def test_adapters_train_alone_merge_and_are_saved(
+    tmp_path: Path, name: str, folded: bool, matrices: int
 ) -> None:
     """After folding every matrix is a plain one, the reparametrised values of SAS among them."""
-    model, tokens = fold(perturbed(name)), ids(2, 8)
-    before = model(tokens).logits
-    modules = adapted(model)
-    assert len(modules) == matrices
+    model, tokens = perturbed(name), ids(2, 8)
+    model = adapted(fold(model) if folded else model)
+    with model.disable_adapter():
+        before = model(tokens).logits
     assert torch.equal(model(tokens).logits, before)
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert len(trained) == 2 * matrices
-    assert sum(map(Tensor.numel, trained)) < sum(map(Tensor.numel, frozen.values())) / 2
     optimiser = torch.optim.AdamW(trained, lr=1e-2)
     losses = []
     for _ in range(20):
@@ -60,13 +49,19 @@ def test_adapters_of_a_folded_model_train_alone_and_merge(
     assert losses[-1] < losses[0] - 0.1
     now = dict(model.named_parameters())
     assert all(torch.equal(value, now[name]) for name, value in frozen.items())
-    assert hb.Hessian(hb.Problem(model, {"input_ids": tokens})).shape[0] == sum(
-        map(Tensor.numel, trained)
-    )
+    hessian = hb.Hessian(hb.Problem(model, {"input_ids": tokens}, loss="causal-lm"))
+    assert hessian.shape[0] == sum(map(Tensor.numel, trained))
     after = model(tokens).logits
-    for module in modules:
-        parametrize.remove_parametrizations(module, "weight")
-    assert torch.equal(model(tokens).logits, after)
-    model.save_pretrained(tmp_path)
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(merged(tokens).logits, after, atol=1e-5, rtol=1e-5)
+    merged.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(loaded(tokens).logits, after)
+    assert torch.equal(loaded(tokens).logits, merged(tokens).logits)
+
+
+def test_a_reparametrised_matrix_is_refused_until_it_is_folded() -> None:
+    """By peft, which names the module."""
+    config = LoraConfig(r=2, target_modules=r".*layers\.0\.attention\.value")
+    with pytest.raises(ValueError, match=r"ReparametrisedLinear\(\) is not supported"):
+        get_peft_model(perturbed("sas-p"), config)
+    assert get_peft_model(fold(perturbed("sas-p")), config).get_nb_trainable_parameters()[0] > 0

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
@@ -66,6 +68,29 @@ def test_an_exported_program_takes_any_number_of_tokens(name: str, task: str) ->
         real = batch["attention_mask"].bool()
         expected = model(**batch).logits
         assert torch.allclose(program(**batch).logits[real], expected[real], atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # inside torch
+@pytest.mark.filterwarnings(
+    "ignore:# ONNX model has different number of inputs"
+)  # a switch is none
+@pytest.mark.parametrize("name", ["sas-p", "pre-ln"])
+def test_an_onnx_file_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    """Any number of rows and tokens, worked out by onnx's own reference."""
+    model, tokens = perturbed(name), ids(2, 6)
+    free = {0: torch.export.Dim("rows", max=8), 1: torch.export.Dim("tokens", min=2, max=24)}
+    given = {"input_ids": tokens, "use_cache": False}
+    sizes = {"input_ids": free, "use_cache": None}
+    file = tmp_path / "model.onnx"
+    torch.onnx.export(
+        model, (), file, kwargs=given, dynamic_shapes=sizes, dynamo=True, verbose=False
+    )
+    program = ReferenceEvaluator(str(file))
+    for length in (2, 17, 24):
+        batch = ids(3, length)
+        (logits, *_) = program.run(None, {"input_ids": batch.numpy()})
+        expected = model(batch).logits.detach().numpy()
+        assert np.allclose(logits, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
