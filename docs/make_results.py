@@ -23,6 +23,9 @@ DOCS = Path(__file__).parent
 PICTURES = "results"
 HEAD = """# Results
 
+For whoever checks a claim of the papers, or of this project. An example: `hessblocks reproduce fig3a` draws Figure 3a of the Hessian
+paper, and the section `fig3a` below has its numbers beside the published ones.
+
 Figures and tables of both papers, and our own questions, measured, beside what was published or expected;
 `hessblocks reproduce --list` names all studies. The page is filled study by study: below each study stands the
 command that measured it, and what has not been measured is listed as missing. `python docs/make_results.py RUNS`
