@@ -21,6 +21,27 @@ CURVATURE = (
         tests=("curvature/test_rows.py",),
     ),
     Mutant(
+        "a fused weight is cut along its inputs",
+        file="curvature/groups/roles.py",
+        find="parameter.shape[0] != 3 * parameter.shape[1]",
+        replace="parameter.shape[0] % 3",
+        tests=("curvature/test_roles.py",),
+    ),
+    Mutant(
+        "a problem stands for its outer product",
+        file="curvature/products/operators.py",
+        find="    return Hessian(problem)",
+        replace="    return OuterProduct(problem)",
+        tests=("curvature/test_operators.py",),
+    ),
+    Mutant(
+        "any runs are at their best rate",
+        file="studies/fair_trial/trial_verdicts.py",
+        find="len(sides) > 1 and all(sides)",
+        replace="sides",
+        tests=("studies/test_trial.py",),
+    ),
+    Mutant(
         "the sample variance divides by n",
         file="statistics/means.py",
         find="/ (len(values) - 1)",
