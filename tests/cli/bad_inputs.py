@@ -196,7 +196,7 @@ CASES: dict[str, Bad] = {
     "out a foreign folder": Bad(
         train("--out", "m_ok"),
         2,
-        "--out: m_ok holds a run with other settings",
+        "--out: m_ok holds something other than a run of `hessblocks train`; choose a new",
         lambda p: gpt2(p / "m_ok"),
     ),
     # machine and sizes

@@ -118,9 +118,16 @@ class RunFolder:
                 for name, key in (("data", "fingerprint"), ("model", "configuration"))
                 if key in new.get(name, ()) and name in old and key not in old[name]
             }
+            command = new.get("command")
+            other = old.get("command") != command
             found = differences(old | more, new)
         except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
             raise RunError(f"{self.config}: damaged; remove {self.path} and run again.") from error
+        if other:
+            raise ArgumentError(
+                f"--out: {self.path} holds something other than a run of `hessblocks {command}`; "
+                "choose a new or empty folder."
+            )
         if found:
             raise ArgumentError(
                 f"--out: {self.path} holds a run with other settings ({'; '.join(found)}); "
