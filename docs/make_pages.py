@@ -307,7 +307,7 @@ COMPARISON = Picture(
     study="trial",
     name="comparison",
     title="Simplified blocks against pre-LN",
-    caption="Each block at its best learning rate and initial embeddings (parallel at width 256 is not, see below), means over seeds, bars are standard errors (none for a single "
+    caption="Each block at its best learning rate and initial embeddings, means over seeds, bars are standard errors (none for a single "
     "seed). Curves begin after a fifth of the steps, before which the means of pre-LN with zero queries, SAS and SAS-P at width 64 are within 0.03 of each other. Thin lines are the bounds of a match. With one thing "
     "changed, the base has the lower rate and the other text too; pre-LN without values is compared with pre-LN as it is.",
     panels={
