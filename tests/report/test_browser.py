@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+import hessblocks as hb
+from hessblocks.report import write_curvature_report
 from hessblocks.report.comparison.page import write_report
 from tests.report.browser import chromium, open_page, screenshot
 from tests.report.folders import Folder
@@ -276,6 +278,25 @@ def test_the_page_is_dark_where_that_is_preferred(browser, page, tmp_path) -> No
     )
     assert len(drawn) > 100
     assert min(map(contrast_with_night, set(drawn))) >= 3, "what is drawn can be seen"
+
+
+def test_pictures_follow_the_dark_page_but_maps_keep_their_colours(browser, tmp_path) -> None:
+    given = {"depth": 1, "width": 8, "heads": 2, "vocab_size": 11, "data": "random", "tokens": 6}
+    hb.measure_curvature(
+        "preset:sas", out=tmp_path, probes=4, map=True, finish=write_curvature_report, **given
+    )
+    found = {}
+    for dark in (False, True):
+        open_page(browser, tmp_path / "report.html", 1280, dark=dark)
+        found[dark] = browser.execute_script(
+            """return [...document.querySelectorAll('.card img')].map((each) =>
+                [each.parentElement.classList.contains('map'), getComputedStyle(each).filter])"""
+        )
+    assert {shown for _, shown in found[False]} == {"none"}
+    assert {shown for is_map, shown in found[True] if is_map} == {"none"}
+    assert {shown for is_map, shown in found[True] if not is_map} == {
+        "invert(0.91) hue-rotate(180deg)"
+    }
 
 
 def contrast_with_night(colour: str) -> float:

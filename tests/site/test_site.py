@@ -188,3 +188,16 @@ def test_the_site_is_dark_where_that_is_preferred(browser, site: Path) -> None:
         colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
         shades[dark] = sum(map(int, colour.strip("rgb()").split(",")))
     assert shades[True] < 200 < 700 < shades[False]
+
+
+def test_pictures_follow_the_dark_page(browser, site: Path) -> None:
+    filters = {}
+    for dark in (False, True):
+        open_page(browser, site / "docs" / "gallery.html", 1280, dark=dark)
+        filters[dark] = browser.execute_script(
+            "return [...document.querySelectorAll('.md-content img')].map(e => getComputedStyle(e).filter)"
+        )
+    assert len(filters[True]) > 20
+    assert set(filters[False]) == {"none"}
+    assert sorted(set(filters[True])) == ["invert(0.88) hue-rotate(180deg)", "none"]
+    assert filters[True].count("none") == 1, "that of maps alone"
