@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,16 +201,22 @@ def _fused(attention: dict[str, nn.Module], mlp: dict[str, nn.Module]) -> nn.Mod
 
 
 @pytest.mark.parametrize(
-    ("fused", "projection", "inner", "outer"),
-    [("c_attn", "c_proj", "c_fc", "c_proj"), ("qkv", "proj", "fc1", "fc2")],
-    ids=["nanoGPT", "timm"],
+    ("fused", "projection", "inner", "outer", "conv1d"),
+    [
+        ("c_attn", "c_proj", "c_fc", "c_proj", False),
+        ("c_attn", "c_proj", "c_fc", "c_proj", True),
+        ("qkv", "proj", "fc1", "fc2", False),
+    ],
+    ids=["nanoGPT", "OpenAI GPT", "timm"],
 )
-def test_a_fused_linear_weight_has_queries_keys_values(
-    fused: str, projection: str, inner: str, outer: str
+def test_a_fused_weight_has_queries_keys_values(
+    fused: str, projection: str, inner: str, outer: str, conv1d: bool
 ) -> None:
+    def plain(inputs: int, outputs: int) -> nn.Module:
+        return Conv1D(outputs, inputs) if conv1d else nn.Linear(inputs, outputs)
+
     model = _fused(
-        {fused: nn.Linear(4, 12), projection: nn.Linear(4, 4)},
-        {inner: nn.Linear(4, 16), outer: nn.Linear(16, 4)},
+        {fused: plain(6, 18), projection: plain(6, 6)}, {inner: plain(6, 24), outer: plain(24, 6)}
     )
     groups = parameter_groups(model)
     check_partition(groups.values(), dict(model.named_parameters()))
@@ -217,22 +224,40 @@ def test_a_fused_linear_weight_has_queries_keys_values(
         "query", "key", "value", "projection", "mlp_in", "mlp_out"
     }  # fmt: skip
     name = f"layers.0.attn.{fused}"
-    weight, bias = (model.get_parameter(f"{name}.{kind}").detach() for kind in ("weight", "bias"))
+    shape = model.get_parameter(f"{name}.weight").shape
     numbers = {own: torch.zeros(1, *p.shape) for own, p in model.named_parameters()}
-    numbers |= {f"{name}.weight": weight[None], f"{name}.bias": bias[None]}
-    for number, role in enumerate(("query", "key", "value")):
-        found = torch.empty(1, 20)
+    numbers |= {f"{name}.weight": torch.randn(1, *shape), f"{name}.bias": torch.randn(1, 18)}
+    weights = numbers[f"{name}.weight"][0].chunk(3, int(conv1d))
+    for part, shift, role in zip(
+        weights, numbers[f"{name}.bias"][0].chunk(3), ("query", "key", "value"), strict=True
+    ):
+        found = torch.empty(1, 42)
         groups[f"layers.0.attention.{role}"].collect(numbers, found)
-        expected = [weight.chunk(3)[number].flatten(), bias.chunk(3)[number]]
-        torch.testing.assert_close(found[0], torch.cat(expected))
+        torch.testing.assert_close(found[0], torch.cat([part.flatten(), shift]))
+    model.config = SimpleNamespace(num_attention_heads=2)  # type: ignore[assignment]
+    (view,) = parameter_groups(model, "head")["layers.0.attention.projection.head.1"].views
+    assert view.offset == 3 * (6 if conv1d else 1), "heads lie along the inputs of the projection"
 
 
-def test_a_fused_weight_of_another_shape_is_left_whole() -> None:
-    """(inputs, outputs), as transformers' Conv1D has it: thirds of its rows would be thirds of the inputs."""
-    model = _fused({"c_attn": Conv1D(18, 6)}, {"c_fc": Conv1D(24, 6)})
-    with pytest.warns(UnknownRoleWarning, match=r"c_attn\.weight"):
+@pytest.mark.parametrize("multi_query", [False, True])
+def test_a_fused_weight_of_an_architecture_without_a_table_is_left_whole(multi_query: bool) -> None:
+    """GPT-BigCode's have queries, keys and values head by head, or one key for all."""
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 8}
+    config = hf.GPTBigCodeConfig(multi_query=multi_query, bos_token_id=0, eos_token_id=0, **sizes)
+    model = hf.GPTBigCodeForCausalLM(config)
+    with pytest.warns(UnknownRoleWarning, match="c_attn"):
         groups = parameter_groups(model)
-    assert groups["layers.0.attn.c_attn.weight"].role == "other"
+    assert {group.role for group in groups.values()} >= {"other", "projection", "mlp_in"}
+    assert not {"query", "key", "value"} & {group.role for group in groups.values()}
+
+
+@pytest.mark.parametrize("outputs", [12, 24, 10])
+def test_a_fused_weight_with_fewer_keys_is_left_whole_and_so_is_its_shift(outputs: int) -> None:
+    """Whose thirds would be no roles, though its length divides by 3."""
+    model = _fused({"c_attn": nn.Linear(6, outputs)}, {"c_fc": nn.Linear(6, 24)})
+    with pytest.warns(UnknownRoleWarning, match=r"c_attn\.weight, layers\.0\.attn\.c_attn\.bias"):
+        groups = parameter_groups(model)
+    assert {group.role for group in groups.values()} == {"other", "mlp_in"}
     check_partition(groups.values(), dict(model.named_parameters()))
 
 

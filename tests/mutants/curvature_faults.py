@@ -23,8 +23,8 @@ CURVATURE = (
     Mutant(
         "a fused weight is cut along its inputs",
         file="curvature/groups/roles.py",
-        find="parameter.shape[0] != 3 * parameter.shape[1]",
-        replace="parameter.shape[0] % 3",
+        find="one.shape[rule.axis] == 3 * one.shape[1 - rule.axis]",
+        replace="one.shape[0] % 3 == 0",
         tests=("curvature/test_roles.py",),
     ),
     Mutant(

@@ -26,7 +26,7 @@ _HESSBLOCKS = {
     "final.norm": "final_norm",
 }
 
-_GPT2 = {
+GPT2 = {
     "fused": r"attn\.c_attn",
     "projection": r"attn\.c_proj",
     "mlp.in": r"mlp\.c_fc",
@@ -222,7 +222,7 @@ ARCHITECTURES: dict[str, list[Rule]] = {
     "hessblocks": rules_of(  # parts of one's own name their parameters as they like
         _LAYERS, {name: rf"({modules})(\.\w+)?" for name, modules in _HESSBLOCKS.items()}
     ),
-    "gpt2": rules_of(_H, _GPT2, packing=stacked, conv1d=True),
+    "gpt2": rules_of(_H, GPT2, packing=stacked, conv1d=True),
     "gpt_neox": rules_of(_LAYERS, _GPT_NEOX, packing=interleaved),
     "bloom": rules_of(_H, _BLOOM_FALCON, packing=interleaved),
     "falcon": rules_of(_H, _BLOOM_FALCON, packing=interleaved),

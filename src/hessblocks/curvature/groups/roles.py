@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from hessblocks.curvature.groups.layouts import ARCHITECTURES
 from hessblocks.curvature.groups.name_rules import Rule
@@ -70,10 +71,24 @@ def _rules_of(model: nn.Module, kind: str) -> list[Rule]:
     if kind in ARCHITECTURES:
         return ARCHITECTURES[kind]
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    rules = usual_rules(names)
+    conv1d = any(isinstance(module, Conv1D) for module in model.modules())
+    usual = usual_rules(names, conv1d=conv1d, registered=bool(kind))
+    rules = [rule for rule in usual if _fits(rule, model)]
     patterns = [re.compile(rule.pattern) for rule in rules]
     known = any(pattern.fullmatch(name) for pattern in patterns for name in names)
     return [*rules, *outside_rules(model)] if known else []
+
+
+def _fits(rule: Rule, model: nn.Module) -> bool:
+    """Whether the weights of a rule for thirds have them; with fewer key-value heads weight and shift stay whole."""
+    if rule.packing is not thirds:
+        return True
+    weights = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 2 and re.fullmatch(rule.pattern, name)
+    ]
+    return all(one.shape[rule.axis] == 3 * one.shape[1 - rule.axis] for one in weights)
 
 
 def merge(name: str, parts: Sequence[ParameterGroup]) -> ParameterGroup:
@@ -115,12 +130,6 @@ def _pieces(
     alike = rule.packing is thirds and not by_head
     heads = Heads(count=1, groups=1) if alike else heads_of(config)
     axis = min(rule.axis, parameter.ndim - 1)
-    if (
-        rule.packing is thirds
-        and parameter.ndim > 1
-        and parameter.shape[0] != 3 * parameter.shape[1]
-    ):
-        return []
     found: list[tuple[str, str, ParameterView]] = []
     pieces = rule.packing(parameter.shape[axis], heads)
     whole_heads = not by_head or all(piece.divides(heads.of(piece.role)) for piece in pieces)

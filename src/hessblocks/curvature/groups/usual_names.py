@@ -11,6 +11,7 @@ from hessblocks.curvature.groups.layouts import (
     ALBERT,
     BERT,
     DISTILBERT,
+    GPT2,
     GPTJ,
     LLAMA,
     OPT,
@@ -44,17 +45,6 @@ _TRANSFORMER_LENS = {
     "final.norm": r"ln_final\.[wb]",
     "head": r"unembed\.[Wb]_U",
 }
-_GPT = {
-    "fused": r"attn\.c_attn",
-    "projection": r"attn\.c_proj",
-    "mlp.in": r"mlp\.c_fc",
-    "mlp.out": r"mlp\.c_proj",
-    "norm": r"ln_\d",
-    "embedding.token": "wte",
-    "embedding.position": "wpe",
-    "final.norm": "ln_f",
-}
-"""GPT-2 written with linear layers, as nanoGPT is."""
 _TIMM = {
     "fused": r"attn\.qkv",
     "projection": r"attn\.proj",
@@ -66,9 +56,10 @@ _TIMM = {
 """The vision transformers of timm."""
 _TABLES = (
     *({**QKV, **LLAMA}, {**QKV, **OPT}, BERT, VIT, {**QKV, **PHI}, GPTJ, DISTILBERT),
-    *(ALBERT, _TORCH, _TRANSFORMER_LENS, _GPT, _TIMM),
+    *(ALBERT, _TORCH, _TRANSFORMER_LENS, GPT2, _TIMM),
 )
-"""Those without a fused weight whose order only the architecture could tell; these have [queries | keys | values]."""
+"""Those without a fused weight whose order only the architecture could tell; these have [queries | keys | values], where they
+are three times as long as they are wide."""
 _USUAL = {
     **{
         group: "|".join(dict.fromkeys(table[group] for table in _TABLES if group in table))
@@ -79,19 +70,22 @@ _USUAL = {
 _CONTAINER = re.compile(r"((?:\w+\.)*?)(\w+)\.\d+\.")
 
 
-def usual_rules(names: Sequence[str]) -> list[Rule]:
+def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list[Rule]:
     """Rules for an unknown architecture: the names that known ones use inside and outside of their layers.
 
     Args:
         names: of its parameters; layers are modules with a number in their path. Where there are several
             lists of layers (an encoder and a decoder, two towers), the groups' names begin with their path.
+        conv1d: whether weights are (inputs, outputs).
+        registered: whether it is an architecture of a library, whose fused weights may have another order
+            (GPT-BigCode's go head by head) and are left whole, but for those of torch's own layers.
 
     Returns:
         The rules; none where there are no layers.
     """
     lists = dict.fromkeys(found.groups() for name in names if (found := _CONTAINER.match(name)))
     several = len({path for path, _ in lists}) > 1
-    usual = dict(_USUAL)
+    usual = dict(_USUAL) | ({"fused": _TORCH["fused"]} if registered else {})
     if not any(".experts." in name for name in names):
         del usual["mlp.router"]  # `mlp.gate` may be half of a gated MLP
     return [
@@ -101,6 +95,7 @@ def usual_rules(names: Sequence[str]) -> list[Rule]:
             rf"{re.escape(path)}{own}\.(?P<layer>\d+)\.",
             usual,
             packing=thirds,
+            conv1d=conv1d,
             side=(path.rstrip(".") or own) if several else "",
         )
     ]
