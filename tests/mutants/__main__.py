@@ -26,9 +26,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.mutants.every import MUTANTS
-from tests.mutants.mutant import Mutant, planted
+from tests.mutants.mutant import Mutant
+from tests.mutants.named_tests import found_test
+from tests.mutants.planting import place_of, planted
+from tests.mutants.sources import PACKAGES, TOP
 
-TOP = Path(__file__).parents[2]
 LIMIT = 300
 """Seconds for the tests of one mutant."""
 LIMIT_OF_ALL = 1800
@@ -43,19 +45,21 @@ BROKEN = 70
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
-    parser.add_argument("--only", default="", help="a word of the name or the file")
+    parser.add_argument("--only", default="", help="words of the name or the place")
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args(words)
-    chosen = [one for one in MUTANTS if asked.only in f"{one.file}: {one.name}"]
+    chosen = [one for one in MUTANTS if asked.only in _title(one)]
     if not chosen:
-        parser.error(f"no fault has the word {asked.only!r} in its file or name")
+        parser.error(f"no fault has the word {asked.only!r} in its place or name")
     os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
     for name in HEAVY:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder, str(number)) for number in range(asked.workers)]
-        shutil.copytree(TOP / "src", places[0], ignore=shutil.ignore_patterns("__pycache__"))
-        if not sound(places[0], sorted({test for one in chosen for test in one.tests})):
+        for package in PACKAGES:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(package, places[0] / package.name, ignore=ignored)
+        if not sound(places[0], sorted({test for one in chosen for test in _tests(one)})):
             return 1
         for place in places[1:]:  # with the bytecode of the right source
             shutil.copytree(places[0], place)
@@ -71,7 +75,7 @@ class Run:
     copy: Path
     """Stands first in the path of Python."""
     tests: Sequence[str]
-    """As in `Mutant.tests`."""
+    """As pytest calls them."""
     limit: int = LIMIT
     """Seconds until they are stopped."""
     start: float = field(default_factory=time.monotonic)
@@ -111,9 +115,10 @@ class Run:
         known = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
         options = ("-x", "-q", "-p", "no:cacheprovider", "--tb=short", "-W", known)
         try:
-            found = find_spec("hessblocks")
-            assert self.copy in Path(str(found and found.origin)).parents, found
-            status = int(pytest.main([*options, *(f"tests/{test}" for test in self.tests)]))
+            for package in PACKAGES:
+                found = find_spec(package.name)
+                assert self.copy in Path(str(found and found.origin)).parents, found
+            status = int(pytest.main([*options, *self.tests]))
         except BaseException:  # which would end the process with the status of failed tests
             traceback.print_exc()
             status = BROKEN
@@ -148,22 +153,36 @@ def verdicts(mutants: Sequence[Mutant], copies: Sequence[Path]) -> Iterator[str]
             except ValueError as error:
                 yield _told(mutant, f"NO FAULT ({error})")
                 continue
-            running.append((mutant, Run(free.pop(), mutant.tests)))
+            running.append((mutant, Run(free.pop(), _tests(mutant))))
         wait([run.process.sentinel for _, run in running], timeout=1)
         for mutant, run in [one for one in running if one[1].over()]:
             running.remove((mutant, run))
-            shutil.copy2(_place(TOP / "src", mutant), _place(run.copy, mutant))
+            right = place_of(mutant).file
+            shutil.copy2(right, _copied(right, run.copy))
             free.append(run.copy)
             yield _told(mutant, verdict_of(run.process.exitcode), run.seconds)
 
 
-def _place(source: Path, mutant: Mutant) -> Path:
-    return source / "hessblocks" / mutant.file
-
-
 def _plant(mutant: Mutant, copy: Path) -> None:
-    right = _place(TOP / "src", mutant).read_text(encoding="utf-8")
-    _place(copy, mutant).write_text(planted(right, mutant), encoding="utf-8")
+    file, text = planted(mutant)
+    _copied(file, copy).write_bytes(text)
+
+
+def _copied(file: Path, copy: Path) -> Path:
+    """Where a file of a package stands in a copy."""
+    package = next(package for package in PACKAGES if package in file.parents)
+    return copy / file.relative_to(package.parent)
+
+
+def _tests(mutant: Mutant) -> list[str]:
+    return [found_test(test) for test in mutant.tests]
+
+
+def _title(mutant: Mutant) -> str:
+    try:
+        return f"{place_of(mutant)}: {mutant.name}"
+    except ValueError:  # said when it is to be planted
+        return f"nowhere: {mutant.name}"
 
 
 def verdict_of(status: int | None) -> str:
@@ -176,7 +195,7 @@ def verdict_of(status: int | None) -> str:
 
 
 def _told(mutant: Mutant, verdict: str, seconds: float = 0.0) -> str:
-    print(f"{verdict:8} {mutant.file}: {mutant.name}, {seconds:.0f} s", flush=True)
+    print(f"{verdict:8} {_title(mutant)}, {seconds:.0f} s", flush=True)
     return verdict
 
 

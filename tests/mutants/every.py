@@ -1,9 +1,13 @@
-"""All planted faults."""
+"""All planted faults: those of each file of `faults`, one for each package that they stand in."""
 
-from tests.mutants.curvature_faults import CURVATURE
-from tests.mutants.model_faults import MODELS
+import importlib
+from pathlib import Path
+
 from tests.mutants.mutant import Mutant
-from tests.mutants.result_faults import RESULTS
-from tests.mutants.surviving import SURVIVING
 
-MUTANTS: tuple[Mutant, ...] = (*SURVIVING, *CURVATURE, *MODELS, *RESULTS)
+FILES = sorted(Path(__file__).with_name("faults").glob("*.py"))
+MUTANTS: tuple[Mutant, ...] = tuple(
+    mutant
+    for file in FILES
+    for mutant in importlib.import_module(f"tests.mutants.faults.{file.stem}").FAULTS
+)

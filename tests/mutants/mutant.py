@@ -1,5 +1,6 @@
-"""A planted fault: one text of one file is replaced by another, and the named tests must turn red."""
+"""A planted fault: the one place that a pattern matches is changed, and the named tests turn red."""
 
+import re
 from dataclasses import dataclass
 
 
@@ -9,22 +10,20 @@ class Mutant:
 
     name: str
     """What is wrong, in a few words; each mutant has a name of its own."""
-    file: str
-    """Where, below src/hessblocks."""
     find: str
-    """The right text; it stands exactly once in the file."""
+    """The right code, as a pattern (see `pattern`); it matches one place of all packages."""
     replace: str
-    """The wrong text."""
+    """The wrong code; metavariables stand for what they matched."""
     tests: tuple[str, ...]
-    """Test files, or tests as `file::name`, below tests."""
+    """`test_x`, `test_file.py` or `test_file.py::test_x`, wherever these stand."""
+    within: str = ""
+    """Function, `Class.method`, module or package that narrows the search."""
 
 
-def planted(text: str, mutant: Mutant) -> str:
-    """The text of a file with the fault in it.
-
-    Raises:
-        ValueError: `find` does not stand there exactly once.
-    """
-    if (count := text.count(mutant.find)) != 1:
-        raise ValueError(f"{mutant.file} has {count} times {mutant.find!r}, expected it once")
-    return text.replace(mutant.find, mutant.replace)
+def fault(name: str, change: str, *tests: str, within: str = "") -> Mutant:
+    """Make a mutant; `change` is `right code => wrong code`, or nothing after the arrow."""
+    sides = re.split(r"\s=>(?:\s|$)", change)
+    if len(sides) != 2:
+        raise ValueError(f"{name}: expected one => in the change {change!r}")
+    find, replace = (side.strip() for side in sides)
+    return Mutant(name, find, replace, tests, within)

@@ -1,57 +1,91 @@
 """The planted faults can still be planted, and the tests that see them are still there."""
 
 import ast
-import functools
+import builtins
 from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT
 from tests.mutants.__main__ import verdict_of
 from tests.mutants.every import MUTANTS
-from tests.mutants.mutant import Mutant, planted
-
-TESTS = Path(__file__).parents[1]
-
-
-@functools.cache
-def names_in(file: Path) -> frozenset[str]:
-    """Names of the tests of a file; none where there is no such file."""
-    nodes = ast.parse(file.read_text(encoding="utf-8")).body if file.is_file() else []
-    found = (node.name for node in nodes if isinstance(node, ast.FunctionDef))
-    return frozenset(name for name in found if name.startswith("test_"))
+from tests.mutants.mutant import Mutant
+from tests.mutants.named_tests import found_test
+from tests.mutants.pattern import MANY, ONE, parsed
+from tests.mutants.planting import place_of, planted
+from tests.mutants.sources import PACKAGES, sources
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.name}")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_fault_can_be_planted_and_its_tests_exist(mutant: Mutant) -> None:
-    text = (ROOT / mutant.file).read_text(encoding="utf-8")
-    wrong = planted(text, mutant)
-    assert wrong != text
-    assert ast.dump(ast.parse(wrong)) != ast.dump(ast.parse(text)), "a fault that changes no code"
+    file, wrong = planted(mutant)
+    assert wrong.count(b"\n") >= file.read_bytes().count(b"\n"), "lines have lost their numbers"
+    assert mutant.tests
     for test in mutant.tests:
-        file, _, name = test.partition("::")
-        names = names_in(TESTS / file)
-        assert names, f"{file} has no tests"
-        assert not name or name.partition("[")[0] in names, f"{file} has no {name}"
+        assert found_test(test)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_wrong_code_has_no_name_that_its_file_does_not_know(mutant: Mutant) -> None:
+    """A name that was renamed would be a NameError, which every test sees."""
+    source = next(one for one in sources() if one.file == place_of(mutant).file)
+    unknown = names_of(mutant.replace) - source.words - set(dir(builtins))
+    assert not unknown
+
+
+def names_of(text: str) -> set[str]:
+    """Names that a pattern reads, without its metavariables and what it gives a value itself."""
+    nodes = [node for part in parsed(text or "pass") for node in ast.walk(part)]
+    named = [node for node in nodes if isinstance(node, ast.Name)]
+    stored = {node.id for node in named if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in named if not node.id.startswith((ONE, MANY))} - stored
 
 
 def test_every_package_has_faults_of_its_own_names() -> None:
-    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
-    assert {mutant.file.split("/")[0] for mutant in MUTANTS} >= packages
+    for package in PACKAGES:
+        rooms = {path.name for path in package.iterdir() if (path / "__init__.py").is_file()}
+        places = [place_of(mutant).file for mutant in MUTANTS]
+        faulty = {
+            place.relative_to(package).parts[0] for place in places if package in place.parents
+        }
+        assert faulty >= rooms
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 60
-
-
-@pytest.mark.parametrize("text", ["", "a = 1\n", "a = 1\na = 1\n"])
-def test_a_text_that_does_not_stand_once_is_refused(text: str) -> None:
-    mutant = Mutant(name="", file="a.py", find="a = 1", replace="a = 2", tests=())
-    if text.count("a = 1") == 1:
-        assert planted(text, mutant) == "a = 2\n"
-    else:
-        with pytest.raises(ValueError, match="expected it once"):
-            planted(text, mutant)
 
 
 @pytest.mark.parametrize("status", [0, 2, 3, 4, 5, 70, -9, -11])
 def test_failed_tests_alone_are_a_kill(status: int) -> None:
     assert verdict_of(1) == "killed"
     assert verdict_of(status) != "killed"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("test_one", "a/test_x.py::test_one"),
+        ("test_one[case]", "a/test_x.py::test_one[case]"),
+        ("test_y.py", "b/test_y.py"),
+        ("b/test_x.py", "b/test_x.py"),
+        ("test_y.py::test_two", "b/test_y.py::test_two"),
+    ],
+)
+def test_a_test_is_found_where_it_stands(tmp_path: Path, words: str, expected: str) -> None:
+    write_tests(tmp_path)
+    assert found_test(words, (tmp_path,)) == str(tmp_path / expected)
+
+
+@pytest.mark.parametrize(
+    "words", ["test_two", "test_x.py", "test_none", "test_y.py::test_one", "x.py"]
+)
+def test_a_test_that_does_not_stand_once_is_refused(tmp_path: Path, words: str) -> None:
+    write_tests(tmp_path)
+    with pytest.raises(ValueError, match="expected one test"):
+        found_test(words, (tmp_path,))
+
+
+def write_tests(folder: Path) -> None:
+    for file, names in {
+        "a/test_x.py": ["one"],
+        "b/test_x.py": ["two"],
+        "b/test_y.py": ["two"],
+    }.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text("".join(f"def test_{name}(): ...\n" for name in names))

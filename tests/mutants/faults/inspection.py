@@ -1,0 +1,20 @@
+"""Faults of the inspection of models."""
+
+from tests.mutants.mutant import fault
+
+# fmt: off
+FAULTS = (
+    fault("a sampled run plans second derivatives",
+          "self.problem.value(twice=$a) => self.problem.value()",
+          "test_a_sampled_run_takes_no_second_derivative"),
+    fault("the exact layer is one behind the last", "int($depth) - 1 => int($depth)",
+          "test_the_last_attention_is_exact_and_agrees_with_the_probes", within="_last_layer"),
+    fault("a model that lies elsewhere is moved to the first device of its kind",
+          "$model if next($model.parameters()).device.type == $device else $other => $other",
+          "test_a_model_on_the_second_device_of_a_kind_stays_there"),
+    fault("batches of one shape are one batch",
+          "f'{$name}{tuple($one.shape)}{$one.tolist()}' => f'{$name}{tuple($one.shape)}'",
+          "test_a_batch_of_ones_own_gives_its_loss_and_is_told_apart"),
+    fault("the token behind the vocabulary passes", "max($ids) >= $a => max($ids) > $a",
+          "test_the_token_just_behind_the_vocabulary_is_refused", within="encoded_batch"),
+)

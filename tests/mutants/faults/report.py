@@ -1,0 +1,19 @@
+"""Faults of reports."""
+
+from tests.mutants.mutant import fault
+
+# fmt: off
+FAULTS = (
+    fault("errors of groups add up", "math.hypot(*$errors) / len($own[0]) => math.hypot(*$errors)",
+          "test_along.py"),
+    fault("one standard error is a difference", "SURE = 2.0 => SURE = 0.1",
+          "test_the_headline_counts_only_differences_of_two_standard_errors"),
+    fault("a curve goes on where a seed diverged", "min($ends, $$a) => max($ends, $$a)",
+          "test_loss_curves.py", within="_end"),
+    fault("thinned curves keep the error of one point",
+          "math.hypot($$a) / math.sqrt($b) => math.hypot($$a)", "test_loss_curves.py"),
+    fault("a loss of infinity has not diverged", "not math.isfinite($loss) => math.isnan($loss)",
+          "test_table.py", "test_a_diverged_run_is_named", within="diverged"),
+    fault("templates escape nothing", "autoescape = True => autoescape = False",
+          "test_markup_in_names_and_settings_is_shown_not_obeyed"),
+)

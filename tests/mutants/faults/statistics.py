@@ -1,0 +1,16 @@
+"""Faults of means and heterogeneity."""
+
+from tests.mutants.mutant import fault
+
+# fmt: off
+FAULTS = (
+    fault("a norm of zero is the smallest", "$norm[0] > 0 => $norm[0] >= 0", "test_ends.py",
+          within="ends"),
+    fault("the sample variance divides by n", "len($values) - 1 => len($values)", "test_means.py",
+          within="variance"),
+    fault("the error of a mean is the spread",
+          "variance($values, $total) / len($values) => variance($values, $total)",
+          "test_means.py"),
+    fault("one seed loses the error of its measurement",
+          "standard_error = own_error => standard_error = None", "test_means.py"),
+)

@@ -1,0 +1,23 @@
+"""Faults of storage: files, locks, lines."""
+
+from tests.mutants.mutant import fault
+
+# fmt: off
+FAULTS = (
+    fault("a file is not sent to the disk", "os.fsync($descriptor) =>", "test_files.py",
+          within="sync"),
+    fault("partial files of others are removed", "glob.escape($name) => glob.escape($name) + '*'",
+          "test_partials_of_one_name_are_removed_and_no_others"),
+    fault("rows that were gathered count twice", "($row.preset, $row.seed) not in $known => True",
+          "test_runs_that_the_comparison_has_not_collected_are_read_in_place"),
+    fault("an infinite loss is written as it is",
+          "not math.isfinite($value) => math.isnan($value)", "test_lines.py",
+          within="append_line"),
+    fault("a damaged line in the middle ends the file", "if $error.ended: raise =>",
+          "test_a_damaged_line_is_named_by_file_and_number"),
+    fault("a folder is not locked", "$lock.acquire() =>",
+          "test_another_process_is_named_and_its_lock_goes_with_it", within="_take"),
+    fault("a missing number is 0", "math.nan => 0.0", "test_records.py", within="_number"),
+    fault("an edited card spoils the model", "{SEAL_FILE, CARD} => {SEAL_FILE}",
+          "storage/test_identity.py"),
+)
