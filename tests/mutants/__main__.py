@@ -139,7 +139,7 @@ def sound(copy: Path, tests: Sequence[str]) -> bool:
 
 
 def verdicts(mutants: Sequence[Mutant], copies: Sequence[Path]) -> Iterator[str]:
-    """What became of each mutant, in the order in which their tests end; a line is printed for each."""
+    """Yield what became of each mutant as its tests end, and print a line for each."""
     # bytecode of a wrong file must not be taken for that of the next wrong file of its size
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

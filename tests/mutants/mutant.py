@@ -1,4 +1,4 @@
-"""A planted fault: the one place that a pattern matches is changed, and the named tests turn red."""
+"""Change the one place that a pattern matches; the named tests must turn red."""
 
 import re
 from dataclasses import dataclass

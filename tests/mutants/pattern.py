@@ -1,4 +1,4 @@
-"""Match patterns against the syntax tree, so that layout, comments, quotes and brackets do not count.
+"""Match patterns against the syntax tree: layout, comments, quotes and brackets do not count.
 
 2 * variance                 an expression
 self.read = False            statements, of which a run in one body matches
@@ -45,7 +45,10 @@ def parsed(text: str) -> list[ast.AST]:
             body = ast.parse(wrapped).body
         except SyntaxError:
             continue
-        return _kind(body) if wrapped is plain else items(body[0].value)  # type: ignore[attr-defined]
+        match body:
+            case [ast.Expr(value=ast.Dict() as pairs)] if wrapped is not plain:
+                return items(pairs)
+        return _kind(body)
     raise ValueError(f"{text!r} is no pattern")
 
 

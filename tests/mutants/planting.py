@@ -1,4 +1,4 @@
-"""Find the one place of a fault and write the wrong code there; all else keeps its bytes and lines."""
+"""Find the one place of a fault and write wrong code there; all else keeps its bytes and lines."""
 
 import ast
 import functools
@@ -24,11 +24,10 @@ def place_of(mutant: Mutant, files: tuple[Source, ...] = sources()) -> Place:
     """
     found = list(places(_sides(mutant)[0], mutant.within, files))
     if len(found) != 1:
-        where = ", ".join(map(str, found)) or "nowhere"
         inside = f" within {mutant.within}" if mutant.within else ""
-        raise ValueError(
-            f"{mutant.name}: expected one match of {mutant.find!r}{inside}, found {len(found)}: {where}"
-        )
+        where = ", ".join(map(str, found)) or "nowhere"
+        said = f"expected one match of {mutant.find!r}{inside}, found {len(found)}: {where}"
+        raise ValueError(f"{mutant.name}: {said}")
     return found[0]
 
 

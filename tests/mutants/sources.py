@@ -14,7 +14,6 @@ PACKAGES = tuple(
     package
     for package in (
         TOP / "src" / "hessblocks",
-        TOP / "experiments" / "hessblocks_studies",
         TOP / "experiments" / "src" / "hessblocks_studies",
     )
     if package.is_dir()

@@ -33,7 +33,14 @@ def ends(values, folder):
     found = {"low": low, "high": high, "text": f"{low}, {high}"}
     if low < 0 and (high > 0 or not found):
         sync(folder)
-    return found
+    if low > high:
+        sync(
+            folder,
+            low,
+        )
+    elif low == high:
+        call(folder)
+    return found[:, 0]
 '''
 ROOM = {
     "package/room/means.py": CODE,
@@ -68,6 +75,9 @@ SOUND = [
     ("sync(folder) =>", "", "        sync(folder)", "        pass"),
     ("$x = min($v); $y = max($v) => $x = min($v); $y = 0", "", "max(values)", "0"),
     ("with held($f): $$body => if True: $$body", "", "with held(folder)", "if True"),
+    ("held($$none, $f) => free($f, $$none)", "", "held(folder)", "free(folder)"),
+    ("call($$all) => call(2, $$all)", "Fit", "call(mean", "call(2, mean"),
+    ("found[:, 0] => found[:, :, 0]", "", "[:, 0]", "[:, :, 0]"),
     ("LIMIT => 0", "Fit.error", "> LIMIT", "> 0"),
     ("return len($x) => return 0", "other", "return len(values)", "return 0"),
     ("return len($x) => return 0", "package.other", "return len(values)", "return 0"),
@@ -163,6 +173,7 @@ def test_a_fault_follows_a_file_that_moves(tmp_path: Path, file: str, change, wi
         ("low < 0 => $high", "", "high stands in the replacement alone"),
         ("low < 0 => (low < (0))", "", "changes nothing"),
         ("$x < $x => 0", "", "found 0"),
+        ("if low == $x: $$body => pass", "", "reads otherwise than meant"),
     ],
 )
 def test_what_does_not_match_once_says_so(
@@ -170,6 +181,17 @@ def test_what_does_not_match_once_says_so(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         result(write(tmp_path), change, within)
+
+
+@pytest.mark.parametrize(
+    "change", ["sync($a, $b) =>", "sync($a, $b) => a = 1; b = 2", "$a(folder, low) => 0"]
+)
+def test_lines_behind_a_fault_keep_their_numbers(tmp_path: Path, change: str) -> None:
+    right, wrong = CODE.split("\n"), result(write(tmp_path), change)[1].split("\n")
+    assert len(wrong) == len(right)
+    start = right.index("        sync(")
+    assert wrong[:start] == right[:start]
+    assert wrong[start + 4 :] == right[start + 4 :]
 
 
 def test_two_packages_are_searched(tmp_path: Path) -> None:

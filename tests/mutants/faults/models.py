@@ -19,7 +19,7 @@ FAULTS = (
     fault("of two names of a size the later counts", "$a != given[ours] => $a is None",
           "test_configuration.py"),
     fault("values are merged across a gate", "$attention.gate is None and $a => $a",
-          "test_gates_are_folded_but_values_are_not_merged_across_them", within="fold"),
+          "test_gates_are_folded_but_values_are_not_merged_across_them", within="_values_touch"),
     fault("folding forgets the gain of a branch", "gain * state[target] => 1.0 * state[target]",
           "test_a_folded_preset_computes_the_same"),
     fault("folding does not look at its result", "not $difference <= $tolerance => False",

@@ -68,7 +68,7 @@ FAULTS = (
     fault("a mean curve goes on where a seed diverged",
           "{$step: $a for $step in $b if len($at[$step]) == len($seeds)}"
           " => {$step: $a for $step in $b}",
-          "studies/test_training.py::test_a_mean_curve_ends_where_a_seed_diverged"),
+          "test_training.py::test_a_mean_curve_ends_where_a_seed_diverged"),
     fault("a rate that one seed found better may reverse who is slower",
           "$bounds != {$check.holds} => not $bounds",
           "test_a_rate_that_one_seed_found_better_may_not_reverse_who_is_slower", within="slower"),

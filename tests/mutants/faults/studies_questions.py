@@ -66,8 +66,8 @@ FAULTS = (
     fault("roles of larger rates decay faster", "decay * rate / own => decay",
           "test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets"),
     fault("a pilot has a schedule of its own",
-          "shared.train($$a, run, $$b)"
-          " => shared.train($$a, (again := __import__('dataclasses').replace)(run, training=again(run.training, steps=settings.pilot)), $$b)",
+          "shared.train($$a, run, $$b) => shared.train($$a, (again := __import__('dataclasses').replace)("
+          "run, training=again(run.training, steps=settings.pilot)), $$b)",
           "test_the_pilot_is_the_run_with_one_rate_up_to_a_step"),
     fault("the gains beside a matrix count in its norm",
           "$role if $sizes[$view.parameter] >= 2 else VECTORS => $role",
