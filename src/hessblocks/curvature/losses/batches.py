@@ -107,6 +107,14 @@ class Batch:
             for start in range(0, self.rows, rows)
         ]
 
+    def row(self, number: int) -> Batch:
+        """One row of it, as `split` cuts it."""
+        return replace(
+            unpack(self._some(slice(number, number + 1)), self.inputs.device),
+            number=self.number,
+            first=self.first + number,
+        )
+
     def _some(self, part: slice) -> Any:
         """Some rows: of every tensor that has as many as the batch."""
         return _map(self.raw, lambda t: t[part] if t.ndim and t.shape[0] == self.rows else t)
