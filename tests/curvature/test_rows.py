@@ -85,7 +85,7 @@ def test_an_entry_that_is_no_rows_is_refused_or_does_no_harm(
         expected = product(model, [entries(rows, bias)])
     assert torch.allclose(product(model, [entries(rows, bias[None])]), expected)
     if rows == HEADS:
-        with pytest.raises(ArgumentError, match=r"batches: two rows .*an axis of one in front"):
+        with pytest.raises(ArgumentError, match=r"batches: batch 0 .*an axis of one in front"):
             product(model, [entries(rows, bias)])
     else:
         assert torch.allclose(product(model, [entries(rows, bias)]), expected)
@@ -110,7 +110,7 @@ def test_two_heads_and_two_rows_are_refused_too(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_model_that_mixes_rows_is_refused(model: nn.Module, what: str) -> None:
     data = (torch.randn(4, 8).double(), torch.randint(0, 3, (4,)))
-    with pytest.raises(ArgumentError, match=f"batches: two rows in one batch {what}"):
+    with pytest.raises(ArgumentError, match=f"batches: batch 0 .* in pieces of 1 row {what}"):
         product(stir(model), [data])
 
 
