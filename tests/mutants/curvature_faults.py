@@ -9,15 +9,15 @@ CURVATURE = (
     Mutant(
         "rows that depend on each other are cut",
         file="curvature/products/rows_apart.py",
-        find="> bound:",
-        replace="> 1e9 * bound:",
+        find="if change > self._bound:",
+        replace="if change > 1e9 * self._bound:",
         tests=("curvature/test_rows.py",),
     ),
     Mutant(
         "outputs beyond those of the rows alone are not noticed",
         file="curvature/products/rows_apart.py",
-        find="    if left.numel():",
-        replace="    if not own.numel():",
+        find="if alone.numel() != together",
+        replace="if alone.numel() < together",
         tests=("curvature/test_rows.py",),
     ),
     Mutant(

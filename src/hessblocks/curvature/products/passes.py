@@ -37,7 +37,7 @@ REPLAY = 2.3
 LOGITS = 5
 """Further arrays of the size of the logits held: probabilities, residual, direction, product (counted)."""
 
-BARE = 8
+BARE = 10
 """Arrays of the size of the largest that a graph saves, held at once where there is none (counted)."""
 
 LOGITS_SHARE = 4
@@ -192,7 +192,7 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
         )
     sizes = passes.sizes()
     most = max(sizes)
-    cut = len(sizes) > len(problem.batches)
+    cut = len(sizes) > len(problem.batches) and rows not in problem.batches.compared
     if problem.processes.least(-int(cut), problem.device):  # in any of them, so that all pass alike
         comparison = Comparison(
             outputs=partial(_hidden, problem, twice=twice),
@@ -202,6 +202,7 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
             dtype=cost.narrowest,
         )
         check_rows(problem.batches, comparison, problem.processes, problem.device)
+        problem.batches.compared.add(rows)
     own_rows = max(sum(share) for share in problem.processes.shares(sizes))
     held, logits = own_rows * cost.graph, own_rows * cost.logits
     spent = held + most * (cost.peak - cost.graph)
@@ -285,7 +286,7 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
         logits=0 if readout.weight is None else 2 * readout.tokens * readout.classes * each,
-        bare=BARE * max(saved.values(), default=size) + size,
+        bare=BARE * max(size, *saved.values()),
         narrowest=min(dtypes, key=lambda t: t.itemsize),
         peak=int(REPLAY * graph) + LOGITS * (size if readout.weight is None else temporary),
         narrower=min(dtypes - {torch.float64}, key=lambda t: t.itemsize, default=None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -18,8 +17,7 @@ from torch import Tensor
 
 from hessblocks.curvature.losses import Batch, Batches
 from hessblocks.curvature.products.sharing import Processes
-from hessblocks.curvature.sharding import all_or_none
-from hessblocks.errors import ArgumentError, out_of_memory
+from hessblocks.errors import ArgumentError, RunError, out_of_memory
 from hessblocks.linalg import working_dtype
 
 MOVED = 1e-2
@@ -47,7 +45,7 @@ class Comparison:
         return rows > self._piece(rows)
 
     def passes(self, rows: int) -> int:
-        """Forward passes that comparing such a batch takes."""
+        """Forward passes that comparing a batch of so many rows takes."""
         return math.ceil(rows / self._company(rows)) + math.ceil(rows / self._piece(rows))
 
     def refusal(self, batch: Batch, *, again: bool) -> ArgumentError | None:
@@ -72,7 +70,7 @@ class Comparison:
             if out_of_memory(error):
                 raise
             return self._sentence(batch, f"fail ({str(error).splitlines()[0]})")
-        if change == math.inf:
+        if math.isnan(change):
             return self._sentence(batch, "give another number of outputs")
         if change > self._bound:
             return self._sentence(batch, f"differ by {change:.2g} of their norm")
@@ -104,13 +102,12 @@ class Comparison:
     def _changes(
         self, whole: Batch, pieces: Sequence[Batch], point: Parameters
     ) -> Float[Tensor, "rows entries"]:
-        """The change of each output, as a share of the norm of its row; infinite where another number comes."""
+        """The change of each output, as a share of the norm of its row; NaN where another number comes."""
         together = self.outputs(whole, point).flatten()
-        together = together.to(working_dtype(together.dtype)).nan_to_num()
-        changes = together.new_full((whole.rows, 1), math.inf)
+        other_number = together.new_full((whole.rows, 1), math.nan)
         if together.numel() % whole.rows:
-            return changes
-        together = together.view(whole.rows, -1)
+            return other_number
+        together = _finite(together).view(whole.rows, -1)
         norms = together.norm(dim=1, keepdim=True)
         scale = norms.maximum(norms.median()).clamp(min=torch.finfo(norms.dtype).tiny)
         found, start = torch.empty_like(together), 0
@@ -118,8 +115,8 @@ class Comparison:
             rows = slice(start, start := start + piece.rows)
             alone = self.outputs(piece, point).flatten()
             if alone.numel() != together[rows].numel():
-                return changes
-            change = (alone.view(piece.rows, -1).nan_to_num() - together[rows]).abs()
+                return other_number
+            change = (_finite(alone).view(piece.rows, -1) - together[rows]).abs()
             found[rows] = change / scale[rows]
         return found
 
@@ -132,6 +129,11 @@ class Comparison:
             "as a bias (heads, T, T), an axis of one in front; where the model itself mixes rows, a loss that is a "
             "callable, without memory_limit, leaves batches whole"
         )
+
+
+def _finite(outputs: Tensor) -> Tensor:
+    """Zeros for what is not finite: masked classes have logits of -inf, and no norm."""
+    return outputs.to(working_dtype(outputs.dtype)).nan_to_num(nan=0, posinf=0, neginf=0)
 
 
 def _moved(parameters: Parameters) -> Parameters:
@@ -163,14 +165,16 @@ def check_rows(
     own = set(numbers[processes.turns])
     idle = processes.idle(sum(comparison.passes(batches.rows[number]) for number in own), device)
     refusal: ArgumentError | None = None
-    with all_or_none(device) if processes.shard else nullcontext():
-        for number, batch in enumerate(batches) if own else ():
-            if number in own:
-                found = comparison.refusal(batch, again=not processes.sharded)
-                refusal = refusal or found
-            if refusal and not processes.sharded:
-                break
-        for _ in range(idle):
-            comparison.outputs(replace(batches.widest_row, idle=True), comparison.parameters)
-        if refusal:
-            raise refusal
+    for number, batch in enumerate(batches) if own else ():
+        if number in own:
+            found = comparison.refusal(batch, again=not processes.sharded)
+            refusal = refusal or found
+        if refusal and not processes.sharded:
+            break
+    for _ in range(idle):
+        comparison.outputs(replace(batches.widest_row, idle=True), comparison.parameters)
+    refused = processes.least(-int(refusal is not None), device)
+    if refusal:
+        raise refusal
+    if refused:
+        raise RunError("curvature: another process failed; its own message says why")
