@@ -88,6 +88,13 @@ class Fixed(Learned):
         return self.mixed(input_ids, attention_mask, torch.arange(max(LENGTHS)))
 
 
+class Added(Learned):
+    """Takes a mask that is added to scores: 0 at tokens, less at padding."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.mixed(input_ids, attention_mask == 0, torch.arange(input_ids.shape[1]))
+
+
 class Last(Unplaced):
     """One answer a text, at its last place, as left padding is for."""
 
@@ -275,6 +282,26 @@ def test_a_mask_that_is_changed_in_place_is_followed() -> None:
     for name, tensor in batch.items():
         tensor.copy_(changed[name])
     assert problem.value() == pytest.approx(hb.Problem(model, alone()).value())
+
+
+@pytest.mark.usefixtures("quiet")
+def test_zeros_of_a_mask_that_is_added_are_no_padding() -> None:
+    torch.manual_seed(0)
+    batch = labelled(padded("right"))
+    added = batch | {"attention_mask": torch.where(batch["attention_mask"] == 0, -1e9, 0.0)}
+    assert hb.Problem(stir(Added()), added).value() > 0
+
+
+@pytest.mark.usefixtures("quiet")
+def test_inputs_of_a_decoder_have_no_padding_of_the_encoder() -> None:
+    torch.manual_seed(0)
+    config = hf.T5Config(vocab_size=19, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    model = stir(hf.T5ForConditionalGeneration(config))
+    answers = {"decoder_input_ids": torch.randint(3, 19, (3, 7)), "labels": padded()["input_ids"]}
+    left, right = (
+        hb.Problem(model, padded(side) | answers, "seq2seq").value() for side in ("left", "right")
+    )
+    assert left == pytest.approx(right, rel=1e-6)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -12,7 +12,8 @@ from torch.nn import functional as F  # noqa: N812
 
 import hessblocks as hb
 from hessblocks.curvature.products import passes
-from hessblocks.errors import ArgumentError
+from hessblocks.curvature.products.sharing import Processes
+from hessblocks.errors import ArgumentError, RunError
 from tests.curvature.cases import stir
 
 HEADS = 4
@@ -222,6 +223,36 @@ def test_rows_that_depend_on_each_other_in_a_later_batch_alone_are_refused() -> 
                 product(stir(Chosen()), batches)
         else:
             assert product(stir(Chosen()), batches).isfinite().all()
+
+
+@pytest.mark.usefixtures("one_by_one")
+def test_one_large_row_hides_no_dependence() -> None:
+    class Straight(Crowded):
+        def forward(self, x: Tensor) -> Tensor:
+            kept = torch.where(torch.arange(len(x))[:, None] < self.room, 1.0, 0.2)
+            out: Tensor = self.inner(x) * kept
+            return out
+
+    x, _ = points(10)
+    x[0] *= 1e9
+    problem = hb.Problem(stir(Straight(room=4)), [(x, torch.zeros(10, 3).double())], "regression")
+    with pytest.raises(ArgumentError, match="differ by"):
+        problem.value()
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize(("rank", "error"), [(0, ArgumentError), (1, RunError)])
+def test_all_processes_refuse_what_one_of_them_compares(
+    rank: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def least(self: Processes, amount: int, device: torch.device) -> int:
+        return -1 if amount in (0, -1) else amount  # what the process that compares says
+
+    monkeypatch.setattr(Processes, "least", least)
+    problem = hb.Problem(stir(Crowded(room=4)), [points(10)], "classification")
+    problem.processes = Processes(shard="batches", rank=rank, count=2)
+    with pytest.raises(error, match=r"rows depend on each other|another process failed"):
+        _ = problem.plan
 
 
 @pytest.mark.usefixtures("one_by_one")
