@@ -112,6 +112,13 @@ class Answers(nn.Linear):
         return out
 
 
+class Twice(nn.Linear):
+    """Answers twice where it is asked once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if len(x) > 1 else torch.cat([x, x]))
+
+
 def entries(rows: int, bias: Tensor) -> dict[str, Any]:
     torch.manual_seed(0)
     labels = torch.randint(0, 3, (rows, 5))
@@ -163,6 +170,7 @@ def test_two_heads_and_two_rows_are_refused_too(monkeypatch: pytest.MonkeyPatch)
         (Centred(), "differ by"),
         (Answers(slice(0, 1)), "give another number of outputs"),
         (Answers(slice(None), more=1), "give another number of outputs"),
+        (Twice(8, 3), "give another number of outputs"),
     ],
 )
 def test_a_model_that_mixes_rows_is_refused(model: nn.Module, what: str) -> None:

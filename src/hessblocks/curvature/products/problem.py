@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -297,17 +297,12 @@ class Problem(Operand):
         Raises:
             RunError: the model returns no logits, or autograd is off for good.
         """
-
-        def hidden(row: Batch) -> Tensor:
-            return self._forward(row, parameters, twice=twice)[0].hidden
-
-        return self._forward(
-            self._positions.put_into(batch, hidden, self._most), parameters, twice=twice
+        told = self._positions.put_into(
+            batch,
+            lambda row: self._forward(row, parameters, twice=twice)[0].hidden,
+            partial(self.processes.most, device=self.device),
         )
-
-    def _most(self, number: int) -> int:
-        """The largest over processes that hold parts of one model, which pass alike."""
-        return -self.processes.least(-number, self.device) if self.cuts else number
+        return self._forward(told, parameters, twice=twice)
 
     def _forward(
         self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool
