@@ -94,12 +94,20 @@ def _valid_logits(case: Case, parameters: dict[str, Tensor], flat: Tensor) -> Te
             rows.append(output[batch[1] != -100] if case.loss == "classification" else output)
         else:
             inputs = {k: v for k, v in batch.items() if k != "labels"}
-            output = functional_call(case.model, values, (), inputs).logits
+            output = functional_call(case.model, values, (), inputs | _text_positions(batch)).logits
             if case.loss == "classification":
                 rows.append(output)
                 continue
             rows.append(output.flatten(0, 1)[_valid_tokens(batch, case.loss).flatten()])
     return torch.cat(rows)
+
+
+def _text_positions(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Positions of each row's text alone, where padding stands before one."""
+    mask = batch.get("attention_mask")
+    if mask is None or mask[:, 0].all():
+        return {}
+    return {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
 def _valid_tokens(batch: dict[str, Tensor], loss: str) -> Tensor:

@@ -22,7 +22,7 @@ from hessblocks.curvature.groups import (
     select_groups,
 )
 from hessblocks.curvature.loss_line import LossAlong, loss_along
-from hessblocks.curvature.losses import LossFunction, causal_labels
+from hessblocks.curvature.losses import LossFunction, PaddingWarning, causal_labels
 from hessblocks.curvature.map import (
     CurvatureMap,
     combine_columns,
@@ -68,6 +68,7 @@ __all__ = [
     "LossAlong",
     "MonteCarloFisher",
     "OuterProduct",
+    "PaddingWarning",
     "ParameterGroup",
     "ParameterView",
     "Part",

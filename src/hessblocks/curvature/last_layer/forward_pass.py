@@ -89,12 +89,18 @@ def forward_pass(
         output_layer.register_forward_pre_hook(enter_output),
     ]
     try:
-        given: Any = model(*batch.arguments, **{**batch.keywords, **without_cache(batch)})
+        seen["logits"] = logits(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
-    logits = given[0] if isinstance(given, tuple) else given.logits
-    return Seen(logits=logits, **seen)
+    return Seen(**seen)
+
+
+def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "_ *_ C"]:
+    """What the model gives for a batch."""
+    given: Any = model(*batch.arguments, **{**batch.keywords, **without_cache(batch)})
+    found: Tensor = given[0] if isinstance(given, tuple) else given.logits
+    return found
 
 
 def _first_tokens(batch: Batch) -> Int[Tensor, " _"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ from torch import nn
 
 from hessblocks.curvature.last_layer.covered import check_linear
 from hessblocks.curvature.last_layer.families import FAMILIES, output_layer
+from hessblocks.curvature.last_layer.forward_pass import logits
 from hessblocks.curvature.last_layer.from_family import from_family
 from hessblocks.curvature.last_layer.from_hessblocks import from_hessblocks
 from hessblocks.curvature.last_layer.sub_block import LastAttention
-from hessblocks.curvature.losses import Batch
+from hessblocks.curvature.losses import Batch, TextPositions
 from hessblocks.errors import check_name
 
 _TAKERS: dict[str, Callable[[Any, Batch], LastAttention]] = {
@@ -39,4 +41,5 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
     check_name("model: closed-form attention curvature of", kind, _TAKERS)
     check_linear("the output layer", output_layer(model))
     with torch.no_grad():
-        return _TAKERS[kind](model, batch)
+        told = TextPositions(model).put_into(batch, partial(logits, model))
+        return _TAKERS[kind](model, told)

@@ -10,6 +10,7 @@ from hessblocks.curvature.losses.late_logits import (
     rows_together,
 )
 from hessblocks.curvature.losses.loss_end import LossEnd, end_of
+from hessblocks.curvature.losses.padding import PaddingWarning, TextPositions
 from hessblocks.curvature.losses.row_losses import (
     CrossEntropy,
     Differentiated,

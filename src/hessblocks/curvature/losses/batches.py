@@ -107,6 +107,14 @@ class Batch:
             for start in range(0, self.rows, rows)
         ]
 
+    def row(self, number: int) -> Batch:
+        """One row of it, as `split` cuts it."""
+        return replace(
+            unpack(self._some(slice(number, number + 1)), self.inputs.device),
+            number=self.number,
+            first=self.first + number,
+        )
+
     def _some(self, part: slice) -> Any:
         """Some rows: of every tensor that has as many as the batch."""
         return _map(self.raw, lambda t: t[part] if t.ndim and t.shape[0] == self.rows else t)
@@ -204,6 +212,8 @@ class Batches:
         self._seen: list[bytes] = []
         self.rows: list[int] = []
         """Rows of each batch."""
+        self.compared: set[int] = set()
+        """Rows of pieces that were found to give what the whole batches give."""
         self._read_first(limit, whole_digest)
         if not self.rows:
             raise ArgumentError("batches: expected at least one batch, got none")
@@ -219,9 +229,6 @@ class Batches:
                 )
             if (tokens := batch.inputs.numel() // max(1, batch.rows)) > most or not number:
                 most, self._widest = tokens, _copied(batch, slice(0, 1))
-            if batch.rows > max(self.rows, default=0):
-                cuts = (slice(0, 2), slice(0, 1), slice(1, 2))
-                self._pair = [_copied(batch, cut) for cut in cuts[: batch.rows + 1]]
             self.rows.append(batch.rows)
             if whole_digest:
                 whole.update(batch.digest())
@@ -257,11 +264,6 @@ class Batches:
     def widest_row(self) -> Batch:
         """One row of the batch with the most inputs a row, in memory of its own."""
         return unpack(self._widest, self._device)
-
-    @property
-    def pair(self) -> tuple[Batch, ...]:
-        """Two rows of the batch with the most rows together, then each alone, as they are cut from it."""
-        return tuple(unpack(raw, self._device) for raw in self._pair)
 
     def __len__(self) -> int:
         """How many there are."""

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hessblocks.curvature.losses import Batch, Batches, LossFunction, Readout, rows_together
 from hessblocks.curvature.products.reached import check_reached
 from hessblocks.curvature.products.repeatable import check_same
-from hessblocks.curvature.products.rows_apart import check_rows
+from hessblocks.curvature.products.rows_apart import Comparison, check_rows
 from hessblocks.curvature.products.sharing import Processes
 from hessblocks.curvature.sharding import Cut
 from hessblocks.errors import ArgumentError, in_units, main_memory
@@ -36,6 +36,9 @@ REPLAY = 2.3
 
 LOGITS = 5
 """Further arrays of the size of the logits held: probabilities, residual, direction, product (counted)."""
+
+BARE = 10
+"""Arrays of the size of the largest that a graph saves, held at once where there is none (counted)."""
 
 LOGITS_SHARE = 4
 """Probabilities and residuals that need not be kept get at most one in so many of the bytes."""
@@ -109,6 +112,10 @@ class RowCost:
     """Bytes of its probabilities and residuals, where the graph does not keep them."""
     peak: int
     """Bytes at the worst moment of one product, parameters aside."""
+    bare: int
+    """Bytes at the worst moment of its forward pass without a graph, roughly."""
+    narrowest: torch.dtype
+    """What parts of the model compute in at least."""
     narrower: torch.dtype | None
     """See `Plan`."""
 
@@ -185,9 +192,17 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
         )
     sizes = passes.sizes()
     most = max(sizes)
-    cut = len(sizes) > len(problem.batches)
+    cut = len(sizes) > len(problem.batches) and rows not in problem.batches.compared
     if problem.processes.least(-int(cut), problem.device):  # in any of them, so that all pass alike
-        check_rows(problem.batches.pair, partial(_hidden, problem, twice=twice))
+        comparison = Comparison(
+            outputs=partial(_hidden, problem, twice=twice),
+            parameters=problem.parameters,
+            most=passes.most,
+            fitting=rest // cost.bare,
+            dtype=cost.narrowest,
+        )
+        check_rows(problem.batches, comparison, problem.processes, problem.device)
+        problem.batches.compared.add(rows)
     own_rows = max(sum(share) for share in problem.processes.shares(sizes))
     held, logits = own_rows * cost.graph, own_rows * cost.logits
     spent = held + most * (cost.peak - cost.graph)
@@ -241,7 +256,7 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
     wide = dtypes == {torch.float64}
 
     def note(tensor: Tensor) -> Tensor:
-        if wide and tensor.is_floating_point():
+        if tensor.is_floating_point():
             dtypes.add(tensor.dtype)
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
@@ -271,6 +286,8 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
         logits=0 if readout.weight is None else 2 * readout.tokens * readout.classes * each,
+        bare=BARE * max(size, *saved.values()),
+        narrowest=min(dtypes, key=lambda t: t.itemsize),
         peak=int(REPLAY * graph) + LOGITS * (size if readout.weight is None else temporary),
         narrower=min(dtypes - {torch.float64}, key=lambda t: t.itemsize, default=None)
         if wide
@@ -278,10 +295,12 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
     )
 
 
-def _hidden(problem: Work, batch: Batch, *, twice: bool) -> Float[Tensor, "..."]:
+def _hidden(
+    problem: Work, batch: Batch, parameters: Mapping[str, Tensor], *, twice: bool
+) -> Float[Tensor, "..."]:
     """What the logits of a batch are made from: themselves, or what the last layer multiplies."""
     with torch.no_grad():
-        return problem.forward(batch, problem.parameters, twice=twice)[0].hidden
+        return problem.forward(batch, parameters, twice=twice)[0].hidden
 
 
 def _tokens(row: Batch) -> int:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -29,6 +29,7 @@ from hessblocks.curvature.losses import (
     LossFunction,
     Readout,
     RowLoss,
+    TextPositions,
     as_module,
     callable_loss,
     check_loss,
@@ -144,6 +145,7 @@ class Problem(Operand):
         self.held: tuple[Any, list[Any]] | None = None
         self.precision_known = False
         self._call = Call(self.model, shift_labels=loss == "seq2seq")
+        self._positions = TextPositions(self.model)
 
     def __repr__(self) -> str:
         """Model, parameters, data and loss, on one line."""
@@ -295,6 +297,17 @@ class Problem(Operand):
         Raises:
             RunError: the model returns no logits, or autograd is off for good.
         """
+        told = self._positions.put_into(
+            batch,
+            lambda row: self._forward(row, parameters, twice=twice)[0].hidden,
+            partial(self.processes.most, device=self.device),
+        )
+        return self._forward(told, parameters, twice=twice)
+
+    def _forward(
+        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool
+    ) -> tuple[Readout, BatchLoss]:
+        """As `forward`, with the batch as it is."""
         if torch.is_inference_mode_enabled():  # every derivative would be zero
             raise RunError(
                 "curvature: torch.inference_mode() allows no derivatives; leave it, or use torch.no_grad() there"
@@ -317,12 +330,12 @@ class Problem(Operand):
                 outputs = self._call(batch)
         except LogitsUsed:
             self._logits_late = False
-            return self.forward(batch, parameters)
+            return self._forward(batch, parameters, twice=twice)
         self._recomputed |= seen.recomputed
         if twice and seen.differentiated and self._closed_forms:
             # they carry two derivatives, and the model has used one
             self._closed_forms = self._logits_late = False
-            return self.forward(batch, parameters)
+            return self._forward(batch, parameters, twice=twice)
         logits = logits_of(outputs)
         if loss is None:
             assert callable(self.loss)

@@ -1,58 +1,180 @@
-"""Whether the rows of a batch may be taken apart: those of a pair must give together what each gives alone.
+"""Compare batches with the pieces that they are about to be cut into: both must give the same outputs.
 
-A model that mixes rows does not, and neither does an entry of the batch that is cut though its first axis only happens
-to be as long as the batch.
+Rows may depend on each other at any distance (experts with room for some rows alone, a norm over the batch), and an
+entry of the batch may be cut though its first axis only happens to be as long as the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.losses import Batch
-from hessblocks.errors import ArgumentError, out_of_memory
+from hessblocks.curvature.losses import Batch, Batches
+from hessblocks.curvature.products.sharing import Processes
+from hessblocks.errors import ArgumentError, RunError, out_of_memory
+from hessblocks.linalg import working_dtype
 
-ALIKE = 1e-2
-"""Largest change of a row beside another, as a share of its norm, that other kernels may explain."""
-NUMBER = "give another number of outputs"
+MOVED = 1e-2
+"""Share by which parameters are moved for a second look: a tie of rounding between two experts is gone there."""
+Parameters = Mapping[str, Float[Tensor, "..."]]
 
 
-def check_rows(pair: Sequence[Batch], outputs: Callable[[Batch], Float[Tensor, "..."]]) -> None:
-    """Refuse rows that depend on each other. Costs a forward pass of four rows.
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Rows of a batch in the company of all, against the same rows in the company of their piece."""
+
+    outputs: Callable[[Batch, Parameters], Float[Tensor, "..."]]
+    """Of the model for a batch at some parameters, rows first, without a graph."""
+    parameters: Parameters
+    """Where the model stands."""
+    most: Callable[[int], int]
+    """Rows a piece may have, from the rows of its batch."""
+    fitting: int
+    """Rows that fit the memory together without a graph; where a batch has more, so many stand for it."""
+    dtype: torch.dtype
+    """The narrowest that the model computes in."""
+
+    def cuts(self, rows: int) -> bool:
+        """Whether a batch of so many rows is cut."""
+        return rows > self._piece(rows)
+
+    def passes(self, rows: int) -> int:
+        """Forward passes that comparing a batch of so many rows takes."""
+        return math.ceil(rows / self._company(rows)) + math.ceil(rows / self._piece(rows))
+
+    def refusal(self, batch: Batch, *, again: bool) -> ArgumentError | None:
+        """What is said of a batch that must not be cut.
+
+        A token at a tie between two experts may go to the one in the whole batch and to the other in a piece, by
+        rounding alone. Such tokens are others at other parameters, rows that depend on each other are the same.
+
+        Args:
+            batch: one that is cut.
+            again: whether to look a second time, at moved parameters, before it is refused.
+
+        Returns:
+            A sentence, or None where it may be cut.
+        """
+        points = [self.parameters]
+        try:
+            change = self._change(batch, points)
+            if again and change > self._bound:
+                change = self._change(batch, [*points, _moved(self.parameters)])
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            return self._sentence(batch, f"fail ({str(error).splitlines()[0]})")
+        if math.isnan(change):
+            return self._sentence(batch, "give another number of outputs")
+        if change > self._bound:
+            return self._sentence(batch, f"differ by {change:.2g} of their norm")
+        return None
+
+    @property
+    def _bound(self) -> float:
+        """Largest change, as a share, that other kernels for other shapes may explain: 3e-4 in float32."""
+        return math.sqrt(torch.finfo(self.dtype).eps)
+
+    def _piece(self, rows: int) -> int:
+        return max(1, self.most(rows))
+
+    def _company(self, rows: int) -> int:
+        """Rows of what stands for the whole: whole pieces, and two of them at least."""
+        piece = self._piece(rows)
+        return max(2, self.fitting // piece) * piece
+
+    def _change(self, batch: Batch, points: Sequence[Parameters]) -> float:
+        """Root mean square over the rows of each one's change, as a share of its norm or of the median norm."""
+        squares = 0.0
+        pieces = iter(batch.split(self._piece(batch.rows)))
+        for whole in batch.split(self._company(batch.rows)):
+            own = list(islice(pieces, math.ceil(whole.rows / self._piece(batch.rows))))
+            changes = [self._changes(whole, own, point) for point in points]
+            squares += float(torch.stack(changes).amin(0).square().sum())
+        return math.sqrt(squares / batch.rows)
+
+    def _changes(
+        self, whole: Batch, pieces: Sequence[Batch], point: Parameters
+    ) -> Float[Tensor, "rows entries"]:
+        """The change of each output, as a share of the norm of its row; NaN where another number comes."""
+        together = self.outputs(whole, point).flatten()
+        other_number = together.new_full((whole.rows, 1), math.nan)
+        if together.numel() % whole.rows:
+            return other_number
+        together = _finite(together).view(whole.rows, -1)
+        norms = together.norm(dim=1, keepdim=True)
+        scale = norms.maximum(norms.median()).clamp(min=torch.finfo(norms.dtype).tiny)
+        found, start = torch.empty_like(together), 0
+        for piece in pieces:
+            rows = slice(start, start := start + piece.rows)
+            alone = self.outputs(piece, point).flatten()
+            if alone.numel() != together[rows].numel():
+                return other_number
+            change = (_finite(alone).view(piece.rows, -1) - together[rows]).abs()
+            found[rows] = change / scale[rows]
+        return found
+
+    def _sentence(self, batch: Batch, what: str) -> ArgumentError:
+        rows = self._piece(batch.rows)
+        return ArgumentError(
+            f"batches: batch {batch.number} (counted from 0) whole and in pieces of {rows} row{'s' * (rows > 1)} "
+            f"{what}, so that its rows depend on each other; batches are cut here, and every entry along its first "
+            "axis where that has as many entries as the batch has rows: give an entry that is not of the rows, such "
+            "as a bias (heads, T, T), an axis of one in front; where the model itself mixes rows, a loss that is a "
+            "callable, without memory_limit, leaves batches whole"
+        )
+
+
+def _finite(outputs: Tensor) -> Tensor:
+    """Zeros for what is not finite: masked classes have logits of -inf, and no norm."""
+    return outputs.to(working_dtype(outputs.dtype)).nan_to_num(nan=0, posinf=0, neginf=0)
+
+
+def _moved(parameters: Parameters) -> Parameters:
+    draw = torch.Generator().manual_seed(0)
+    return {
+        name: p * (1 + MOVED * torch.randn(p.shape, generator=draw)).to(p)
+        for name, p in parameters.items()
+    }
+
+
+def check_rows(
+    batches: Batches, comparison: Comparison, processes: Processes, device: torch.device
+) -> None:
+    """Refuse to cut batches whose rows depend on each other. Costs two forward passes of what is cut, once.
+
+    Every batch that is cut is compared, each by one of the processes that share them.
 
     Args:
-        pair: two rows together, then each alone.
-        outputs: of the model for a batch, rows first.
+        batches: all of this process.
+        comparison: how they are cut.
+        processes: that work on them together.
+        device: of the model.
 
     Raises:
         ArgumentError: they do.
+        RunError: those of another process do.
     """
-    together, *alone = pair
-    try:
-        left = outputs(together).flatten()
-    except RuntimeError as error:
-        if out_of_memory(error):
-            raise
-        raise _refusal(f"fail ({str(error).splitlines()[0]})") from error
-    for row in alone:
-        own = outputs(row).flatten()
-        beside, left = left[: own.numel()], left[own.numel() :]
-        if beside.numel() < own.numel():
-            raise _refusal(NUMBER)
-        bound = max(ALIKE, 16 * torch.finfo(own.dtype).eps) * own.nan_to_num().norm()
-        if (change := (beside - own).nan_to_num().norm()) > bound:
-            raise _refusal(f"differ by {float(change / own.nan_to_num().norm()):.2g} of their norm")
-    if left.numel():
-        raise _refusal(NUMBER)
-
-
-def _refusal(what: str) -> ArgumentError:
-    return ArgumentError(
-        f"batches: two rows in one batch {what}, where each alone is taken to say the same; batches are cut here, and "
-        "every entry along its first axis where that has as many entries as the batch has rows: give an entry that is "
-        "not of the rows, such as a bias (heads, T, T), an axis of one in front; where the model itself mixes rows, a "
-        "loss that is a callable, without memory_limit, leaves batches whole"
-    )
+    numbers = [i for i, rows in enumerate(batches.rows) if comparison.cuts(rows)]
+    own = set(numbers[processes.turns])
+    idle = processes.idle(sum(comparison.passes(batches.rows[number]) for number in own), device)
+    refusal: ArgumentError | None = None
+    for number, batch in enumerate(batches) if own else ():
+        if number in own:
+            found = comparison.refusal(batch, again=not processes.sharded)
+            refusal = refusal or found
+        if refusal and not processes.sharded:
+            break
+    for _ in range(idle):
+        comparison.outputs(replace(batches.widest_row, idle=True), comparison.parameters)
+    refused = processes.least(-int(refusal is not None), device)
+    if refusal:
+        raise refusal
+    if refused:
+        raise RunError("curvature: another process failed; its own message says why")

@@ -58,9 +58,13 @@ class Processes:
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         return int(least)
 
+    def most(self, number: int, device: torch.device) -> int:
+        """The largest of what the processes have, where the model is sharded and all must pass alike."""
+        return -self.least(-number, device) if self.sharded else number
+
     def idle(self, passes: int, device: torch.device) -> int:
         """Passes that this one lacks to have as many as any, where the model is sharded and all must pass alike."""
-        return -self.least(-passes, device) - passes if self.sharded else 0
+        return self.most(passes, device) - passes
 
     def rows_each(self, rows: int) -> int:
         """Most rows a pass may have for every process to get some."""
