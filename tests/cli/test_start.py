@@ -9,7 +9,7 @@ import pytest
 
 from hessblocks import __version__
 
-HEAVY = {"torch", "transformers", "jaxtyping", "matplotlib", "plotly", "numpy", "scipy"}
+HEAVY = {"torch", "transformers", "jaxtyping", "matplotlib", "numpy", "scipy"}
 SCRIPT = """
 import json, sys
 from hessblocks.cli import main

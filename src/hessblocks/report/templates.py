@@ -34,7 +34,6 @@ def write_page(folder: Path, template: str, **content: Any) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     write_text(folder / "report.html", templates.get_template(template).render(content))
     return folder / "report.html"
 
@@ -44,6 +43,6 @@ def _visible(value: Any) -> Any:
     return printable_lines(value) if type(value) is str else value
 
 
-def inlined(picture: Path) -> str:
-    """A picture in base64, to stand inside the page; scripts of an svg do not run there."""
-    return base64.b64encode(picture.read_bytes()).decode("ascii")
+def inlined(picture: bytes) -> str:
+    """Encode an SVG in base64, to stand inside the page as an image; scripts do not run there."""
+    return base64.b64encode(picture).decode("ascii")

@@ -31,9 +31,6 @@ def report(
     Each page goes into its own folder and nothing is measured: there is no --out, --seed or --device.
     What a run or study lacks is listed, on the page and here.
     """
-    from hessblocks.report import check_drawing
-
-    check_drawing()
     writers = {folder: _study_page if holds_studies(folder) else _run_page for folder in folders}
     for folder in folders:
         _refuse_model(folder)

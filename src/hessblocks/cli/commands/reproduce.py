@@ -57,9 +57,8 @@ def reproduce(
         _list(as_json=screen.json)
         return
     from hessblocks.cli.terminal import make_reporter, show
-    from hessblocks.report import check_drawing, write_gallery
+    from hessblocks.report import write_gallery
 
-    check_drawing()
     names, start = _names(name), time.perf_counter()
     if not effort.workers and not effort.ray:
         effort = replace(effort, workers=_cores())
