@@ -176,7 +176,6 @@ def test_help_ends_well(shell: Shell, words: list[str]) -> None:
         "presets",
         "compare",
         "train",
-        "finetune",
         "curvature",
         "signal",
         "verify",

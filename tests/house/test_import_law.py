@@ -59,7 +59,6 @@ ROOMS: dict[str, set[str]] = {
     "curvature.verification": {"exact", "last_layer"},
     "training.folder": set(),
     "training.trainer": {"folder"},
-    "training.labelled": {"folder", "trainer"},
     "training.masked": {"folder", "trainer"},
     "studies.engine": set(),
     "studies.shared": {"engine"},

@@ -7,7 +7,6 @@ from tests.house.source import ROOT, files
 
 MOST = 14
 RECURRING = {
-    "finetune": "a file in cli/commands bears its command's name",
     "presets": "a file in cli/commands bears its command's name",
     "heatmap": "a file of a study bears the study's name",
     "page": "each report has one page, in its own room",

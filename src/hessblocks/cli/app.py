@@ -16,13 +16,18 @@ import typer
 from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.interruption import signals_interrupt
-from hessblocks.errors import HessblocksError, out_of_memory
+from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory
 from hessblocks.heap import keep_freed_memory
 from hessblocks.settings import option
 from hessblocks.shown import printable, printable_lines
 
 COMPLETE = "_HESSBLOCKS_COMPLETE"
 """Set by the shell where it asks which words may come next."""
+GONE = {
+    "finetune": "finetune: is no command any more; transformers' Trainer does it in a few lines, see "
+    "examples/classify_a_table.py of the repository."
+}
+"""Commands of before, and what to do in their place."""
 app = typer.Typer(
     name="hessblocks",
     no_args_is_help=True,
@@ -69,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning
         try:
+            if words and words[0] in GONE:
+                raise ArgumentError(GONE[words[0]])
             if os.environ.get(COMPLETE):
                 app(prog_name="hessblocks")
             command = typer.main.get_command(app)

@@ -6,7 +6,6 @@ from hessblocks.data.cache import CacheWarning, cache_root, cached
 from hessblocks.data.corpus import Corpus, Example, Windows
 from hessblocks.data.docstrings import MASK, PADDING, load_docstring_corpus, load_docstrings
 from hessblocks.data.hub import load_glue, load_hub_corpus
-from hessblocks.data.labelled import LabelledFile, Row, load_labelled
 from hessblocks.data.python_code import (
     DEFAULT_VOCABULARY,
     CorpusWarning,
