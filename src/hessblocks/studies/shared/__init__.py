@@ -1,6 +1,10 @@
 """What several studies measure alike: trained blocks, curvature, differences over seeds, summaries."""
 
 from hessblocks.studies.shared.best_rates import SLACK, Rate, at_best_rates
+from hessblocks.studies.shared.blockwise_rates import (
+    SharedTensorWarning,
+    blockwise_learning_rates,
+)
 from hessblocks.studies.shared.correlations import (
     correlation_check,
     correlation_or_none,
