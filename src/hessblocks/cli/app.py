@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import traceback
@@ -89,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 error.show()  # the help
             return 2
         except HessblocksError as error:
-            _complain(str(error), words)
+            _complain(_named(error, words), words)
             return error.exit_status
         except typer.Exit as end:
             return end.exit_code
@@ -139,16 +138,21 @@ def _complain(message: str, words: Sequence[str]) -> None:
         return
     if "--traceback" in words:
         traceback.print_exc()
-    field, _, rest = message.partition(":")
-    if re.fullmatch(r"[a-z_]+", field) and option(field) in _options():
-        message = f"{option(field)}:{rest}"
     print(f"hessblocks: {printable(message)}", file=sys.stderr)
 
 
-def _options() -> set[str]:
-    """The options of all commands."""
-    commands = getattr(typer.main.get_command(app), "commands", {}).values()
-    return {name for command in commands for taken in command.params for name in taken.opts}
+def _named(error: HessblocksError, words: Sequence[str]) -> str:
+    """What is wrong; a setting that does not fit is named as it was typed, `--batch-size`."""
+    field, _, rest = str(error).partition(":")
+    is_setting = isinstance(error, ArgumentError) and option(field) in _options(words)
+    return f"{option(field)}:{rest}" if is_setting else str(error)
+
+
+def _options(words: Sequence[str]) -> set[str]:
+    """The options of the command that was typed; a study may have the name of another one's."""
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    typed = commands.get(words[0]) if words else None
+    return {name for taken in typed.params for name in taken.opts} if typed else set()
 
 
 def _show_warning(

@@ -1,4 +1,4 @@
-"""The picture of a curvature map: group × group norms as colours, from plain numbers.
+"""Draw a curvature map: group × group norms as colours, from plain numbers.
 
 A map in memory (`CurvatureMap.plot`) and the report of a stored one are drawn alike by it.
 """
