@@ -23,6 +23,8 @@ mutants: $(STAMP)  ## faults planted in a copy of the package: each must turn a 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples docs/*.py
 	$(BIN)/ruff format --check src tests benchmarks examples docs/*.py
+	$(BIN)/python -m tests.house.advice
+	$(BIN)/python -m tests.studies.advice
 
 types: $(STAMP)
 	$(BIN)/mypy

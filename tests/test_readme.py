@@ -14,7 +14,6 @@ import hessblocks as hb
 from hessblocks.cli.app import app
 from hessblocks.curvature import exact_last_block
 from hessblocks.curvature.verification.tiny_models import batch_of, stirred
-from hessblocks.studies import find, names
 from hessblocks.theory import CASES, attention_hessian
 from hessblocks.theory.verification import arguments
 
@@ -30,10 +29,7 @@ def blocks(language: str, page: str = README) -> list[str]:
 
 
 def test_it_is_read_in_a_few_minutes() -> None:
-    lines = README.splitlines()
-    assert len(lines) <= 120
-    prose = [line for line in lines if not line.startswith(("|", "!["))]
-    assert max(map(len, prose)) <= 122, "short lines, or the count of them says nothing"
+    assert len(README.splitlines()) <= 120
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -70,7 +66,7 @@ def test_every_command_exists() -> None:
     assert known - named == set(), "a command that the README does not name"
 
 
-def test_the_numbers_of_checks_and_points_are_so() -> None:
+def test_the_number_of_checks_is_so() -> None:
     groups = [attention_hessian(**arguments(case)).groups for case in CASES]
     for make in import_module("hessblocks.cli.commands.verify")._models().values():
         model = stirred(make())
@@ -81,8 +77,6 @@ def test_the_numbers_of_checks_and_points_are_so() -> None:
         in README
     )
     assert f"compares {checks:,} closed-form blocks and parts" in QUICKSTART
-    points = sum(len(find(name).points("smoke")) for name in names())
-    assert f"All {len(names())} studies ({points} points at the smallest scale)" in README
 
 
 def test_the_citation_is_of_this_version_and_of_both_papers() -> None:
