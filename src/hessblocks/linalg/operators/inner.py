@@ -1,4 +1,7 @@
-"""Inner products and small dense factors, accumulated in float64 whatever the dtype of the vectors.
+"""Inner products, lengths and small dense factors, whatever the dtype and the size of the vectors.
+
+Sums are accumulated in float64. Squares leave the range of a dtype long before its numbers do (below
+1e-19 in float32, 1e-154 in float64), so that numbers are divided by a power of two before they are squared.
 
 Letters: a and b, columns on the left and on the right.
 """
@@ -17,6 +20,33 @@ ROWS_AT_ONCE = 1 << 18
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that bases are held in: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def unit_of(values: Float[Tensor, "..."]) -> float:
+    """A power of 4 near the largest size: what is divided by it keeps its digits, and can be squared.
+
+    Args:
+        values: any.
+
+    Returns:
+        The power; 1 where all are zero or one is not finite.
+    """
+    if not values.numel():
+        return 1.0
+    low, high = values.aminmax()
+    size = max(-float(low), float(high))
+    if not 0 < size < math.inf:
+        return 1.0
+    # the inverse, by which some devices multiply, has to be finite too
+    exponent = math.frexp(max(size, torch.finfo(values.dtype).tiny))[1]
+    return float(4.0 ** (exponent // 2))
+
+
+def lengths(rows: Float[Tensor, "rows count"]) -> Float[Tensor, " rows"]:
+    """Euclidean length of each row, in its own dtype, however small or large the row is."""
+    sizes = rows.abs().amax(1, keepdim=True)
+    sizes = torch.where((sizes > 0) & sizes.isfinite(), sizes, 1.0)
+    return torch.linalg.vector_norm(rows / sizes, dim=1) * sizes[:, 0]
 
 
 def inner_products(
