@@ -196,7 +196,7 @@ def test_the_basis_stays_orthonormal(name: str) -> None:
     identity = torch.eye(size, dtype=torch.float64)
     torch.testing.assert_close(basis.vectors.T @ basis.vectors, identity, rtol=0, atol=1e-12)
     torch.testing.assert_close(
-        torch.linalg.eigvalsh(basis.projection),
+        torch.linalg.eigvalsh(basis.projection) * basis.unit,
         torch.linalg.eigvalsh(EVERY[name]),
         rtol=0,
         atol=1e-11,

@@ -2,6 +2,7 @@
 
 from hessblocks.linalg.operators.bounded import BoundedCache, chunks, slices
 from hessblocks.linalg.operators.inner import (
+    column_lengths,
     column_products,
     inner_products,
     lengths,

@@ -69,6 +69,15 @@ def column_products(
     return total
 
 
+def column_lengths(columns: Float[Tensor, "rows count"]) -> Float[Tensor, " count"]:
+    """Euclidean length of each column in float64, also where its square leaves the range."""
+    total = torch.zeros(columns.shape[1], dtype=torch.float64, device=columns.device)
+    unit = unit_of(columns)
+    for some in columns.split(ROWS_AT_ONCE):
+        total += (some.double() / unit).square().sum(0)
+    return unit * total.sqrt()
+
+
 def student_factor(samples: int) -> float:
     """√((K−1)/(K−3)): Student's t with K−1 degrees of freedom is that much wider than a normal."""
     return math.sqrt((samples - 1) / (samples - 3))
