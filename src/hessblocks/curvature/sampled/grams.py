@@ -23,6 +23,7 @@ from hessblocks.curvature.products import (
     differentiable_once,
     make_plan,
     said_in_a_sentence,
+    say_half_precision,
 )
 from hessblocks.curvature.sampled.signs import signs
 from hessblocks.curvature.sharding import OwnEntries
@@ -134,6 +135,7 @@ def gram_matrices(
     Cost: a forward pass a batch of samples, and a backward pass a sample.
     """
     problem.follow_batches()
+    say_half_precision(problem)
     held = list(groups.values())
     if problem.cuts:
         held = [OwnEntries.of(group, problem.cuts).group for group in held]
