@@ -37,8 +37,9 @@ def unit_of(values: Float[Tensor, "..."]) -> float:
     size = max(-float(low), float(high))
     if not 0 < size < math.inf:
         return 1.0
-    # the inverse, by which some devices multiply, has to be finite too
-    exponent = math.frexp(max(size, torch.finfo(values.dtype).tiny))[1]
+    limits = torch.finfo(values.dtype)
+    # the power has to be finite, and its inverse too, by which some devices multiply
+    exponent = math.frexp(min(max(size, limits.tiny), limits.max / 8))[1]
     return float(4.0 ** (exponent // 2))
 
 

@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from hessblocks.linalg.estimators import ConditionNumber
+from hessblocks.linalg.estimators import ConditionNumber, multiply
 from hessblocks.linalg.operators import (
     LinearOperator,
     Operand,
@@ -111,7 +111,7 @@ class NormalOperator(LinearOperator):
         self._known = False
 
     def _matmat(self, columns: Tensor) -> Tensor:
-        products = self._of @ columns
+        products = multiply(self._of, columns)
         if not self._known and products.any():
             self.unit, self._known = unit_of(products), True
         return self._adjoint @ (products / self.unit)
