@@ -134,9 +134,13 @@ def _orthogonal(weight: Tensor) -> None:
     As `nn.init.orthogonal_`, from the same draws. In float32 the digits of a QR decomposition differ between
     processors; what is rounded from float64 is the same on all of them.
     """
-    if weight.is_meta or getattr(weight, "_is_hf_initialized", False):  # transformers' mark of loaded values
+    if weight.is_meta or getattr(
+        weight, "_is_hf_initialized", False
+    ):  # transformers' mark of loaded values
         return
-    drawn = torch.empty_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32)).normal_()
+    drawn = torch.empty_like(
+        weight, dtype=torch.promote_types(weight.dtype, torch.float32)
+    ).normal_()
     wide = drawn.double()
     wide = wide if len(wide) >= len(wide.T) else wide.T
     q, r = torch.linalg.qr(wide)

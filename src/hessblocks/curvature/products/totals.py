@@ -183,7 +183,9 @@ def _say_precision(problem: Problem) -> None:
     half = any(parameter.dtype in HALVES for parameter in problem.parameters.values())
     if not ((problem.plan.narrower or half) and problem.plan.passes):
         return
-    gap = 0.0 if half and problem.cuts else _gap(problem)  # cut weights are gathered by all or by none
+    gap = (
+        0.0 if half and problem.cuts else _gap(problem)
+    )  # cut weights are gathered by all or by none
     if not say_half_precision(problem, gap) and gap > ROUNDING:
         warnings.warn(
             f"curvature: the parameters are float64, but parts of the model compute in {problem.plan.narrower}: "

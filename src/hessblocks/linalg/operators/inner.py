@@ -47,7 +47,8 @@ def lengths(rows: Float[Tensor, "rows count"]) -> Float[Tensor, " rows"]:
     """Euclidean length of each row, in its own dtype, however small or large the row is."""
     sizes = rows.abs().amax(1, keepdim=True)
     sizes = torch.where((sizes > 0) & sizes.isfinite(), sizes, 1.0)
-    return torch.linalg.vector_norm(rows / sizes, dim=1) * sizes[:, 0]
+    found: Tensor = torch.linalg.vector_norm(rows / sizes, dim=1) * sizes[:, 0]
+    return found
 
 
 def inner_products(

@@ -107,10 +107,7 @@ class Spectrum(Tabular):
         """How many eigenvalues, their range, mean and spread, and what was spent."""
         seen = self.nodes[self.weights > NO_WEIGHT]
         unit = unit_of(seen)
-        mean, square = (
-            self.average(lambda values, power=power: (values / unit) ** power).value
-            for power in (1, 2)
-        )
+        mean, square = (self._scaled_moment(power, unit).value for power in (1, 2))
         mean, spread = unit * mean, unit * math.sqrt(max(square - mean**2, 0.0))
         spent = "exact" if self.method == "exact" else f"{self.probes} probes"
         return (
@@ -160,7 +157,7 @@ class Spectrum(Tabular):
 
     def _moment(self, power: int) -> Estimate:
         unit = unit_of(self.nodes)
-        found = self.average(lambda values: (values / unit) ** power)
+        found = self._scaled_moment(power, unit)
         share = float(torch.tensor(unit, dtype=torch.float64) ** power)
         if not torch.finfo(torch.float64).tiny < share < math.inf:
             warnings.warn(
@@ -171,6 +168,9 @@ class Spectrum(Tabular):
         return replace(
             found, value=found.value * share, standard_error=found.standard_error * share
         )
+
+    def _scaled_moment(self, power: int, unit: float) -> Estimate:
+        return self.average(lambda values: (values / unit) ** power)
 
     def average(
         self, function: Callable[[Float[Tensor, "probes steps"]], Float[Tensor, "probes steps"]]
