@@ -21,7 +21,7 @@ def chromium(profile: Path) -> Iterator[object]:
     """A browser with its own profile; the test is skipped where there is none."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip(
-            "no chromium and chromedriver on this machine: the page is not tried in a browser"
+            "the page is not tried in a browser; on Debian and Ubuntu: apt-get install chromium chromium-driver"
         )
     from selenium import webdriver
 
