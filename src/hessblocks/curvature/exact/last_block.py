@@ -23,7 +23,7 @@ from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.input_norm import InputNorm, widened
 from hessblocks.curvature.exact.tail import TokenTail
 from hessblocks.curvature.exact.unembedding import SeenLoss, Unembedding
-from hessblocks.curvature.groups import plain_model
+from hessblocks.curvature.groups import alone, plain_model
 from hessblocks.curvature.last_layer import (
     LastAttention,
     check_model,
@@ -150,6 +150,7 @@ def exact_last_block(
         )
         with frozen(model):
             behind = behind_cross_entropy(found, targets, valid, memory_limit)
+    tail.note_state()
     weight = output_layer(model).weight
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     attention = hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
@@ -175,7 +176,8 @@ def taken(
     """The last attention of a model on a batch, the targets, and where they count; inside, nothing disturbs it."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
-    check_model(model)
+    with alone(model):
+        check_model(model)
     unpacked = unpack(batch, next(model.parameters()).device)
     _check_inputs(unpacked, loss)
     check_task(model, loss)

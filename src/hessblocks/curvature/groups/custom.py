@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hessblocks.curvature.groups.roles import merge
+from hessblocks.curvature.groups.threads import alone
 from hessblocks.curvature.groups.views import (
     ParameterGroup,
     ParameterView,
@@ -58,8 +59,9 @@ def custom_groups(
         ArgumentError: a pattern matches no trainable parameter, a slice does not fit, or two groups
             share an entry.
     """
-    named = plain_model(model, sharded=True).named_parameters()
-    parameters = {name: p for name, p in named if p.requires_grad}
+    model = plain_model(model, sharded=True)
+    with alone(model):
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     groups = {}
     for name, given in specifications.items():
         texts = [given] if isinstance(given, str) else given

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.groups import ParameterGroup, alone, merge
 from hessblocks.curvature.losses import Batch
 from hessblocks.curvature.products import (
     Plan,
@@ -131,15 +131,15 @@ def gram_matrices(
 
     Cost: a forward pass a batch of samples, and a backward pass a sample.
     """
-    problem.follow_batches()
     held = list(groups.values())
     if problem.cuts:
         held = [OwnEntries.of(group, problem.cuts).group for group in held]
     whole = merge("samples", held)
     sizes = [group.size for group in held]
     found = []
+    problem.follow()
     for batch in range(sampling.batches):
-        with said_in_a_sentence():
+        with alone(problem.model), said_in_a_sentence():
             vectors = _samples(problem, whole, sampling, batch, seed, step)
             inner = _inner_products(vectors, sizes)
             del vectors  # or the next batch of samples would stand beside this one
