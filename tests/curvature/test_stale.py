@@ -286,7 +286,9 @@ class CastInside(nn.Module):
 
 
 def test_several_vectors_are_as_each_alone_where_a_model_casts_inside() -> None:
-    operator = hb.Hessian(hb.Problem(stir(CastInside()).float(), [(X.float(), Y)], "classification"))
+    operator = hb.Hessian(
+        hb.Problem(stir(CastInside()).float(), [(X.float(), Y)], "classification")
+    )
     vectors = torch.randn(operator.shape[0], 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -332,4 +334,4 @@ def test_a_block_is_not_made_of_two_models() -> None:
     found = hb.exact_last_block(model, torch.randint(0, 7, (2, 5)))
     model.model.layers[0].mlp.register_forward_hook(lambda *given: 2 * given[2])
     with pytest.raises(ArgumentError, match="or its parts; take it again"):
-        found.whole()
+        found.block("unembedding", "model.final_norm.weight").dense()

@@ -33,10 +33,16 @@ def checksums(tensors: Iterable[Tensor]) -> tuple[float, ...]:
     """
     alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
-        if tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized:
+        if _has_values(tensor):
             alike.setdefault((tensor.dtype, tensor.device), []).append(_flat(tensor))
     with torch.no_grad():
         return tuple(_checksum(flats) for flats in alike.values())
+
+
+def _has_values(tensor: Tensor) -> bool:
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        return False
+    return not tensor.numel() or tensor.untyped_storage().nbytes() > 0  # sharded ones are freed
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -148,7 +148,8 @@ class _Walk:
         self._found += (tensor.shape, tensor.dtype, tensor.requires_grad, _Same(tensor))
         if not tensor.is_inference():
             self._found.append(tensor._version)
-        self._tensors.append(tensor.detach())
+        if type(tensor) in (Tensor, nn.Parameter, nn.Buffer):
+            self._tensors.append(tensor.detach())
 
     def _array(self, array: np.ndarray[Any, Any]) -> None:
         values = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
@@ -217,7 +218,8 @@ class _Walk:
 
     def _object(self, value: Any) -> None:
         held = tuple(_state(value))
-        if isinstance(value, Enum | Exception) or not held:
+        sharding = type(value).__module__.startswith("torch.distributed")  # moves with each pass
+        if isinstance(value, Enum | Exception) or sharding or not held:
             self._found.append(_Same(value))
             return
         self._add(type(value), *held)

@@ -214,9 +214,7 @@ def _gradients(
     return [next(rest) if present else None for present in used]
 
 
-def _together(
-    one: Callable[..., list[Tensor]], cotangents: Sequence[Tensor]
-) -> Sequence[Tensor]:
+def _together(one: Callable[..., list[Tensor]], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
     """By vmap; one after another where torch cannot, because a model casts to another dtype inside."""
     try:
         found: Sequence[Tensor] = torch.vmap(one)(*cotangents)
