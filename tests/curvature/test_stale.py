@@ -209,6 +209,17 @@ def test_a_configuration_that_forward_reads_is_noticed() -> None:
     assert "plan" not in vars(problem)
 
 
+def test_versions_see_what_checksums_round_away() -> None:
+    model = stir(nn.Linear(3, 4))
+    model.weight.data[0, 0] = 1e18
+    problem = hb.Problem(model, [(X, Y)], loss="classification")
+    before, sums = problem.state, checksums(model.parameters())
+    with torch.no_grad():
+        model.weight[1, 1] += 1e-3
+    assert checksums(model.parameters()) == sums
+    assert problem.state != before
+
+
 def test_a_plan_is_of_the_model_as_it_is() -> None:
     model = stir(nn.Sequential(nn.Linear(3, 4), nn.Identity(), nn.Linear(4, 4)))
     problem = hb.Problem(model, [(X, Y)], loss="classification")
