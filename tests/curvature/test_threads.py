@@ -130,6 +130,14 @@ def test_a_shared_setting_is_made_once() -> None:
     assert made == ["in", "out"] * 2
 
 
+def test_a_watch_within_another_is_the_one_that_ends() -> None:
+    with watching() as outer:
+        with watching():
+            pass
+        note_derivative()
+    assert outer.differentiated
+
+
 def test_a_derivative_is_noted_where_it_is_taken() -> None:
     with watching() as outer, watching() as inner:
 

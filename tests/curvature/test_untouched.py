@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hessblocks as hb
-from hessblocks.curvature.products.untouched import SMALL, writes_of
+from hessblocks.curvature.model_state.untouched import SMALL, writes_of
 from hessblocks.errors import HessblocksError, RunError
 from tests.curvature.cases import stir
 
@@ -53,7 +53,12 @@ class Codebook(nn.Module):
             torch.maximum(self.maximum, x.amax(0), out=self.maximum)
             self.kept["sum"] += 1
             self.kept["calls"] += 1
-        return y * self.codes.mean(1) * self.average * (1 + self.maximum.mean()) * self.kept["sum"]
+        return (
+            (y[:, :, None] * self.codes).mean(-1)
+            * self.average
+            * (1 + self.maximum.mean())
+            * self.kept["sum"]
+        )
 
 
 class LowRank(nn.Module):
@@ -81,10 +86,10 @@ class Merges(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(3, 3), LowRank()
+        self.first, self.drop, self.second = nn.Linear(3, 3), nn.Dropout(0.5), LowRank()
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.second(self.first(x).tanh())
+        found: Tensor = self.second(self.drop(self.first(x).tanh()))
         return found
 
 
@@ -165,6 +170,8 @@ def reference(model: nn.Module, x: Tensor, vector: Tensor) -> Tensor:
             )
         if isinstance(model, Recomputed):
             model.plain = True
+        if isinstance(model, Merges):
+            model.drop.eval()
         loss = nn.functional.cross_entropy(model(x), Y)
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, moved)])
 
@@ -181,6 +188,7 @@ ANSWERED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.RepeatabilityWarning")
 @pytest.mark.parametrize("mode", ["trained", "evaluated"])
 @pytest.mark.parametrize("kind", ANSWERED)
 def test_a_model_whose_passes_write_is_measured_and_left_as_it_was(kind: str, mode: str) -> None:
@@ -198,6 +206,18 @@ def test_a_model_whose_passes_write_is_measured_and_left_as_it_was(kind: str, mo
     assert same(values(model), before)
     expected = reference(model, X, vector)
     assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_a_problem_is_right_after_another_of_the_same_model() -> None:
+    """The other looks at the model anew; a graph that is built then holds what is put back."""
+    model = stir(Codebook())
+    problem = hb.Problem(model, [(X, Y)], loss="classification")
+    groups = list(hb.parameter_groups(model, "tensor").values())
+    vector = torch.ones(groups[0].size).double()
+    expected = hb.Hessian(problem, groups[0]) @ vector
+    _ = hb.Hessian(problem, groups[1]) @ torch.ones(groups[1].size).double()
+    hb.Problem(model, [(X, Y)], loss="classification")
+    assert torch.equal(hb.Hessian(problem, groups[0]) @ vector, expected)
 
 
 def test_large_tensors_are_copied_only_where_they_are_written() -> None:

@@ -2,8 +2,8 @@
 
 from tests.mutants.mutant import Mutant
 
-_FORM, _SUMS = "curvature/products/form.py", "curvature/products/checksums.py"
-_KEPT, _AROUND = "curvature/products/untouched.py", "curvature/products/surroundings.py"
+_FORM, _SUMS = "curvature/model_state/form.py", "curvature/model_state/checksums.py"
+_KEPT, _AROUND = "curvature/model_state/untouched.py", "curvature/model_state/surroundings.py"
 _ASKED = "curvature/test_stale.py::test_a_changed_model_gets_the_product_of_a_new_problem"
 _WRITTEN = "curvature/test_untouched.py"
 _THREADS = "curvature/test_threads.py"
@@ -117,8 +117,8 @@ STALE = (
     Mutant(
         "layers that merge their weights are measured merged",
         file=_KEPT,
-        find="        if self.writes.merges:\n            restore(before)",
-        replace="        if not self.writes:\n            restore(before)",
+        find="        if not self.writes.merges:\n            self._model.eval()",
+        replace="        if self.writes:\n            self._model.eval()",
         tests=(_WRITTEN,),
     ),
     Mutant(
@@ -130,7 +130,7 @@ STALE = (
     ),
     Mutant(
         "a model is measured by several threads at once",
-        file="curvature/groups/threads.py",
+        file="curvature/model_state/threads.py",
         find="    with own:\n        yield",
         replace="    yield",
         tests=(_THREADS,),

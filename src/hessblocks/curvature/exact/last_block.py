@@ -23,7 +23,7 @@ from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.input_norm import InputNorm, widened
 from hessblocks.curvature.exact.tail import TokenTail
 from hessblocks.curvature.exact.unembedding import SeenLoss, Unembedding
-from hessblocks.curvature.groups import alone, plain_model
+from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.last_layer import (
     LastAttention,
     check_model,
@@ -32,6 +32,7 @@ from hessblocks.curvature.last_layer import (
     undisturbed,
 )
 from hessblocks.curvature.losses import Batch, causal_targets, check_task, given_labels, unpack
+from hessblocks.curvature.model_state import alone
 from hessblocks.errors import ArgumentError, check_memory_limit, check_name
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import AttentionHessian, AttentionLayer, TokenCurvature

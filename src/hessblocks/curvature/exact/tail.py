@@ -25,7 +25,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from transformers.pytorch_utils import Conv1D
 
 from hessblocks.curvature.last_layer import LastAttention, check_linear, undisturbed
-from hessblocks.curvature.products import Form, checksums, form_of
+from hessblocks.curvature.model_state import Form, checksums, form_of
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import chunks
 

@@ -2,7 +2,6 @@
 
 from hessblocks.curvature.groups.custom import custom_groups, select_groups
 from hessblocks.curvature.groups.roles import UnknownRoleWarning, merge, parameter_groups
-from hessblocks.curvature.groups.threads import alone
 from hessblocks.curvature.groups.views import (
     ParameterGroup,
     ParameterView,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from hessblocks.curvature.groups.roles import merge
-from hessblocks.curvature.groups.threads import alone
 from hessblocks.curvature.groups.views import (
     ParameterGroup,
     ParameterView,
@@ -18,6 +17,7 @@ from hessblocks.curvature.groups.views import (
     plain_model,
     whole,
 )
+from hessblocks.curvature.model_state import alone
 from hessblocks.errors import ArgumentError
 
 

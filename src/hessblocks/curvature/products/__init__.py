@@ -7,9 +7,7 @@ from hessblocks.curvature.products.backend import (
     evaluation_mode,
     uncompiled,
 )
-from hessblocks.curvature.products.checksums import checksums
 from hessblocks.curvature.products.failures import said_in_a_sentence
-from hessblocks.curvature.products.form import Form, form_of
 from hessblocks.curvature.products.operators import (
     CurvatureOperator,
     Functional,
@@ -17,9 +15,8 @@ from hessblocks.curvature.products.operators import (
     OuterProduct,
 )
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
-from hessblocks.curvature.products.problem import Problem, check_finite
+from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.repeatable import RepeatabilityWarning
-from hessblocks.curvature.products.surroundings import check_surroundings
 from hessblocks.curvature.products.totals import (
     PrecisionWarning,
     own_products,

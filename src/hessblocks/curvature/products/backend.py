@@ -26,7 +26,7 @@ from hessblocks.curvature.closed import (
     swap_eager,
     watching,
 )
-from hessblocks.curvature.products.untouched import Untouched, attributes_of, restore
+from hessblocks.curvature.model_state import Untouched, attributes_of, restore
 
 _plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 _eager = Shared(lambda: torch.compiler.set_stance("force_eager"))

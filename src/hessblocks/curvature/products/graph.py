@@ -207,7 +207,9 @@ def _gradients(
         return [value for value in found if value is not None]
 
     if cotangents[0].shape[0] == 1:
-        kept = [value[None] for value in one(*(cotangent[0] for cotangent in cotangents))]
+        kept: Sequence[Tensor] = [
+            value[None] for value in one(*(cotangent[0] for cotangent in cotangents))
+        ]
     else:
         kept = _together(one, cotangents)
     rest = iter(kept)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.curvature.closed import Watch
-from hessblocks.curvature.groups import alone, plain_model
+from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.losses import (
     LOSSES,
     Batch,
@@ -33,12 +33,23 @@ from hessblocks.curvature.losses import (
     TextPositions,
     as_module,
     callable_loss,
+    check_finite,
     check_loss,
     check_task,
     compute_logits_late,
     end_of,
     readout_of,
     torch_loss,
+)
+from hessblocks.curvature.model_state import (
+    Form,
+    alone,
+    check_parameters,
+    check_surroundings,
+    checksums,
+    forget_writes,
+    form_of,
+    writes_of,
 )
 from hessblocks.curvature.products.backend import (
     backward_pass,
@@ -47,24 +58,16 @@ from hessblocks.curvature.products.backend import (
     put_in,
 )
 from hessblocks.curvature.products.calling import Call, logits_of
-from hessblocks.curvature.products.checksums import checksums
 from hessblocks.curvature.products.failures import said_in_a_sentence
-from hessblocks.curvature.products.form import Form, form_of
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
-from hessblocks.curvature.products.sharing import processes
-from hessblocks.curvature.products.surroundings import check_surroundings
-from hessblocks.curvature.products.trainable import check_parameters
-from hessblocks.curvature.products.untouched import forget_writes, writes_of
+from hessblocks.curvature.products.sharing import check_all_alike, processes
 from hessblocks.curvature.sharding import (
     Cut,
     Way,
     all_or_none,
-    code_of,
     cuts_of,
-    is_whole,
     own_rows,
-    parts_of,
     run_in_parts,
 )
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
@@ -145,7 +148,7 @@ class Problem(Operand):
             whole_digest=shard in ("batches", "vectors"),
         )
         self._counted = self.batches.versions
-        self._check_alike()
+        check_all_alike(self.model, self.batches, self.processes, sharded=bool(self.cuts))
         with alone(self.model):
             self.note_form()
             self._forget()
@@ -188,13 +191,11 @@ class Problem(Operand):
     def state(self) -> tuple[Any, ...]:
         """Changes when a parameter or a buffer of the model does, or a batch that is kept.
 
-        What is written through `.data` is seen by checksums, which cost some hundredths of a product; in batches it
-        is not seen.
+        What is written through `.data` is seen by checksums, but in batches.
         """
         held = [*self.weights.values(), *self.model.buffers()]
-        counted = (
-            [*self.model.parameters()] if self.cuts else []
-        )  # an optimiser counts up theirs alone
+        # an optimiser counts up those that are sharded, and not the rows of them
+        counted = [*self.model.parameters()] if self.cuts else []
         kept = tuple((t.data_ptr(), t._version) for t in held)
         sums = () if self.cuts else checksums(held)
         return kept, *(p._version for p in counted), sums, self.batches.versions
@@ -359,12 +360,10 @@ class Problem(Operand):
             self._logits_late = False
             return self._forward(batch, parameters, twice=twice)
         self._recomputed |= seen.recomputed
-        if (
-            len(writes_of(self.model).written) > known
-        ):  # the graph may hold values that are put back
+        if len(writes_of(self.model).written) > known:
+            # the graph may hold values that are put back
             return self._forward(batch, parameters, twice=twice)
-        if twice and seen.differentiated and self._closed_forms:
-            # they carry two derivatives, and the model has used one
+        if twice and seen.differentiated and self._closed_forms:  # one of two derivatives is used
             self._closed_forms = self._logits_late = False
             return self._forward(batch, parameters, twice=twice)
         logits = logits_of(outputs)
@@ -413,40 +412,7 @@ class Problem(Operand):
         )
         run_in_parts(self.model, way)
 
-    def _check_alike(self) -> None:
-        """Make sure that processes which share the work were given the same."""
-        if self.processes.shard is None:
-            return
-        if self.cuts:
-            parts_of(self.model)
-            advice = "start all of them with the same"
-            self.processes.check_alike("code", code_of(self.model), advice)
-        named = [(n, p.detach()) for n, p in self.model.named_parameters() if p.requires_grad]
-        sums = [(name, float(p.double().sum())) for name, p in named if is_whole(p)]
-        self.processes.check_alike("weights", repr(sums), "load the same model in each")
-        if self.processes.shard != "own":
-            self.processes.check_alike(
-                "batches", self.batches.digest, "give all of them the same ones, or use shard='own'"
-            )
-
     def _count(self, batch: Batch) -> float:
         if self._loss_of is not None:
             return 0 if batch.idle else self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
-
-
-def check_finite(total: float, batch: Batch) -> float:
-    """Make sure that a batch's loss is a number.
-
-    Returns:
-        The loss as it came.
-
-    Raises:
-        RunError: it is not; the message says which batch.
-    """
-    if not abs(total) < float("inf"):
-        raise RunError(
-            f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
-            "look at its inputs, or use float32 or float64 parameters"
-        )
-    return total

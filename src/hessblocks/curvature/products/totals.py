@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum
-from hessblocks.curvature.groups import ParameterGroup, alone, merge
+from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.model_state import alone
 from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.graph import BatchGraph, Tensors
 from hessblocks.curvature.products.problem import Problem

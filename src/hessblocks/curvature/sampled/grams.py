@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.curvature.groups import ParameterGroup, alone, merge
+from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.losses import Batch
+from hessblocks.curvature.model_state import alone
 from hessblocks.curvature.products import (
     Plan,
     Problem,

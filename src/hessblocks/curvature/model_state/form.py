@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from hessblocks.curvature.products.checksums import checksums
+from hessblocks.curvature.model_state.checksums import checksums
 
 LIMIT = 4000
 """Objects besides modules that are walked, which bounds the time to some milliseconds."""
@@ -266,6 +266,8 @@ def _is_library(name: str | None) -> bool:
     """Whether a module is of Python, of us, or installed; what these read does not change."""
     root = (name or "builtins").partition(".")[0]
     if root in sys.stdlib_module_names or root == "hessblocks":
-        return root != "__main__"
+        return True
+    if root == "__main__":
+        return False
     file = getattr(sys.modules.get(root), "__file__", None) or ""
     return bool({"site-packages", "dist-packages"} & set(Path(file).parts))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hessblocks.curvature.products.form import HOOKS, INTERNAL, PLAIN
+from hessblocks.curvature.model_state.form import HOOKS, INTERNAL, PLAIN
 from hessblocks.errors import RunError
 
 SMALL = 1 << 16

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 WIDTH = 4096
@@ -20,7 +20,7 @@ ROWS = 1024
 """Rows that are cast at once, where they are not in single or double precision."""
 
 
-def checksums(tensors: Iterable[Tensor]) -> tuple[float, ...]:
+def checksums(tensors: Iterable[Shaped[Tensor, "..."]]) -> tuple[float, ...]:
     """One number for all tensors of a dtype and device; those without plain values are left out.
 
     Args:
