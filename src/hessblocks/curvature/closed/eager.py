@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from hessblocks.curvature.attention import in_place_of
+from hessblocks.curvature.closed.shared import Shared
 from hessblocks.curvature.closed.softmax import LONG
 from hessblocks.curvature.closed.watch import Watch, note_derivative
 
-_lock = threading.Lock()
 _inside = threading.local()
-_open = 0
-"""Blocks of `swap_eager` in all threads; the registry is as it was when there is none."""
 _original: Any = None
 
 
@@ -26,25 +24,29 @@ def swap_eager(watch: Watch) -> Iterator[None]:
     if registry is None:  # no model of transformers
         yield
         return
-    _count(registry, 1)
     watches = vars(_inside).setdefault("watches", [])
     watches.append(watch)
     try:
-        yield
+        with _swapped:
+            yield
     finally:
         watches.pop()
-        _count(registry, -1)
 
 
-def _count(registry: Any, change: int) -> None:
-    global _open, _original
-    with _lock:
-        if _open == 0:
-            _original = registry.get_interface
-            registry.get_interface = _chosen
-        _open += change
-        if _open == 0:
-            registry.get_interface = _original
+@contextmanager
+def _swap() -> Iterator[None]:
+    """Our choice in the place of the registry's own."""
+    global _original
+    registry = sys.modules["transformers.modeling_utils"].AttentionInterface
+    _original = registry.get_interface
+    registry.get_interface = _chosen
+    try:
+        yield
+    finally:
+        registry.get_interface = _original
+
+
+_swapped = Shared(_swap)
 
 
 def _chosen(registry: Any, implementation: str, default: Callable[..., Any]) -> Any:

@@ -6,6 +6,7 @@ pass (a residual of a differential equation, a force field, a score) uses up the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 
-@dataclass
+@dataclass(eq=False)
 class Watch:
     """What was seen of one forward pass."""
 
@@ -25,6 +26,8 @@ class Watch:
     recomputed: bool = False
     """Whether a part will be computed again in the backward pass (activation checkpointing)."""
     _hooks: Any = field(default_factory=lambda: _hooks_of_saved_tensors())
+    thread: int = field(default_factory=threading.get_ident)
+    """Which thread passes."""
 
     def in_recomputed_part(self) -> bool:
         """Whether this moment of the forward pass will be lived again; there torch does all by itself."""
@@ -56,5 +59,6 @@ def _hooks_of_saved_tensors() -> Any:
 
 def note_derivative() -> None:
     """Say that a closed form is differentiated, and that a graph is kept of it."""
-    for watch in _open:
+    here = [watch for watch in _open if watch.thread == threading.get_ident()]
+    for watch in here or [*_open]:  # a thread of autograd's own passes nothing itself
         watch.differentiated = True

@@ -32,6 +32,7 @@ from hessblocks.curvature.last_layer import (
     undisturbed,
 )
 from hessblocks.curvature.losses import Batch, causal_targets, check_task, given_labels, unpack
+from hessblocks.curvature.model_state import alone
 from hessblocks.errors import ArgumentError, check_memory_limit, check_name
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import AttentionHessian, AttentionLayer, TokenCurvature
@@ -150,6 +151,7 @@ def exact_last_block(
         )
         with frozen(model):
             behind = behind_cross_entropy(found, targets, valid, memory_limit)
+    tail.note_state()
     weight = output_layer(model).weight
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     attention = hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
@@ -175,7 +177,8 @@ def taken(
     """The last attention of a model on a batch, the targets, and where they count; inside, nothing disturbs it."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
-    check_model(model)
+    with alone(model):
+        check_model(model)
     unpacked = unpack(batch, next(model.parameters()).device)
     _check_inputs(unpacked, loss)
     check_task(model, loss)

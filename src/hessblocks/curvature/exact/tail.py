@@ -25,12 +25,12 @@ from torch.func import functional_call, grad, jacrev, vmap
 from transformers.pytorch_utils import Conv1D
 
 from hessblocks.curvature.last_layer import LastAttention, check_linear, undisturbed
+from hessblocks.curvature.model_state import Form, checksums, form_of
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import chunks
 
 ATTENTION = "attention"
 """Name of the site at the output of the attention."""
-_STRIDE = 997
 HELD = 8
 """What one derivative of all tokens may take, in units of the memory limit."""
 
@@ -79,7 +79,6 @@ class TokenTail:
         self._model = model
         self._points = (attended, *sides)
         self._limit = memory_limit
-        self._versions = _versions(model)
         self._kept: dict[tuple[str, ...], Tensor] = {}
         self.parts = {part.name: part for part in self._found()}
         self._linear = {
@@ -89,6 +88,10 @@ class TokenTail:
         hidden, self._inputs = self._at_once()
         self.hidden: Float[Tensor, "N D"] = hidden
         """Final hidden state h of each token."""
+
+    def note_state(self) -> None:
+        """Note what the model is, once it is again as its owner knows it."""
+        self._state = _state(self._model)
 
     def size(self, site: str) -> int:
         """How many numbers may be added at a site."""
@@ -187,9 +190,10 @@ class TokenTail:
         return self._kept[key]
 
     def _check_weights(self) -> None:
-        if self._versions != _versions(self._model):
+        """Refuse blocks of two models: what is held was taken of the one, what is missing would be of the other."""
+        if self._state != _state(self._model):
             raise ArgumentError(
-                "model: its weights have changed since the closed form was taken; take it again"
+                "model: its weights have changed since the closed form was taken, or its parts; take it again"
             )
 
     def _at_once(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -275,19 +279,9 @@ def _reparametrised(module: nn.Module) -> bool:
     return hasattr(module, "effective_weight")
 
 
-def _versions(model: nn.Module) -> list[float]:
-    """Change when a parameter gets other values, or the same ones in another order."""
-    with torch.no_grad():
-        return [_print_of(p) for p in model.parameters()]
-
-
-def _print_of(parameter: Tensor) -> float:
-    """A number that hardly two lists of entries share: sums of every 997th entry, each with its own weight."""
-    flat = parameter.detach().reshape(-1)
-    whole = len(flat) // _STRIDE * _STRIDE
-    sums = flat[:whole].view(-1, _STRIDE).sum(0, dtype=torch.float64)
-    sums[: len(flat) - whole] += flat[whole:]
-    return float(sums @ torch.arange(1, _STRIDE + 1).to(sums).sqrt())
+def _state(model: nn.Module) -> tuple[Form, tuple[float, ...]]:
+    """Changes when a weight gets another value, or the model other parts."""
+    return form_of(model), checksums([*model.parameters(), *model.buffers()])
 
 
 class _Tail(nn.Module):

@@ -17,6 +17,7 @@ from hessblocks.curvature.groups.views import (
     plain_model,
     whole,
 )
+from hessblocks.curvature.model_state import alone
 from hessblocks.errors import ArgumentError
 
 
@@ -58,8 +59,9 @@ def custom_groups(
         ArgumentError: a pattern matches no trainable parameter, a slice does not fit, or two groups
             share an entry.
     """
-    named = plain_model(model, sharded=True).named_parameters()
-    parameters = {name: p for name, p in named if p.requires_grad}
+    model = plain_model(model, sharded=True)
+    with alone(model):
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     groups = {}
     for name, given in specifications.items():
         texts = [given] if isinstance(given, str) else given

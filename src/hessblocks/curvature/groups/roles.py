@@ -15,6 +15,7 @@ from hessblocks.curvature.groups.name_rules import Rule
 from hessblocks.curvature.groups.packing import Heads, Piece, heads_of, thirds
 from hessblocks.curvature.groups.usual_names import outside_rules, usual_rules
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model, whole
+from hessblocks.curvature.model_state import alone
 from hessblocks.errors import check_name
 
 LEVELS = ("role", "head", "tensor")
@@ -47,12 +48,13 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
     model = plain_model(model, sharded=True)
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", "")
-    rules = [] if level == "tensor" else _rules_of(model, kind)
     collected: dict[str, list[ParameterGroup]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            for group in _cut(name, parameter, rules, config, by_head=level == "head"):
-                collected.setdefault(group.name, []).append(group)
+    with alone(model):
+        rules = [] if level == "tensor" else _rules_of(model, kind)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                for group in _cut(name, parameter, rules, config, by_head=level == "head"):
+                    collected.setdefault(group.name, []).append(group)
     groups = {name: merge(name, parts) for name, parts in collected.items()}
     left = [name for name, group in groups.items() if group.role == "other"]
     if rules and left:

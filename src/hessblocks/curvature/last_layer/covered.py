@@ -15,6 +15,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hessblocks.curvature.closed import Watch, swap_activations
+from hessblocks.curvature.model_state import alone, check_surroundings
 from hessblocks.curvature.products import evaluation_mode, uncompiled
 from hessblocks.errors import ArgumentError
 
@@ -26,7 +27,7 @@ def check_model(model: nn.Module) -> None:
     """Refuse what no closed form is taken of.
 
     Raises:
-        ArgumentError: half or mixed precision, autocast, weights without values, trained weights with two
+        ArgumentError: half or mixed precision, autocast, `parametrize.cached()`, weights without values, trained weights with two
             uses (other than embedding and unembedding).
     """
     parameters = list(model.parameters())
@@ -48,10 +49,7 @@ def check_model(model: nn.Module) -> None:
         )
     if any(p.is_inference() for p in parameters):
         raise ArgumentError("model: it was made in inference mode; make or load it outside")
-    if torch.is_autocast_enabled(parameters[0].device.type):
-        raise ArgumentError(
-            "model: under torch.autocast the closed form would round to half precision; call it outside"
-        )
+    check_surroundings(model, parameters[0].device)
     _check_ties(model)
 
 
@@ -112,6 +110,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """
     device = next(model.parameters()).device.type
     with (
+        alone(model),
         torch.inference_mode(False),
         torch.autocast(device, enabled=False),
         evaluation_mode(model),

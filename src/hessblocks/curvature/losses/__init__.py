@@ -2,6 +2,7 @@
 
 from hessblocks.curvature.losses.batch_loss import BatchLoss, LossDerivatives, Root, RowLoss
 from hessblocks.curvature.losses.batches import Batch, Batches, unpack
+from hessblocks.curvature.losses.finite import check_finite
 from hessblocks.curvature.losses.late_logits import (
     LogitsUsed,
     Readout,

@@ -72,14 +72,14 @@ def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
         )
     if module.reduction not in ("mean", "sum"):
         raise ArgumentError(f"loss: expected reduction='mean' or 'sum', got {module.reduction!r}")
-    plain = (
-        isinstance(module, nn.CrossEntropyLoss)
-        and module.weight is None
-        and module.label_smoothing == 0
-    )
 
     def loss_of(batch: Batch) -> BatchLoss:
         labels = given_labels(batch)
+        plain = (  # asked each time, since a module's options may be changed
+            isinstance(module, nn.CrossEntropyLoss)
+            and module.weight is None
+            and module.label_smoothing == 0
+        )
         if plain and labels.ndim == 1 and not labels.is_floating_point():
             return CrossEntropy(labels.masked_fill(labels == module.ignore_index, IGNORED))
         return _differentiated(module, labels)

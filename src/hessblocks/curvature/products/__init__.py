@@ -15,7 +15,7 @@ from hessblocks.curvature.products.operators import (
     OuterProduct,
 )
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
-from hessblocks.curvature.products.problem import Problem, check_finite
+from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.repeatable import RepeatabilityWarning
 from hessblocks.curvature.products.totals import (
     PrecisionWarning,

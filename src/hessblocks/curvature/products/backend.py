@@ -19,20 +19,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hessblocks.curvature.closed import (
     ClosedForms,
+    Shared,
     Watch,
     spell_weight_norms,
     swap_activations,
     swap_eager,
     watching,
 )
+from hessblocks.curvature.model_state import Untouched, attributes_of, restore
 
-_REGISTERS = (
-    *("_parameters", "_buffers", "_modules"),
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-    *("_backward_hooks", "_backward_pre_hooks"),
-)
-"""Attributes of a module that hold its parts by name, and its hooks: transformers adds some of its own."""
+_plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+_eager = Shared(lambda: torch.compiler.set_stance("force_eager"))
 
 
 class AttentionBackendWarning(UserWarning):
@@ -41,19 +38,19 @@ class AttentionBackendWarning(UserWarning):
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Dropout off and batch norm fixed; each module is afterwards what it was, whatever was set inside."""
-    before = [(module, _attributes(module)) for module in model.modules()]
-    model.eval()
+    """Dropout off and batch norm fixed; each module is afterwards what it was, whatever was set or written inside.
+
+    Raises:
+        RunError: trained weights were written; they are put back.
+    """
+    before, values = attributes_of(model), Untouched(model)
     try:
+        values.copy_in()
+        values.settle()
         yield
     finally:
-        for module, (attributes, registers) in before:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for name, content in registers.items():
-                register = vars(module)[name]
-                register.clear()
-                register.update(content)
+        restore(before)
+        values.put_back()
 
 
 @contextmanager
@@ -102,7 +99,7 @@ def differentiable_once(model: nn.Module) -> Iterator[Watch]:
 @contextmanager
 def backward_pass(model: nn.Module) -> Iterator[None]:
     """Where a graph is built, and where parts of `model` are computed again while it is differentiated."""
-    with evaluation_mode(model), sdpa_kernel(SDPBackend.MATH), uncompiled():
+    with evaluation_mode(model), _plain_attention, uncompiled():
         spell_weight_norms(model)
         yield
 
@@ -111,8 +108,7 @@ def uncompiled() -> AbstractContextManager[Any]:
     """Where compiled modules run as they were written."""
     if "torch._dynamo" not in sys.modules:  # its import takes seconds
         return nullcontext()
-    eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return eager
+    return _eager
 
 
 def put_in(model: nn.Module, tensors: Mapping[str, Float[Tensor, "..."]]) -> None:
@@ -129,9 +125,3 @@ def put_in(model: nn.Module, tensors: Mapping[str, Float[Tensor, "..."]]) -> Non
     for module in model.modules():
         for name, value in module._parameters.items():
             module._parameters[name] = new.get(id(value), value)  # type: ignore[assignment]
-
-
-def _attributes(module: nn.Module) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """A module's attributes, and what its registers hold."""
-    attributes = dict(vars(module))
-    return attributes, {name: dict(attributes[name]) for name in _REGISTERS}

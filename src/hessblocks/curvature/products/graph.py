@@ -12,7 +12,7 @@ The graph of the pullback g(θ, r) = J(θ)ᵀ r is built once, and each product 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -207,11 +207,25 @@ def _gradients(
         return [value for value in found if value is not None]
 
     if cotangents[0].shape[0] == 1:
-        kept = [value[None] for value in one(*(cotangent[0] for cotangent in cotangents))]
+        kept: Sequence[Tensor] = [
+            value[None] for value in one(*(cotangent[0] for cotangent in cotangents))
+        ]
     else:
-        kept = torch.vmap(one)(*cotangents)
+        kept = _together(one, cotangents)
     rest = iter(kept)
     return [next(rest) if present else None for present in used]
+
+
+def _together(one: Callable[..., list[Tensor]], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
+    """By vmap; one after another where torch cannot, because a model casts to another dtype inside."""
+    try:
+        found: Sequence[Tensor] = torch.vmap(one)(*cotangents)
+    except RuntimeError as error:
+        if "expected scalar type" not in str(error):
+            raise
+        each = [one(*vectors) for vectors in zip(*cotangents, strict=True)]
+        found = [torch.stack(values) for values in zip(*each, strict=True)]
+    return found
 
 
 def _add(left: Tensor | None, right: Tensor | None) -> Tensor | None:

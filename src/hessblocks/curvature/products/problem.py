@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hessblocks.curvature.closed import Watch
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.losses import (
     LOSSES,
@@ -32,12 +33,23 @@ from hessblocks.curvature.losses import (
     TextPositions,
     as_module,
     callable_loss,
+    check_finite,
     check_loss,
     check_task,
     compute_logits_late,
     end_of,
     readout_of,
     torch_loss,
+)
+from hessblocks.curvature.model_state import (
+    Form,
+    alone,
+    check_parameters,
+    check_surroundings,
+    checksums,
+    forget_writes,
+    form_of,
+    writes_of,
 )
 from hessblocks.curvature.products.backend import (
     backward_pass,
@@ -49,17 +61,13 @@ from hessblocks.curvature.products.calling import Call, logits_of
 from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
-from hessblocks.curvature.products.sharing import processes
-from hessblocks.curvature.products.trainable import check_parameters, sums_of
+from hessblocks.curvature.products.sharing import check_all_alike, processes
 from hessblocks.curvature.sharding import (
     Cut,
     Way,
     all_or_none,
-    code_of,
     cuts_of,
-    is_whole,
     own_rows,
-    parts_of,
     run_in_parts,
 )
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
@@ -127,7 +135,8 @@ class Problem(Operand):
         if memory_limit is not None:
             check_memory_limit(memory_limit)
         self.memory_limit = memory_limit
-        check_parameters(self.model)
+        with alone(self.model):
+            check_parameters(self.model)
         first = next(iter(self.parameters.values()))
         self.device = first.device
         notice_randomness(model, batches)
@@ -139,13 +148,10 @@ class Problem(Operand):
             whole_digest=shard in ("batches", "vectors"),
         )
         self._counted = self.batches.versions
-        self._check_alike()
-        self._closed_forms = self._logits_late = True
-        self._recomputed = False
-        self.held: tuple[Any, list[Any]] | None = None
-        self.precision_known = False
-        self._call = Call(self.model, shift_labels=loss == "seq2seq")
-        self._positions = TextPositions(self.model)
+        check_all_alike(self.model, self.batches, self.processes, sharded=bool(self.cuts))
+        with alone(self.model):
+            self.note_form()
+            self._forget()
 
     def __repr__(self) -> str:
         """Model, parameters, data and loss, on one line."""
@@ -162,13 +168,15 @@ class Problem(Operand):
 
         Of a sharded model these are the rows that this process holds.
         """
-        named = self.model.named_parameters()
-        return {name: self._held(name, p) for name, p in named if p.requires_grad}
+        with alone(self.model):
+            named = self.model.named_parameters()
+            return {name: self._held(name, p) for name, p in named if p.requires_grad}
 
     @property
     def weights(self) -> dict[str, Float[Tensor, "..."]]:
         """As `parameters`, frozen ones included."""
-        return {name: self._held(name, p) for name, p in self.model.named_parameters()}
+        with alone(self.model):
+            return {name: self._held(name, p) for name, p in self.model.named_parameters()}
 
     def _held(self, name: str, parameter: Tensor) -> Tensor:
         return own_rows(parameter, self.cuts[name]) if self.cuts else parameter.detach()
@@ -176,33 +184,56 @@ class Problem(Operand):
     @property
     def entries(self) -> dict[str, int]:
         """Entries of each trainable parameter, those of other processes included."""
-        return {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
+        with alone(self.model):
+            return {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def state(self) -> tuple[Any, ...]:
         """Changes when a parameter or a buffer of the model does, or a batch that is kept.
 
-        What is written through `.data` is seen by the sums of whole parameters, which cost some hundredths of a
-        product; in buffers and batches it is not seen.
+        What is written through `.data` is seen by checksums, but in batches.
         """
         held = [*self.weights.values(), *self.model.buffers()]
-        counted = (
-            [*self.model.parameters()] if self.cuts else []
-        )  # an optimiser counts up theirs alone
+        # an optimiser counts up those that are sharded, and not the rows of them
+        counted = [*self.model.parameters()] if self.cuts else []
         kept = tuple((t.data_ptr(), t._version) for t in held)
-        sums = () if self.cuts else sums_of(self.weights.values(), self.device)
+        sums = () if self.cuts else checksums(held)
         return kept, *(p._version for p in counted), sums, self.batches.versions
 
-    def follow_batches(self) -> None:
-        """Count N anew where a batch was changed in place since."""
+    def follow(self) -> None:
+        """Count N anew where a batch was changed in place since, and forget all where the model is another.
+
+        Raises:
+            ArgumentError: what is switched on around would change the numbers.
+        """
+        check_surroundings(self.model, self.device)
         if (versions := self.batches.versions) != self._counted:
             vars(self).pop("valid", None)
             self._counted = versions
+        before = self._form
+        self.note_form()
+        if self._form != before:
+            self._forget()
+
+    def note_form(self) -> None:
+        """Note what the model is besides its weights, and the loss."""
+        self._form: Form = form_of(self.model, self.loss)
+
+    def _forget(self) -> None:
+        """Nothing is known of the model: neither how it is called, nor what its passes need."""
+        for name in ("plan", "gradient_plan", "valid"):
+            vars(self).pop(name, None)
+        forget_writes(self.model)
+        self._closed_forms = self._logits_late = True
+        self._recomputed = self.precision_known = False
+        self.held: tuple[Any, list[Any]] | None = None
+        self._call = Call(self.model, shift_labels=self.loss == "seq2seq")
+        self._positions = TextPositions(self.model)
 
     @cached_property
     def plan(self) -> Plan:
         """How the batches are cut into passes; measured on one row when first needed."""
-        with said_in_a_sentence():
+        with alone(self.model), said_in_a_sentence():
             return make_plan(self)
 
     @cached_property
@@ -250,7 +281,7 @@ class Problem(Operand):
     @cached_property
     def gradient_plan(self) -> Plan:
         """As `plan`, where no second derivative is asked for."""
-        with said_in_a_sentence():
+        with alone(self.model), said_in_a_sentence():
             return make_plan(self, twice=False)
 
     def value(
@@ -269,8 +300,8 @@ class Problem(Operand):
             RunError: it is not finite.
         """
         own = 0.0
-        self.follow_batches()
-        with torch.no_grad(), said_in_a_sentence():
+        with alone(self.model), torch.no_grad(), said_in_a_sentence():
+            self.follow()
             for batch in (self.plan if twice else self.gradient_plan).passes:
                 found = self.forward(batch, parameters or self.parameters, twice=twice)
                 end = end_of(*found, 1 / self.valid)
@@ -318,12 +349,9 @@ class Problem(Operand):
         elif self._loss_of is not None:
             loss = self._loss_of(batch)
         late = twice and self._logits_late and not self.cuts and isinstance(loss, RowLoss)
+        known = len(writes_of(self.model).written)
         try:
-            with (
-                differentiable(self.model, closed_forms=self._closed_forms)
-                if twice
-                else differentiable_once(self.model)
-            ) as seen:
+            with alone(self.model), self._pass(twice=twice) as seen:
                 self._put_in(parameters, twice=twice)
                 if late:
                     compute_logits_late(self.model, seen)
@@ -332,8 +360,10 @@ class Problem(Operand):
             self._logits_late = False
             return self._forward(batch, parameters, twice=twice)
         self._recomputed |= seen.recomputed
-        if twice and seen.differentiated and self._closed_forms:
-            # they carry two derivatives, and the model has used one
+        if len(writes_of(self.model).written) > known:
+            # the graph may hold values that are put back
+            return self._forward(batch, parameters, twice=twice)
+        if twice and seen.differentiated and self._closed_forms:  # one of two derivatives is used
             self._closed_forms = self._logits_late = False
             return self._forward(batch, parameters, twice=twice)
         logits = logits_of(outputs)
@@ -341,6 +371,12 @@ class Problem(Operand):
             assert callable(self.loss)
             loss = callable_loss(self.loss, batch, outputs, logits)
         return readout_of(logits), loss
+
+    def _pass(self, *, twice: bool) -> AbstractContextManager[Watch]:
+        """Where a forward pass runs."""
+        if not twice:
+            return differentiable_once(self.model)
+        return differentiable(self.model, closed_forms=self._closed_forms)
 
     def backward(self) -> AbstractContextManager[object]:
         """Where a graph of `forward` is differentiated: parts that are computed again meet the same state."""
@@ -376,40 +412,7 @@ class Problem(Operand):
         )
         run_in_parts(self.model, way)
 
-    def _check_alike(self) -> None:
-        """Make sure that processes which share the work were given the same."""
-        if self.processes.shard is None:
-            return
-        if self.cuts:
-            parts_of(self.model)
-            advice = "start all of them with the same"
-            self.processes.check_alike("code", code_of(self.model), advice)
-        named = [(n, p.detach()) for n, p in self.model.named_parameters() if p.requires_grad]
-        sums = [(name, float(p.double().sum())) for name, p in named if is_whole(p)]
-        self.processes.check_alike("weights", repr(sums), "load the same model in each")
-        if self.processes.shard != "own":
-            self.processes.check_alike(
-                "batches", self.batches.digest, "give all of them the same ones, or use shard='own'"
-            )
-
     def _count(self, batch: Batch) -> float:
         if self._loss_of is not None:
             return 0 if batch.idle else self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
-
-
-def check_finite(total: float, batch: Batch) -> float:
-    """Make sure that a batch's loss is a number.
-
-    Returns:
-        The loss as it came.
-
-    Raises:
-        RunError: it is not; the message says which batch.
-    """
-    if not abs(total) < float("inf"):
-        raise RunError(
-            f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
-            "look at its inputs, or use float32 or float64 parameters"
-        )
-    return total

@@ -14,8 +14,10 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from hessblocks.curvature.losses import Batches
+from hessblocks.curvature.sharding import code_of, is_whole, parts_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 
 SHARDS = ("batches", "vectors", "own")
@@ -128,6 +130,34 @@ class Processes:
         """Let the others, who wait for this share, know that there is none: NaN everywhere."""
         if self.shard is not None:
             dist.all_reduce(share.fill_(float("nan")))
+
+
+def check_all_alike(
+    model: nn.Module, batches: Batches, processes: Processes, *, sharded: bool
+) -> None:
+    """Make sure that processes which share the work were given the same.
+
+    Args:
+        model: as this process has it.
+        batches: as this process has them.
+        processes: all of them.
+        sharded: whether each holds a part of the model alone.
+
+    Raises:
+        ArgumentError: they were not.
+    """
+    if processes.shard is None:
+        return
+    if sharded:
+        parts_of(model)
+        processes.check_alike("code", code_of(model), "start all of them with the same")
+    named = [(n, p.detach()) for n, p in model.named_parameters() if p.requires_grad]
+    sums = [(name, float(p.double().sum())) for name, p in named if is_whole(p)]
+    processes.check_alike("weights", repr(sums), "load the same model in each")
+    if processes.shard != "own":
+        processes.check_alike(
+            "batches", batches.digest, "give all of them the same ones, or use shard='own'"
+        )
 
 
 def processes(shard: str | None, *, sharded: bool = False) -> Processes:

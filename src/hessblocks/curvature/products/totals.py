@@ -15,6 +15,7 @@ from torch import Tensor
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum
 from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.model_state import alone
 from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.graph import BatchGraph, Tensors
 from hessblocks.curvature.products.problem import Problem
@@ -144,10 +145,16 @@ def own_products(
         RunError: a loss is not finite, or the memory is full.
     """
     try:
-        with said_in_a_sentence():
-            problem.follow_batches()
+        with alone(problem.model), said_in_a_sentence():
+            problem.follow()
+            held = problem.held
             _say_precision(problem)
-            return _add_up(problem, vectors, rows, columns, parts, later)
+            found = _add_up(problem, vectors, rows, columns, parts, later)
+            if (
+                held is None or held is not problem.held
+            ):  # a pass may have changed what it keeps of itself
+                problem.note_form()
+            return found
     except Exception:
         problem.held = None
         raise

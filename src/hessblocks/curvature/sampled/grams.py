@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.losses import Batch
+from hessblocks.curvature.model_state import alone
 from hessblocks.curvature.products import (
     Plan,
     Problem,
@@ -134,7 +135,6 @@ def gram_matrices(
 
     Cost: a forward pass a batch of samples, and a backward pass a sample.
     """
-    problem.follow_batches()
     say_half_precision(problem)
     held = list(groups.values())
     if problem.cuts:
@@ -142,8 +142,9 @@ def gram_matrices(
     whole = merge("samples", held)
     sizes = [group.size for group in held]
     found = []
+    problem.follow()
     for batch in range(sampling.batches):
-        with said_in_a_sentence():
+        with alone(problem.model), said_in_a_sentence():
             vectors = _samples(problem, whole, sampling, batch, seed, step)
             inner = _inner_products(vectors, sizes)
             del vectors  # or the next batch of samples would stand beside this one

@@ -1,29 +1,10 @@
-"""The weights that are differentiated by: whether they will do, and whether they have changed."""
+"""Check the weights that are differentiated by."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from hessblocks.errors import ArgumentError
-
-
-def sums_of(tensors: Iterable[Float[Tensor, "..."]], device: torch.device) -> tuple[float, ...]:
-    """The sum of each, where it is of real numbers of 2 bytes or more.
-
-    Args:
-        tensors: of any shapes.
-        device: where the sums are brought together.
-
-    Returns:
-        One number each, in the order of the tensors.
-    """
-    numbers = [t for t in tensors if t.is_floating_point() and t.element_size() > 1]
-    sums = [t.sum(dtype=torch.promote_types(t.dtype, torch.float32)).to(device) for t in numbers]
-    return tuple(torch.hstack(sums).tolist()) if sums else ()
 
 
 def check_parameters(model: nn.Module) -> None:

@@ -1,0 +1,273 @@
+"""Fingerprint what a model is besides its weights: modules, hooks, attributes, and what its code reads.
+
+A held graph is the model's as it was when the graph was built. `forward` reads more than tensors: numbers and
+flags, tensors that are no buffers, a configuration, variables around a function. All of these are walked,
+the nearest first. What lies outside of Python's objects (a file, the environment) is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from hessblocks.curvature.model_state.checksums import checksums
+
+LIMIT = 4000
+"""Objects besides modules that are walked, which bounds the time to some milliseconds."""
+
+PLAIN = frozenset(
+    (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+)
+"""Types whose values say all."""
+
+HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_backward_hooks", "_backward_pre_hooks"),
+)
+"""Registers of a module that decide what its pass does."""
+
+INTERNAL = frozenset(vars(nn.Module()))
+"""Attributes that torch gives each module; the mode is among them, which is set for every pass."""
+
+_EVERYWHERE = tuple(name for name in vars(torch_module) if name.startswith("_global_"))
+_CLASS_NOISE = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"))
+
+Form = tuple[Any, ...]
+
+
+def form_of(*roots: Any) -> Form:
+    """Walk what a model is besides the values of its parameters and buffers.
+
+    Args:
+        roots: a module first, then what belongs to it, such as a loss.
+
+    Returns:
+        A tuple that another walk gives again as long as nothing has changed.
+    """
+    return _Walk(roots[0]).over(roots)
+
+
+class _Same:
+    """Equal to itself alone; keeps the object, so that its address is not given to another."""
+
+    __slots__ = ("it",)
+
+    def __init__(self, it: object) -> None:
+        self.it = it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.it is other.it
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+
+class _Walk:
+    """One walk, breadth first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        weights = [*model.parameters(), *model.buffers()]
+        self._own = {id(tensor) for tensor in weights}
+        self._places = {id(tensor): place for place, tensor in enumerate(weights)}
+        self._waiting: deque[Any] = deque()
+        self._found: list[Any] = []
+        self._tensors: list[Tensor] = []
+        self._walked = 0
+
+    def over(self, roots: Iterable[Any]) -> Form:
+        self._add(*roots)
+        self._add(*(vars(torch_module)[name] for name in _EVERYWHERE))
+        while self._waiting:
+            self._enter(self._waiting.popleft())
+        return (*self._found, checksums(self._tensors))
+
+    def _add(self, *values: Any) -> None:
+        """Note plain values as they are, and others by the place at which they were first met."""
+        for value in values:
+            kind = type(value)
+            if kind in PLAIN:
+                self._found += (kind, value)
+                continue
+            place = self._places.get(id(value))
+            if place is None:
+                place = self._places[id(value)] = len(self._places)
+                self._waiting.append(value)
+            self._found.append(place)
+
+    def _enter(self, value: Any) -> None:
+        if isinstance(value, nn.Module):
+            self._module(value)
+            return
+        self._walked += 1
+        if self._walked > LIMIT:
+            self._found.append(_Same(value))
+            return
+        for kinds, way in _WAYS:
+            if isinstance(value, kinds):
+                way(self, value)
+                return
+        self._object(value)
+
+    def _module(self, module: nn.Module) -> None:
+        self._add(type(module), type(module).forward)
+        own = vars(module)
+        for register in (own["_parameters"], own["_buffers"]):
+            for name, tensor in register.items():
+                self._add(name, tensor)
+                if id(tensor) in self._own:
+                    self._found += (tensor.shape, tensor.dtype, tensor.requires_grad)
+        for name, child in own["_modules"].items():
+            self._add(name, child)
+        for hooks in HOOKS:
+            if own[hooks]:
+                self._add(hooks)
+                self._pairs(own[hooks])
+        for name, value in own.items():
+            if name not in INTERNAL:
+                self._add(name, value)
+
+    def _pairs(self, values: Mapping[Any, Any]) -> None:
+        self._found.append(len(values))
+        for name, value in values.items():
+            self._add(name, value)
+
+    def _tensor(self, tensor: Tensor) -> None:
+        self._found += (tensor.shape, tensor.dtype, tensor.requires_grad, _Same(tensor))
+        if not tensor.is_inference():
+            self._found.append(tensor._version)
+        if type(tensor) in (Tensor, nn.Parameter, nn.Buffer):
+            self._tensors.append(tensor.detach())
+
+    def _array(self, array: np.ndarray[Any, Any]) -> None:
+        values = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+        self._found += (array.shape, array.dtype.str, zlib.crc32(values))
+
+    def _several(self, values: Any) -> None:
+        self._found += (type(values), len(values))
+        if set(map(type, values)) <= PLAIN:  # long lists of numbers stay fast
+            self._found += (tuple(map(type, values)), tuple(values))
+        elif not isinstance(values, set | frozenset):
+            self._add(*values)
+        else:
+            self._found.append(frozenset(map(_Same, values)))
+
+    def _mapping(self, mapping: Any) -> None:
+        if set(map(type, (*mapping, *mapping.values()))) <= PLAIN:  # as long vocabularies
+            self._several([*mapping])
+            self._several([*mapping.values()])
+        else:
+            self._pairs(mapping)
+        self._add(type(mapping), *_state(mapping))
+
+    def _function(self, function: types.FunctionType) -> None:
+        self._found += (_Same(function), _Same(function.__code__))
+        for cell in function.__closure__ or ():
+            try:
+                self._add(cell.cell_contents)
+            except ValueError:  # not filled yet
+                self._found.append(None)
+        self._add(function.__defaults__, function.__kwdefaults__, *_state(function))
+        if not _is_library(function.__module__):
+            self._globals(function)
+
+    def _globals(self, function: types.FunctionType) -> None:
+        """The variables that the code of a function reads, and those of modules that it names."""
+        names = _names(function.__code__)
+        for name in names:
+            if name not in function.__globals__:
+                continue
+            value = function.__globals__[name]
+            if not isinstance(value, types.ModuleType):
+                self._add(value)
+            elif not _is_library(value.__name__):
+                self._add(*(vars(value)[one] for one in names if one in vars(value)))
+
+    def _method(self, method: types.MethodType) -> None:
+        self._add(method.__func__, method.__self__)
+
+    def _partial(self, partial: functools.partial[Any]) -> None:
+        self._add(partial.func, partial.args, partial.keywords)
+
+    def _wrapped(self, wrapped: Any) -> None:
+        inner = wrapped.fget if isinstance(wrapped, property) else wrapped.__func__
+        self._add(inner)
+
+    def _class(self, kind: type) -> None:
+        self._found.append(_Same(kind))
+        for one in kind.__mro__:
+            if not _is_library(one.__module__):
+                for name, value in vars(one).items():
+                    if name not in _CLASS_NOISE:
+                        self._add(name, value)
+
+    def _name(self, value: Any) -> None:
+        self._found.append(_Same(value))
+
+    def _object(self, value: Any) -> None:
+        held = tuple(_state(value))
+        sharding = type(value).__module__.startswith("torch.distributed")  # moves with each pass
+        if isinstance(value, Enum | Exception) or sharding or not held:
+            self._found.append(_Same(value))
+            return
+        self._add(type(value), *held)
+
+
+_WAYS: tuple[tuple[Any, Any], ...] = (
+    (Tensor, _Walk._tensor),
+    (dict, _Walk._mapping),
+    ((list, tuple, deque, set, frozenset), _Walk._several),
+    (types.FunctionType, _Walk._function),
+    (types.MethodType, _Walk._method),
+    (functools.partial, _Walk._partial),
+    (type, _Walk._class),
+    ((np.ndarray, np.generic), _Walk._array),
+    ((property, staticmethod, classmethod), _Walk._wrapped),
+    (types.ModuleType, _Walk._name),
+)
+
+
+def _state(value: Any) -> Iterator[Any]:
+    """Names and values of an object's attributes."""
+    for name, held in getattr(value, "__dict__", {}).items():
+        yield name
+        yield held
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if isinstance(vars(kind).get(name), types.MemberDescriptorType) and hasattr(
+                value, name
+            ):
+                yield name
+                yield getattr(value, name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """What a function and those written inside of it name."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return tuple(dict.fromkeys((*code.co_names, *(name for names in inner for name in names))))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(name: str | None) -> bool:
+    """Whether a module is of Python, of us, or installed; what these read does not change."""
+    root = (name or "builtins").partition(".")[0]
+    if root in sys.stdlib_module_names or root == "hessblocks":
+        return True
+    if root == "__main__":
+        return False
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))

@@ -1,0 +1,240 @@
+"""Keep a model's values as they were: what a pass writes in place is written into copies, or put back.
+
+Small buffers and plain tensors of modules are copied for each pass. Weights, and large tensors, are compared once
+a model; from then on those that were seen to be written are copied, and the others are watched by their versions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from hessblocks.curvature.model_state.form import HOOKS, INTERNAL, PLAIN
+from hessblocks.errors import RunError
+
+SMALL = 1 << 16
+"""Bytes of a tensor up to which it is copied for each pass."""
+
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, deque)
+_ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
+
+
+_REGISTERS = ("_parameters", "_buffers", "_modules", *HOOKS)
+"""Attributes of a module that hold its parts by name, and its hooks: transformers adds some of its own."""
+
+Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
+
+
+def attributes_of(model: nn.Module) -> Attributes:
+    """Each module with its attributes, and what its registers hold."""
+    found = [(module, dict(vars(module))) for module in model.modules()]
+    return [(module, own, {name: dict(own[name]) for name in _REGISTERS}) for module, own in found]
+
+
+def restore(attributes: Attributes) -> None:
+    """Give each module the attributes that it had; none is missing meanwhile, since other threads may look."""
+    for module, own, registers in attributes:
+        _refill(vars(module), own)
+        for name, content in registers.items():
+            _refill(vars(module)[name], content)
+
+
+class Writes:
+    """What is known of a model: which of its tensors a pass writes in place, by name."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self.known: dict[str, bool] = {}
+        self.inside = 0
+        """Passes of it under way; the first of them keeps the values."""
+        self.merges: bool | None = None
+        """Whether `eval()` writes values, as layers do that merge their weights."""
+
+    @property
+    def written(self) -> list[str]:
+        """Names of those that are written."""
+        return [name for name, is_written in self.known.items() if is_written]
+
+
+_WRITES = WeakIdKeyDictionary()
+
+
+def writes_of(model: nn.Module) -> Writes:
+    """What is known of a model."""
+    found: Writes | None = _WRITES.get(model)
+    if found is None:
+        found = _WRITES[model] = Writes()
+    return found
+
+
+def forget_writes(model: nn.Module) -> None:
+    """Look again, since the model is another."""
+    _WRITES.pop(model, None)
+
+
+class Untouched:
+    """The values of one model during one pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Note the values that may be written; nothing is replaced yet."""
+        self._model, self.writes = model, writes_of(model)
+        self._copies: dict[int, Tensor] = {}
+        self._contents: list[tuple[Any, Any]] = []
+        self._aside: dict[int, tuple[str, Tensor, Tensor | None, int]] = {}
+        for name, tensor in _tensors(model) if not self.writes.inside else ():
+            if id(tensor) not in self._aside and self._watched(name, tensor):
+                fresh = self.writes.known.get(name) is not False
+                kept = tensor.detach().clone() if fresh else None
+                self._aside[id(tensor)] = (name, tensor, kept, tensor._version)
+        self.writes.inside += 1
+
+    def settle(self) -> None:
+        """Evaluation mode; where `eval()` would write values, by the flags alone."""
+        if not any(module.training for module in self._model.modules()):
+            return
+        before = attributes_of(self._model)
+        if not self.writes.merges:
+            self._model.eval()
+        if self.writes.merges is None:
+            self.writes.merges = bool(self._put_back())
+        if self.writes.merges:
+            restore(before)
+            for module in self._model.modules():
+                module.training = False
+
+    def copy_in(self) -> None:
+        """Put copies in the place of what a pass may write; the caller puts the attributes back."""
+        for path, module in self._model.named_modules():
+            for register in (module._parameters, module._buffers):
+                for name, tensor in register.items():
+                    register[name] = self._copied(_joined(path, name), tensor)
+            own = vars(module)
+            for name in [name for name in own if name not in INTERNAL]:
+                own[name] = self._copied(_joined(path, name), own[name])
+
+    def put_back(self) -> None:
+        """Give all their values back that they had.
+
+        Raises:
+            RunError: trained weights were written; they are put back before.
+        """
+        self.writes.inside -= 1
+        for container, content in self._contents:
+            _refill(container, content)
+        for name in self._put_back():
+            parameter = dict(self._model.named_parameters()).get(name)
+            if parameter is not None and parameter.requires_grad:
+                raise RunError(self._sentence(name))
+
+    def _put_back(self) -> list[str]:
+        """Names of those whose values had changed."""
+        changed = []
+        for name, tensor, kept, version in self._aside.values():
+            moved = tensor._version != version
+            if kept is None:
+                if moved:
+                    raise RunError(
+                        f"{self._sentence(name)}; it did not in the first pass, so that its values are not kept"
+                    )
+                continue
+            differs = not _same(tensor, kept)
+            self.writes.known[name] = moved or differs or self.writes.known.get(name, False)
+            if differs:
+                tensor.data.copy_(kept)
+                changed.append(name)
+        return changed
+
+    def _sentence(self, name: str) -> str:
+        owner = self._model.get_submodule(name.rpartition(".")[0])
+        bound = getattr(owner, "max_norm", None) is not None
+        advice = (
+            "max_norm scales the rows that are looked up; call the model once on these batches before, which "
+            "leaves nothing to scale, or set max_norm=None"
+            if bound
+            else "write it outside of forward"
+        )
+        return (
+            f"model: its forward pass writes other values into {name!r} of {type(owner).__name__}, which derivatives "
+            f"are taken by; {advice}"
+        )
+
+    def _watched(self, name: str, tensor: Tensor) -> bool:
+        """Whether a tensor stays in its place, and is compared or watched."""
+        if type(tensor) not in _ORDINARY or tensor.is_inference() or tensor.is_meta:
+            return False
+        if tensor.layout != torch.strided or (tensor.grad_fn is not None):
+            return False
+        if not _is_constant(tensor):
+            return True
+        large = type(tensor) is nn.Parameter or tensor.nbytes > SMALL
+        return large and not self.writes.known.get(name)
+
+    def _copied(self, name: str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._copied_tensor(name, value)
+        if type(value) in _CONTAINERS and id(value) not in self._copies:
+            self._copies[id(value)] = value
+            self._contents.append((value, copy.copy(value)))
+            self._fill(name, value)
+        return value
+
+    def _copied_tensor(self, name: str, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self._copies:
+            written = self.writes.known.get(name)
+            small = type(tensor) is not nn.Parameter and tensor.nbytes <= SMALL
+            own = type(tensor) in _ORDINARY and _is_constant(tensor) and (small or written)
+            self._copies[id(tensor)] = tensor.detach().clone() if own else tensor
+        return self._copies[id(tensor)]
+
+    def _fill(self, name: str, container: Any) -> None:
+        """Copies in the place of the tensors of a container."""
+        mapping = isinstance(container, dict)
+        values = container.values() if mapping else container
+        if set(map(type, values)) <= PLAIN:  # long lists of numbers stay fast
+            return
+        for key, value in [*(container.items() if mapping else enumerate(container))]:
+            container[key] = self._copied(f"{name}[{key!r}]", value)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers and plain tensors of modules, by name."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in INTERNAL and isinstance(value, Tensor):
+                yield _joined(path, name), value
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    """Whether no derivative is taken through it, so that a copy stands for it."""
+    return not tensor.requires_grad and not tensor.is_inference() and not tensor.is_meta
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Give a container the content that it had, in its order."""
+    mapping = isinstance(container, dict)
+    if not mapping or [*container][: len(content)] != [*content]:
+        container.clear()
+    if not mapping:
+        container.extend(content)
+        return
+    container.update(content)
+    for name in [*container][len(content) :]:
+        del container[name]
