@@ -286,7 +286,7 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
         logits=0 if readout.weight is None else 2 * readout.tokens * readout.classes * each,
-        bare=BARE * max(size, *saved.values()),
+        bare=BARE * max([size, *saved.values()]),  # a head alone saves nothing
         narrowest=min(dtypes, key=lambda t: t.itemsize),
         peak=int(REPLAY * graph) + LOGITS * (size if readout.weight is None else temporary),
         narrower=min(dtypes - {torch.float64}, key=lambda t: t.itemsize, default=None)
