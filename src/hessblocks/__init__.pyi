@@ -32,6 +32,7 @@ from .curvature import (
     PreconditionedHessian as PreconditionedHessian,
     Problem as Problem,
     blockwise_learning_rates as blockwise_learning_rates,
+    check_derivatives as check_derivatives,
     curvature_map as curvature_map,
     custom_groups as custom_groups,
     exact_attention_curvature as exact_attention_curvature,

@@ -379,7 +379,7 @@ class Root(nn.Module):
 def test_an_infinite_slope_behind_a_finite_loss_names_the_group() -> None:
     model = Root()
     problem = Problem(model, [(torch.ones(2, 1), torch.zeros(2, 1))], "regression")
-    with pytest.raises(RunError, match="products of full with a are not finite"):
+    with pytest.raises(RunError, match=r"second derivative is NaN .*rows of 'a'"):
         curvature_map(problem, parameter_groups(model))
 
 

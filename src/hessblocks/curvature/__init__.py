@@ -2,6 +2,7 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.attention import registered_attention, second_order_attention
+from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
 from hessblocks.curvature.exact import (
     Norms,
@@ -42,6 +43,7 @@ from hessblocks.curvature.preconditioned import (
 from hessblocks.curvature.pricing import Cost, Work, decide
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
+    DerivativeWarning,
     Functional,
     Hessian,
     OuterProduct,
@@ -64,6 +66,8 @@ __all__ = [
     "AttentionBackendWarning",
     "Cost",
     "CurvatureMap",
+    "DerivativeCheck",
+    "DerivativeWarning",
     "EmpiricalFisher",
     "Functional",
     "Hessian",
@@ -83,6 +87,7 @@ __all__ = [
     "UnknownRoleWarning",
     "attention_moments",
     "blockwise_learning_rates",
+    "check_derivatives",
     "curvature_map",
     "custom_groups",
     "exact_attention_curvature",

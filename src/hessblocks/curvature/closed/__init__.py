@@ -1,6 +1,7 @@
 """Second derivatives of single operations in closed form, swapped in while products are taken."""
 
 from hessblocks.curvature.closed.eager import swap_eager
+from hessblocks.curvature.closed.reentrant import differentiable_checkpoints
 from hessblocks.curvature.closed.shared import Shared
 from hessblocks.curvature.closed.sums import Sum, adding, sum_of, wanted
 from hessblocks.curvature.closed.swap import (

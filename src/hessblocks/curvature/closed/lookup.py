@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import Function
+from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.curvature.closed.softmax import DTYPES
 from hessblocks.curvature.closed.sums import sum_of, transformed, wanted
@@ -37,16 +38,18 @@ def embedding(
         max_norm: with one, the call is left to torch.
         norm_type: of `max_norm`.
         scale_grad_by_freq: the call is left to torch.
-        sparse: the call is left to torch.
+        sparse: without effect, since sparse gradients cannot be differentiated again.
 
     Returns:
         (*shape, D); NotImplemented where the call is left to torch.
     """
-    asked = max_norm is not None or scale_grad_by_freq or sparse
+    asked = max_norm is not None or scale_grad_by_freq
     other = not weight.is_leaf or weight.ndim != 2 or weight.dtype not in DTYPES
     known = padding_idx is None or -len(weight) <= padding_idx < len(weight)
     if asked or other or not known or transformed():
-        return NotImplemented
+        if not sparse:
+            return NotImplemented
+        return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
     padding = -1 if padding_idx is None else padding_idx % len(weight)
     return _Lookup.apply(weight, input, padding)
 

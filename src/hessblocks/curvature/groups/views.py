@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from hessblocks.errors import ArgumentError
 
@@ -227,12 +228,18 @@ def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:
         The innermost module.
 
     Raises:
-        ArgumentError: its parameters are sharded over processes.
+        ArgumentError: its parameters are sharded over processes, or lazy ones that have no shape yet.
     """
     inner = model
     while isinstance(inner, DistributedDataParallel) or hasattr(inner, "_orig_mod"):
         name = "module" if isinstance(inner, DistributedDataParallel) else "_orig_mod"
         inner = inner.get_submodule(name)
+    for name, tensor in (*inner.named_parameters(), *inner.named_buffers()):
+        if is_lazy(tensor):
+            raise ArgumentError(
+                f"model: {name!r} has no shape yet, since a lazy module makes it in its first forward "
+                "pass; call the model once on a batch"
+            )
     cut = [name for name, p in inner.named_parameters() if isinstance(p, DTensor)]
     if cut and not sharded:
         raise ArgumentError(

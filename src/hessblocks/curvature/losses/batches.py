@@ -141,7 +141,7 @@ def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch
     Raises:
         ArgumentError: none of these.
     """
-    raw = _map(batch, lambda tensor: tensor if device is None else tensor.to(device))
+    raw = _map(batch, lambda tensor: _ordinary(tensor if device is None else tensor.to(device)))
     if isinstance(raw, tuple | list) and 1 <= len(raw) <= 2:
         inputs, labels = raw if len(raw) == 2 else (raw[0], None)
     else:
@@ -334,6 +334,11 @@ class _Order:
     def _set(self, states: list[Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    """A copy of what was made under `torch.inference_mode()`, which no graph may hold."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _copied(batch: Batch, part: slice) -> Any:

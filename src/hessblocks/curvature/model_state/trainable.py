@@ -11,12 +11,17 @@ def check_parameters(model: nn.Module) -> None:
     """Make sure that there is something to differentiate by, in real numbers that are there.
 
     Raises:
-        ArgumentError: no trainable parameters, complex ones, or some without values.
+        ArgumentError: no trainable parameters, complex ones, some without values, or made in inference mode.
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise ArgumentError("model: expected trainable parameters, found none")
     for name, parameter in trainable.items():
+        if parameter.is_inference():
+            raise ArgumentError(
+                f"model: {name!r} was made under torch.inference_mode(), and autograd cannot use it; "
+                "build or load the model outside, or give copy.deepcopy(model)"
+            )
         if parameter.is_complex():
             raise ArgumentError(
                 f"model: {name!r} is complex; hold it in real numbers, torch.view_as_real(parameter), and use "

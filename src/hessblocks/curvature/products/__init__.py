@@ -7,7 +7,8 @@ from hessblocks.curvature.products.backend import (
     evaluation_mode,
     uncompiled,
 )
-from hessblocks.curvature.products.failures import said_in_a_sentence
+from hessblocks.curvature.products.evaluation import Evaluated, in_float64
+from hessblocks.curvature.products.guard import DerivativeWarning
 from hessblocks.curvature.products.operators import (
     CurvatureOperator,
     Functional,
@@ -24,3 +25,4 @@ from hessblocks.curvature.products.totals import (
     squared_products,
     total_products,
 )
+from hessblocks.curvature.witness import said_in_a_sentence

@@ -21,6 +21,7 @@ from hessblocks.curvature.closed import (
     ClosedForms,
     Shared,
     Watch,
+    differentiable_checkpoints,
     spell_weight_norms,
     swap_activations,
     swap_eager,
@@ -47,6 +48,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     try:
         values.copy_in()
         values.settle()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.sparse = False  # the same numbers, which autograd can go on with
         yield
     finally:
         restore(before)
@@ -92,14 +96,24 @@ def differentiable_once(model: nn.Module) -> Iterator[Watch]:
     Yields:
         What the model was seen to do.
     """
-    with evaluation_mode(model), uncompiled(), watching() as watch:
+    with (
+        evaluation_mode(model),
+        uncompiled(),
+        differentiable_checkpoints(),
+        watching() as watch,
+    ):
         yield watch
 
 
 @contextmanager
 def backward_pass(model: nn.Module) -> Iterator[None]:
     """Where a graph is built, and where parts of `model` are computed again while it is differentiated."""
-    with evaluation_mode(model), _plain_attention, uncompiled():
+    with (
+        evaluation_mode(model),
+        _plain_attention,
+        uncompiled(),
+        differentiable_checkpoints(),
+    ):
         spell_weight_norms(model)
         yield
 

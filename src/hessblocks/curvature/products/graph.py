@@ -47,6 +47,8 @@ class BatchGraph:
                 below the lowest are never passed again.
             split: whether H_o and H_f will be asked for, which need r held fixed.
         """
+        if guard := problem.plan.guard:
+            guard.check(problem, names)
         parameters = problem.parameters
         self._backward = problem.backward
         self._leaves = {name: parameters[name].requires_grad_() for name in names}

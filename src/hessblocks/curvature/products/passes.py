@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessblocks.curvature.losses import Batch, Batches, LossFunction, Readout, rows_together
-from hessblocks.curvature.products.reached import check_reached
+from hessblocks.curvature.products.guard import Guard, named_in_errors
 from hessblocks.curvature.products.repeatable import check_same
 from hessblocks.curvature.products.rows_apart import Comparison, check_rows
 from hessblocks.curvature.products.sharing import Processes
 from hessblocks.curvature.sharding import Cut
+from hessblocks.curvature.witness import check_reached, reached_from
 from hessblocks.errors import ArgumentError, in_units, main_memory
 
 LARGE = 1 << 36
@@ -98,6 +99,8 @@ class Plan:
     """Bytes at the worst moment besides model and data, as far as was counted."""
     narrower: torch.dtype | None = None
     """What parts of a float64 model compute in, where it is less."""
+    guard: Guard | None = None
+    """Asked before anything is differentiated; None where the graph shows all there is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,8 @@ class RowCost:
     narrowest: torch.dtype
     """What parts of the model compute in at least."""
     narrower: torch.dtype | None
+    """See `Plan`."""
+    guard: Guard | None
     """See `Plan`."""
 
 
@@ -217,6 +222,7 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
         peak=fixed + (held if hold and twice else 0) + keep * logits + most * cost.peak,
         together=1 if problem.cuts else _together(rest, parameters, most, cost),
         narrower=cost.narrower,
+        guard=cost.guard,
     )
 
 
@@ -265,11 +271,12 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         readout, _ = problem.forward(row, leaves, twice=twice)
-        check_reached(problem.model, readout)
+        reached = reached_from(readout.inputs)
+        check_reached(problem.model, reached)
         check_same(readout, problem.forward(row, problem.parameters, twice=twice)[0])
         if twice and readout.hidden.requires_grad:  # further tensors are saved on the way back
             ones = torch.ones_like(readout.hidden, requires_grad=True)
-            with problem.backward():
+            with problem.backward(), named_in_errors(reached.functions):
                 torch.autograd.grad(
                     readout.hidden,
                     list(leaves.values()),
@@ -277,6 +284,8 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
                     create_graph=True,
                     allow_unused=True,
                 )
+    unreached = frozenset(name for name, leaf in leaves.items() if id(leaf) not in reached.leaves)
+    guard = Guard(row=row, functions=reached.functions, unreached=unreached)
     graph = sum(saved.values())
     each = readout.hidden.element_size()
     size = readout.hidden.numel() * each
@@ -292,6 +301,7 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
         narrower=min(dtypes - {torch.float64}, key=lambda t: t.itemsize, default=None)
         if wide
         else None,
+        guard=guard if guard.suspects and not problem.cuts else None,
     )
 
 

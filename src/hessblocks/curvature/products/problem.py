@@ -58,7 +58,6 @@ from hessblocks.curvature.products.backend import (
     put_in,
 )
 from hessblocks.curvature.products.calling import Call, logits_of
-from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.repeatable import notice_randomness
 from hessblocks.curvature.products.sharing import check_all_alike, processes
@@ -70,6 +69,7 @@ from hessblocks.curvature.sharding import (
     own_rows,
     run_in_parts,
 )
+from hessblocks.curvature.witness import said_in_a_sentence
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
 from hessblocks.linalg import Operand
 
@@ -226,9 +226,15 @@ class Problem(Operand):
         forget_writes(self.model)
         self._closed_forms = self._logits_late = True
         self._recomputed = self.precision_known = False
+        self.move_to(self.model)
+
+    def move_to(self, model: nn.Module) -> None:
+        """Call another model from now on, such as a copy in float64; the plan stays."""
+        self.model = model
         self.held: tuple[Any, list[Any]] | None = None
-        self._call = Call(self.model, shift_labels=self.loss == "seq2seq")
-        self._positions = TextPositions(self.model)
+        self._call = Call(model, shift_labels=self.loss == "seq2seq")
+        self._positions = TextPositions(model)
+        self.note_form()
 
     @cached_property
     def plan(self) -> Plan:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float
@@ -16,10 +17,10 @@ from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.model_state import alone
-from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.graph import BatchGraph, Tensors
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.sharding import OwnEntries
+from hessblocks.curvature.sharding import OwnEntries, all_or_none
+from hessblocks.curvature.witness import check_products, said_in_a_sentence
 from hessblocks.linalg import unit_of, working_dtype
 
 ROUNDING = 1e-12
@@ -60,7 +61,7 @@ def total_products(
         (K, rows.size) for each part.
 
     Raises:
-        RunError: a loss is not finite, or the memory is full.
+        RunError: a loss or a product is not finite, or the memory is full.
     """
     if not problem.cuts:
         return own_products(problem, vectors, rows, columns, parts, later=later)
@@ -92,7 +93,7 @@ def squared_products(
         (K, groups) for each part.
 
     Raises:
-        RunError: a loss is not finite, or the memory is full.
+        RunError: a loss or a product is not finite, or the memory is full.
     """
     if problem.cuts:
         own = OwnEntries.of(columns, problem.cuts)
@@ -142,7 +143,7 @@ def own_products(
         (K, rows.size) for each part.
 
     Raises:
-        RunError: a loss is not finite, or the memory is full.
+        RunError: a loss or a product is not finite, or the memory is full.
     """
     try:
         with alone(problem.model), said_in_a_sentence():
@@ -150,6 +151,8 @@ def own_products(
             held = problem.held
             _say_precision(problem)
             found = _add_up(problem, vectors, rows, columns, parts, later)
+            with all_or_none(problem.device) if problem.cuts else nullcontext():
+                check_products(vectors, rows, found)
             if (
                 held is None or held is not problem.held
             ):  # a pass may have changed what it keeps of itself

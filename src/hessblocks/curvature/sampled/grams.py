@@ -131,6 +131,7 @@ def gram_matrices(
         The inner products; `norms_from_pairs` reads the norms of all blocks from them.
 
     Raises:
+        ArgumentError: autograd's derivatives are not those of the logits; see `Guard`.
         RunError: a loss or a gradient is not finite, or the memory is full.
 
     Cost: a forward pass a batch of samples, and a backward pass a sample.
@@ -141,6 +142,9 @@ def gram_matrices(
         held = [OwnEntries.of(group, problem.cuts).group for group in held]
     whole = merge("samples", held)
     sizes = [group.size for group in held]
+    if guard := sampling.plan.guard:
+        with said_in_a_sentence():
+            guard.check(problem, whole.parameters, twice=False)
     found = []
     problem.follow()
     for batch in range(sampling.batches):

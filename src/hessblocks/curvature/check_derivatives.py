@@ -1,0 +1,206 @@
+"""Check first and second derivatives against central differences, group by group."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.curvature.groups import ParameterGroup, merge, parameter_groups
+from hessblocks.curvature.products import (
+    Evaluated,
+    Problem,
+    groups_of,
+    in_float64,
+    said_in_a_sentence,
+    total_products,
+)
+from hessblocks.curvature.witness import (
+    Comparison,
+    Differences,
+    Tensors,
+    Verdict,
+    compare_at_steps,
+    compare_rows,
+    compare_slopes,
+    direction,
+    inner,
+    tolerance,
+)
+from hessblocks.errors import ArgumentError
+from hessblocks.storage import Tabular
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupDerivatives:
+    """The derivatives by one group."""
+
+    group: str
+    """Its name."""
+    first: Comparison
+    """⟨g, z⟩ with z in this group alone, against differences of the loss."""
+    second: Comparison
+    """The group's rows of H z, with z in all parameters, against differences of the gradient."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """`wrong` where either is, `right` where both are; else differences do not tell."""
+        verdicts = self.first.verdict, self.second.verdict
+        return next((one for one in ("wrong", "unclear") if one in verdicts), "right")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DerivativeCheck(Tabular):
+    """First and second derivatives of a loss against central differences."""
+
+    groups: tuple[GroupDerivatives, ...]
+    """By group, in the order that was asked."""
+    dtype: torch.dtype
+    """What was computed in: the model's own, or float64 where its own was too rough."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """`wrong` where any group is, `right` where no group is and one is known to be right."""
+        verdicts = [group.verdict for group in self.groups]
+        return next((one for one in ("wrong", "right") if one in verdicts), "unclear")
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Tidy rows: group, derivative, found, difference, gap, error and verdict of each."""
+        return [
+            {
+                "group": each.group,
+                "derivative": name,
+                "found": one.found,
+                "difference": one.expected,
+                "gap": one.gap,
+                "error": one.error,
+                "verdict": one.verdict,
+            }
+            for each in self.groups
+            for name, one in (("<g, z>", each.first), ("H z", each.second))
+        ]
+
+    def __str__(self) -> str:
+        """Say the verdict, and below it found, differences and verdict of each group."""
+        width = max(len(each.group) for each in self.groups)
+        lines = [
+            f"{each.group:{width}}  <g, z> {each.first.found:10.4g} ({each.first.expected:10.4g})  "
+            f"|H z| {each.second.found:10.4g} ({each.second.expected:10.4g})  {each.verdict}"
+            for each in self.groups
+        ]
+        head = f"derivatives of {len(self.groups)} groups (by differences, {self.dtype}): {self.verdict}"
+        return "\n".join([head, *lines])
+
+
+def check_derivatives(
+    problem: Problem, groups: Mapping[str, ParameterGroup] | None = None, *, seed: int = 0
+) -> DerivativeCheck:
+    """Compare gradient and Hessian-vector product with central differences, group by group.
+
+    ⟨g, z⟩ is held against (L(θ + h z) − L(θ − h z)) / 2h with z in one group at a time, and H z with z
+    in all of them against (g(θ + h z) − g(θ − h z)) / 2h. z is normal numbers times the root mean
+    square of each tensor. h is ε^⅓ with ε the rounding of the model's dtype, then 8 and 64 times
+    shorter and longer until all agree. What D(h) and D(2h) differ by, and eight roundings, is the
+    error of the difference. A derivative is `wrong` where the gap is above two errors and the tolerance (a share of 1e-6 in float64, 1e-2 in float32, a third in half precision), and `unclear`
+    where the error is above a tenth of it. What is not right in less than float64 is looked at again
+    in a float64 copy of model and batches: long steps cross kinks (ReLU), which are no part of H.
+
+    Args:
+        problem: model, batches and any loss; not sharded over processes, and not shared by several.
+        groups: by name; None for all trainable parameters, layer by layer and role by role.
+        seed: of z.
+
+    Returns:
+        The comparisons and their verdict; `.to_rows()`, and as text a table.
+
+    Raises:
+        ArgumentError: groups of another model, or several processes.
+        RunError: a loss or product is not finite, or a part cannot be differentiated at all.
+
+    Cost: about seven gradients and one product, and four forward passes a group, over all batches; a
+        few times that where steps have to be sought.
+
+    Source: Nocedal and Wright, Numerical Optimization, section 8.1, on the step.
+    """
+    groups = groups_of(problem, groups)
+    if problem.processes.shard is not None:
+        raise ArgumentError(
+            "problem: derivatives are checked in one process; give a problem without shard, of a "
+            "model that is whole"
+        )
+    with said_in_a_sentence():
+        passes = list(problem.plan.passes)
+        found = _checked(problem, passes, groups, seed)
+        rough = any(group.verdict != "right" for group in found.groups)
+        wider = in_float64(problem, passes) if rough else None
+        if wider is None:
+            return found
+        try:
+            return _checked(*wider, groups, seed)
+        except Exception:  # a part that takes its own dtype alone
+            return found
+
+
+def _checked(
+    problem: Problem, passes: Sequence[Any], groups: Mapping[str, ParameterGroup], seed: int
+) -> DerivativeCheck:
+    parameters, allowed = problem.parameters, tolerance(problem.parameters)
+    along = direction(parameters, parameters, seed)
+    function = Evaluated(problem, passes, tuple(parameters))
+    gradient = function.at(parameters, True)[1]
+    product = _product(problem, passes, along)
+
+    def rows(seen: Differences) -> list[Comparison]:
+        tensors = (product, seen.rows, seen.errors, gradient)
+        return [
+            compare_rows([_entries(group, one) for one in tensors], seen, allowed)
+            for group in groups.values()
+        ]
+
+    def slope(group: ParameterGroup) -> Comparison:
+        inside = _within(group, along)
+        found = inner(gradient, inside)
+        return compare_at_steps(
+            function.at,
+            parameters,
+            inside,
+            lambda seen: [compare_slopes(found, seen, allowed)],
+            gradients=False,
+        )[0]
+
+    second = compare_at_steps(function.at, parameters, along, rows, gradients=True)
+    found = [
+        GroupDerivatives(group=name, first=slope(group), second=one)
+        for (name, group), one in zip(groups.items(), second, strict=True)
+    ]
+    dtype = next(iter(parameters.values())).dtype
+    return DerivativeCheck(groups=tuple(found), dtype=dtype)
+
+
+def _product(problem: Problem, passes: Sequence[Any], along: Tensors) -> Tensors:
+    """H z as every operator gives it, by parameter, though a guard would refuse it."""
+    free = copy.copy(problem)
+    vars(free)["plan"] = replace(problem.plan, passes=passes, guard=None, hold=False)
+    everything = merge("all", [*parameter_groups(problem.model, "tensor").values()])
+    z = _entries(everything, along)[None]
+    found = total_products(free, z, everything, everything, ["full"])["full"]
+    return {name: one[0] for name, one in everything.scatter(found, along).items()}
+
+
+def _entries(group: ParameterGroup, tensors: Tensors) -> Float[Tensor, " size"]:
+    """The group's entries in one line."""
+    like = tensors[group.parameters[0]]
+    into = like.new_empty(1, group.size)
+    group.collect({name: tensors[name][None] for name in group.parameters}, into)
+    return into[0]
+
+
+def _within(group: ParameterGroup, tensors: Tensors) -> dict[str, Tensor]:
+    """The tensors of the group's parameters, zero outside of it."""
+    vectors = _entries(group, tensors)[None]
+    return {name: one[0] for name, one in group.scatter(vectors, tensors).items()}

@@ -1,0 +1,163 @@
+"""Evaluate a function of the parameters and its gradient, as `torch.autograd.grad` gives it.
+
+Nothing of the products is used here but the model's forward pass: logits are made at once, and the
+gradient is pulled back through them, so that it can witness for or against them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from hessblocks.curvature.losses import Batch, BatchLoss, LossDerivatives, Readout, end_of
+from hessblocks.curvature.products.backend import backward_pass, differentiable_once, put_in
+from hessblocks.curvature.witness import Gradient, Tensors
+from hessblocks.errors import main_memory
+
+COPIES = 16
+"""Float64 copies of the parameters that differences may need at once."""
+
+
+class Pairing(BatchLoss):
+    """⟨c, f⟩ with random c: linear in the logits, so that no label and no loss hides anything."""
+
+    valid = 1
+
+    def total(self, logits: Float[Tensor, "..."]) -> float:
+        """See `BatchLoss`."""
+        return float((self._weights(logits).double() * logits.double()).sum())
+
+    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
+        """See `BatchLoss`."""
+        gradient = share * self._weights(logits)
+        total = share * self.total(logits)
+        return LossDerivatives(total=total, gradient=gradient, curvature=torch.zeros_like)
+
+    @staticmethod
+    def _weights(logits: Tensor) -> Tensor:
+        draw = torch.Generator().manual_seed(0)
+        return torch.randn(logits.shape, generator=draw, dtype=torch.float64).to(logits)
+
+
+class Evaluated:
+    """φ(θ) = Σ_batches ℓ(f(θ)) · share, and g by some of the parameters."""
+
+    def __init__(
+        self,
+        problem: Any,
+        batches: Iterable[Batch],
+        names: Sequence[str],
+        *,
+        loss: BatchLoss | None = None,
+        twice: bool = True,
+    ) -> None:
+        """Hold what is evaluated.
+
+        Args:
+            problem: model and loss.
+            batches: read anew at each point.
+            names: of the parameters that are differentiated by.
+            loss: in the place of the problem's own, whose share is one over the valid tokens.
+            twice: whether in the state of second derivatives, or of first ones.
+        """
+        self._problem = copy.copy(problem)
+        self._problem._logits_late = False
+        self._batches, self._names, self._loss, self._twice = batches, tuple(names), loss, twice
+        self._share = 1.0 if loss else 1 / problem.valid
+
+    def at(self, parameters: Tensors, gradient: bool) -> tuple[float, Gradient]:
+        """φ, and g where it is asked for, zeros where there is none."""
+        total, sums = 0.0, {n: torch.zeros_like(parameters[n]) for n in self._names if gradient}
+        for batch in self._batches:
+            value, found = (
+                self._value(batch, parameters)
+                if not gradient
+                else (self.pulled(batch, parameters, create_graph=False)[::2])
+            )
+            total += value
+            for name, one in found.items():
+                if one is not None:
+                    sums[name] += one.detach()
+        return total, sums
+
+    def graph(self, batch: Batch, parameters: Tensors) -> tuple[Readout, BatchLoss, Gradient]:
+        """The logits of a batch with their graph, its loss, and the leaves of the graph."""
+        leaves = {n: parameters[n].detach().requires_grad_() for n in self._names}
+        with torch.enable_grad():
+            found = self._problem.forward(batch, {**parameters, **leaves}, twice=self._twice)
+        return found[0], self._loss or found[1], leaves
+
+    def pulled(
+        self, batch: Batch, parameters: Tensors, *, create_graph: bool
+    ) -> tuple[float, Gradient, dict[str, Float[Tensor, "..."] | None]]:
+        """φ of a batch, the leaves, and g by each of them."""
+        readout, loss, leaves = self.graph(batch, parameters)
+        value, cotangent = end_of(readout, loss, self._share).start()
+        if not readout.requires_grad:
+            return value, leaves, dict.fromkeys(leaves)
+        with self.backward({**parameters, **leaves}):
+            found = torch.autograd.grad(
+                readout.hidden,
+                list(leaves.values()),
+                cotangent,
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+        return value, leaves, dict(zip(leaves, found, strict=True))
+
+    @contextmanager
+    def backward(self, parameters: Tensors) -> Iterator[None]:
+        """Where parts that are computed again meet the parameters of this point."""
+        model = self._problem.model
+        with backward_pass(model) if self._twice else differentiable_once(model):
+            put_in(model, parameters)
+            yield
+
+    def _value(self, batch: Batch, parameters: Tensors) -> tuple[float, Mapping[str, None]]:
+        with torch.no_grad():
+            readout, loss = self._problem.forward(batch, parameters, twice=self._twice)
+        readout = Readout(readout.hidden.detach())
+        return end_of(readout, self._loss or loss, self._share).total(), {}
+
+
+def in_float64(problem: Any, batches: Iterable[Batch]) -> tuple[Any, list[Batch]] | None:
+    """Copy a model and batches into float64.
+
+    Args:
+        problem: stays as it is.
+        batches: whose numbers of floating point become float64.
+
+    Returns:
+        The problem at the copied model, and the batches; None where the model is float64 already,
+        cannot be copied, or there is no room.
+    """
+    weights = problem.weights.values()
+    wide = all(p.dtype == torch.float64 for p in weights)
+    if wide or COPIES * 8 * sum(p.numel() for p in weights) > main_memory() // 4:
+        return None
+    other = copy.copy(problem)
+    try:
+        other.model = copy.deepcopy(problem.model).double()
+    except Exception:  # whatever a model holds that cannot be copied
+        return None
+    other.move_to(other.model)
+    return other, [_wide_batch(batch) for batch in batches]
+
+
+def _wide_batch(batch: Batch) -> Batch:
+    raw, arguments, keywords, labels = tree_map(
+        _wide, (batch.raw, batch.arguments, batch.keywords, batch.labels)
+    )
+    return replace(batch, raw=raw, arguments=arguments, keywords=keywords, labels=labels)
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

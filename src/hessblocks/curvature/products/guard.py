@@ -1,0 +1,278 @@
+"""Hold derivatives to differences where the graph alone does not show that they are right.
+
+An autograd Function that somebody else wrote may use weights that it does not take as inputs (a
+reentrant checkpoint, a reversible block), or have a backward pass without a derivative of its own.
+A parameter that is used without a graph (detach, int8) has a derivative of 0 that is none. Both
+are compared on one row, for φ(θ) = ⟨c, f(θ)⟩ with random c, so that no label and no loss hides
+anything. A model without such parts costs the walk through its graph, which a plan makes anyway.
+
+Letters: f logits, c random numbers of their shape, g = ∇φ, H = ∇²φ, z a direction of parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessblocks.curvature.losses import Batch
+from hessblocks.curvature.products.evaluation import Evaluated, Pairing, in_float64
+from hessblocks.curvature.witness import (
+    ROUNDED,
+    Comparison,
+    Differences,
+    Gradient,
+    Tensors,
+    compare_at_steps,
+    compare_rows,
+    compare_slopes,
+    direction,
+    epsilon,
+    inner,
+    moved,
+    reached_from,
+    tolerance,
+)
+from hessblocks.errors import ArgumentError, HessblocksError, RunError, out_of_memory
+
+WAY_OUT = (
+    "use torch.utils.checkpoint with use_reentrant=False "
+    '(gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})), switch '
+    "checkpointing or reversible layers off, or write this part in operations of torch"
+)
+
+WITHOUT = "NotImplemented"
+"""How nodes end that torch puts where an operation has no derivative."""
+FLOATS = "use the model in floating point, or freeze what lies below by requires_grad_(False)"
+
+FIRST = (
+    "autograd's gradient is not that of the logits, {:.4g} along a random direction where differences "
+    "say {:.4g}: weights that it uses without autograd (a checkpoint of another library, a reversible "
+    "block), a straight-through or reversed gradient, or numpy; "
+)
+SECOND = (
+    "the derivative of its backward pass is wrong, H z by {!r} is off differences of the gradient by "
+    "{:.2g} of its norm: a backward that is once_differentiable, keeps intermediates without "
+    "ctx.save_for_backward, or leaves torch (numpy, a kernel), is right once alone; "
+)
+
+
+class DerivativeWarning(UserWarning):
+    """Differences are too rough to tell whether the derivatives of a part of the model are right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """What was seen on one row, and which parameters were found to be right since."""
+
+    row: Batch
+    """Of the batch with the most tokens a row."""
+    functions: tuple[str, ...]
+    """Functions of others that the logits go through."""
+    unreached: frozenset[str]
+    """Trainable parameters that autograd does not reach from the logits."""
+    outcomes: dict[tuple[frozenset[str], bool], HessblocksError | None] = field(
+        default_factory=dict
+    )
+    """What was compared already (names, and whether twice), and what is wrong with it."""
+
+    @property
+    def suspects(self) -> bool:
+        """Whether there is anything to compare."""
+        return bool(self.functions or self.unreached)
+
+    def check(self, problem: Any, names: Sequence[str], *, twice: bool = True) -> None:
+        """Refuse derivatives by these parameters that are not those of the logits; once for each set.
+
+        Args:
+            problem: model, batches and loss.
+            names: of parameters that are differentiated by.
+            twice: whether second derivatives are taken.
+
+        Raises:
+            ArgumentError: first or second derivatives differ from differences.
+            RunError: a part cannot be differentiated twice.
+        """
+        every = frozenset(problem.parameters)
+        if self._outcome(problem, every, twice=twice) is None:
+            return
+        if error := self._outcome(problem, frozenset(names), twice=twice):
+            raise error
+
+    def _outcome(
+        self, problem: Any, names: frozenset[str], *, twice: bool
+    ) -> HessblocksError | None:
+        """What is wrong with derivatives by these parameters."""
+        if (names, twice) not in self.outcomes:
+            try:
+                self._compare(problem, names, twice=twice)
+                self.outcomes[names, twice] = None
+            except HessblocksError as error:
+                self.outcomes[names, twice] = error.with_traceback(None)
+            except (
+                _NotFiniteError
+            ):  # which is for the products to say; asked again at other weights
+                return None
+        return self.outcomes[names, twice]
+
+    def _compare(self, problem: Any, names: frozenset[str], *, twice: bool) -> None:
+        self._check_unreached(problem, sorted(self.unreached & names), twice=twice)
+        reached = [name for name in problem.parameters if name in names - self.unreached]
+        if reached and self.functions:
+            self._check_reached(problem, reached, twice=twice)
+
+    def _check_unreached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
+        """Refuse parameters without a derivative that the logits change with nevertheless."""
+        if not names:
+            return
+        parameters = problem.parameters
+        plain = copy.copy(problem)
+        plain._logits_late = False
+
+        def logits(at: Tensors) -> Tensor:
+            with torch.no_grad():
+                found: Tensor = plain.forward(self.row, at, twice=twice)[0].hidden.detach()
+            return found
+
+        _check_finite([base := logits(parameters)])
+        noise = max(float((logits(parameters) - base).abs().max()) for _ in range(2))
+        short = epsilon(parameters) ** 0.5 / 2  # so short that hardly a choice falls otherwise
+        for some in ([*names], *([name] for name in names)):
+            along = direction(parameters, dict.fromkeys(some), seed=0)
+            change = logits(moved(parameters, along, short)) - base
+            if float(change.abs().max()) <= ROUNDED * noise:
+                if len(some) == len(names):
+                    return
+                continue
+            if len(some) == 1:
+                raise ArgumentError(self._hidden(some[0]))
+
+    def _hidden(self, name: str) -> str:
+        through = ", ".join(self.functions)
+        of = f" (the logits go through the autograd Function {through})" if through else ""
+        return (
+            f"model: the logits change with {name!r}, but autograd finds no way to it{of}, so that "
+            "every derivative by it would be 0: a part that is detached, quantised or run "
+            f"without a graph; {WAY_OUT}, or freeze it by requires_grad_(False)"
+        )
+
+    def _check_reached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
+        """Compare g and H z with differences: in the model's dtype, then in float64 where these disagree."""
+        function = Evaluated(problem, [], names, loss=Pairing(), twice=twice)
+        readout, _, _ = function.graph(self.row, problem.parameters)
+        functions = reached_from([readout.hidden]).functions
+        if not functions:
+            return
+        what = f"the autograd Function {', '.join(functions)}"
+        if any(name.endswith(WITHOUT) for name in functions):
+            raise ArgumentError(
+                f"model: {what} stands for an operation that torch has no derivative of (int8 layers, an "
+                f"operator of an extension), which counts as 0 in every derivative; {FLOATS}"
+            )
+        with named_in_errors(functions):
+            verdict, message = _compare(problem, self.row, names, twice=twice)
+        if verdict != "right" and (wider := in_float64(problem, [self.row])):
+            other, (row,) = wider
+            try:
+                verdict, message = _compare(other, row, names, twice=twice)
+            except Exception as error:  # a part that takes float32 alone
+                if out_of_memory(error):
+                    raise
+        if verdict == "wrong":
+            raise ArgumentError(f"model: {what}: {message}")
+        if verdict == "unclear":
+            warnings.warn(
+                f"curvature: {what}: differences are too rough in this dtype to tell whether its "
+                "derivatives are right; hessblocks.check_derivatives(problem) of a float64 model tells more",
+                DerivativeWarning,
+                stacklevel=2,
+            )
+
+
+def _second(
+    function: Evaluated, row: Batch, parameters: Tensors, along: Tensors
+) -> tuple[Gradient, Gradient]:
+    """Differentiate φ twice, into g and H z."""
+    _, leaves, found = function.pulled(row, parameters, create_graph=True)
+    pairs = [(g, along[n]) for n, g in found.items() if g is not None and g.requires_grad]
+    rows: dict[str, Tensor | None] = dict.fromkeys(leaves)
+    if pairs:
+        with function.backward({**parameters, **leaves}):
+            values = torch.autograd.grad(
+                [g for g, _ in pairs],
+                list(leaves.values()),
+                [z for _, z in pairs],
+                allow_unused=True,
+            )
+        rows = dict(zip(leaves, values, strict=True))
+    first, second = (
+        {n: torch.zeros_like(leaves[n]) if t is None else t.detach() for n, t in some.items()}
+        for some in (found, rows)
+    )
+    return first, second
+
+
+def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> tuple[str, str]:
+    """A verdict on g, and on H z tensor by tensor; with a message where it is `wrong`."""
+    parameters, allowed = problem.parameters, tolerance(problem.parameters)
+    along = direction(parameters, dict.fromkeys(names), seed=1)
+    function = Evaluated(problem, [row], names, loss=Pairing(), twice=twice)
+    if twice:
+        gradient, rows = _second(function, row, parameters, along)
+    else:
+        gradient, rows = function.at(parameters, True)[1], {}
+    _check_finite([*gradient.values(), *rows.values()])
+    slope = inner(gradient, along)
+
+    def compare(seen: Differences) -> list[Comparison]:
+        pairs = (rows, seen.rows, seen.errors, gradient)
+        second = [compare_rows([some[name] for some in pairs], seen, allowed) for name in rows]
+        return [compare_slopes(slope, seen, allowed), *second]
+
+    first, *second = compare_at_steps(function.at, parameters, along, compare, gradients=twice)
+    if first.verdict == "wrong":
+        return "wrong", FIRST.format(first.found, first.expected) + WAY_OUT
+    for name, one in zip(rows, second, strict=True):
+        if one.verdict == "wrong":
+            return "wrong", SECOND.format(name, one.gap / one.scale) + WAY_OUT
+    largest = max(second, key=lambda one: one.scale, default=first)
+    return ("unclear" if "unclear" in (first.verdict, largest.verdict) else "right"), ""
+
+
+class _NotFiniteError(Exception):
+    """There is nothing to compare."""
+
+
+def _check_finite(tensors: Iterable[Tensor]) -> None:
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        raise _NotFiniteError
+
+
+@contextmanager
+def named_in_errors(functions: Sequence[str]) -> Iterator[None]:
+    """Say which foreign Functions an error may come from that a derivative ends in.
+
+    Args:
+        functions: their names; without any, errors pass as they are.
+
+    Raises:
+        RunError: a derivative failed.
+    """
+    try:
+        yield
+    except (HessblocksError, _NotFiniteError):
+        raise
+    except Exception as error:
+        if not functions or out_of_memory(error):
+            raise
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(
+            f"curvature: the autograd Function {', '.join(functions)} cannot be differentiated as "
+            f"curvature needs it ({first}); {WAY_OUT}"
+        ) from error

@@ -1,0 +1,20 @@
+"""Witness derivatives: central differences, a walk through the graph, what torch says without one."""
+
+from hessblocks.curvature.witness.central import (
+    ROUNDED,
+    Comparison,
+    Differences,
+    Gradient,
+    Tensors,
+    Verdict,
+    compare_at_steps,
+    compare_rows,
+    compare_slopes,
+    direction,
+    epsilon,
+    inner,
+    moved,
+    tolerance,
+)
+from hessblocks.curvature.witness.failures import check_products, said_in_a_sentence
+from hessblocks.curvature.witness.graph_walk import check_reached, reached_from
