@@ -42,6 +42,7 @@ from hessblocks.curvature.preconditioned import (
 from hessblocks.curvature.pricing import Cost, Work, decide
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
+    AuxiliaryLossWarning,
     Functional,
     Hessian,
     OuterProduct,
@@ -62,6 +63,7 @@ from hessblocks.statistics import Heterogeneity
 __all__ = [
     "PARTS",
     "AttentionBackendWarning",
+    "AuxiliaryLossWarning",
     "Cost",
     "CurvatureMap",
     "EmpiricalFisher",

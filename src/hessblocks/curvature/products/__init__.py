@@ -7,6 +7,7 @@ from hessblocks.curvature.products.backend import (
     evaluation_mode,
     uncompiled,
 )
+from hessblocks.curvature.products.calling import AuxiliaryLossWarning
 from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.operators import (
     CurvatureOperator,

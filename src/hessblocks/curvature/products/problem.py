@@ -227,7 +227,11 @@ class Problem(Operand):
         self._closed_forms = self._logits_late = True
         self._recomputed = self.precision_known = False
         self.held: tuple[Any, list[Any]] | None = None
-        self._call = Call(self.model, shift_labels=self.loss == "seq2seq")
+        self._call = Call(
+            self.model,
+            shift_labels=self.loss == "seq2seq",
+            own_loss=isinstance(self.loss, str),
+        )
         self._positions = TextPositions(self.model)
 
     @cached_property
