@@ -114,13 +114,11 @@ def _verified(folder: Path, key: Mapping[str, Any]) -> Entry | str:
         stale = [name for name in key if manifest["key"].get(name) != key[name]]
         if stale:
             return f"{folder.name} is out of date (other {', '.join(stale)})"
+        if not all(map(stays_inside, manifest["files"])):
+            return f"{folder.name} is damaged (its manifest names files elsewhere)"
         for name, file in manifest["files"].items():
             path = folder / name
-            if (
-                not stays_inside(name)
-                or path.stat().st_size != file["size"]
-                or sha256(path) != file["sha256"]
-            ):
+            if path.stat().st_size != file["size"] or sha256(path) != file["sha256"]:
                 return f"{folder.name} is damaged ({name} is not as it was written)"
     except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder.name} is damaged ({type(error).__name__} at its manifest or files)"
