@@ -11,7 +11,7 @@ FAULTS = (
     fault("a block of a folder leads out of it", "'..' in $path.parts => False",
           "test_a_block_of_a_folder_is_no_path_out_of_it", within="stays_inside"),
     fault("an index names weights elsewhere", "not all(map(stays_inside, $names)) => False",
-          "test_an_index_names_weights_of_its_folder_alone"),
+          "test_an_index_names_weights_of_its_folder_alone", within="weight_files"),
     fault("layers inside lists are not counted", "yield from _counts($one, name) => pass",
           "test_more_layers_than_the_weights_have_are_refused_before_they_are_made"),
     fault("lines that a checkpoint knows of may be lost", "len($steps) >= $count => True",
