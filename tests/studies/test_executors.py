@@ -154,7 +154,7 @@ def test_keys_tell_points_apart() -> None:
     assert len({base.key, *(other.key for other in others)}) == 4
 
 
-def test_a_key_stays_insides_and_values() -> None:
+def test_a_key_is_plain_names_and_values() -> None:
     """Stores on disk hold these texts."""
     point = Point(study="toy", settings=toy.ToySettings(number=1, pause=0.5), revision=2)
     assert point.key == '{"revision":2,"settings":{"number":1,"pause":0.5},"study":"toy"}'
