@@ -82,7 +82,7 @@ def test_the_run_folder_holds_every_group_part_and_pair(shell: Shell, tmp_path: 
     assert {row["layer"] for row in norms} == {"0"}
     cells = table(tmp_path / "out" / "map.csv")
     assert list(cells[0]) == [
-        "row", "column", "part", "value", "standard_error", "method", "seal",
+        "row", "column", "part", "value", "standard_error", "method",
     ]  # fmt: skip
     assert len(cells) == 3 * len(groups) ** 2
     diagonal = {

@@ -71,8 +71,8 @@ COMMANDS = {
     ],
 }
 """Each with the words that make it small; text and folder come behind."""
-CLOCKS = {"seconds", "tokens_per_second", "peak_memory", "retried", "seal", "progress"}
-"""Names under which a time is written, a peak, how often a worker died, or a digest of lines that hold these."""
+CLOCKS = {"seconds", "tokens_per_second", "peak_memory", "retried", "progress"}
+"""Names under which a time is written, a peak, or how often a worker died."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hessblocks.storage.rows import COLUMNS  # the last is the seal
+from hessblocks.storage.rows import COLUMNS
 
 PRESETS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
 PARTS = {"outer": 1.0, "functional": 0.25, "full": 1.1}
@@ -67,7 +67,7 @@ class Folder:
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS[:-1])
+        writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
 
@@ -97,7 +97,7 @@ def training(preset: str, seed: int, index: int) -> list[dict[str, Any]]:
 
 
 def row(preset: str, seed: int, quantity: str, value: float, **more: Any) -> dict[str, Any]:
-    empty = dict.fromkeys(COLUMNS[:-1], "")
+    empty = dict.fromkeys(COLUMNS, "")
     return {**empty, "preset": preset, "seed": seed, "quantity": quantity, "value": value} | more
 
 

@@ -11,7 +11,7 @@ from hessblocks.storage.lines import append_line
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_no_finite_number_is_null(tmp_path: Path, value: float) -> None:
-    append_line(tmp_path / "lines", {"loss": value, "seconds": 0.5, "layer": None}, of="a run")
+    append_line(tmp_path / "lines", {"loss": value, "seconds": 0.5, "layer": None})
 
     def refuse(word: str) -> float:
         raise ValueError(word)

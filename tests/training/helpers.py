@@ -3,12 +3,10 @@
 import json
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,12 @@ from hessblocks.progress import Progress
 from hessblocks.settings.observation import CurvatureSettings
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ComparisonSettings, ModelSettings
-from hessblocks.storage.identity import sealed
+from hessblocks.storage.manifest import MANIFEST, check_manifest
 from hessblocks.storage.rows import read_results
-from hessblocks.storage.seals import SEAL_FILE as SEAL
-from hessblocks.storage.seals import sealed_folder
 from hessblocks.training.comparison import compare
 
 TIMINGS = {"tokens_per_second", "peak_memory", "training_time"}
+SEAL = "0123456789abcdef-0123456789abcdef"
 MODEL = ModelSettings(depth=2, width=16, heads=2, context=16)
 TRAINING = TrainingSettings(
     steps=12,
@@ -45,26 +42,36 @@ COMPARISON = ComparisonSettings(
 def numbers(folder: Path) -> tuple[list[Any], list[Any]]:
     """All losses of metrics.jsonl, and all rows of results.csv but timings, digit for digit."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = {"seconds", "tokens_per_second", "seal"}  # which covers the others
+    timed = {"seconds", "tokens_per_second", "seal"}  # of earlier versions
     losses = [{name: line[name] for name in line if name not in timed} for line in lines]
     rows = [row for row in read_results(folder / "results.csv") if row.quantity not in TIMINGS]
-    return losses, [replace(row, seal="") for row in rows]
+    return losses, rows
+
+
+def with_seals(out: Path) -> Path:
+    """The folder as the versions wrote it that sealed every line, row and manifest."""
+    for path in out.rglob("*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line | {"seal": SEAL}) + "\n" for line in lines))
+    for path in out.rglob("results.csv"):
+        head, *rows = path.read_text().splitlines()
+        path.write_text(
+            "".join(f"{row}\n" for row in (f"{head},seal", *(f"{r},{SEAL}" for r in rows)))
+        )
+    for path in out.rglob(MANIFEST):
+        found = json.loads(path.read_text())
+        found["progress"]["lines"] = {"metrics.jsonl": SEAL, "observations.jsonl": ""}
+        path.write_text(json.dumps(found | {"seal": SEAL}))
+    return out
 
 
 def unsealed(out: Path) -> Path:
-    """The folder as a version without seals wrote it."""
-    for path in out.rglob("*.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            del line["seal"]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for path in out.rglob("results.csv"):
-        path.write_text(re.sub(r",[^,\n]*$", "", path.read_text(), flags=re.MULTILINE))
-    for path in out.rglob("seal.json"):
-        seal = json.loads(path.read_text())
+    """The folder as the first versions wrote it, whose manifests named neither run nor folder."""
+    for path in out.rglob(MANIFEST):
+        found = json.loads(path.read_text())
         step = path.parent.name.rpartition("-")[2]
         progress = {"step": int(step), "seconds": 1.0} if step.isdigit() else {}
-        path.write_text(json.dumps({"files": seal["files"], "progress": progress}))
+        path.write_text(json.dumps({"files": found["files"], "progress": progress}))
     return out
 
 
@@ -122,13 +129,13 @@ def _changes_the_disk(event: str, arguments: tuple[Any, ...]) -> bool:
     return event in {"os.rename", "os.remove", "os.rmdir", "os.mkdir"}
 
 
-def sealed_anew(checkpoint: Path) -> None:
-    """The seal says that all is as it was written, as its maker can have it."""
-    seal = json.loads((checkpoint / SEAL).read_text())
-    seal["files"] = {
+def listed_anew(checkpoint: Path) -> None:
+    """The manifest says that all is as it was written, as its maker can have it."""
+    listed = json.loads((checkpoint / MANIFEST).read_text())
+    listed["files"] = {
         path.name: sha256(path.read_bytes()).hexdigest()
         for path in checkpoint.iterdir()
-        if path.name != SEAL
+        if path.name != MANIFEST
     }
-    (checkpoint / SEAL).write_text(json.dumps(sealed(seal["of"], seal)))
-    assert sealed_folder(checkpoint).state == "whole"
+    (checkpoint / MANIFEST).write_text(json.dumps(listed))
+    assert check_manifest(checkpoint).state == "whole"

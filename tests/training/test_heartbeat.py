@@ -19,7 +19,7 @@ import pytest
 import torch.distributed as dist
 
 from hessblocks.cli.app import main
-from hessblocks.training import heartbeat
+from hessblocks.training import heartbeat, ranks
 from hessblocks.training.trainer.guarded import GuardedTrainer
 from tests.cli.helpers import SIZES, use_the_terminal
 from tests.data.helpers import write_code
@@ -77,13 +77,25 @@ def test_nobody_is_lost_while_all_beat(store: dist.TCPStore) -> None:
     assert [heart.noted for heart in all_three] == [None] * 3
 
 
-def test_who_has_never_beaten_is_waited_for(store: dist.TCPStore) -> None:
-    """A process that comes late; the count of an earlier meeting is no beat."""
-    store.add("beats 1", 17)
+@pytest.mark.parametrize("earlier", [0, 17])
+def test_who_has_never_beaten_is_lost(store: dist.TCPStore, earlier: int) -> None:
+    """Silence counts from the start; the count of an earlier meeting is no beat."""
+    if earlier:
+        store.add("beats 1", earlier)
     heart = Noted(store.clone(), 0, 2, every=0.05, patience=0.5)
-    time.sleep(2)
-    heart.stop()
-    assert heart.noted is None
+    until(lambda: heart.noted)
+    assert heart.noted == [1]
+
+
+def test_who_comes_within_the_patience_is_waited_for(store: dist.TCPStore) -> None:
+    store.add("beats 1", 17)
+    first = Noted(store.clone(), 0, 2, every=0.05, patience=2.0)
+    time.sleep(0.8)
+    second = Noted(store.clone(), 1, 2, every=0.05, patience=2.0)
+    time.sleep(3)
+    for heart in (first, second):
+        heart.stop()
+    assert (first.noted, second.noted) == (None, None)
 
 
 def test_without_the_store_the_first_is_lost(store: dist.TCPStore) -> None:
@@ -93,7 +105,7 @@ def test_without_the_store_the_first_is_lost(store: dist.TCPStore) -> None:
         def add(self, name: str, by: int) -> int:
             if not self.answers:
                 raise dist.DistNetworkError("nobody there")
-            return store.add(name, by)
+            return store.add(name, max(by, 1))  # all beat
 
     deaf = Deaf()
     heart = Noted(deaf, 1, 3, every=0.05, patience=1.0)  # type: ignore[arg-type]
@@ -179,26 +191,26 @@ def trains(folder: Path) -> None:
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_process_ends_all_with_one_sentence(tmp_path: Path, stopped: int) -> None:
-    ranks = two(tmp_path, steps=100_000)
+    both = two(tmp_path, steps=100_000)
     trains(tmp_path)
-    ranks[stopped].signal(signal.SIGSTOP)
+    both[stopped].signal(signal.SIGSTOP)
     try:
-        assert ranks[1 - stopped].status() == 1
-        assert ranks[1 - stopped].sentences() == [NO_SIGN.format(stopped)]
+        assert both[1 - stopped].status() == 1
+        assert both[1 - stopped].sentences() == [NO_SIGN.format(stopped)]
     finally:
-        ranks[stopped].signal(signal.SIGCONT)
-    assert ranks[stopped].status() == 1
-    assert len(ranks[stopped].sentences()) <= 1  # that the other has ended
+        both[stopped].signal(signal.SIGCONT)
+    assert both[stopped].status() == 1
+    assert len(both[stopped].sentences()) <= 1  # that the other has ended
 
 
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_dead_process_ends_all(tmp_path: Path, dead: int) -> None:
-    ranks = two(tmp_path, steps=100_000)
+    both = two(tmp_path, steps=100_000)
     trains(tmp_path)
-    ranks[dead].signal(signal.SIGKILL)
-    assert ranks[1 - dead].status() == 1
-    assert ranks[dead].status() == -signal.SIGKILL
-    said = ranks[1 - dead].sentences()
+    both[dead].signal(signal.SIGKILL)
+    assert both[1 - dead].status() == 1
+    assert both[dead].status() == -signal.SIGKILL
+    said = both[1 - dead].sentences()
     ended = "another process has ended; the same command goes on where it stopped."
     assert said in ([f"hessblocks: {ended}"] if dead == 1 else [], [NO_SIGN.format(dead)])
 
@@ -216,12 +228,39 @@ def fails_at_the_fourth_step(failing: int, rank: int) -> None:
     GuardedTrainer.training_step = step  # type: ignore[method-assign,assignment]
 
 
+def stops_before_it_beats(stopping: int, rank: int) -> None:
+    """The watch of the others begins, that of the stopped one never does."""
+    if rank == stopping:
+        heartbeat.Heart.__init__ = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[method-assign]
+
+
+def stops_before_it_meets(stopping: int, rank: int) -> None:
+    ranks.MEETING = timedelta(seconds=12)
+    if rank == stopping:
+        ranks.join = lambda device: os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("stopping", [0, 1])
+@pytest.mark.parametrize("before", [stops_before_it_beats, stops_before_it_meets])
+def test_one_that_is_stopped_in_its_first_seconds_is_not_waited_for_without_end(
+    tmp_path: Path, before: Callable[[int, int], None], stopping: int
+) -> None:
+    both = two(tmp_path, steps=100_000, before=partial(before, stopping))
+    try:
+        assert both[1 - stopping].status() == 1
+        (said,) = both[1 - stopping].sentences()
+        words = "have not met within 12 s" if before is stops_before_it_meets else "no sign of life"
+        assert words in said
+    finally:
+        both[stopping].signal(signal.SIGKILL)
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_in_one_ends_the_other(tmp_path: Path, failing: int) -> None:
-    ranks = two(tmp_path, steps=100_000, before=partial(fails_at_the_fourth_step, failing))
-    assert [rank.status() for rank in ranks] == [1, 1]
-    assert ranks[1].sentences() == []
-    (said,) = ranks[0].sentences()
+    both = two(tmp_path, steps=100_000, before=partial(fails_at_the_fourth_step, failing))
+    assert [rank.status() for rank in both] == [1, 1]
+    assert both[1].sentences() == []
+    (said,) = both[0].sentences()
     expected = "out of memory;" if failing == 0 else "another process has ended (process 1: can't"
     assert expected in said
 
@@ -234,6 +273,6 @@ def reports_slowly(rank: int) -> None:
 @pytest.mark.slow
 def test_one_that_works_alone_is_waited_for(tmp_path: Path) -> None:
     """The report takes longer than the patience with a process that is lost."""
-    ranks = two(tmp_path, steps=4, before=reports_slowly)
-    assert [rank.status() for rank in ranks] == [0, 0]
-    assert [rank.sentences() for rank in ranks] == [[], []]
+    both = two(tmp_path, steps=4, before=reports_slowly)
+    assert [rank.status() for rank in both] == [0, 0]
+    assert [rank.sentences() for rank in both] == [[], []]

@@ -17,12 +17,10 @@ from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.progress import Progress
 from hessblocks.storage import held, load_results
 from hessblocks.storage.files import refuse_links
-from hessblocks.storage.identity import sealed
-from hessblocks.storage.seals import SEAL_FILE as SEAL
-from hessblocks.storage.seals import sealed_folder
+from hessblocks.storage.manifest import MANIFEST, check_manifest
 from hessblocks.training.comparison import compare
 from hessblocks.training.run import DamageWarning
-from tests.training.helpers import COMPARISON, files, numbers, sealed_anew
+from tests.training.helpers import COMPARISON, files, listed_anew, numbers
 from tests.training.test_resume import interrupted
 
 PICKLES = ("scaler.pt", "rng_state.pth", "optimizer.pt", "scheduler.pt", "pytorch_model.bin")
@@ -74,7 +72,7 @@ def test_a_planted_pickle_is_not_opened_and_costs_no_digit(
 
 
 @pytest.mark.parametrize("name", PICKLES)
-def test_a_pickle_under_a_seal_is_refused_in_a_sentence(
+def test_a_pickle_that_the_manifest_lists_is_refused_in_a_sentence(
     corpus: Corpus, stopped: Path, tmp_path: Path, name: str
 ) -> None:
     """A `scaler.pt`, which no training here has, is left alone."""
@@ -82,7 +80,7 @@ def test_a_pickle_under_a_seal_is_refused_in_a_sentence(
     shutil.copytree(stopped, out)
     for checkpoint in (out / RUN / "checkpoints").glob("checkpoint-*"):
         plant(checkpoint, name, marker)
-        sealed_anew(checkpoint)
+        listed_anew(checkpoint)
     said = "checkpoint-8 holds something other than states of a run"
     expected = nullcontext() if name == "scaler.pt" else pytest.raises(HessblocksError, match=said)
     with expected:
@@ -95,15 +93,15 @@ def test_the_trap_works(tmp_path: Path) -> None:
     assert (tmp_path / "executed").exists()
 
 
-def test_a_seal_that_names_files_elsewhere_is_none(stopped: Path, tmp_path: Path) -> None:
+def test_a_manifest_that_names_files_elsewhere_is_none(stopped: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-8"
     shutil.copytree(stopped / RUN / "checkpoints" / "checkpoint-8", checkpoint)
-    sealed_anew(checkpoint)
-    seal = json.loads((checkpoint / SEAL).read_text())
+    listed_anew(checkpoint)
+    listed = json.loads((checkpoint / MANIFEST).read_text())
     os.mkfifo(tmp_path / "pipe")  # to read it would never end
-    seal["files"]["../pipe"] = "0" * 64
-    (checkpoint / SEAL).write_text(json.dumps(sealed(seal["of"], seal)))
-    assert sealed_folder(checkpoint).state != "whole"
+    listed["files"]["../pipe"] = "0" * 64
+    (checkpoint / MANIFEST).write_text(json.dumps(listed))
+    assert check_manifest(checkpoint).state != "whole"
 
 
 def by_link(path: Path, outside: Path) -> None:

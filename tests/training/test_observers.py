@@ -57,7 +57,7 @@ def lines(out: Path, quantity: str | None = None) -> list[dict[str, Any]]:
 
 
 def untimed(out: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if k not in ("seconds", "seal")} for line in lines(out)]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines(out)]
 
 
 def losses(out: Path) -> list[tuple[int, float]]:

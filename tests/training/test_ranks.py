@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hessblocks.storage.lines import read_lines
+from hessblocks.storage.manifest import check_manifest
 from hessblocks.storage.rows import read_results
-from hessblocks.storage.seals import sealed_folder
 from tests.cli.helpers import CURVATURE, SIZES
 from tests.data.helpers import write_code
 
@@ -79,7 +79,7 @@ def test_two_processes_train_like_one_and_the_first_alone_writes(
     assert [line[2] for line in two] == pytest.approx([line[2] for line in one], abs=1e-5)
     seen = [read_lines(tmp_path / name / "observations.jsonl") for name in ("one", "two")]
     assert [line["step"] for line in seen[0]] == [line["step"] for line in seen[1]]
-    assert sealed_folder(tmp_path / "two" / "model").state == "whole"
+    assert check_manifest(tmp_path / "two" / "model").state == "whole"
     assert len(read_results(tmp_path / "two" / "results.csv")) == 7
 
 
@@ -130,4 +130,4 @@ def test_torchrun_itself(cache: Path, code: Path, tmp_path: Path) -> None:
     words = ["train", "sas", "--data", str(code), *WORDS, "--out", str(tmp_path / "out")]
     environment = {**os.environ, "HESSBLOCKS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     subprocess.run([*torchrun, *words], env=environment, check=True, timeout=300)
-    assert sealed_folder(tmp_path / "out" / "model").state == "whole"
+    assert check_manifest(tmp_path / "out" / "model").state == "whole"

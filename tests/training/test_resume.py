@@ -15,8 +15,8 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.storage.lines import read_lines
+from hessblocks.storage.manifest import check_manifest
 from hessblocks.storage.rows import read_results
-from hessblocks.storage.seals import sealed_folder
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder.checkpoints import CheckpointWarning
 from tests.training.helpers import (
@@ -25,8 +25,8 @@ from tests.training.helpers import (
     files,
     in_process_of_its_own,
     killed_at_write,
+    listed_anew,
     numbers,
-    sealed_anew,
 )
 
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_other_parameters_is_one_sentence(
     state = torch.load(path, weights_only=True)
     state["param_groups"][0]["params"].pop()
     torch.save(state, path)
-    sealed_anew(checkpoint)
+    listed_anew(checkpoint)
     with pytest.raises(
         RunError, match=r"checkpoint-8: its optimiser is that of a model with other"
     ):
@@ -128,7 +128,7 @@ def interrupted(corpus: Corpus, out: Path) -> Path:
         assert killed_at_write(partial(complete, corpus, out), moment)
         checkpoints = sorted((run / "checkpoints").glob("checkpoint-*"))
         if len(checkpoints) == 2 and all(
-            sealed_folder(one).state == "whole" for one in checkpoints
+            check_manifest(one).state == "whole" for one in checkpoints
         ):
             return run
     raise AssertionError("no moment with two whole checkpoints")
@@ -150,7 +150,7 @@ def lose_optimizer(checkpoint: Path) -> None:
     (checkpoint / "optimizer.pt").unlink()
 
 
-def garble_seal(checkpoint: Path) -> None:
+def garble_manifest(checkpoint: Path) -> None:
     (checkpoint / "seal.json").write_text("[]")
 
 
@@ -161,7 +161,7 @@ def plant_pickle(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [flip_weights, truncate_weights, lose_optimizer, garble_seal, plant_pickle],
+    [flip_weights, truncate_weights, lose_optimizer, garble_manifest, plant_pickle],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("which", ["last", "both"])

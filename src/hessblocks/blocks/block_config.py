@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from hessblocks.blocks.block_fields import BlockFields
 from hessblocks.blocks.parts import BlockPart, check_parts
 from hessblocks.blocks.rules import first_refusal
 from hessblocks.errors import ArgumentError, check_name
+from hessblocks.storage import parse_json
 
 Slots = Mapping[str, Any] | Iterable[str | tuple[str, Any]] | None
 """Values by path (`{"attention.query.init": "zeros"}`), also as pairs, or `path=value` as it is typed."""
@@ -175,7 +175,7 @@ def _value(given: Any, hint: Any, place: str) -> Any:
 
 def _read(word: str) -> Any:
     try:
-        return json.loads(word)
+        return parse_json(word)
     except ValueError:
         return word
 

@@ -43,6 +43,7 @@ from hessblocks.curvature.preconditioned import (
 from hessblocks.curvature.pricing import Cost, Work, decide
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
+    AuxiliaryLossWarning,
     DerivativeWarning,
     Functional,
     Hessian,
@@ -64,6 +65,7 @@ from hessblocks.statistics import Heterogeneity
 __all__ = [
     "PARTS",
     "AttentionBackendWarning",
+    "AuxiliaryLossWarning",
     "Cost",
     "CurvatureMap",
     "DerivativeCheck",

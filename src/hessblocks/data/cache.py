@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
@@ -14,7 +13,14 @@ from typing import Any
 from filelock import FileLock
 
 from hessblocks.errors import RunError
-from hessblocks.storage import atomic_folder, remove_partials, sha256, write_json
+from hessblocks.storage import (
+    atomic_folder,
+    read_object,
+    remove_partials,
+    sha256,
+    stays_inside,
+    write_json,
+)
 
 MANIFEST = "manifest.json"
 
@@ -104,14 +110,16 @@ def _build(
 def _verified(folder: Path, key: Mapping[str, Any]) -> Entry | str:
     """The entry, or why it cannot be used."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_object(folder / MANIFEST)
         stale = [name for name in key if manifest["key"].get(name) != key[name]]
         if stale:
             return f"{folder.name} is out of date (other {', '.join(stale)})"
+        if not all(map(stays_inside, manifest["files"])):
+            return f"{folder.name} is damaged (its manifest names files elsewhere)"
         for name, file in manifest["files"].items():
             path = folder / name
             if path.stat().st_size != file["size"] or sha256(path) != file["sha256"]:
                 return f"{folder.name} is damaged ({name} is not as it was written)"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder.name} is damaged ({type(error).__name__} at its manifest or files)"
     return Entry(folder=folder, manifest=manifest)

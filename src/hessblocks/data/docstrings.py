@@ -22,6 +22,7 @@ from hessblocks.data.cache import Entry, cached
 from hessblocks.data.corpus import Corpus, cached_corpus
 from hessblocks.data.sources import Source, standard_library
 from hessblocks.data.tokens import END_OF_TEXT, check_vocabulary, write_corpus
+from hessblocks.storage import parse_json
 
 DOCSTRINGS_VERSION = 2
 """Raised whenever the same files would give other records or splits."""
@@ -73,7 +74,7 @@ def load_docstrings() -> tuple[Docstring, ...]:
     """
     entry = _records()
     lines = (entry.folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
-    return tuple(Docstring(**json.loads(line)) for line in lines)
+    return tuple(Docstring(**parse_json(line)) for line in lines)
 
 
 def load_docstring_corpus(vocabulary: int) -> Corpus:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -31,13 +30,10 @@ from hessblocks.linalg import Estimate, PairNorms, norms_from_pairs, spectral_de
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import (
-    DAMAGED,
-    Finding,
-    check_folder,
     file_of,
     identity_in,
-    mended,
-    sealed,
+    put_aside,
+    read_object,
     write_json,
 )
 from hessblocks.theory import AttentionHessian
@@ -78,31 +74,34 @@ class CurvatureRun:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
         """
         records: dict[str, dict[str, Any]] = {}
-        found = (one for one in check_folder(self.folder) if one.words != DAMAGED)
-        mended(self.folder, found, "measured again")
         of = identity_in(self.folder)
         run = {"preset": self.name, "seed": self.settings.seed}
         loss = self.problem.value(twice=not self.spending.samples or self.settings.spectrum)
         with progress.stage("curvature", self.name, len(self.groups)):
             for count, name in enumerate(self.groups, start=1):
                 path = self.folder / "groups" / file_of(name)
-                if path.is_file() and (record := self._recorded(path, loss)):
+                if path.is_file() and (record := self._recorded(path, name, of, loss)):
                     records[name] = record
                 else:
-                    records[name] = {**self._measure(name), "loss": loss}
-                    write_json(path, sealed(of, records[name]))
-                write_tables(self.folder, of, self.groups, records, loss=loss, **run)
+                    records[name] = {**self._measure(name), "loss": loss, "of": of}
+                    write_json(path, records[name])
+                write_tables(self.folder, self.groups, records, loss=loss, **run)
                 progress.step(count, None)
 
-    def _recorded(self, path: Path, loss: float) -> dict[str, Any] | None:
-        """What is recorded of a group; None, and set aside, where the model had another loss then."""
+    def _recorded(self, path: Path, name: str, of: str, loss: float) -> dict[str, Any] | None:
+        """What is recorded of a group; None, and set aside, where it is not of this run, model and data."""
         record = _read(path)
         before = record.get("loss", loss)
-        if isinstance(before, float) and math.isclose(before, loss, rel_tol=SAME_LOSS):
+        older = str(record.get("seal", "")).partition("-")[0]  # where earlier versions wrote it
+        if record["group"] != name:
+            words = f"is of the group {record['group']}"
+        elif record.get("of", older) not in (of, ""):
+            words = "is of another run"
+        elif isinstance(before, float) and math.isclose(before, loss, rel_tol=SAME_LOSS):
             return record
-        words = f"is of a model or data with the loss {before}, not {loss}"
-        found = Finding(path=path, state="foreign", words=words)
-        mended(self.folder, [found], "measured again")
+        else:
+            words = f"is of a model or data with the loss {before}, not {loss}"
+        put_aside(path, self.folder, words, "measured again")
         return None
 
     def _measure(self, name: str) -> dict[str, Any]:
@@ -201,8 +200,10 @@ class CurvatureRun:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        record["norms"], record["group"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        record = read_object(path)
+        for norm in record["norms"].values():
+            Estimate(**norm)
+        record["group"]
+    except (RunError, ArgumentError, AttributeError, KeyError, TypeError) as error:
         raise RunError(f"{path}: damaged; remove it and run the same command again.") from error
     return record

@@ -23,7 +23,6 @@ from hessblocks.storage import (
     MAP_COLUMNS,
     SPECTRUM_COLUMNS,
     ResultRow,
-    seal_rows,
     write_results,
     write_table,
 )
@@ -34,7 +33,6 @@ Record = Mapping[str, Any]
 
 def write_tables(
     folder: Path,
-    of: str,
     groups: Mapping[str, ParameterGroup],
     records: Mapping[str, Record],
     *,
@@ -45,7 +43,6 @@ def write_tables(
 
     Args:
         folder: gets results.csv, map.csv and spectra.csv.
-        of: identity of the run.
         groups: all groups of the run.
         records: of the groups that are measured.
         loss: mean loss, nats per token.
@@ -68,12 +65,12 @@ def write_tables(
             maps = [combine_samples(groups, torch.stack(products))]
         rows += _summary_rows(norms, maps, loss)
     found = [ResultRow(**run, **row) for row in rows]
-    write_results(folder / "results.csv", seal_rows(found, of))
+    write_results(folder / "results.csv", found)
     if _all_have("spectra", records):
-        write_table(folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records), of)
+        write_table(folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
     if maps:
         cells = [row for one in maps for row in one.to_rows()]
-        write_table(folder / "map.csv", MAP_COLUMNS, cells, of)
+        write_table(folder / "map.csv", MAP_COLUMNS, cells)
 
 
 def _summary_rows(

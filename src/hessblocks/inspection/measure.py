@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,7 +13,7 @@ from torch import nn
 
 from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, causal_labels, parameter_groups, select_groups
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.curvature_run import CurvatureRun
 from hessblocks.inspection.opening import (
     OF_PRESETS,
@@ -30,12 +29,10 @@ from hessblocks.settings import CurvatureInspection, InspectionSettings, SignalI
 from hessblocks.signal import propagate
 from hessblocks.storage import (
     CurvatureResults,
-    check_folder,
     environment,
     held,
-    identity_in,
     load_curvature,
-    mended,
+    read_object,
     refuse_links,
     write_json,
     write_table,
@@ -200,11 +197,9 @@ def measure_signal(
         }
         with held(out):
             _check_folder(out)
-            if (out / "config.json").exists():
-                mended(out, check_folder(out), "written anew")
             write_json(out / "config.json", config)
             write_json(out / "environment.json", environment())
-            write_table(out / "results.csv", SIGNAL_COLUMNS, rows, identity_in(out))
+            write_table(out / "results.csv", SIGNAL_COLUMNS, rows)
             if finish:
                 finish(out)
     return rows
@@ -274,8 +269,8 @@ def _check_folder(out: Path) -> None:
     refuse_links(out)
     try:
         empty = not out.exists() or all(path.name.startswith(".") for path in out.iterdir())
-        ours = empty or json.loads((out / "config.json").read_bytes()).get("command") == "signal"
-    except (OSError, ValueError, AttributeError):
+        ours = empty or read_object(out / "config.json").get("command") == "signal"
+    except RunError:
         ours = False
     if not ours:
         raise ArgumentError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
@@ -18,7 +19,13 @@ from transformers.utils import find_adapter_config_file
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.quiet import quiet
 from hessblocks.shown import printable
-from hessblocks.storage import SEAL_FILE, DamageWarning, refuse_links, sealed_in_place
+from hessblocks.storage import (
+    MANIFEST,
+    DamageWarning,
+    check_in_place,
+    check_model_folder,
+    refuse_links,
+)
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """No network, and no code that a folder brings along."""
@@ -48,7 +55,7 @@ class Saved:
 
         Raises:
             ArgumentError: no such folder, or a model that needs code or weights from elsewhere.
-            RunError: a hub name that is not in the local cache.
+            RunError: a hub name that is not in the local cache, or a configuration that does not fit the weights.
 
         Warns:
             DamageWarning: a model that hessblocks trained has other files than it was saved with.
@@ -174,9 +181,9 @@ def _place(source: str) -> str:
 
 def _warn_of_other_weights(source: str, place: Path) -> None:
     """Say that a model that hessblocks trained has other files than it was saved with, or is of another run."""
-    if not (place / SEAL_FILE).is_file():
+    if not (place / MANIFEST).is_file():
         return
-    found = sealed_in_place(place)
+    found = check_in_place(place)
     if not found.usable:
         warnings.warn(
             f"MODEL: {source} {found.words}; it is taken as it is now", DamageWarning, stacklevel=4
@@ -184,6 +191,7 @@ def _warn_of_other_weights(source: str, place: Path) -> None:
 
 
 def _config(source: str, place: str) -> Any:
+    check_model_folder(_folder_of(place))
     try:
         config = AutoConfig.from_pretrained(place, **_LOCAL)
     except Exception as error:
@@ -197,6 +205,14 @@ def _config(source: str, place: str) -> Any:
         ) from error
     _check_alone(source, place, config)
     return config
+
+
+def _folder_of(place: str) -> Path:
+    """Where the files lie, also those of a hub name in the local cache."""
+    if Path(place).is_dir():
+        return Path(place)
+    found = try_to_load_from_cache(place, "config.json")
+    return Path(found).parent if isinstance(found, str) else Path(place)
 
 
 def _check_alone(source: str, place: str, config: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError
-from hessblocks.storage.files import damaged, read_object
+from hessblocks.storage.files import damaged, read_object, stays_inside
 
 NO_PAGE = {
     "finetune": "its model/ opens with from_pretrained",
@@ -44,13 +44,12 @@ def read_settings(path: Path) -> Settings:
 
     Raises:
         ArgumentError: it is of what has no blocks side by side: a fine-tuned model, a saved one, or signal alone.
-        RunError: the file is damaged.
+        RunError: the file is damaged, or names a block by what is a path.
     """
     values = read_object(path)
     presets = values.get("presets", [values["preset"]] if "preset" in values else [])
     seeds = values.get("seeds", [values["seed"]] if "seed" in values else [])
-    if values.get("command") in NO_PAGE:
-        command = values["command"]
+    if (command := str(values.get("command"))) in NO_PAGE:
         raise ArgumentError(
             f"DIR: {path.parent} is of `hessblocks {command}`, which has no page; {NO_PAGE[command]}."
         )
@@ -64,15 +63,32 @@ def read_settings(path: Path) -> Settings:
         )
     if not isinstance(presets, list) or not isinstance(seeds, list):
         raise damaged(path, None, "expected lists under `presets` and `seeds`")
+    for preset in presets:
+        if not stays_inside(preset):
+            raise damaged(path, None, f"`presets`: expected names of blocks, got {preset!r:.100}")
     try:
         return Settings(
             command=str(values.get("command", "")),
-            presets=tuple(map(str, presets)),
+            presets=tuple(presets),
             seeds=tuple(map(int, seeds)),
             values=values,
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise damaged(path, None, f"`seeds`: expected whole numbers, got {seeds!r}") from error
+
+
+def run_path(folder: Path, preset: str, seed: int) -> Path:
+    """Where a comparison keeps a run.
+
+    Args:
+        folder: of the comparison.
+        preset: as it was asked for; `read_settings` lets no path pass as the name of one.
+        seed: of the run.
+
+    Returns:
+        A folder below `folder`.
+    """
+    return folder / "runs" / f"{preset}-seed{seed}"
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from hessblocks.errors import ArgumentError
 from hessblocks.statistics import ends
 from hessblocks.storage.environment import read_environment
 from hessblocks.storage.files import damaged, read_object, refuse_links
+from hessblocks.storage.manifest import DamageWarning
 from hessblocks.storage.rows import NORM, ResultRow, read_results
-from hessblocks.storage.seals import DamageWarning
 from hessblocks.storage.tables import columns_of, read_table
 from hessblocks.storage.tabular import Tabular
 
@@ -209,6 +209,29 @@ def is_curvature_run(folder: Path) -> bool:
     return read_object(folder / "config.json").get("command") == "curvature"
 
 
+def curvature_config(folder: Path) -> dict[str, Any]:
+    """Read config.json of a run of `hessblocks curvature`.
+
+    Returns:
+        The whole file, with lists of names under `groups` and under `parts` of `curvature`.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    path = folder / "config.json"
+    config = read_object(path)
+    model, curvature = config.get("model"), config.get("curvature")
+    if isinstance(model, dict) and "name" in model and isinstance(curvature, dict):
+        groups, parts = config.get("groups"), curvature.get("parts")
+        if _are_names(groups) and _are_names(parts) and parts:
+            return config
+    raise damaged(path, None, "expected `groups`, a `name` of the model and `parts` of `curvature`")
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
 def load_curvature(folder: AnyPath) -> CurvatureResults:
     """Read a run folder, finished or not.
 
@@ -225,6 +248,7 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
         raise ArgumentError(f"{folder}: expected a folder that `hessblocks curvature` wrote.")
     norms: dict[str, dict[str, Norm]] = defaultdict(dict)
     whole: dict[str, dict[str, Norm]] = defaultdict(dict)
+    config = curvature_config(folder)
     rows = read_results(folder / "results.csv")
     lost = {row.group for row in rows if row.group and not math.isfinite(row.value)}
     for group in sorted(lost):
@@ -234,9 +258,11 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
         where = norms[row.group] if row.quantity == NORM else whole[row.quantity]
         where[row.part] = _norm(row, folder / "results.csv")
     groups = {row.group: row for row in rows if row.group}
+    parts = config["curvature"]["parts"]
+    norms = {name: norm for name, norm in norms.items() if norm.keys() >= {*parts}}
     return CurvatureResults(
         folder=folder,
-        config=read_object(folder / "config.json"),
+        config=config,
         environment=read_environment(folder),
         norms=norms,
         layers={name: row.layer for name, row in groups.items()},
@@ -250,32 +276,6 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
         cells=_cells(folder / "map.csv"),
         spectra=_spectra(folder / "spectra.csv"),
     )
-
-
-def least_rows(groups: Sequence[str], records: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """How many rows each table has at least, from what is recorded of the groups.
-
-    Args:
-        groups: all that were asked for.
-        records: of those that are measured.
-
-    Returns:
-        Name of the file → rows; 0 where the file need not be there.
-    """
-    whole = bool(groups) and len(records) == len(groups)
-    parts = max((len(one.get("norms", ())) for one in records.values()), default=0)
-    mapped = whole and all("column" in one or "samples" in one for one in records.values())
-    curves = [curve for one in records.values() for curve in one.get("spectra", {}).values()]
-    norms = [one for record in records.values() for one in record.get("norms", {}).items()]
-    positive = {
-        part for part, norm in norms if norm["value"] > 0
-    }  # with an interval of their ratio
-    summary = 1 + parts + 2 * len(positive) if whole else 0
-    return {
-        "results.csv": len(norms) + summary + (parts if mapped else 0),
-        "map.csv": parts * len(groups) ** 2 if mapped else 0,
-        "spectra.csv": sum(len(curve["eigenvalue"]) for curve in curves),
-    }
 
 
 def _norm(row: ResultRow | MapRow, path: Path) -> Norm:

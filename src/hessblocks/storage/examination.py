@@ -1,56 +1,53 @@
-"""What of a run folder is whole, foreign, edited or missing, from its files alone."""
+"""Check the files of a folder: which are missing, changed since they were written, or cannot be read."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import re
-import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.settings import with_defaults
-from hessblocks.storage.config import differences, read_settings
-from hessblocks.storage.curvature_results import least_rows
-from hessblocks.storage.files import file_of, read_object, set_aside
-from hessblocks.storage.identity import SAID, Finding, State, identity_in, identity_of_all, state_of
-from hessblocks.storage.lines import SHORT, last_seal, line_states
-from hessblocks.storage.rows import STEPS, is_trained, read_results, steps_done
-from hessblocks.storage.seals import (
-    SEAL_FILE,
-    DamageWarning,
+from hessblocks.storage.config import read_settings, run_path
+from hessblocks.storage.curvature_results import MapRow, SpectrumRow, curvature_config
+from hessblocks.storage.files import file_of, read_object
+from hessblocks.storage.lines import KINDS, fault_in_finished_lines, fault_in_lines
+from hessblocks.storage.manifest import (
+    MANIFEST,
+    Finding,
+    check_in_place,
+    check_manifest,
+    identity_in,
     remembered_in,
-    sealed_folder,
-    sealed_in_place,
 )
-from hessblocks.storage.tables import table_states
+from hessblocks.storage.rows import (
+    STEPS,
+    ResultRow,
+    SignalRow,
+    is_trained,
+    read_results,
+    steps_done,
+)
+from hessblocks.storage.tables import read_table
 
 ABSENT = "is absent"
 DAMAGED = "is damaged"
 """What is said of a file that cannot be read."""
-LACKS = "lacks rows"
-"""What is said of a table or of lines that others show to have been longer."""
-_SEAL = re.compile("[0-9a-f]{16}-[0-9a-f]{16}")
-LINES = ("metrics.jsonl", "observations.jsonl")
-WORDS: dict[str, str] = {**SAID, "unsealed": "has no seal, as older versions wrote it"}
-"""What is said of the first line that is not whole, the worst state first."""
 
 
 def check_folder(folder: Path) -> tuple[Finding, ...]:
-    """Look over every file of a run, a comparison, or a folder of `hessblocks curvature` or `signal`; or a sealed model.
+    """Check every file of a run, a comparison, a folder of `hessblocks curvature` or `signal`, or a saved model.
 
-    Nothing is written. Files of another run are `foreign`, what was changed since is `edited`, what an older
-    version wrote without saying whose it is is `unsealed`.
+    Nothing is written. Models and checkpoints are compared with the SHA-256 of their files; tables and lines
+    are read, and a number that was edited by hand in one of these is not noticed.
 
     Args:
         folder: with a config.json.
 
     Returns:
-        One finding a file or sealed folder.
+        One finding a file, model or checkpoint.
 
     Raises:
         ArgumentError: `folder` is of no such command.
@@ -63,8 +60,8 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
         raise ArgumentError(
             f"DIR: {folder} has no config.json; give a folder that a command wrote."
         )
-    if (folder / SEAL_FILE).is_file():
-        return (sealed_in_place(folder),)
+    if (folder / MANIFEST).is_file():
+        return (check_in_place(folder),)
     config = read_object(folder / "config.json")
     kinds = {
         "presets": _comparison,
@@ -79,238 +76,102 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
     raise ArgumentError(f"DIR: {folder} is of no command that is known; give a run folder.")
 
 
-def mended(folder: Path, findings: Iterable[Finding], remedy: str) -> None:
-    """Say which files are edited or foreign, and move them to `folder`/aside, so that they are made anew.
-
-    Args:
-        folder: that this process holds.
-        findings: of its files.
-        remedy: what happens then, such as "measured again".
-
-    Raises:
-        RunError: a file cannot be moved.
-
-    Warns:
-        DamageWarning: names each file.
-    """
-    for finding in findings:
-        if finding.state in SAID:
-            kept = set_aside(finding.path, folder)
-            message = f"{finding.sentence}; it is kept in {kept.parent} and {remedy}"
-            warnings.warn(message, DamageWarning, stacklevel=4)
-
-
 def _run(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
-    of = identity_in(folder)
-    table, rows = _table(folder / "results.csv", (of,)), []
-    try:
-        rows = read_results(table.path)
-    except RunError:
-        table = _unreadable(table.path)
-    diverged = any(row.quantity == "loss" and math.isnan(row.value) for row in rows)
+    table = folder / "results.csv"
+    rows: list[ResultRow] = []
+
+    def lacking() -> str:
+        rows[:] = read_results(table)
+        return _lacking(rows, config)
+
+    yield _read(table, lacking)
+    saved = (folder / "model").exists() or (is_trained(rows) and not _diverged(rows))
+    yield from _trained(folder, saved=saved)
+
+
+def _diverged(rows: list[ResultRow]) -> bool:
+    return any(row.quantity == "loss" and math.isnan(row.value) for row in rows)
+
+
+def _lacking(rows: list[ResultRow], config: dict[str, Any]) -> str:
+    """The steps of a run whose rows are not there."""
+    diverged = _diverged(rows)
     wanted = STEPS if config.get("curvature") else ("begun", "trained")
     done = steps_done(rows, {row.group for row in rows if row.group} or {""})
     lacking = [step for step in wanted if step not in done and not (diverged and "final" in step)]
-    if table.usable and lacking:
-        table = Finding(path=table.path, state="missing", words=f"lacks {', '.join(lacking)}")
-    yield table
-    saved = (folder / "model").exists() or (is_trained(rows) and not diverged)
-    yield from _trained(folder, of, saved=saved)
+    return f"lacks {', '.join(lacking)}" if lacking else ""
 
 
 def _finetuned(folder: Path, _: dict[str, Any]) -> Iterator[Finding]:
-    yield from _trained(folder, identity_in(folder), saved=True)
+    yield from _trained(folder, saved=True)
 
 
-def _trained(folder: Path, of: str, *, saved: bool) -> Iterator[Finding]:
+def _trained(folder: Path, *, saved: bool) -> Iterator[Finding]:
     """The model, lines and checkpoints of a run; `saved`: whether there should be a model."""
-    ended: dict[str, str] = {}
+    of = identity_in(folder)
+    ended: dict[str, Any] = {}
     if saved:
-        model = sealed_folder(folder / "model", of)
-        yield model
-        ended = remembered_in(model.path).get("lines", {}) if model.state == "whole" else {}
-    for name in LINES:
-        if name == "metrics.jsonl" or ended.get(name) or (folder / name).exists():
-            yield _lines(folder / name, (of,), ended.get(name))
+        yield (model := check_manifest(folder / "model", of))
+        ended = remembered_in(model.path).get("lines", {}) if model.usable else {}
+    for name in KINDS:
+        path, count = folder / name, ended.get(name)
+        if name == "metrics.jsonl" or count or path.exists():
+            yield _read(path, partial(fault_in_finished_lines, path, count))
     for path in sorted(folder.glob("checkpoints/checkpoint-*")):
-        yield sealed_folder(path, of, path.name)
+        yield check_manifest(path, of, path.name)
 
 
 def _comparison(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
-    asked = read_settings(folder / "config.json")
-    runs = {
-        folder / "runs" / f"{preset}-seed{seed}": (preset, seed)
-        for preset, seed in itertools.product(asked.presets, asked.seeds)
-    }
-    yield from gathered(folder, [*runs])
-    steps: dict[str, Any] = {}
+    table, lines = folder / "results.csv", folder / "metrics.jsonl"
+    yield _read(table, partial(read_results, table))
+    yield _read(lines, partial(fault_in_lines, lines, torn=True))
     if config.get("match", "steps") != "steps":
-        budget, steps = _budget(folder / "budget.json", config)
-        yield budget
-    for path, (preset, seed) in runs.items():
-        if not (path / "config.json").is_file():
-            yield Finding(path=path, state="missing", words=ABSENT)
+        yield _object(folder / "budget.json")
+    asked = read_settings(folder / "config.json")
+    for preset, seed in itertools.product(asked.presets, asked.seeds):
+        run = run_path(folder, preset, seed)
+        if not (run / "config.json").is_file():
+            yield Finding(path=run, state="missing", words=ABSENT)
             continue
-        found = read_object(path / "config.json")
-        one, *others = _about(path)
-        if words := _another(config, found, preset, seed, steps):
-            one = Finding(path=one.path, state="foreign", words=words)
-        yield from (one, *others)
-        for finding in _run(path, found):
-            name = finding.path.name
-            lost = name == "results.csv" and _lost(folder / name, finding.path, back=True)
-            yield _short(finding, lost and finding.usable)
-    for path in sorted(folder.glob("runs/*")):
-        if path not in runs and not path.name.startswith("."):
-            yield Finding(path=path, state="foreign", words="is no run of this comparison")
+        yield from (about := _about(run))
+        if about[0].usable:
+            yield from _run(run, read_object(run / "config.json"))
 
 
-def _another(
-    config: dict[str, Any], run: dict[str, Any], preset: str, seed: int, steps: dict[str, Any]
-) -> str:
-    """Why a run is not the one that a comparison asks for; empty where it is."""
-    if (run.get("preset"), run.get("seed")) != (preset, seed):
-        return f"is of {run.get('preset')}, seed {run.get('seed')}"
-    asked = {**with_defaults(config), "preset": preset, "seed": seed}
-    asked = {name: one for name, one in asked.items() if name not in ("presets", "seeds", "match")}
-    if preset in steps and isinstance(asked.get("training"), dict):
-        asked["training"] = {**asked["training"], "steps": steps[preset]}
-    found = differences(asked, with_defaults(run))
-    return f"has other settings than the comparison ({'; '.join(found)})" if found else ""
+def _curvature(folder: Path, _: dict[str, Any]) -> Iterator[Finding]:
+    config = curvature_config(folder)
+    for name in config["groups"]:
+        yield _object(folder / "groups" / file_of(name))
+    asked = config["curvature"]
+    tables = {"map.csv": (MapRow, "map"), "spectra.csv": (SpectrumRow, "spectrum")}
+    yield _read(folder / "results.csv", partial(read_results, folder / "results.csv"))
+    for name, (kind, wanted) in tables.items():
+        if asked.get(wanted) or (folder / name).exists():
+            yield _read(folder / name, partial(read_table, kind, folder / name))
 
 
-def _budget(path: Path, config: dict[str, Any]) -> tuple[Finding, dict[str, Any]]:
-    """What budget.json is, and the steps of each preset that it says."""
-    try:
-        found = read_object(path)
-    except RunError:
-        return _unreadable(path), {}
-    steps = found.get("steps")
-    state = state_of(found, (identity_of_all(config),))
-    return _finding(path, [state]), steps if isinstance(steps, dict) else {}
+def _signal(folder: Path, _: dict[str, Any]) -> Iterator[Finding]:
+    yield _read(folder / "results.csv", partial(read_table, SignalRow, folder / "results.csv"))
 
 
-def gathered(folder: Path, runs: Sequence[Path]) -> Iterator[Finding]:
-    """What the files of a comparison are that are gathered from its runs.
-
-    Args:
-        folder: of the comparison.
-        runs: folders of all its runs, begun or not.
-    """
-    begun = all((run / "config.json").is_file() for run in runs)
-    owners = [identity_in(run) for run in runs] if begun else []
-    trained = [run for run in runs if _is_trained(run)]
-    for name, look in (("results.csv", _table), *((name, _lines) for name in LINES)):
-        path = folder / name
-        if name != "observations.jsonl" or any((one / name).exists() for one in (folder, *trained)):
-            found = look(path, owners)
-            lost = found.usable and any(_lost(path, run / name) for run in trained)
-            yield _short(found, lost)
+def _about(folder: Path) -> list[Finding]:
+    return [_object(folder / name) for name in ("config.json", "environment.json")]
 
 
-def _is_trained(run: Path) -> bool:
-    with contextlib.suppress(RunError):
-        return is_trained(read_results(run / "results.csv"))
-    return False
+def _object(path: Path) -> Finding:
+    """What a file with one JSON object is."""
+    return _read(path, partial(read_object, path))
 
 
-def _lost(path: Path, run: Path, *, back: bool = False) -> bool:
-    """Whether a gathered file lacks rows or lines that the run's file has; `back`: the other way round."""
-    of = identity_in(run.parent)
-    own, theirs = ({one for one in _seals(file) if one.startswith(of)} for file in (run, path))
-    return bool(theirs - own if back else own - theirs)
-
-
-def _seals(path: Path) -> set[str]:
-    return set(_SEAL.findall(path.read_text("utf-8", "replace"))) if path.is_file() else set()
-
-
-def _curvature(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
-    of = identity_in(folder)
-    files = {folder / "groups" / file_of(name): name for name in config["groups"]}
-    records: dict[str, dict[str, Any]] = {}
-    sealed = False
-    for path, name in files.items():
-        found, record = _group(path, name, of)
-        if found.state == "unsealed" and (sealed or "loss" in record):
-            found = replace(found, state="edited", words="lost its seal")
-        sealed = sealed or found.state == "whole"
-        if found.usable:
-            records[name] = record
-        yield found
-    for path in sorted(folder.glob("groups/*.json")):
-        if path not in files:
-            yield Finding(path=path, state="foreign", words="is no group of this run")
-    for name, least in least_rows(config["groups"], records).items():
-        path = folder / name
-        if name == "results.csv" or least or path.exists():
-            found = _table(path, (of,))
-            short = found.state == "whole" and len(table_states(path)) < least
-            yield _short(found, short)
-
-
-def _group(path: Path, name: str, of: str) -> tuple[Finding, dict[str, Any]]:
-    try:
-        record = read_object(path)
-    except RunError:
-        return _unreadable(path), {}
-    if record.get("group") != name:
-        words = f"is of the group {record.get('group')}"
-        return Finding(path=path, state="foreign", words=words), {}
-    return _finding(path, [state_of(record, (of,))]), record
-
-
-def _signal(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
-    found = _table(folder / "results.csv", (identity_in(folder),))
-    short = found.state == "whole" and len(table_states(found.path)) < config.get("rows", 1)
-    yield _short(found, short)
-
-
-def _about(folder: Path) -> Iterator[Finding]:
-    for path in (folder / "config.json", folder / "environment.json"):
-        try:
-            read_object(path)
-            yield Finding(path=path, state="whole")
-        except RunError:
-            yield _unreadable(path)
-
-
-def _table(path: Path, owners: Collection[str]) -> Finding:
+def _read(path: Path, read: Callable[[], object]) -> Finding:
+    """What a file is; `read` may return the words for what it lacks."""
     if not path.exists():
-        return _unreadable(path)
+        return Finding(path=path, state="missing", words=ABSENT)
     try:
-        return _finding(path, table_states(path, owners), "row")
+        said = read()
     except RunError:
-        return _unreadable(path)
-
-
-def _lines(path: Path, owners: Collection[str], ended: str | None = None) -> Finding:
-    """What a file of lines is; `ended` is the seal that its last line had when training was over."""
-    if not path.exists():
-        return _unreadable(path)
-    try:
-        found = _finding(path, [state for _, _, state in line_states(path, owners)], "line")
-    except RunError:
-        return _unreadable(path)
-    if found.state == "whole" and ended is not None and last_seal(path) != ended:
-        return Finding(path=path, state="missing", words=SHORT)
-    return found
-
-
-def _finding(path: Path, states: Sequence[State], part: str = "") -> Finding:
-    """The finding on a file with parts of these states."""
-    for state, words in WORDS.items():
-        if state in states:
-            first = f"its {part} {states.index(state) + 1} " if part else ""
-            return Finding(path=path, state=state, words=first + words)  # type: ignore[arg-type]
-    return Finding(path=path, state="whole")
-
-
-def _short(found: Finding, lost: bool) -> Finding:
-    return replace(found, state="missing", words=LACKS) if lost else found
-
-
-def _unreadable(path: Path) -> Finding:
-    if path.exists():
         return Finding(path=path, state="edited", words=DAMAGED)
-    return Finding(path=path, state="missing", words=ABSENT)
+    if not isinstance(said, str) or not said:
+        return Finding(path=path, state="whole")
+    state = "edited" if said.endswith(DAMAGED) else "missing"
+    return Finding(path=path, state=state, words=said)  # type: ignore[arg-type]

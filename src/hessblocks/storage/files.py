@@ -20,6 +20,11 @@ from hessblocks.errors import ArgumentError, RunError
 LONGEST_NAME = 200
 """Letters of a file's name at most, so that its temporary neighbour fits on every disk."""
 
+DEEPEST = 100
+"""Lists and objects inside each other at most; Python's own recursion ends soon after 1,000."""
+LONGEST_INTEGER = 100
+"""Digits of a whole number at most; a float holds 309, and Python parses 4,300."""
+
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
@@ -85,10 +90,27 @@ def file_of(name: str) -> str:
     Returns:
         The name with %XX for what not every disk takes, and .json; a long one is cut and gets its digest.
     """
-    text = quote(name, safe="")
+    text = quote(name, safe="", errors="surrogatepass")
     if len(text) > LONGEST_NAME:
-        text = f"{text[: LONGEST_NAME - 17]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:16]
+        text = f"{text[: LONGEST_NAME - 17]}-{digest}"
     return f"{text}.json"
+
+
+def stays_inside(name: object) -> bool:
+    """Whether what a file says, put behind a folder, is a path in that folder.
+
+    Returns:
+        False for what is no text, leads elsewhere, or is no name that a disk takes.
+    """
+    if not isinstance(name, str) or "\0" in name:
+        return False
+    path = Path(name)
+    try:
+        long = any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts)
+    except UnicodeEncodeError:
+        return False
+    return not (long or path.anchor or ".." in path.parts)
 
 
 def sync(path: Path) -> None:
@@ -211,6 +233,58 @@ def read_text(path: Path) -> str:
         raise RunError(f"{path}: cannot be read (not UTF-8 text); check the file.") from error
 
 
+def parse_json(text: str) -> Any:
+    """Parse JSON, within bounds that no file of ours comes near.
+
+    Args:
+        text: of a file, or of one of its lines.
+
+    Returns:
+        Its value.
+
+    Raises:
+        json.JSONDecodeError: it is no JSON, is nested too deeply, or has a whole number that is too long.
+    """
+    try:
+        value = json.loads(text, parse_int=_integer)
+        deep = not _is_shallow(value)
+    except RecursionError:
+        deep = True
+    except _TooLongError as error:
+        raise json.JSONDecodeError(str(error), text, text.find(error.digits)) from error
+    if deep:
+        raise json.JSONDecodeError(f"nested more than {DEEPEST} deep", text, 0)
+    return value
+
+
+class _TooLongError(ValueError):
+    def __init__(self, digits: str) -> None:
+        super().__init__(f"a whole number of {len(digits):,} digits")
+        self.digits = digits
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > LONGEST_INTEGER:
+        raise _TooLongError(digits)
+    return int(digits)
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether nothing is nested deeper than `DEEPEST`; level by level, since recursion is what is to be spared."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [one for outer in level for one in _children(outer) if isinstance(one, dict | list)]
+        if not level:
+            return True
+    return False
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.values()]
+    return value if isinstance(value, list) else []
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object that the file holds.
 
@@ -221,7 +295,7 @@ def read_object(path: Path) -> dict[str, Any]:
         RunError: the file cannot be read or is not one JSON object.
     """
     try:
-        value = json.loads(read_text(path))
+        value = parse_json(read_text(path))
     except json.JSONDecodeError as error:
         raise damaged(path, error.lineno, f"not JSON ({error.msg})") from error
     if not isinstance(value, dict):
@@ -239,7 +313,7 @@ def read_study_file(path: Path) -> dict[str, Any]:
         RunError: the file is missing or damaged.
     """
     try:
-        found = json.loads(read_text(path))
+        found = parse_json(read_text(path))
         found.items()
     except (ValueError, AttributeError) as error:
         raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError
-from hessblocks.storage.config import Settings, read_settings
+from hessblocks.storage.config import Settings, read_settings, run_path
 from hessblocks.storage.environment import read_environment
 from hessblocks.storage.files import refuse_links
 from hessblocks.storage.lines import Metric, Observation, read_metrics, read_observations
@@ -81,9 +81,7 @@ def load_results(folder: AnyPath) -> FolderResults:
         )
     settings, environment = read_settings(config), read_environment(folder)
     runs = [
-        folder / "runs" / f"{preset}-seed{seed}"
-        for seed in settings.seeds
-        for preset in settings.presets
+        run_path(folder, preset, seed) for seed in settings.seeds for preset in settings.presets
     ]
     losses = _gather(folder, runs, read_metrics)
     metrics = {(m.preset, m.seed, m.split, m.step): m for m in losses}

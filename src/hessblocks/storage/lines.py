@@ -6,19 +6,16 @@ import contextlib
 import json
 import math
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import RunError
-from hessblocks.storage.files import damaged, read_bytes
-from hessblocks.storage.identity import SAID, SEAL, State, owner, sealed, state_of
+from hessblocks.storage.files import damaged, parse_json, read_bytes
 from hessblocks.storage.records import Record, records
 
 Line = dict[str, Any]
-LONGEST = 1 << 20
-"""Bytes of a line at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +38,8 @@ class Metric:
     """Training tokens so far; None where they were not recorded."""
     diverged: str = ""
     """What first was not finite, where the run diverged at this step."""
+    tokens_per_second: float | None = None
+    """Pace since the line before; None with losses on held-out text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +74,14 @@ class Observation:
     """Loss on the batch that curvature is measured on; None with other quantities."""
 
 
+KINDS: dict[str, type[Any]] = {"metrics.jsonl": Metric, "observations.jsonl": Observation}
+"""What a line of each file says at least."""
 SHORT = "lacks lines at its end"
 """What is said of a file that was longer once."""
 
 
 class DamagedLineError(RunError):
-    """A line that is not a JSON object."""
+    """A line that is not a JSON object, or lacks what every line of its file says."""
 
     def __init__(self, path: Path, number: int, reason: str, *, ended: bool) -> None:
         """Name file and line (from 1); `ended` says whether the line was written to its end."""
@@ -89,13 +90,12 @@ class DamagedLineError(RunError):
         self.ended = ended
 
 
-def append_line(path: Path, line: Line, of: str) -> None:
-    """Add one line with its seal, which follows that of the line before; NaN and infinities become null.
+def append_line(path: Path, line: Line) -> None:
+    """Add one line; NaN and infinities become null.
 
     Args:
         path: the file; its lines end with a line end.
         line: JSON values.
-        of: identity of the run.
 
     Raises:
         RunError: the file cannot be written.
@@ -106,52 +106,18 @@ def append_line(path: Path, line: Line, of: str) -> None:
     }
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(sealed(of, finite, last_seal(path))) + "\n")
+            file.write(json.dumps(finite) + "\n")
     except OSError as error:
         raise RunError(
             f"{path}: cannot be written ({error.strerror}); free some space and run again."
         ) from error
 
 
-def last_seal(path: Path) -> str:
-    """The seal of the last line; empty where there is none."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LONGEST))
-        *_, last = [b"{}", *file.read().splitlines()]
-    with contextlib.suppress(ValueError, AttributeError):  # no JSON, or no object
-        return str(json.loads(last).get(SEAL, ""))
-    return ""
-
-
-def line_states(path: Path, owners: Collection[str] = ()) -> Iterator[tuple[int, Line, State]]:
-    """Each line with its number from 1 and what it is: whole, foreign, edited or unsealed.
-
-    Args:
-        path: the file; there are no lines where it is absent.
-        owners: identities of the runs whose lines it may hold; none means any. In the file of one run a
-            line without a seal after one that has it is edited.
-
-    Raises:
-        DamagedLineError: a line is not a JSON object.
-    """
-    before: dict[str, str] = {}
-    for number, line in _numbered(path):
-        theirs = owner(line)
-        state = state_of(line, owners, before.get(theirs, ""))
-        planted = state == "unsealed" and before and len(owners) == 1
-        yield number, line, "edited" if planted else state
-        if theirs:
-            before[theirs] = line[SEAL]
-
-
-def read_lines(path: Path, of: str | None = None) -> list[Line]:
+def read_lines(path: Path) -> list[Line]:
     """The lines before the first damaged one, as a killed process leaves its last.
 
     Args:
         path: the file.
-        of: identity of the run: lines end before the first one that is edited or of another run, too.
 
     Returns:
         Names and values of each line; none where there is no file.
@@ -161,56 +127,67 @@ def read_lines(path: Path, of: str | None = None) -> list[Line]:
     """
     lines: list[Line] = []
     with contextlib.suppress(DamagedLineError):
-        for _, line, state in line_states(path, (of,) if of else ()):
-            if of and state in SAID:
-                break
+        for _, line in _whole(path):
             lines.append(line)
     return lines
 
 
-def fault_in_lines(path: Path, of: str, *, torn: bool) -> str:
-    """What is wrong with the first line that is damaged, edited or of another run; empty where none is.
+def fault_in_lines(path: Path, *, torn: bool) -> str:
+    """What is wrong with the first damaged line; empty where none is.
 
     Args:
         path: the file.
-        of: identity of the run.
         torn: whether a last line without an end, as a killed process leaves it, counts.
 
     Returns:
         The end of a sentence that begins with the file's name.
     """
     try:
-        for number, _, state in line_states(path, (of,)):
-            if state in SAID:
-                return f"its line {number} {SAID[state]}"
+        for _ in _whole(path):
+            pass
     except DamagedLineError as error:
         if error.ended or torn:
             return f"its line {error.number} is damaged"
     return ""
 
 
-def read_finished_lines(path: Path, of: str, ended: str | None = None) -> list[Line]:
+def fault_in_finished_lines(path: Path, count: object = None) -> str:
+    """What is wrong with the lines of a run that is trained; empty where nothing is.
+
+    Args:
+        path: the file.
+        count: lines that it had when training was over; anything but a number where that was not noted.
+
+    Returns:
+        The end of a sentence that begins with the file's name.
+    """
+    if fault := fault_in_lines(path, torn=True):
+        return fault
+    lines = read_lines(path)
+    if not lines:
+        return "absent or empty"
+    return f"it {SHORT}" if isinstance(count, int) and len(lines) < count else ""
+
+
+def read_finished_lines(path: Path, count: object = None) -> list[Line]:
     """All lines of a run that is trained.
 
     Args:
         path: the file.
-        of: identity of the run.
-        ended: seal of its last line when training was over; empty or None where that was not noted.
+        count: as `fault_in_finished_lines` takes it.
 
     Returns:
         Names and values of each line.
 
     Raises:
-        RunError: the file is absent, lacks lines, or a line of it is damaged, edited or of another run.
+        RunError: the file is absent, lacks lines, or a line of it is damaged.
     """
-    lines = read_lines(path, of)
-    short = f"it {SHORT}" if ended and last_seal(path) != ended else ""
-    if what := fault_in_lines(path, of, torn=True) or ("" if lines else "absent or empty") or short:
+    if fault := fault_in_finished_lines(path, count):
         raise RunError(
-            f"{path}: {what}, though the run is trained; remove {path.parent} and run again to "
+            f"{path}: {fault}, though the run is trained; remove {path.parent} and run again to "
             "train it once more."
         )
-    return lines
+    return read_lines(path)
 
 
 def read_metrics(folder: Path) -> Iterator[Metric]:
@@ -248,6 +225,18 @@ def _read(kind: type[Record], path: Path) -> Iterator[Record]:
         warnings.warn(f"{path}: its last line is half-written and left out.", stacklevel=2)
 
 
+def _whole(path: Path) -> Iterator[tuple[int, Line]]:
+    """Each line with its number; one that lacks what every line of the file says is damaged."""
+    kind = KINDS.get(path.name)
+    for number, line in _numbered(path):
+        try:
+            if kind:
+                next(records(kind, path, iter([(number, line)])))
+        except RunError as error:
+            raise DamagedLineError(path, number, str(error), ended=True) from error
+        yield number, line
+
+
 def _numbered(path: Path) -> Iterator[tuple[int, Line]]:
     """Each line with its number from 1; none where there is no file."""
     text = read_bytes(path) if path.exists() else b""
@@ -255,7 +244,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, Line]]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line.decode())
+            value = parse_json(line.decode())
         except UnicodeDecodeError as error:
             raise DamagedLineError(path, number, "not UTF-8 text", ended=True) from error
         except json.JSONDecodeError as error:

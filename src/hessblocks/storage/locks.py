@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.files import refuse_links, remove_partials
-from hessblocks.storage.seals import SEAL_FILE
+from hessblocks.storage.manifest import MANIFEST
 
 LOCK = ".hessblocks.lock"
 HOLDER = ".hessblocks.holder"
@@ -28,7 +28,7 @@ def held(folder: Path) -> Iterator[None]:
         folder: made when missing.
 
     Raises:
-        ArgumentError: it is a sealed model or checkpoint, or something in it is a link.
+        ArgumentError: it is a saved model or checkpoint, or something in it is a link.
         RunError: another live process holds it (the message says which), or it cannot be written.
     """
     lock = FileLock(folder / LOCK, timeout=0)
@@ -45,7 +45,7 @@ def held(folder: Path) -> Iterator[None]:
 
 def _take(lock: FileLock, folder: Path) -> None:
     try:
-        if (folder / SEAL_FILE).is_file():
+        if (folder / MANIFEST).is_file():
             raise ArgumentError(
                 f"--out: {folder} is a saved model or a checkpoint, into which nothing else is written; choose another "
                 "folder."

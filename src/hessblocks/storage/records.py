@@ -33,7 +33,7 @@ def records(
             yield kind(**{name: read(values[name]) for name, read in _asked(kind, values)})
         except KeyError as error:
             raise damaged(path, line, f"{error.args[0]} is missing") from error
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise damaged(path, line, str(error)) from error
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hessblocks.conventions import PARTS
 from hessblocks.storage.files import read_text
-from hessblocks.storage.identity import SEAL, sealed
-from hessblocks.storage.tables import as_texts, columns_of, read_table, write_table
+from hessblocks.storage.tables import columns_of, read_table, write_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +37,6 @@ class ResultRow:
     """Of the value, where it is an estimate."""
     method: str
     """exact, estimate or measured."""
-    seal: str = ""
-    """What run the row is of, and a digest of it; empty where an older version wrote it."""
 
 
 NORM = "frobenius_norm"
@@ -67,11 +64,6 @@ def write_results(path: Path, rows: Iterable[ResultRow]) -> None:
         RunError: the file cannot be written.
     """
     write_table(path, COLUMNS, map(vars, rows))
-
-
-def seal_rows(rows: Iterable[ResultRow], of: str) -> list[ResultRow]:
-    """The rows as those of the run with the identity `of`."""
-    return [replace(row, seal=sealed(of, as_texts(vars(row), COLUMNS))[SEAL]) for row in rows]
 
 
 def read_results(path: Path) -> list[ResultRow]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hessblocks.storage.files import damaged, read_text, write_text
-from hessblocks.storage.identity import SEAL, SHAPE, State, sealed, state_of
 from hessblocks.storage.records import Record, records
 
 Scalar = str | int | float | bool | None
@@ -29,9 +28,7 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 """Begins a text that spreadsheets calculate, or such a text behind apostrophes."""
 
 
-def write_table(
-    path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]], of: str = ""
-) -> None:
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> None:
     """Write `rows` under a header, each number with all its digits; what a row lacks is left empty.
 
     A text such as `=1+1` gets an apostrophe in front, which `read_table` takes away again.
@@ -40,14 +37,10 @@ def write_table(
         path: the file.
         columns: in their order.
         rows: values by column.
-        of: identity of the run, sealed into a last column; empty leaves the rows as they are.
 
     Raises:
         RunError: the file cannot be written.
     """
-    if of:
-        rows = [{**row, SEAL: sealed(of, as_texts(row, columns))[SEAL]} for row in rows]
-        columns = [*columns, SEAL]
     write_text(path, table_text(columns, rows))
 
 
@@ -58,11 +51,6 @@ def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> 
     writer.writeheader()
     writer.writerows({name: _guarded(row.get(name)) for name in columns} for row in rows)
     return file.getvalue()
-
-
-def as_texts(row: Mapping[str, Scalar], columns: Iterable[str]) -> dict[str, str]:
-    """A row as it is read back; what it lacks is empty."""
-    return {name: "" if row.get(name) is None else str(row[name]) for name in columns}
 
 
 def _guarded(value: Scalar) -> Scalar:
@@ -97,53 +85,16 @@ def read_table(kind: type[Record], path: Path) -> list[Record]:
     return list(records(kind, path, _rows(path, columns_of(kind)))) if path.exists() else []
 
 
-def table_states(path: Path, owners: Collection[str] = ()) -> list[State]:
-    """What each row of a table is: whole, foreign, edited or unsealed.
-
-    A row that is there twice is edited, and so is one without a seal among those of its step that have it.
-
-    Args:
-        path: the file, with a header; there are no rows where it is absent.
-        owners: identities of the runs that rows may be of; none means any.
-
-    Returns:
-        One a row, in the order of the file.
-
-    Raises:
-        RunError: the file cannot be read, or a row has another length.
-    """
-    rows = [row for _, row in _rows(path, ())] if path.exists() else []
-    kin = {_kin(row) for row in rows if row.get(SEAL)}
-    seals: set[str] = set()
-    found: list[State] = []
-    for row in rows:
-        seal = row.get(SEAL, "")
-        spoilt = seal in seals if seal else _kin(row) in kin
-        found.append("edited" if spoilt else state_of(row, owners))
-        seals.update([seal] if seal else [])
-    return found
-
-
-def _kin(row: Mapping[str, str]) -> tuple[str | None, ...]:
-    """What rows have in common that one version wrote at one time: model, seed, and step of a run."""
-    early = row.get("quantity") in ("parameters", "flops")
-    names = ("preset", "model", "seed", "stage" if row.get("group") else "")
-    return (*map(row.get, names), str(early))
-
-
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Each row as column → text, with its line number from 1."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-    known = {SEAL, *(reader.fieldnames or ())}
-    absent = [name for name in columns if name not in known]
+    absent = [name for name in columns if name not in (reader.fieldnames or ())]
     if absent:
         raise damaged(path, 1, f"expected the columns {', '.join(absent)}")
     try:
         for row in reader:
             if None in row or None in row.values():
                 raise damaged(path, reader.line_num, "expected as many values as there are columns")
-            if not SHAPE.fullmatch(row.get(SEAL, "")):
-                raise damaged(path, reader.line_num, "its seal is cut off")
             yield reader.line_num, {name: _read_back(text) for name, text in row.items()}
     except csv.Error as error:
         raise damaged(path, reader.line_num, f"not CSV ({error})") from error

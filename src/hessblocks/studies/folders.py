@@ -11,7 +11,15 @@ from typing import Any
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.storage import ABSENT, Finding, held, read_text, write_json
+from hessblocks.storage import (
+    ABSENT,
+    Finding,
+    held,
+    parse_json,
+    read_text,
+    stays_inside,
+    write_json,
+)
 from hessblocks.studies.catalogue import find, names
 from hessblocks.studies.engine import (
     POINTS,
@@ -122,7 +130,7 @@ def _of_older_revisions(store: Store, study: Study[Any], points: list[Point]) ->
     """What to say of a store whose points all are of another revision of the study; empty for others."""
     if not len(store) or len(store.of(points).missing) < len(points):
         return ""
-    keys = [json.loads(key) for key in store]
+    keys = [parse_json(key) for key in store]
     found = {key.get("revision") for key in keys if key["study"] == study.name}
     if not found or study.revision in found:
         return ""
@@ -167,7 +175,7 @@ def check_studies(folder: AnyPath) -> tuple[Finding, ...]:
     lost = [
         Finding(path=folder / name, state="missing", words=ABSENT)
         for name in asked
-        if name not in own
+        if name not in own and stays_inside(name)
     ]
     found = [finding for path in own.values() for finding in _findings(path, asked.get(path.name))]
     return (*lost, *found)
@@ -185,7 +193,7 @@ def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterato
     if asked and (older := _of_older_revisions(store, *asked)):
         yield Finding(path=points, state="foreign", words=older)
         return
-    foreign = [key for key in store if json.loads(key)["study"] != name]
+    foreign = [key for key in store if parse_json(key)["study"] != name]
     missing = store.of(asked[1]).missing if asked else []
     if store.damaged:
         words = f"has {store.damaged} line(s) that are not what was written"
@@ -235,7 +243,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     except ValueError as error:
         raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error

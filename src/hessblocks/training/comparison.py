@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from hessblocks.models import draw_blocks
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings, SharedSettings
 from hessblocks.storage import (
-    gathered,
     is_trained,
-    mended,
     read_finished_lines,
     read_lines,
     read_results,
@@ -62,8 +59,6 @@ def compare(
         with claimed(out, config, growing=("presets", "seeds")) as folder:
             _draw(out, settings, settings.presets, corpus.vocab_size)
             runs = settings.runs(steps_of(settings, corpus, folder, progress))
-            there = [folder.run(run.preset, run.seed).path for run in runs]
-            mended(out, gathered(out, there), "gathered anew from the runs")
             for run in runs:
                 own = folder.run(run.preset, run.seed)
                 own.prepare(config_of(run, command, corpus))
@@ -92,8 +87,7 @@ def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int)
         for (run, own), known in zip(runs, rows, strict=True):
             path = getattr(own, name)
             finished = is_trained(known) and name in line_files(run, vocab_size)
-            read = partial(read_finished_lines, of=own.identity) if finished else read_lines
-            found += read(path)
+            found += read_finished_lines(path) if finished else read_lines(path)
         if name == "metrics" or found:
             write_text(getattr(folder, name), "".join(json.dumps(line) + "\n" for line in found))
     write_results(folder.results, chain.from_iterable(rows))

@@ -30,7 +30,7 @@ class Heart:
     """Counts up in the store that all processes share, and watches the counts of the others.
 
     Time is counted in turns of the watching thread: where all processes were stopped together and go on, no
-    one is lost. Another process is watched from its first beat on.
+    one is lost. Silence counts from the start, also that of a process which has not beaten once.
     """
 
     def __init__(
@@ -97,13 +97,15 @@ class Heart:
 
     def _watch(self) -> None:
         known: dict[int, int] = {}
-        silence: dict[int, float] = {}
+        silence = dict.fromkeys(range(self.count), 0.0)
         while not self._end.wait(self.every):
+            for rank in silence:
+                silence[rank] += self.every
             for rank, beats in self._beats.copy().items():
-                if beats != known.setdefault(rank, beats):
+                if beats != known.setdefault(
+                    rank, beats
+                ):  # the first count may be of an earlier meeting
                     known[rank], silence[rank] = beats, 0.0
-                elif rank in silence:
-                    silence[rank] += self.every
             silent = [rank for rank, seconds in silence.items() if seconds >= self.patience]
             if silent:  # who does not hear itself has lost the store, which the first process keeps
                 self.lost([0] if self.rank in silent else silent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from functools import partial
@@ -14,13 +13,8 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings
 from hessblocks.storage import (
-    SAID,
-    Finding,
-    identity_of_all,
-    mended,
+    put_aside,
     read_object,
-    sealed,
-    state_of,
     write_json,
 )
 from hessblocks.training.execution import give
@@ -52,10 +46,10 @@ def steps_of(
 
     Raises:
         ArgumentError: the folder's budget is that of another preset.
-        RunError: budget.json is damaged, or was edited where time is matched.
+        RunError: budget.json is damaged.
 
     Warns:
-        DamageWarning: budget.json was edited, and is computed anew.
+        DamageWarning: budget.json has other costs than these presets, and is computed anew.
 
     Cost:
         Where time is matched, a few steps of each preset that was not measured before, and of the first
@@ -63,17 +57,8 @@ def steps_of(
     """
     if settings.match == "steps":
         return dict.fromkeys(settings.presets, settings.training.steps)
-    known, of = _recorded(folder.budget), identity_of_all(read_object(folder.config))
-    state = state_of(known, (of,)) if known else "whole"
+    known = _recorded(folder.budget)
     exact, reference = settings.match != "time", settings.presets[0]
-    if state in SAID and exact:
-        _compute_anew(folder, SAID[state])
-        known = {}
-    elif state in SAID:
-        raise RunError(
-            f"{folder.budget} {SAID[state]}, and the pace of then cannot be measured again; put back what "
-            f"was written, or remove the folder {folder.path} and run again."
-        )
     cost = {} if exact else dict(known.get("cost", {}))
     if known and known["reference"] != reference:
         raise ArgumentError(
@@ -100,17 +85,11 @@ def steps_of(
     }
     budget |= {"total": total, "cost": cost, "steps": steps}
     if exact and any(cost.get(name) != own for name, own in known.get("cost", {}).items()):
-        _compute_anew(folder, "has other costs than these presets")
-    if exact or state == "whole":  # a pace of unknown origin is not made to look like a known one
-        budget = sealed(of, budget)
+        words = "has other costs than these presets"
+        put_aside(folder.budget, folder.path, words, "computed anew")
     if budget != known:
         write_json(folder.budget, budget)
     return steps
-
-
-def _compute_anew(folder: RunFolder, words: str) -> None:
-    found = Finding(path=folder.budget, state="edited", words=words)
-    mended(folder.path, [found], "computed anew")
 
 
 def _costs(
@@ -133,9 +112,10 @@ def _recorded(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found | {"cost": dict(found["cost"]), "reference": found["reference"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{path}: damaged; remove the folder {path.parent} and run again."
-        ) from error
+        found = read_object(path)
+        cost = {name: float(one) for name, one in found["cost"].items()}
+        if found["reference"] in cost and all(0 < one < math.inf for one in cost.values()):
+            return found | {"cost": cost}
+    except (RunError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise RunError(f"{path}: damaged; remove the folder {path.parent} and run again.")

@@ -18,24 +18,20 @@ from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.storage import (
-    SAID,
     STEPS,
     DamageWarning,
     ResultRow,
-    fault_in_lines,
+    check_manifest,
+    fault_in_finished_lines,
     is_trained,
-    last_seal,
     read_finished_lines,
     read_lines,
     read_results,
     remedy,
     remembered_in,
-    seal_rows,
-    sealed_folder,
     set_aside,
     step_of,
     steps_done,
-    table_states,
     warn_of_another_environment,
     write_results,
 )
@@ -94,19 +90,10 @@ class Run:
     def _check(self) -> None:
         """Look over what an earlier process left: files of a trained run, rows of each step."""
         begun = max((STEPS.index(step_of(row)) + 1 for row in self.rows), default=0)
-        spoilt = self._spoilt_rows()
         trained, diverged = is_trained(self.rows), self._diverged
         lacking = [step for step in STEPS[:begun] if step not in self._done]
-        if spoilt:
-            again = ", ".join(lacking) or "nothing"
-            self._warn(
-                f"{spoilt}; it is kept in {self.folder.path / 'aside'}, measuring {again} again"
-            )
         for step in lacking:
-            if not spoilt:
-                self._warn(
-                    f"{self.folder.results} lacks rows of {self.name}; measuring {step} again"
-                )
+            self._warn(f"{self.folder.results} lacks rows of {self.name}; measuring {step} again")
             self.rows = [row for row in self.rows if step_of(row) != step]
         if trained:
             spare_foreign(self.folder)
@@ -114,20 +101,9 @@ class Run:
             ended = {} if fault else remembered_in(self.folder.model).get("lines", {})
             for name in line_files(self.settings, self.corpus.vocab_size):
                 path = getattr(self.folder, name)
-                read_finished_lines(path, self.folder.identity, ended.get(path.name))
+                read_finished_lines(path, ended.get(path.name))
             if fault and not diverged:
                 self._warn(fault)
-
-    def _spoilt_rows(self) -> str:
-        """Leave out rows that were edited or are of another run; what is wrong with the first."""
-        states = table_states(self.folder.results, (self.folder.identity,))
-        wrong = [number for number, state in enumerate(states) if state in SAID]
-        if not wrong:
-            return ""
-        set_aside(self.folder.results, self.folder.path)
-        self.rows = [row for row, state in zip(self.rows, states, strict=True) if state not in SAID]
-        write_results(self.folder.results, self.rows)
-        return f"{self.folder.results}: its row {wrong[0] + 1} {SAID[states[wrong[0]]]}"
 
     def _warn(self, message: str) -> None:
         warnings.warn(message, DamageWarning, stacklevel=4)
@@ -135,7 +111,7 @@ class Run:
     @property
     def _model_fault(self) -> str:
         """Why the saved model is not that of this run, and what to do; empty where it is."""
-        found = sealed_folder(self.folder.model, self.folder.identity)
+        found = check_manifest(self.folder.model, self.folder.identity)
         if found.usable:
             return ""
         words = found.words if found.state == "foreign" else "is damaged"
@@ -161,8 +137,7 @@ class Run:
         return any(row.quantity == "loss" and not math.isfinite(row.value) for row in self.rows)
 
     def _record(self, rows: Sequence[ResultRow]) -> None:
-        rows = [*self.rows, *seal_rows(rows, self.folder.identity)]
-        self.rows = sorted(rows, key=lambda row: STEPS.index(step_of(row)))
+        self.rows = sorted([*self.rows, *rows], key=lambda row: STEPS.index(step_of(row)))
         write_results(self.folder.results, self.rows)
 
     def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> list[ResultRow]:
@@ -201,7 +176,8 @@ class Run:
     def _train(self) -> list[ResultRow]:
         """Train from the newest whole checkpoint, or from the start, unless the model is saved already."""
         settings, ended = self.settings, remembered_in(self.folder.model)
-        if "lines" in ended and not self._model_fault and self._lines_end_with(ended["lines"]):
+        known = {"lines", "seconds", "peak_memory"} <= ended.keys()
+        if known and not self._model_fault and self._has_lines(ended["lines"]):
             return self._training_rows(ended["seconds"], ended["peak_memory"])
         if self.folder.model.exists():
             kept = set_aside(self.folder.model, self.folder.path).parent
@@ -250,20 +226,22 @@ class Run:
             "validation loss after": nats[1],
         }
 
-    def _lines_end_with(self, seals: Mapping[str, str]) -> bool:
-        """Whether every file of lines is whole and ends as it did when training was over."""
-        return all(
-            last_seal(path := self.folder.path / name) == seal
-            and not fault_in_lines(path, self.folder.identity, torn=True)
-            for name, seal in seals.items()
-        )
+    def _has_lines(self, counts: Mapping[str, object]) -> bool:
+        """Whether every file of lines is whole, and has as many as when training was over."""
+        names = line_files(self.settings, self.corpus.vocab_size)
+        paths = [getattr(self.folder, name) for name in names]
+        return not any(fault_in_finished_lines(path, counts.get(path.name)) for path in paths)
 
     def _training_rows(
         self, seconds: float, peak: float, *, diverged: bool = False
     ) -> list[ResultRow]:
         lines = read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
-        speeds = [line["tokens_per_second"] for line in lines if line["split"] == "train"]
+        speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
+        if not losses or not speeds:
+            raise RunError(
+                f"{self.folder.metrics}: lacks losses or speeds; remove {self.folder.path} and run again."
+            )
         values = {
             ("loss", "initial"): math.nan if losses[0] is None else losses[0],
             ("loss", "final"): math.nan if diverged or losses[-1] is None else losses[-1],

@@ -18,6 +18,6 @@ FAULTS = (
     fault("a folder is not locked", "$lock.acquire() =>",
           "test_another_process_is_named_and_its_lock_goes_with_it", within="_take"),
     fault("a missing number is 0", "math.nan => 0.0", "test_records.py", within="_number"),
-    fault("an edited card spoils the model", "{SEAL_FILE, CARD} => {SEAL_FILE}",
-          "storage/test_identity.py"),
+    fault("an edited card spoils the model", "{MANIFEST, CARD} => {MANIFEST}",
+          "storage/test_manifest.py"),
 )

@@ -58,5 +58,5 @@ def check(
 
 
 def _name(path: Path, folder: Path) -> str:
-    """What is shown of a file; a folder that is sealed as a whole has its own name."""
+    """What is shown of a file; a saved model has its own name."""
     return folder.resolve().name if path == folder else path.relative_to(folder).as_posix()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -42,10 +41,10 @@ def report(
 
 
 def _refuse_model(folder: Path) -> None:
-    """A page inside a sealed model would be a foreign file there."""
-    from hessblocks.storage import SEAL_FILE
+    """A page inside a saved model would be a foreign file there."""
+    from hessblocks.storage import MANIFEST
 
-    if (folder / SEAL_FILE).is_file():
+    if (folder / MANIFEST).is_file():
         raise ArgumentError(
             f"DIR: {folder} is a saved model or a checkpoint, which has no page; give the folder of its run."
         )
@@ -77,24 +76,11 @@ def holds_studies(folder: Path) -> bool:
 def _run_page(folder: Path) -> tuple[Path, list[str]]:
     """The page of a run, which lacks nothing."""
     from hessblocks.report import write_curvature_report, write_report
-    from hessblocks.storage import (
-        LACKS,
-        SAID,
-        SHORT,
-        DamageWarning,
-        check_folder,
-        held,
-        is_curvature_run,
-    )
+    from hessblocks.storage import held, is_curvature_run
 
     with held(folder):
         write = write_curvature_report if is_curvature_run(folder) else write_report
-        page = write(folder)
-        for finding in check_folder(folder):
-            if finding.state in SAID or finding.words in (LACKS, SHORT):
-                message = f"{finding.sentence}; it is shown as it is now"
-                warnings.warn(message, DamageWarning, stacklevel=2)
-    return page, []
+        return write(folder), []
 
 
 def _study_page(folder: Path) -> tuple[Path, list[str]]:

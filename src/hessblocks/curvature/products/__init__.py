@@ -7,6 +7,7 @@ from hessblocks.curvature.products.backend import (
     evaluation_mode,
     uncompiled,
 )
+from hessblocks.curvature.products.calling import AuxiliaryLossWarning
 from hessblocks.curvature.products.evaluation import Evaluated, in_float64
 from hessblocks.curvature.products.guard import DerivativeWarning
 from hessblocks.curvature.products.operators import (

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hessblocks.conventions import IGNORED
 from hessblocks.curvature.losses import Batch, given_labels
 from hessblocks.errors import ArgumentError, RunError
+
+ROUTER_LOSSES = ("router_aux_loss_coef", "router_z_loss_coef")
+"""Weights of the losses of mixtures of experts, as configurations of transformers name them."""
+
+
+class AuxiliaryLossWarning(UserWarning):
+    """A model has a loss beside that of its logits, whose curvature is not measured."""
 
 
 class Call:
     """How a model is called, by the signature of its forward pass."""
 
-    def __init__(self, model: nn.Module, *, shift_labels: bool) -> None:
+    def __init__(self, model: nn.Module, *, shift_labels: bool, own_loss: bool = False) -> None:
         """Read the signature.
 
         Args:
             model: any module.
             shift_labels: whether a decoder reads the labels one place further on, unless its inputs are given.
+            own_loss: whether the loss is that of the model's task, so that a part which is left out is named.
         """
         self._model, self._shift_labels = model, shift_labels
         self._accepted = inspect.signature(model.forward).parameters
         self._extra = {"use_cache": False} if "use_cache" in self._accepted else {}
+        self._own_loss = own_loss
 
     def __call__(self, batch: Batch) -> Any:
         """Call the model with a batch.
@@ -35,11 +46,19 @@ class Call:
 
         Raises:
             ArgumentError: labels cannot be shifted for its decoder.
+
+        Warns:
+            AuxiliaryLossWarning: the model has a loss beside that of its logits; once.
         """
         if self._takes_mapping(batch.keywords):
-            return self._model(batch.keywords)
-        keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
-        return self._model(*batch.arguments, **keywords)
+            outputs = self._model(batch.keywords)
+        else:
+            keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
+            outputs = self._model(*batch.arguments, **keywords)
+        if self._own_loss:
+            self._own_loss = False
+            _warn_of_auxiliary_losses(self._model, outputs)
+        return outputs
 
     def _takes_mapping(self, names: Mapping[str, object]) -> bool:
         """Whether the model wants a mapping in one piece: one argument, and none of the mapping's names."""
@@ -52,12 +71,53 @@ class Call:
         if not self._shift_labels or "decoder_input_ids" in batch.keywords:
             return {}
         shift = getattr(self._model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is None and (shifted := _shifted(self._model, given_labels(batch))) is not None:
+            return {"decoder_input_ids": shifted}
         if shift is None:
             raise ArgumentError(
                 f"loss: seq2seq expects an encoder-decoder of transformers, got {type(self._model).__name__}; "
                 "give decoder_input_ids in the batches"
             )
         return {"decoder_input_ids": shift(labels=given_labels(batch))}
+
+
+def _shifted(model: nn.Module, labels: Tensor) -> Tensor | None:
+    """Labels one place further on, as an encoder-decoder without a method for it (Whisper) makes them.
+
+    Returns:
+        None where the configuration does not say what a text begins with and is padded by.
+    """
+    config = getattr(model, "config", None)
+    start, padding = (
+        getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id")
+    )
+    if not getattr(config, "is_encoder_decoder", False) or start is None or padding is None:
+        return None
+    shifted = labels.roll(1, dims=-1).masked_fill(labels.roll(1, dims=-1) == IGNORED, padding)
+    shifted[..., 0] = start
+    return shifted
+
+
+def _warn_of_auxiliary_losses(model: nn.Module, outputs: Any) -> None:
+    """Name a loss that the model adds to that of its logits, such as a router's of a mixture of experts."""
+    named = dict(outputs) if isinstance(outputs, Mapping) else {}
+    found = [name for name, value in named.items() if name.endswith("_loss") and value is not None]
+    config = getattr(model, "config", None)
+    parts = [config, getattr(config, "text_config", None)]
+    weights = [(part, name) for part in parts for name in ROUTER_LOSSES if hasattr(part, name)]
+    if weights:  # which may be 0
+        found = [
+            name
+            for part, name in weights
+            if getattr(part, "output_router_logits", False) and getattr(part, name)
+        ]
+    if found:
+        warnings.warn(
+            f"model: {type(model).__name__} adds {' and '.join(sorted({*found}))} to its loss, which is left out: "
+            "what is measured is the loss of the logits alone; a callable loss can add it",
+            AuxiliaryLossWarning,
+            stacklevel=4,
+        )
 
 
 def logits_of(outputs: Any) -> Float[Tensor, "... classes"]:

@@ -232,7 +232,9 @@ class Problem(Operand):
         """Call another model from now on, such as a copy in float64; the plan stays."""
         self.model = model
         self.held: tuple[Any, list[Any]] | None = None
-        self._call = Call(model, shift_labels=self.loss == "seq2seq")
+        self._call = Call(
+            model, shift_labels=self.loss == "seq2seq", own_loss=isinstance(self.loss, str)
+        )
         self._positions = TextPositions(model)
         self.note_form()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.sharding.exchange import Cut
 from hessblocks.errors import ArgumentError
+from hessblocks.storage import check_model_folder, weight_files
 
 
 class WeightsFolder:
@@ -31,21 +31,16 @@ class WeightsFolder:
 
         Raises:
             ArgumentError: there are no safetensors.
+            RunError: the configuration is damaged or does not fit the weights.
         """
         self._folder = Path(folder)
-        index, single = (
-            self._folder / name for name in ("model.safetensors.index.json", "model.safetensors")
-        )
-        if not (index.exists() or single.exists()):
+        check_model_folder(self._folder)
+        if not (files := weight_files(self._folder)):
             raise ArgumentError(
                 f"model: {folder} has no model.safetensors; save it with model.save_pretrained(folder)"
             )
-        files = {single}
-        if index.exists():
-            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            files = {self._folder / name for name in listed.values()}
         try:
-            opened = [safe_open(str(file), framework="pt") for file in sorted(files)]
+            opened = [safe_open(str(file), framework="pt") for file in files]
         except (OSError, SafetensorError) as error:
             raise ArgumentError(f"model: {folder} cannot be read ({error})") from error
         self._files: dict[str, Any] = {name: file for file in opened for name in file.keys()}  # noqa: SIM118

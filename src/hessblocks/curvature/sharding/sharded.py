@@ -40,6 +40,7 @@ def sharded(
     Raises:
         ArgumentError: no process group, more processes than rows, a model without layers or without
             parameters, other weights on other processes, or a folder that does not fit its configuration.
+        RunError: the configuration of a folder is damaged, or has more layers than its weights.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ArgumentError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessblocks.errors import RunError
-from hessblocks.storage import Row, atomic_path, held
+from hessblocks.storage import Row, atomic_path, held, parse_json
 from hessblocks.studies.engine.point import Outcome, Point, canonical
 
 VERSION = 2
@@ -168,7 +167,7 @@ def _load(path: Path) -> tuple[dict[str, Record], list[bytes]]:
 
 def _parse(path: Path, line: bytes) -> Record | None:
     try:
-        entry = json.loads(line)
+        entry = parse_json(line.decode())
         version, checksum, record = entry["version"], entry["checksum"], entry["record"]
         if isinstance(version, int) and version > VERSION:
             raise RunError(

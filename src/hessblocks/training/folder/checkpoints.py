@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or do not count: sealed by checksums after everything is written."""
+"""Find, keep and write checkpoints; one counts where its manifest, which is written last, fits its files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from hessblocks.errors import RunError
 from hessblocks.models import HessblocksPreTrainedModel, write_card
 from hessblocks.quiet import quiet
 from hessblocks.storage import (
-    SEAL,
-    SEAL_FILE,
+    MANIFEST,
     atomic_folder,
+    check_manifest,
     fault_in_lines,
     read_lines,
     remembered_in,
-    sealed_folder,
     set_aside,
     write_text,
 )
@@ -65,7 +64,7 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
     """Where training goes on: the newest whole checkpoint of this run whose lines are all written down.
 
     Lines of later steps are forgotten. A damaged checkpoint, or one with lost lines, is said and removed;
-    what is of another run, or was edited, is said and set aside.
+    a checkpoint of another run, and a file with a damaged line, is said and set aside.
 
     Args:
         folder: of the run.
@@ -82,8 +81,8 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
     found, lacking = _newest(folder)
     step = _step_of(found) if found else -1
     for path in (folder.metrics, *([folder.observations] if observed else [])):
-        kept = [line for line in read_lines(path, folder.identity) if line["step"] <= step]
-        fault = fault_in_lines(path, folder.identity, torn=False)
+        kept = [line for line in read_lines(path) if line["step"] <= step]
+        fault = fault_in_lines(path, torn=False)
         why = f" ({fault}; kept in {set_aside(path, folder.path).parent})" if fault else ""
         if fault or path in lacking:
             place = found.name if found else "the start"
@@ -102,7 +101,7 @@ def spare_foreign(folder: RunFolder) -> None:
         CheckpointWarning: names each.
     """
     for checkpoint in _by_step(folder.checkpoints):
-        found = sealed_folder(checkpoint, folder.identity, checkpoint.name)
+        found = check_manifest(checkpoint, folder.identity, checkpoint.name)
         if found.state == "foreign":
             place = f"{folder.path.name}/{checkpoint.name}"
             kept = set_aside(checkpoint, folder.path).parent
@@ -113,9 +112,9 @@ def _newest(folder: RunFolder) -> tuple[Path | None, set[Path]]:
     """The newest checkpoint that counts, and the files whose lines others lacked; those others go."""
     lacking: set[Path] = set()
     for checkpoint in _by_step(folder.checkpoints):
-        found = sealed_folder(checkpoint, folder.identity, checkpoint.name)
+        found = check_manifest(checkpoint, folder.identity, checkpoint.name)
         if not found.usable:
-            if (checkpoint / SEAL_FILE).exists():
+            if (checkpoint / MANIFEST).exists():
                 _warn(
                     f"checkpoints: {folder.path.name}/{checkpoint.name} is damaged and removed; "
                     "going on from the state before it"
@@ -134,23 +133,16 @@ def _warn(message: str) -> None:
 
 def _lacking(folder: RunFolder, checkpoint: Path) -> Path | None:
     """The file that lacks lines written before the checkpoint."""
-    remembered = remembered_in(checkpoint)
+    step, written = _step_of(checkpoint), remembered_in(checkpoint).get("lines", {})
     for path in (folder.metrics, folder.observations):
-        lines = [
-            line
-            for line in read_lines(path, folder.identity)
-            if line["step"] <= _step_of(checkpoint)
-        ]
-        if "lines" in remembered:
-            whole = remembered["lines"].get(path.name, "") in {
-                "",
-                *(line.get(SEAL) for line in lines),
-            }
-        elif path == folder.metrics:  # of an older version
-            whole = any(line["step"] == _step_of(checkpoint) for line in lines)
-            whole = whole and not any(SEAL in line for line in lines)  # which that version had not
-        else:
-            whole = len(lines) >= remembered.get("observations", 0)
+        steps = [line["step"] for line in read_lines(path) if line["step"] <= step]
+        count = written.get(path.name)
+        if isinstance(count, int):
+            whole = len(steps) >= count
+        else:  # earlier versions noted no number; a checkpoint always came with a loss
+            whole = not fault_in_lines(path, torn=False) and (
+                path == folder.observations or step in steps
+            )
         if not whole:
             return path
     return None
@@ -191,7 +183,7 @@ def save_model(
         tokenizer: that the model knows, of transformers.
         folder: of the run, whose lines are all written.
         told: of its training, in the card of a model of ours.
-        **progress: to remember in the seal, beside the last lines.
+        **progress: to remember in the manifest, beside the number of lines.
 
     Raises:
         RunError: the folder cannot be written.
@@ -201,4 +193,4 @@ def save_model(
         tokenizer.save_pretrained(temporary)
         if isinstance(model, HessblocksPreTrainedModel):
             write_card(temporary, model, told)
-        folder.seal(temporary, folder.model.name, progress)
+        folder.mark_whole(temporary, folder.model.name, progress)

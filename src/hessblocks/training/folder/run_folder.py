@@ -17,11 +17,13 @@ from hessblocks.storage import (
     held,
     identity_in,
     keep_environment,
-    last_seal,
+    read_lines,
+    read_object,
     remove_partials,
-    seal,
+    run_path,
     sync,
     write_json,
+    write_manifest,
 )
 
 
@@ -64,13 +66,13 @@ class RunFolder:
         """What its files say that they are of: a digest of config.json."""
         return identity_in(self.path)
 
-    def seal(self, folder: Path, name: str, progress: dict[str, Any]) -> None:
-        """Seal a checkpoint or model, once all lines so far are on the disk.
+    def mark_whole(self, folder: Path, name: str, progress: dict[str, Any]) -> None:
+        """Write the manifest of a checkpoint or model, once all lines so far are on the disk.
 
         Args:
             folder: with every file in its place.
             name: that it has, or will have.
-            progress: what to remember, beside the seals of the last lines.
+            progress: what to remember, beside how many lines there are.
 
         Raises:
             RunError: it cannot be written.
@@ -79,12 +81,12 @@ class RunFolder:
         for path in lines:
             if path.exists():
                 sync(path)
-        progress = progress | {"lines": {path.name: last_seal(path) for path in lines}}
-        seal(folder, self.identity, name, progress)
+        progress = progress | {"lines": {path.name: len(read_lines(path)) for path in lines}}
+        write_manifest(folder, self.identity, name, progress)
 
     def run(self, preset: str, seed: int) -> RunFolder:
         """The folder of one run of a comparison."""
-        return RunFolder(self.path / "runs" / f"{preset}-seed{seed}")
+        return RunFolder(run_path(self.path, preset, seed))
 
     def prepare(self, config: Mapping[str, Any], growing: Collection[str] = ()) -> None:
         """Write config.json and environment.json, or check that they fit.
@@ -111,7 +113,7 @@ class RunFolder:
     def _compare(self, config: Mapping[str, Any], growing: Collection[str]) -> None:
         new = json.loads(json.dumps(config))
         try:
-            old = with_defaults(json.loads(self.config.read_text(encoding="utf-8")))
+            old = with_defaults(read_object(self.config))
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
             more |= {  # of curvature these were once not noted
                 name: {**new[name], **old[name]}
@@ -121,7 +123,7 @@ class RunFolder:
             command = new.get("command")
             other = old.get("command") != command
             found = differences(old | more, new)
-        except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        except (RunError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"{self.config}: damaged; remove {self.path} and run again.") from error
         if other:
             raise ArgumentError(

@@ -60,7 +60,7 @@ class Observer(TrainerCallback):
         with in_its_own_precision(model):
             for line in self._lines(step, model):
                 line = self.recorder.common(step) | line
-                append_line(self.folder.observations, line, self.folder.identity)
+                append_line(self.folder.observations, line)
 
     def _lines(self, step: int, model: nn.Module) -> Iterator[Line]:
         if is_due(self.wanted.gains_every, step, self.last):

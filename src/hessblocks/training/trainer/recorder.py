@@ -140,7 +140,7 @@ class Recorder(StepClock):
         self._note(step, split="validation", loss=loss)
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Seal the checkpoint that the Trainer has written; remove old ones."""
+        """Mark the checkpoint that the Trainer has written as whole; remove old ones."""
         ranks.wait()  # each writes its random state
         if not (self.folder and ranks.is_first()):
             return
@@ -152,7 +152,7 @@ class Recorder(StepClock):
             "seconds": self.seconds,
             "peak_memory": self.peak,
         }
-        self.folder.seal(checkpoint, checkpoint.name, done)
+        self.folder.mark_whole(checkpoint, checkpoint.name, done)
         prune(self.folder.checkpoints)
 
     def on_train_end(self, *_: Any, **given: Any) -> None:
@@ -182,7 +182,7 @@ class Recorder(StepClock):
         if self.divergence:
             line["diverged"] = self.divergence.words
         if self.folder and ranks.is_first():
-            append_line(self.folder.metrics, line, self.folder.identity)
+            append_line(self.folder.metrics, line)
         self.listener(line)
 
 

@@ -1,0 +1,33 @@
+"""Faults of what comes from outside: JSON, names, sizes, environments; of manifests; of losses left out."""
+
+from tests.mutants.mutant import fault
+
+# fmt: off
+FAULTS = (
+    fault("deep JSON passes", "deep = not _is_shallow($value) => deep = False",
+          "test_what_is_within_the_bounds_is_read_as_ever"),
+    fault("whole numbers of any length pass", "len($digits) > LONGEST_INTEGER => False",
+          "test_what_would_break_a_reader_is_no_json"),
+    fault("a block of a folder leads out of it", "'..' in $path.parts => False",
+          "test_a_block_of_a_folder_is_no_path_out_of_it", within="stays_inside"),
+    fault("an index names weights elsewhere", "not all(map(stays_inside, $names)) => False",
+          "test_an_index_names_weights_of_its_folder_alone", within="weight_files"),
+    fault("layers inside lists are not counted", "yield from _counts($one, name) => pass",
+          "test_more_layers_than_the_weights_have_are_refused_before_they_are_made"),
+    fault("lines that a checkpoint knows of may be lost", "len($steps) >= $count => True",
+          "test_a_lost_line_costs_one_checkpoint_and_not_all", within="_lacking"),
+    fault("an older checkpoint needs no loss of its step", "step in $steps => True",
+          "test_a_checkpoint_of_an_older_version_needs_the_loss_of_its_step", within="_lacking"),
+    fault("a manifest of another run fits", "of not in (None, $found.get('of', of)) => False",
+          "test_a_folder_that_is_not_what_was_written"),
+    fault("who has never beaten is waited for",
+          "dict.fromkeys(range(self.count), 0.0) => dict.fromkeys([self.rank], 0.0)",
+          "test_who_has_never_beaten_is_lost"),
+    fault("a part of torchrun's environment is enough",
+          "lacking and ($more) => False", "test_a_part_of_it_is_one_sentence", within="asked_for"),
+    fault("an auxiliary loss is left out in silence",
+          "_warn_of_auxiliary_losses($model, $outputs) =>",
+          "test_a_loss_that_is_left_out_is_named_once", within="Call.__call__"),
+    fault("the decoder begins with the last label", "shifted[..., 0] = start =>",
+          "test_the_loss_of_an_encoder_decoder_of_speech_is_its_own"),
+)
