@@ -1,6 +1,6 @@
 """A command killed at random moments, against the same one left alone.
 
-A program: python -m tests.studies.kills STUDIES SCALE KILLS LONGEST UNDISTURBED DISTURBED [SEED] runs
+A program: python -m experiments.tests.kills STUDIES SCALE KILLS LONGEST UNDISTURBED DISTURBED [SEED] runs
 `hessblocks reproduce STUDIES --scale SCALE --workers 2` into both folders, killing it in the second
 KILLS times, each after 1 to LONGEST seconds, and says what differs.
 """
@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from hessblocks.studies.blocks_paper.speed import FASTEST, TOKEN_TIME
-from hessblocks.studies.shared.step_times import STEP_TIME
+from hessblocks_studies.blocks_paper.speed import FASTEST, TOKEN_TIME
+from hessblocks_studies.shared.step_times import STEP_TIME
 
 MAIN = "import sys; from hessblocks.cli import main; sys.exit(main())"
 CLOCKED = {"value", "standard_error"}

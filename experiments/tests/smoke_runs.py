@@ -10,8 +10,8 @@ import pytest
 from hessblocks.drawing import draw, write_picture
 from hessblocks.figures import read_figure
 from hessblocks.figures.figure import Figure
-from hessblocks.studies.engine.study import Scale, Study
-from hessblocks.studies.runner import StudyResult, run_study
+from hessblocks_studies.engine.study import Scale, Study
+from hessblocks_studies.runner import StudyResult, run_study
 
 
 def run_a_point_of_each_kind(

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from hessblocks.studies.fair_trial.baseline import LABELS, STUDY, chosen, inside, obstacle
-from hessblocks.studies.shared.trained_points import LOSS
+from hessblocks_studies.fair_trial.baseline import LABELS, STUDY, chosen, inside, obstacle
+from hessblocks_studies.shared.trained_points import LOSS
 
 RATES = (1e-3, 3e-3, 1e-2)
 GRID = {1e-3: 0.4, 3e-3: 0.0, 1e-2: 0.3}

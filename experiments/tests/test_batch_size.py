@@ -14,9 +14,9 @@ from hessblocks.data.python_code import load_corpus
 from hessblocks.drawing import draw, write_picture
 from hessblocks.figures import read_figure
 from hessblocks.storage import Row
-from hessblocks.studies.engine.study import Check
-from hessblocks.studies.fair_trial import batch_size
-from hessblocks.studies.fair_trial.batch_size import (
+from hessblocks_studies.engine.study import Check
+from hessblocks_studies.fair_trial import batch_size
+from hessblocks_studies.fair_trial.batch_size import (
     DRAWN,
     GROUPS,
     STUDY,
@@ -26,9 +26,9 @@ from hessblocks.studies.fair_trial.batch_size import (
     norms,
     upper,
 )
-from hessblocks.studies.runner import run_study
-from hessblocks.studies.shared import texts
-from hessblocks.studies.shared.trained_points import make_model
+from hessblocks_studies.runner import run_study
+from hessblocks_studies.shared import texts
+from hessblocks_studies.shared.trained_points import make_model
 from tests.data.helpers import write_code
 
 BATCHES = (1, 2, 4, 8, 16)

@@ -12,11 +12,11 @@ import pytest
 from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError
 from hessblocks.figures import read_figure
-from hessblocks.report.studies.page import write_gallery
-from hessblocks.studies.catalogue import find, names
-from hessblocks.studies.engine.point import canonical, plain
-from hessblocks.studies.engine.study import SCALES
-from hessblocks.studies.runner import run_studies, run_study
+from hessblocks_studies.catalogue import find, names
+from hessblocks_studies.engine.point import canonical, plain
+from hessblocks_studies.engine.study import SCALES
+from hessblocks_studies.gallery.page import write_gallery
+from hessblocks_studies.runner import run_studies, run_study
 
 QUICK = ("heatmap", "fig3a", "fig3b", "histograms", "deep-softmax", "deep-linear", "mlp", "sigma-linear", "one-matrix", "cross-blocks")  # fmt: skip
 
@@ -131,3 +131,9 @@ def test_unknown_names_are_answered_with_near_ones(tmp_path: Path) -> None:
         run_study("fig3a", out=tmp_path, seeds=0)
     with pytest.raises(ArgumentError, match="no study there"):
         write_gallery(tmp_path)
+
+
+def test_the_readme_counts_studies_and_points() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    points = sum(len(find(name).points("smoke")) for name in names())
+    assert f"All {len(names())} studies ({points} points at the smallest scale)" in readme

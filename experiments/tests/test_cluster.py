@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from experiments.tests import toy
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.studies.engine.store import read
-from tests.studies import toy
+from hessblocks_studies.engine.store import read
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,10 +8,10 @@ import pytest
 from scipy import stats
 
 from hessblocks.errors import ArgumentError
-from hessblocks.studies.our_questions.optimiser_plan import FAMILIES, FAMILY_OF
-from hessblocks.studies.shared import correlations
-from hessblocks.studies.shared.correlations import correlation
-from hessblocks.studies.shared.measured_curvature import spread
+from hessblocks_studies.our_questions.optimiser_plan import FAMILIES, FAMILY_OF
+from hessblocks_studies.shared import correlations
+from hessblocks_studies.shared.correlations import correlation
+from hessblocks_studies.shared.measured_curvature import spread
 
 NINE = [2, 3, 1, 1, 1, 1]
 """Sizes of the families of `optimisers`."""

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from hessblocks.studies.engine import Check
-from hessblocks.studies.hessian_paper.cross_blocks import (
+from hessblocks_studies.engine import Check
+from hessblocks_studies.hessian_paper.cross_blocks import (
     EXPECTED,
     MOMENTS,
     PAIRS,

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.tests import toy
 from hessblocks.figures.figure import Series
 from hessblocks.statistics import mean_and_error
-from hessblocks.studies.engine.study import Check, Summary
-from hessblocks.studies.shared.differences import (
+from hessblocks_studies.engine.study import Check, Summary
+from hessblocks_studies.shared.differences import (
     UNDECIDED,
     Difference,
     difference,
     judged_by,
     over_seeds,
 )
-from tests.studies import toy
 
 LOST = math.inf
 

@@ -8,26 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.data import docstrings
+from experiments.tests.data.library import write_library
 from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.figures import read_figure
 from hessblocks.storage.tables import Row
-from hessblocks.studies.blocks_paper import finetuning as downstream
-from hessblocks.studies.blocks_paper import masked_lm
-from hessblocks.studies.blocks_paper.finetuning import (
-    ACCURACY,
-    FRESH,
-    PUBLISHED_SCORES,
-    VALIDATION,
-)
-from hessblocks.studies.catalogue import find
-from hessblocks.studies.engine.study import SCALES, Check, Scale
-from hessblocks.studies.runner import run_study
-from hessblocks.studies.shared.step_times import STEP_TIME, speeds
-from hessblocks.studies.shared.trained_points import BIGRAMS, LOSS
-from hessblocks.studies.shared.variants import BASES
-from tests.data.library import write_library
+from hessblocks_studies.blocks_paper import finetuning as downstream
+from hessblocks_studies.blocks_paper import masked_lm
+from hessblocks_studies.blocks_paper.finetuning import ACCURACY, FRESH, PUBLISHED_SCORES, VALIDATION
+from hessblocks_studies.catalogue import find
+from hessblocks_studies.data import docstrings
+from hessblocks_studies.engine.study import SCALES, Check, Scale
+from hessblocks_studies.runner import run_study
+from hessblocks_studies.shared.step_times import STEP_TIME, speeds
+from hessblocks_studies.shared.trained_points import BIGRAMS, LOSS
+from hessblocks_studies.shared.variants import BASES
 
 NAMES = ("masked-lm", "downstream")
 
@@ -345,7 +340,7 @@ def test_paper_scale_has_the_published_settings() -> None:
     assert size.mlp_width == 3072 // 2
     made = masked_lm.pretraining(find("masked-lm").points("paper")[-1].settings)
     assert made.mask_share == 0.25
-    from hessblocks.training.masked.pretrain import BETAS, CLIP, EPSILON
+    from hessblocks_studies.masked.pretrain import BETAS, CLIP, EPSILON
 
     assert (BETAS, EPSILON, CLIP) == ((0.9, 0.98), 1e-12, 0.5)
     assert set(PUBLISHED_SCORES) <= set(masked_lm.PRESETS["paper"])

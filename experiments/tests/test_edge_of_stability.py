@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.tests.smoke_runs import run_a_point_of_each_kind, run_whole
 from hessblocks.curvature import PreconditionedHessian, Problem, Sharpness
 from hessblocks.errors import RunError
 from hessblocks.figures.figure import Panel
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.study import Check
-from hessblocks.studies.our_questions import edge_of_stability as edge
-from hessblocks.studies.our_questions.edge_of_stability import STUDY, measure, sharpness
-from hessblocks.studies.our_questions.edge_plan import (
+from hessblocks_studies.engine.study import Check
+from hessblocks_studies.our_questions import edge_of_stability as edge
+from hessblocks_studies.our_questions.edge_of_stability import STUDY, measure, sharpness
+from hessblocks_studies.our_questions.edge_plan import (
     BASE,
     BEST,
     BLOCKS,
@@ -36,7 +37,7 @@ from hessblocks.studies.our_questions.edge_plan import (
     label_of,
     points,
 )
-from hessblocks.studies.our_questions.edges import (
+from hessblocks_studies.our_questions.edges import (
     AT_TEN_EPS,
     EDGE,
     SHARE,
@@ -45,9 +46,9 @@ from hessblocks.studies.our_questions.edges import (
     edges_of,
     tolerated,
 )
-from hessblocks.studies.shared.measured_curvature import by_role, training_batch
-from hessblocks.studies.shared.texts import text_of
-from hessblocks.studies.shared.trained_points import (
+from hessblocks_studies.shared.measured_curvature import by_role, training_batch
+from hessblocks_studies.shared.texts import text_of
+from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
     GPT2,
     LOSS,
@@ -56,7 +57,6 @@ from hessblocks.studies.shared.trained_points import (
     train,
     train_point,
 )
-from tests.studies.smoke_runs import run_a_point_of_each_kind, run_whole
 
 PLAN = points("laptop", None)
 
@@ -458,7 +458,7 @@ def test_sharpness_is_read_after_the_first_steps_too_and_gradients_are_not_clipp
         return train_point(settings, observer, noted)
 
     monkeypatch.setattr(edge, "sharpness", look)
-    monkeypatch.setattr("hessblocks.studies.shared.train_point", train)
+    monkeypatch.setattr("hessblocks_studies.shared.train_point", train)
     followed = [p for p in points("smoke", 2) if p.sequences and p.label == label_of(BASE, COLD)]
     batches = []
     for point in followed:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from experiments.tests import toy
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.executors import InProcess
-from hessblocks.studies.engine.point import Point
-from hessblocks.studies.engine.reporter import Silent
-from hessblocks.studies.engine.store import POINTS, read
-from hessblocks.studies.engine.workers import LocalProcesses
-from hessblocks.studies.runner import measure_study
-from tests.studies import toy
+from hessblocks_studies.engine.executors import InProcess
+from hessblocks_studies.engine.point import Point
+from hessblocks_studies.engine.reporter import Silent
+from hessblocks_studies.engine.store import POINTS, read
+from hessblocks_studies.engine.workers import LocalProcesses
+from hessblocks_studies.runner import measure_study
 
 
 def stored(folder: Path, points: int = 12) -> list[dict]:
@@ -49,7 +49,7 @@ def test_a_finished_point_is_never_measured_again(tmp_path: Path) -> None:
 def test_a_point_that_kills_every_worker_fails_and_the_others_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hessblocks.studies.engine.executors.MOST_ATTEMPTS", 2)
+    monkeypatch.setattr("hessblocks_studies.engine.executors.MOST_ATTEMPTS", 2)
     points = [
         toy.ToySettings(number=0, die_always=True),
         toy.ToySettings(number=1),
@@ -89,7 +89,7 @@ def seen_device(settings: toy.ToySettings) -> list[Row]:
 
 
 def test_points_that_need_an_accelerator_have_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hessblocks.studies.engine.workers.accelerators", lambda: ["4", "6"])
+    monkeypatch.setattr("hessblocks_studies.engine.workers.accelerators", lambda: ["4", "6"])
     points = [toy.point(toy.ToySettings(number=number), gpus=1) for number in range(6)]
     crew = LocalProcesses(3)
     try:
@@ -109,7 +109,14 @@ def test_no_workers_at_all_is_refused(tmp_path: Path) -> None:
 
 def kill_and_finish(folder: Path, delays: list[float], points: int, workers: int) -> None:
     """Start the toy study as a program, SIGKILL it after each delay, then let it end."""
-    command = [sys.executable, "-m", "tests.studies.toy", str(folder), str(points), str(workers)]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.tests.toy",
+        str(folder),
+        str(points),
+        str(workers),
+    ]
     for delay in delays:
         program = subprocess.Popen(command)
         deadline = time.monotonic() + 60

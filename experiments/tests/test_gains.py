@@ -7,10 +7,10 @@ import torch
 
 from hessblocks.models.build import build
 from hessblocks.storage.tables import Row
-from hessblocks.studies.blocks_paper import gain_trajectories as gains
-from hessblocks.studies.blocks_paper.gain_trajectories import RATIO, STUDY, gain_rows
-from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS
-from hessblocks.studies.shared.variants import (
+from hessblocks_studies.blocks_paper import gain_trajectories as gains
+from hessblocks_studies.blocks_paper.gain_trajectories import RATIO, STUDY, gain_rows
+from hessblocks_studies.shared.trained_points import BIGRAMS, GPT2, LOSS
+from hessblocks_studies.shared.variants import (
     GAINED,
     GAINED_ORTHOGONAL,
     GAINED_PARALLEL,

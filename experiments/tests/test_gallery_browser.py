@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.report.studies.page import write_gallery
-from hessblocks.studies.catalogue import names
-from hessblocks.studies.runner import run_studies
+from hessblocks_studies.catalogue import names
+from hessblocks_studies.gallery.page import write_gallery
+from hessblocks_studies.runner import run_studies
 from tests.report.browser import chromium, open_page
 
 

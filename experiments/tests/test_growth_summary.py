@@ -8,14 +8,14 @@ import pytest
 
 from hessblocks.drawing import draw
 from hessblocks.figures import Figure
-from hessblocks.studies.growth.growth_summary import (
+from hessblocks_studies.growth.growth_summary import (
     Expected,
     apart,
     curves_panel,
     growth_summary,
     with_guides,
 )
-from hessblocks.studies.hessian_paper import deep_linear, fig3b
+from hessblocks_studies.hessian_paper import deep_linear, fig3b
 
 SIGMAS = tuple(10 ** (place / 10 - 2) for place in range(31))
 RANGES = {"low": (0.0, 0.1), "all": (0.01, 10.0)}

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from hessblocks.studies.hessian_paper import heatmap
-from hessblocks.studies.hessian_paper.histograms import _histogram, modes_of, summarise
+from hessblocks_studies.hessian_paper import heatmap
+from hessblocks_studies.hessian_paper.histograms import _histogram, modes_of, summarise
 
 SOFTMAX = {"value": -4.65, "query": -6.25}
 

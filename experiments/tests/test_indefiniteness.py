@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from hessblocks.data import addition_batch
 from hessblocks.errors import RunError
-from hessblocks.studies.engine import seed_of
-from hessblocks.studies.growth import addition_model
-from hessblocks.studies.hessian_paper.indefiniteness import (
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import seed_of
+from hessblocks_studies.growth import addition_model
+from hessblocks_studies.hessian_paper.indefiniteness import (
     OTHERS,
     SCORED,
     IndefinitenessSettings,

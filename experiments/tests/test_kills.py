@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.studies.catalogue import names
-from hessblocks.studies.engine.store import POINTS
-from hessblocks.studies.shared.step_times import STEP_TIME
-from tests.studies import toy
-from tests.studies.kills import differences, killed_and_finished, reproduce, stored, unclocked
+from experiments.tests import toy
+from experiments.tests.kills import differences, killed_and_finished, reproduce, stored, unclocked
+from hessblocks_studies.catalogue import names
+from hessblocks_studies.engine.store import POINTS
+from hessblocks_studies.shared.step_times import STEP_TIME
 
 
 def spoil_a_digit(lines: list[bytes]) -> list[bytes]:
@@ -51,7 +51,7 @@ def test_measured_seconds_are_no_difference_where_all_rows_of_a_point_are_of_the
 
 @pytest.mark.slow
 def test_ten_kills_of_the_whole_change_nothing(tmp_path: Path) -> None:
-    """About 20 minutes on two idle cores; `tests/studies/kills.py` runs it by hand."""
+    """About 20 minutes on two idle cores; `experiments/tests/kills.py` runs it by hand."""
     start = time.monotonic()
     subprocess.run(reproduce("all", "smoke", tmp_path / "alone"), check=True)
     longest = 2 * (time.monotonic() - start) / 11  # ten kills of half that each: most of the way

@@ -7,26 +7,27 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from hessblocks.curvature.exact.exact_norms import compressed, exact_norms
 from hessblocks.curvature.exact.last_block import exact_attention_curvature
-from hessblocks.data.addition import addition_batch
-from hessblocks.studies.engine.point import plain, seed_of
-from hessblocks.studies.growth import growth_points
-from hessblocks.studies.growth.addition_model import (
+from hessblocks_studies.data.addition import addition_batch
+from hessblocks_studies.engine.point import plain, seed_of
+from hessblocks_studies.growth import growth_points
+from hessblocks_studies.growth.addition_model import (
+    LOSSES,
     addition_model,
     of_current_tokens,
     one_hot_squares,
 )
-from hessblocks.studies.growth.growth_points import (
+from hessblocks_studies.growth.exact_norms import compressed, exact_norms
+from hessblocks_studies.growth.growth_points import (
     GROUPS,
     DrawSettings,
     GrowthSettings,
     measure_growth,
 )
-from hessblocks.studies.growth.growth_summary import averaged, by_curve
-from hessblocks.studies.hessian_paper import fig3a, heatmap, one_matrix
-from hessblocks.studies.hessian_paper import linear_mlp as mlp
-from hessblocks.studies.hessian_paper.heatmap import cell_means
+from hessblocks_studies.growth.growth_summary import averaged, by_curve
+from hessblocks_studies.hessian_paper import fig3a, heatmap, one_matrix
+from hessblocks_studies.hessian_paper import linear_mlp as mlp
+from hessblocks_studies.hessian_paper.heatmap import cell_means
 
 BATCH = addition_batch(3, seed=1)
 
@@ -64,7 +65,7 @@ def test_exact_norms_of_the_last_layer_are_those_of_dense_autodiff(
     block: str, layers: int, loss: str, sigma: float
 ) -> None:
     model = addition_model(block, layers=layers, width=6, sigma=sigma, seed=3)
-    norms = exact_norms(model, BATCH, loss, GROUPS)
+    norms = exact_norms(model, BATCH, LOSSES[loss], GROUPS)
     for group in GROUPS:
         name = f"model.layers.{layers - 1}.attention.{group}.weight"
         truth = float(dense_hessian(model, name, loss).norm())
@@ -84,7 +85,7 @@ def test_single_precision_is_double_precision_to_a_thousandth(sigma: float) -> N
 
 def test_compression_keeps_norms_and_drops_directions() -> None:
     model = addition_model("softmax", layers=1, width=48, sigma=0.5, seed=0)
-    norms = exact_norms(model, BATCH, "cross-entropy", ("query", "key", "value", "projection"))
+    norms = exact_norms(model, BATCH, "causal-lm", ("query", "key", "value", "projection"))
     whole = exact_attention_curvature(model, BATCH)
     for (group, part), norm in norms.items():
         truth = whole.block(group, group, part).frobenius_norm()
@@ -101,10 +102,10 @@ def test_estimates_of_earlier_layers_are_within_three_errors_of_dense_autodiff(
 ) -> None:
     model = addition_model(block, layers=2, width=6, sigma=0.5, seed=3)
     monkeypatch.setattr(
-        "hessblocks.studies.growth.growth_points.addition_model", lambda *_, **__: model
+        "hessblocks_studies.growth.growth_points.addition_model", lambda *_, **__: model
     )
     monkeypatch.setattr(
-        "hessblocks.studies.growth.growth_points.addition_batch", lambda *_, **__: BATCH
+        "hessblocks_studies.growth.growth_points.addition_batch", lambda *_, **__: BATCH
     )
     settings = GrowthSettings(
         study="x", block=block, loss=loss, layers=2, width=6, sums=3, sigma=0.5, seed=0, probes=24,

@@ -14,14 +14,16 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon
 
+from experiments.tests.smoke_runs import run_a_point_of_each_kind, run_whole
 from hessblocks.curvature import PreconditionedHessian, Problem, parameter_groups
 from hessblocks.errors import RunError
 from hessblocks.figures.figure import Panel
 from hessblocks.linalg import frobenius_norm
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.study import Check
-from hessblocks.studies.our_questions import optimiser_steps
-from hessblocks.studies.our_questions.optimiser_plan import (
+from hessblocks.training.trainer.run_trainer import ShuffledPasses
+from hessblocks_studies.engine.study import Check
+from hessblocks_studies.our_questions import optimiser_steps
+from hessblocks_studies.our_questions.optimiser_plan import (
     ADAMW,
     BASE,
     BEST,
@@ -42,7 +44,7 @@ from hessblocks.studies.our_questions.optimiser_plan import (
     methods_of,
     points,
 )
-from hessblocks.studies.our_questions.optimiser_steps import (
+from hessblocks_studies.our_questions.optimiser_steps import (
     NORM_OF_ROLE,
     RATE_OF_ROLE,
     VECTORS,
@@ -51,17 +53,17 @@ from hessblocks.studies.our_questions.optimiser_steps import (
     with_another_in_layers,
     with_rates_of_roles,
 )
-from hessblocks.studies.our_questions.optimisers import PILOT_STEPS, PRECONDITIONED, STUDY, measure
-from hessblocks.studies.shared import correlations
-from hessblocks.studies.shared.measured_curvature import (
+from hessblocks_studies.our_questions.optimisers import PILOT_STEPS, PRECONDITIONED, STUDY, measure
+from hessblocks_studies.shared import correlations
+from hessblocks_studies.shared.measured_curvature import (
     SETS,
     SPREAD,
     by_role,
     training_batch,
     unevenness_rows,
 )
-from hessblocks.studies.shared.texts import text_of
-from hessblocks.studies.shared.trained_points import (
+from hessblocks_studies.shared.texts import text_of
+from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
     GPT2,
     LOSS,
@@ -69,8 +71,6 @@ from hessblocks.studies.shared.trained_points import (
     run_settings,
     train,
 )
-from hessblocks.training.trainer.run_trainer import ShuffledPasses
-from tests.studies.smoke_runs import run_a_point_of_each_kind, run_whole
 
 PLAN = points("laptop", None)
 
@@ -349,7 +349,7 @@ def test_the_pilot_is_the_run_with_one_rate_up_to_a_step() -> None:
     ends = list[Any]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "hessblocks.studies.shared.train", lambda *a, **more: ends.append(train(*a, **more)[-1])
+            "hessblocks_studies.shared.train", lambda *a, **more: ends.append(train(*a, **more)[-1])
         )
         found = pilot_norms(settings, make_model(settings))
     assert [row["step"] for row in ends] == [2]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hessblocks.cli.app import main
-from hessblocks.report.studies import load_section
 from hessblocks.storage.locks import held
-from hessblocks.studies.engine.store import POINTS
-from hessblocks.studies.runner import run_studies
+from hessblocks_studies.engine.store import POINTS
+from hessblocks_studies.gallery import load_section
+from hessblocks_studies.runner import run_studies
 
 pytestmark = pytest.mark.usefixtures("blank")
 

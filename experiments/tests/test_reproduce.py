@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks import studies
+import hessblocks_studies as studies
 from hessblocks.cli.app import main
 from hessblocks.errors import RunError
 from hessblocks.storage.environment import EnvironmentWarning
 from hessblocks.storage.locks import held
-from hessblocks.studies.catalogue import find, names
-from hessblocks.studies.engine.executors import InProcess
-from hessblocks.studies.engine.store import DAMAGED, POINTS
-from hessblocks.studies.engine.workers import LocalProcesses
+from hessblocks_studies.catalogue import find, names
+from hessblocks_studies.engine.executors import InProcess
+from hessblocks_studies.engine.store import DAMAGED, POINTS
+from hessblocks_studies.engine.workers import LocalProcesses
 
 pytestmark = pytest.mark.usefixtures("blank")
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("blank")
 def in_this_process() -> Iterator[None]:
     """No workers, whose start takes most of the time of a small study; one test has them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hessblocks.studies.engine.LocalProcesses", lambda workers: InProcess())
+        patch.setattr("hessblocks_studies.engine.LocalProcesses", lambda workers: InProcess())
         yield
 
 
@@ -42,7 +42,7 @@ def test_a_study_ends_in_numbers_a_page_and_one_json_object(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a worker, as a user has it."""
-    monkeypatch.setattr("hessblocks.studies.engine.LocalProcesses", LocalProcesses)
+    monkeypatch.setattr("hessblocks_studies.engine.LocalProcesses", LocalProcesses)
     command = ["reproduce", "mlp,histograms", "--scale", "smoke", "--workers", "1", "--json"]
     assert main([*command, "--out", str(tmp_path)]) == 0
     summary = json.loads(capsys.readouterr().out)
@@ -245,7 +245,7 @@ def test_a_point_that_fails_leaves_a_page_of_the_others(
         raise RunError("no such thing.")
 
     broken = dataclasses.replace(find("mlp"), measure=fail)
-    monkeypatch.setattr("hessblocks.studies.hessian_paper.linear_mlp.STUDY", broken)
+    monkeypatch.setattr("hessblocks_studies.hessian_paper.linear_mlp.STUDY", broken)
     assert main(["reproduce", *MLP, "--out", str(out)]) == 1
     assert "mlp: 1 point(s) failed, the first (setup head, layers 1" in complaint(capsys)
     assert "1 of 200 points are missing" in (out / "report.html").read_text()

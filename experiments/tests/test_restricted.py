@@ -11,9 +11,9 @@ from hessblocks.data.python_code import load_corpus
 from hessblocks.models.build import build
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ModelSettings, RunSettings
-from hessblocks.studies.blocks_paper.restrict_updates import STUDY, slow_down, tie_last
-from hessblocks.studies.shared.trained_points import REFERENCES, train
-from hessblocks.studies.shared.variants import BASES, make_block, restricted
+from hessblocks_studies.blocks_paper.restrict_updates import STUDY, slow_down, tie_last
+from hessblocks_studies.shared.trained_points import REFERENCES, train
+from hessblocks_studies.shared.variants import BASES, make_block, restricted
 from tests.data.helpers import write_code
 
 SIZES = {"width": 16, "heads": 2, "mlp_width": 32}

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiments.tests.smoke_runs import run_a_point_of_each_kind, run_whole
 from hessblocks.curvature import Problem, group_norms, parameter_groups
 from hessblocks.storage import NORM
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.study import Check
-from hessblocks.studies.our_questions.simplification import (
+from hessblocks_studies.engine.study import Check
+from hessblocks_studies.our_questions.simplification import (
     BASE,
     BEST,
     BLOCKS,
@@ -25,17 +26,16 @@ from hessblocks.studies.our_questions.simplification import (
     measure,
     points,
 )
-from hessblocks.studies.shared import correlations
-from hessblocks.studies.shared.measured_curvature import (
+from hessblocks_studies.shared import correlations
+from hessblocks_studies.shared.measured_curvature import (
     HETEROGENEITY,
     SETS,
     SPREAD,
     curvature_rows,
     spread,
 )
-from hessblocks.studies.shared.texts import text_of
-from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
-from tests.studies.smoke_runs import run_a_point_of_each_kind, run_whole
+from hessblocks_studies.shared.texts import text_of
+from hessblocks_studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
 
 PLAN = points("laptop", None)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.tests import toy
 from hessblocks.errors import RunError
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.point import Outcome, canonical
-from hessblocks.studies.engine.store import DAMAGED, POINTS, opened, read
-from tests.studies import toy
+from hessblocks_studies.engine.point import Outcome, canonical
+from hessblocks_studies.engine.store import DAMAGED, POINTS, opened, read
 from tests.synced import synced_files
 
 TOY_POINTS = [toy.point(toy.ToySettings(number=number)) for number in range(4)]
@@ -165,7 +165,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch) -> 
         raise OSError(28, "No space left on device")
 
     with opened(tmp_path) as store:
-        monkeypatch.setattr("hessblocks.studies.engine.store.os.write", half)
+        monkeypatch.setattr("hessblocks_studies.engine.store.os.write", half)
         with pytest.raises(RunError, match="No space left"):
             store.add(Outcome(point=TOY_POINTS[2], rows=()))
         monkeypatch.undo()

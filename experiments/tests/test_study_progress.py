@@ -2,9 +2,9 @@
 
 import pytest
 
-from hessblocks.cli.terminal import bars as study_progress
-from hessblocks.cli.terminal.bars import LineReporter
-from hessblocks.studies.engine.reporter import StudyProgress
+from hessblocks_studies import study_bars
+from hessblocks_studies.engine.reporter import StudyProgress
+from hessblocks_studies.study_bars import LineReporter
 
 
 def at(done: int, seconds_left: float | None) -> StudyProgress:
@@ -15,7 +15,7 @@ def test_a_line_at_both_ends_and_one_a_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = 1000.0
-    monkeypatch.setattr(study_progress.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(study_bars.time, "monotonic", lambda: clock)
     reporter = LineReporter()
     for done in range(10):  # a point every 25 seconds
         reporter.show(at(done, None if done == 0 else 25.0 * (9 - done)))

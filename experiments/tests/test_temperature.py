@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from experiments.tests.test_numbers import BATCH, dense_hessian
 from hessblocks.drawing import draw, write_picture
 from hessblocks.figures import read_figure
 from hessblocks.signal import propagate
 from hessblocks.storage import Row
-from hessblocks.studies.engine.study import Check
-from hessblocks.studies.growth.growth_points import Size
-from hessblocks.studies.our_questions import temperature
-from hessblocks.studies.our_questions.temperature import STUDY, TemperatureSettings, layer
-from hessblocks.studies.our_questions.temperature_laws import (
+from hessblocks_studies.engine.study import Check
+from hessblocks_studies.growth.growth_points import Size
+from hessblocks_studies.our_questions import temperature
+from hessblocks_studies.our_questions.temperature import STUDY, TemperatureSettings, layer
+from hessblocks_studies.our_questions.temperature_laws import (
     UNIFORM,
     VOID,
     Curves,
     even_temperatures,
 )
-from hessblocks.studies.runner import run_study
-from tests.studies.test_numbers import BATCH, dense_hessian
+from hessblocks_studies.runner import run_study
 
 BLOCK = "no norm"
 

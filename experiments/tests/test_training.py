@@ -16,22 +16,23 @@ from hessblocks.models.build import build
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ModelSettings, RunSettings
 from hessblocks.storage.tables import Row
-from hessblocks.studies.blocks_paper import ablations, speed
-from hessblocks.studies.catalogue import find, names
-from hessblocks.studies.engine.study import SCALES, Scale
-from hessblocks.studies.fair_trial import warm_up
-from hessblocks.studies.our_questions import (
+from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
+from hessblocks_studies.blocks_paper import ablations, speed
+from hessblocks_studies.catalogue import find, names
+from hessblocks_studies.engine.study import SCALES, Scale
+from hessblocks_studies.fair_trial import warm_up
+from hessblocks_studies.our_questions import (
     edge_of_stability,
     edge_plan,
     optimiser_plan,
     simplification,
 )
-from hessblocks.studies.runner import run_study
-from hessblocks.studies.shared import texts
-from hessblocks.studies.shared import trained_points as trained
-from hessblocks.studies.shared.differences import UNDECIDED, match_check
-from hessblocks.studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME
-from hessblocks.studies.shared.trained_points import (
+from hessblocks_studies.runner import run_study
+from hessblocks_studies.shared import texts
+from hessblocks_studies.shared import trained_points as trained
+from hessblocks_studies.shared.differences import UNDECIDED, match_check
+from hessblocks_studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME
+from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
     LOSS,
     SMOKE,
@@ -40,9 +41,8 @@ from hessblocks.studies.shared.trained_points import (
     train,
     train_point,
 )
-from hessblocks.studies.shared.trained_summary import Runs, void_of
-from hessblocks.studies.shared.variants import BASES, VALUE_SKIPINIT, VARIANTS, make_block
-from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
+from hessblocks_studies.shared.trained_summary import Runs, void_of
+from hessblocks_studies.shared.variants import BASES, VALUE_SKIPINIT, VARIANTS, make_block
 from tests.data.helpers import write_code
 
 TRAINED = [name for name in names() if find(name).columns[:12] == trained.TRAINED_COLUMNS]

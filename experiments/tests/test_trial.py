@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiments.tests.smoke_runs import run_a_point_of_each_kind, run_whole
 from hessblocks.blocks import BlockConfig
 from hessblocks.errors import RunError
 from hessblocks.figures.figure import Panel, Series
 from hessblocks.storage.tables import Row, Scalar
-from hessblocks.studies.engine.study import SCALES, Check, Scale
-from hessblocks.studies.fair_trial import trial_plan
-from hessblocks.studies.fair_trial.trial import STUDY, measure
-from hessblocks.studies.fair_trial.trial_plan import (
+from hessblocks_studies.engine.study import SCALES, Check, Scale
+from hessblocks_studies.fair_trial import trial_plan
+from hessblocks_studies.fair_trial.trial import STUDY, measure
+from hessblocks_studies.fair_trial.trial_plan import (
     BASE,
     BEST,
     CHOSEN,
@@ -25,13 +26,12 @@ from hessblocks.studies.fair_trial.trial_plan import (
     TrialSettings,
     points,
 )
-from hessblocks.studies.fair_trial.trial_verdicts import POOR
-from hessblocks.studies.shared.differences import Difference
-from hessblocks.studies.shared.step_times import STEP_TIME, at_equal_time, bounded, cut_short
-from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
-from hessblocks.studies.shared.trained_summary import Runs, late, void_of
-from hessblocks.studies.shared.variants import best_start, make_block
-from tests.studies.smoke_runs import run_a_point_of_each_kind, run_whole
+from hessblocks_studies.fair_trial.trial_verdicts import POOR
+from hessblocks_studies.shared.differences import Difference
+from hessblocks_studies.shared.step_times import STEP_TIME, at_equal_time, bounded, cut_short
+from hessblocks_studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
+from hessblocks_studies.shared.trained_summary import Runs, late, void_of
+from hessblocks_studies.shared.variants import best_start, make_block
 
 PLAN = points("laptop", None)
 OF_RUNS = {width: dict(rates) for width, rates in BEST.items()}
@@ -531,7 +531,7 @@ def test_whether_a_change_moves_the_gap_is_said(phase: str, more: float, same: b
 
 
 def test_a_text_that_would_be_read_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hessblocks.studies.shared.train_point", lambda _: pytest.fail("trained"))
+    monkeypatch.setattr("hessblocks_studies.shared.train_point", lambda _: pytest.fail("trained"))
     point = next(p for p in PLAN if p.phase == "once long" and p.label == "sas")
     size = replace(point.size, data=None, steps=8000)
     with pytest.raises(RunError, match=r"tokens to train on, 8,192,000 are read"):

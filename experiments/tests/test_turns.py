@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import hessblocks as hb
-from hessblocks.training.trainer import turns
-from hessblocks.training.trainer.turns import TimedModel, in_turns
+from hessblocks_studies.shared import turns
+from hessblocks_studies.shared.turns import TimedModel, in_turns
 
 SIZES = {"depth": 2, "width": 16, "heads": 4, "mlp_width": 32, "vocab_size": 20, "context": 8}
 

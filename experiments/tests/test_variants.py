@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from hessblocks.figures.style import BESIDE, MARKS
 from hessblocks.models.build import build
-from hessblocks.studies.catalogue import find
-from hessblocks.studies.shared.trained_points import BIGRAMS, GPT2
-from hessblocks.studies.shared.variants import (
+from hessblocks_studies import shared
+from hessblocks_studies.catalogue import find
+from hessblocks_studies.shared.trained_points import BIGRAMS, GPT2
+from hessblocks_studies.shared.variants import (
     BETAS,
     SLOPES,
     VALUE_SKIPINIT,
@@ -67,3 +69,7 @@ def test_trained_points_have_the_best_start_unless_they_name_one() -> None:
     assert found == expected
     assert {point.embedding_std for point in find("warm-up").settings("laptop", 1)} == {0.125}
     assert len({point.embedding_std for point in find("baseline").settings("laptop", 1)}) > 1
+
+
+def test_the_control_and_the_references_have_theirs() -> None:
+    assert set(BESIDE) == {*shared.BASES, *shared.REFERENCES} - set(MARKS)

@@ -7,7 +7,7 @@ import torch
 
 from hessblocks.curvature import Hessian, Problem, parameter_groups
 from hessblocks.storage import Row
-from hessblocks.studies.fair_trial.warm_up import (
+from hessblocks_studies.fair_trial.warm_up import (
     AGAIN,
     COLD,
     KINDS,
@@ -18,7 +18,7 @@ from hessblocks.studies.fair_trial.warm_up import (
     beside,
     sharpness,
 )
-from hessblocks.studies.shared.trained_points import make_model, run_settings
+from hessblocks_studies.shared.trained_points import make_model, run_settings
 
 GROUPS = ("query", "value")
 

@@ -1,4 +1,4 @@
-"""A study small enough to be killed many times; also a program: python -m tests.studies.toy OUT POINTS WORKERS (0: none)."""
+"""A study small enough to be killed many times; also a program: python -m experiments.tests.toy OUT POINTS WORKERS (0: none)."""
 
 import os
 import signal
@@ -11,10 +11,10 @@ from pathlib import Path
 from hessblocks.errors import RunError
 from hessblocks.figures.figure import Figure
 from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.point import Point
-from hessblocks.studies.engine.reporter import Silent
-from hessblocks.studies.engine.study import Rows, Study, Summary
-from hessblocks.studies.runner import StudyResult, executor, measure_study
+from hessblocks_studies.engine.point import Point
+from hessblocks_studies.engine.reporter import Silent
+from hessblocks_studies.engine.study import Rows, Study, Summary
+from hessblocks_studies.runner import StudyResult, executor, measure_study
 
 
 @dataclass(frozen=True, kw_only=True)

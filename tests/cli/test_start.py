@@ -40,7 +40,6 @@ def answer(*words: str) -> tuple[dict[str, object], str, str, float]:
         (["finetune", "--help"], 0),
         (["finetune", "m", "--data", "rows.csv", "--epochs", "many"], 2),
         (["curvature", "--help"], 0),
-        (["reproduce", "--help"], 0),
         (["train", "sas", "--nonsense"], 2),
         (["compare", "--steps", "many"], 2),
         (["compare", "--optimiser", "adma"], 2),

@@ -3,16 +3,15 @@
 import collections
 from pathlib import Path
 
-from tests.house.source import ROOT, files
+import pytest
+
+from tests.house.source import ROOT, STUDIES, files
 
 MOST = 14
 RECURRING = {
-    "finetune": "a file in cli/commands bears its command's name",
     "presets": "a file in cli/commands bears its command's name",
-    "heatmap": "a file of a study bears the study's name",
-    "page": "each report has one page, in its own room",
 }
-"""Names of modules that stand in more than one package, each with its reason; at most four."""
+"""Names of modules that stand in more than one room of the core, each with its reason; at most four."""
 
 
 def modules(root: Path) -> list[Path]:
@@ -29,13 +28,15 @@ def recurring(root: Path) -> set[str]:
     return {name for name, count in counted.items() if count > 1}
 
 
-def test_no_folder_is_crowded() -> None:
-    assert not crowded(ROOT)
+@pytest.mark.parametrize("root", [ROOT, STUDIES], ids=lambda root: root.name)
+def test_no_folder_is_crowded(root: Path) -> None:
+    assert not crowded(root)
 
 
-def test_a_module_name_stands_in_one_package() -> None:
+@pytest.mark.parametrize(("root", "known"), [(ROOT, set(RECURRING)), (STUDIES, set())], ids=str)
+def test_a_module_name_stands_once_in_a_distribution(root: Path, known: set[str]) -> None:
     assert len(RECURRING) <= 4
-    assert recurring(ROOT) == set(RECURRING)
+    assert recurring(root) == known
 
 
 def test_a_planted_crowd_and_a_planted_second_name_are_seen(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import importlib
 from typing import Any
 
 from hessblocks.errors import check_name
-from hessblocks.studies import blocks_paper, fair_trial, hessian_paper, our_questions
-from hessblocks.studies.engine import Study
+from hessblocks_studies import blocks_paper, fair_trial, hessian_paper, our_questions
+from hessblocks_studies.engine import Study
 
 _PLACES = {
     name: f"{room.__name__}.{module}"

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hessblocks.cli import FolderKind
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage import ABSENT, Finding, held, read_text, write_json
-from hessblocks.studies.catalogue import find, names
-from hessblocks.studies.engine import (
+from hessblocks_studies.catalogue import find, names
+from hessblocks_studies.engine import (
     POINTS,
     Point,
     Store,
@@ -239,3 +240,15 @@ def _config(folder: Path) -> dict[str, Any]:
         return found if isinstance(found, dict) else {}
     except ValueError as error:
         raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
+
+
+def _write_page(folder: Path) -> tuple[Path, list[str]]:
+    """Write the page of a folder of studies; with it a line for each study that is not whole."""
+    from hessblocks_studies.gallery import missing_lines, write_gallery
+
+    with refreshed(folder):
+        return write_gallery(folder, names()), missing_lines(folder)
+
+
+STUDY_FOLDERS = FolderKind(holds=is_study_folder, write_page=_write_page, check=check_studies)
+"""What `hessblocks report` and `hessblocks check` know of folders of studies."""

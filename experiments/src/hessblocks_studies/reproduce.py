@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hessblocks.cli import options
-from hessblocks.cli.interruption import interruptible
+from hessblocks.cli import interruptible, options
 from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.settings import AtLeast, words
 
 if TYPE_CHECKING:
-    from hessblocks.studies import StudyResult
+    from hessblocks_studies import StudyResult
 
 ALL = "all"
 
@@ -51,13 +50,15 @@ def reproduce(
     screen: options.Screen,
 ) -> None:
     """Measure a figure or table again and show it beside what was published."""
-    from hessblocks import studies
+    import hessblocks_studies as studies
 
     if list_names or name is None:
         _list(as_json=screen.json)
         return
-    from hessblocks.cli.terminal import make_reporter, show
-    from hessblocks.report import check_drawing, write_gallery
+    from hessblocks.cli.terminal import show
+    from hessblocks.report import check_drawing
+    from hessblocks_studies.gallery import write_gallery
+    from hessblocks_studies.study_bars import make_reporter
 
     check_drawing()
     names, start = _names(name), time.perf_counter()
@@ -82,7 +83,7 @@ def reproduce(
 
 
 def _names(name: str) -> list[str]:
-    from hessblocks.studies import find, names
+    from hessblocks_studies import find, names
 
     if name == ALL:
         return list(names())
@@ -101,7 +102,7 @@ def _cores() -> int:
 
 def _list(*, as_json: bool) -> None:
     from hessblocks.cli.terminal import plain_table, show
-    from hessblocks.studies import find, names
+    from hessblocks_studies import find, names
 
     studies = [find(name) for name in names()]
     fields = ("name", "title", "source", "published")
@@ -135,7 +136,7 @@ def _summary(
 
 def _lines(results: Sequence[StudyResult], seconds: float) -> Iterator[Any]:
     from hessblocks.cli.terminal import plain_table
-    from hessblocks.report import VERDICTS
+    from hessblocks_studies.gallery import VERDICTS
 
     rows = [
         (result.name, check.fact, check.expected, check.ours, VERDICTS[check.holds])

@@ -11,9 +11,9 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage import Row, held, write_json
-from hessblocks.studies import engine
-from hessblocks.studies.catalogue import find
-from hessblocks.studies.folders import remember
+from hessblocks_studies import engine
+from hessblocks_studies.catalogue import find
+from hessblocks_studies.folders import remember
 
 
 class FailedPointsError(RunError):
@@ -46,7 +46,7 @@ def run_study(name: str, *, out: str | Path, **options: Any) -> StudyResult:
     """Reproduce one figure or table; see `run_studies`, whose options it takes.
 
     Args:
-        name: as `hessblocks.studies.names()` lists them.
+        name: as `hessblocks_studies.names()` lists them.
         out: folder; the study is written to a sub-folder of its name.
         **options: scale, seeds, workers, ray, reporter.
 
@@ -74,7 +74,7 @@ def run_studies(
     """Reproduce figures and tables; goes on where an earlier call with the same `out` stopped.
 
     Args:
-        names: as `hessblocks.studies.names()` lists them.
+        names: as `hessblocks_studies.names()` lists them.
         out: folder; each study is written to a sub-folder of its name.
         scale: smoke (seconds), laptop (minutes) or paper (the published settings).
         seeds: repetitions; None means the scale's own number.

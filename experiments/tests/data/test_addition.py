@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hessblocks.conventions import IGNORED
-from hessblocks.data.addition import addition_batch, read
 from hessblocks.errors import ArgumentError
+from hessblocks_studies.data.addition import addition_batch, read
 
 
 @pytest.mark.parametrize("digits", [1, 3, 5])

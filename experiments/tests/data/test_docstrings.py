@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.data import docstrings
+from experiments.tests.data.library import write_library
 from hessblocks.data.cache import CacheWarning
-from hessblocks.data.docstrings import (
+from hessblocks.errors import ArgumentError
+from hessblocks_studies.data import docstrings
+from hessblocks_studies.data.docstrings import (
     MASK,
     PADDING,
     SHARES,
@@ -18,8 +20,6 @@ from hessblocks.data.docstrings import (
     load_docstring_corpus,
     load_docstrings,
 )
-from hessblocks.errors import ArgumentError
-from tests.data.library import write_library
 
 TEXT = '''"""A module."""
 class A:
@@ -144,7 +144,7 @@ def test_the_standard_library_of_this_interpreter() -> None:
 
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).parents[2] / "docs" / "downstream.md"
+    page = Path(__file__).parents[3] / "docs" / "downstream.md"
     for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(code, str(page), "exec"), {})
     assert "as written |" in capsys.readouterr().out

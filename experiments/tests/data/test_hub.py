@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.data import hub
-from hessblocks.data.hub import GLUE, HELD_OUT, load_glue, load_hub_corpus
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks_studies.data import hub
+from hessblocks_studies.data.hub import GLUE, HELD_OUT, load_glue, load_hub_corpus
 
 
 def write_lines(path: Path, rows: Sequence[dict[str, object]]) -> None:

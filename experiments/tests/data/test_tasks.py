@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hessblocks.data import docstrings
-from hessblocks.data.docstrings import SPLITS, Docstring, load_docstrings
-from hessblocks.data.tasks import SEPARATOR, TASKS, Task, make_task, sentences, swapped
+from experiments.tests.data.library import write_library
 from hessblocks.errors import ArgumentError, RunError
-from tests.data.library import write_library
+from hessblocks_studies.data import docstrings
+from hessblocks_studies.data.docstrings import SPLITS, Docstring, load_docstrings
+from hessblocks_studies.data.tasks import SEPARATOR, TASKS, Task, make_task, sentences, swapped
 
 
 @pytest.fixture(scope="module")

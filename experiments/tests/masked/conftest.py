@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.data import docstrings
+from experiments.tests.data.library import write_library
 from hessblocks.data.corpus import Corpus
-from hessblocks.data.docstrings import load_docstring_corpus, load_docstrings
-from hessblocks.data.tasks import Task, make_task
-from tests.data.library import write_library
+from hessblocks_studies.data import docstrings
+from hessblocks_studies.data.docstrings import load_docstring_corpus, load_docstrings
+from hessblocks_studies.data.tasks import Task, make_task
 
 
 @pytest.fixture(scope="session")

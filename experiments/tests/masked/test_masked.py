@@ -13,15 +13,15 @@ from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
 import hessblocks as hb
 from hessblocks.data.cache import CacheWarning
 from hessblocks.data.corpus import Corpus
-from hessblocks.data.tasks import Task
-from hessblocks.training.masked import pretrain
-from hessblocks.training.masked.cost import costs
-from hessblocks.training.masked.finetune import Finetuning, classifier, encoded, finetune
-from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
-from hessblocks.training.masked.pretrain import masked_once, pretrained
 from hessblocks.training.preparation import run_of_size
 from hessblocks.training.trainer.guarded import GuardedTrainer, quiet_arguments
 from hessblocks.training.trainer.memory import peak_bytes
+from hessblocks_studies.data.tasks import Task
+from hessblocks_studies.masked import pretrain
+from hessblocks_studies.masked.cost import costs
+from hessblocks_studies.masked.finetune import Finetuning, classifier, encoded, finetune
+from hessblocks_studies.masked.masked_settings import Pretraining, tokenizer_of
+from hessblocks_studies.masked.pretrain import masked_once, pretrained
 
 SETTINGS = Pretraining(
     preset="sas-p", depth=2, width=16, heads=2, mlp_width=32, context=16, vocab_size=400, steps=30,
@@ -139,7 +139,7 @@ def test_labels_that_mean_nothing_give_chance(corpus: Corpus, topic: Task) -> No
 def test_a_score_is_the_share_of_right_answers(corpus: Corpus, topic: Task) -> None:
     from transformers import DataCollatorWithPadding
 
-    from hessblocks.training.masked.finetune import _accuracy
+    from hessblocks_studies.masked.finetune import _accuracy
 
     tokenizer = tokenizer_of(corpus, 16)
     model = classifier(SETTINGS, None, 3, seed=0)

@@ -15,6 +15,7 @@ import typer
 
 from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
+from hessblocks.cli.extensions import other_commands
 from hessblocks.cli.interruption import signals_interrupt
 from hessblocks.errors import HessblocksError, out_of_memory
 from hessblocks.heap import keep_freed_memory
@@ -51,8 +52,8 @@ def hessblocks(
 
 _UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; it has no public name in every version."""
-for command in COMMANDS:
-    app.command()(command)
+OWN = {command.__name__: app.command()(command) for command in COMMANDS}
+"""Name → command of this distribution."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = _show_warning
         try:
             if os.environ.get(COMPLETE):
+                _add_other_commands()
                 app(prog_name="hessblocks")
+            _add_other_commands(words[0] if words else "")
             command = typer.main.get_command(app)
             with command.make_context("hessblocks", words.copy()) as context:
                 command.invoke(context)
@@ -94,6 +97,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _complain(str(interruption) or "interrupted; start the same command again.", words)
             return 128 + (came or [signal.SIGINT])[0]
     return 0
+
+
+def _add_other_commands(asked: str = "") -> None:
+    """Add the commands of other distributions, unless one of our own is asked for: reading them takes time."""
+    if asked in OWN:
+        return
+    there = {each.name for each in app.registered_commands}
+    for name, command in other_commands(asked):
+        if name not in OWN.keys() | there:
+            app.command(name)(command)
 
 
 def _said(error: Any) -> str:

@@ -25,6 +25,8 @@ TABLES: dict[str, dict[str, Any]] = {
 """Kinds of tables, by the end of the file's name; .jsonl has one JSON object a line. Quotes of a .tsv are text, as in
 GLUE's files: an open one would join rows."""
 Texts = tuple[str, ...]
+SEPARATOR = "\n"
+"""Between two texts that are read as one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,6 @@ from hessblocks.storage.seals import (
     sha256,
 )
 from hessblocks.storage.tables import (
-    GROWTH_COLUMNS,
     Row,
     Scalar,
     table_states,

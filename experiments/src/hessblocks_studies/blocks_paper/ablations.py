@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hessblocks.storage import Row
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Rows, Scale, Summary
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Rows, Scale, Summary
 
 NO_SKIP = "sas, no MLP skip"
 NO_MLP_SKIP = (NO_SKIP, *(f"{NO_SKIP}, LeakyReLU {slope:g}" for slope in shared.SLOPES))

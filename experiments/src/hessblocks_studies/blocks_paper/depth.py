@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hessblocks.storage import Row
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Rows, Scale, Summary
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Rows, Scale, Summary
 
 BLOCKS = (*shared.BASES, "v-skipinit", "sas", "sas-p")
 MATCHING = ("sas", "sas-p")

@@ -12,14 +12,14 @@ from statistics import fmean
 
 import torch
 
-from hessblocks.data import TASKS, Task, load_docstrings, make_task
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.blocks_paper import masked_lm
-from hessblocks.studies.engine import Check, Rows, Scale, Summary
-from hessblocks.training import Finetuning, Pretraining, Score, finetune, pretrained
+from hessblocks_studies import shared
+from hessblocks_studies.blocks_paper import masked_lm
+from hessblocks_studies.data import TASKS, Task, load_docstrings, make_task
+from hessblocks_studies.engine import Check, Rows, Scale, Summary
+from hessblocks_studies.masked import Finetuning, Pretraining, Score, finetune, pretrained
 
 ACCURACY = "accuracy"
 """Share of right answers on the test split; empty where training diverged."""
@@ -49,7 +49,7 @@ class Tuning:
     """Fine-tuning at one scale."""
 
     tasks: str
-    """Names with commas, of `hessblocks.data.tasks.TASKS` or of GLUE."""
+    """Names with commas, of `hessblocks_studies.data.tasks.TASKS` or of GLUE."""
     epochs: int
     """Passes over the training examples."""
     tuning_batch_size: int
@@ -138,7 +138,7 @@ def tasks(names: str) -> list[Task]:
     """The labelled tasks of these names, stand-ins or GLUE."""
     chosen = names.split(",")
     if not set(chosen) <= set(TASKS):
-        from hessblocks.data import load_glue
+        from hessblocks_studies.data import load_glue
 
         return [load_glue(name) for name in chosen]
     records = load_docstrings()

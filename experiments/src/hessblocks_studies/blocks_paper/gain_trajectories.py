@@ -16,9 +16,9 @@ from torch import nn
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.training import gain_values
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Summary
 
 GROUPS = {"V": "value", "P": "projection"}
 """Letter of a gain → its matrices."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.shared import (
+from hessblocks_studies.engine import Rows, Scale, Summary
+from hessblocks_studies.shared import (
     BASES,
     RATES,
     REFERENCES,

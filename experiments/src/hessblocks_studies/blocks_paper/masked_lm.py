@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from hessblocks.data import BigramTable
 from hessblocks.figures import Panel
 from hessblocks.storage import Row
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.training import Pretraining, costs, held_out_masked, pretrained
+from hessblocks_studies import shared
+from hessblocks_studies.data import BigramTable
+from hessblocks_studies.engine import Rows, Scale, Summary
+from hessblocks_studies.masked import Pretraining, costs, held_out_masked, pretrained
 
 COLUMNS = (
     "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",

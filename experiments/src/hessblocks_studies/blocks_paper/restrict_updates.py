@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from hessblocks.figures import Panel
 from hessblocks.signal import layers_of
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Summary
 from hessblocks.training import RunTrainer
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Summary
 
 IDENTITY = shared.restricted("identity", 0)
 LAST_TIED = "last tied"

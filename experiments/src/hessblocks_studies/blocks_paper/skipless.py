@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hessblocks.studies.engine import Rows, Summary
-from hessblocks.studies.shared import RATES, REFERENCES, SIZES, Runs, Sweep, trained_study
+from hessblocks_studies.engine import Rows, Summary
+from hessblocks_studies.shared import RATES, REFERENCES, SIZES, Runs, Sweep, trained_study
 
 VARIANTS = ("pre-ln", "v-skipinit", "skipless")
 

@@ -16,9 +16,10 @@ from hessblocks.blocks import PRESETS
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Summary
-from hessblocks.training import ROUNDS, in_turns, update_flops
+from hessblocks.training import update_flops
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Summary
+from hessblocks_studies.shared import ROUNDS, in_turns
 
 VARIANTS = (*shared.BASES, "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")
 """What is trained; what is timed has no second pre-ln, whose steps cost the same."""

@@ -18,10 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hessblocks.data.cache import Entry, cached
-from hessblocks.data.corpus import Corpus, cached_corpus
-from hessblocks.data.sources import Source, standard_library
-from hessblocks.data.tokens import END_OF_TEXT, check_vocabulary, write_corpus
+from hessblocks.data import (
+    END_OF_TEXT,
+    Corpus,
+    Entry,
+    Source,
+    cached,
+    cached_corpus,
+    check_vocabulary,
+    standard_library,
+    write_corpus,
+)
 
 DOCSTRINGS_VERSION = 2
 """Raised whenever the same files would give other records or splits."""

@@ -15,12 +15,10 @@ from typing import Any
 
 import tokenizers
 
-from hessblocks.data.corpus import Corpus, cached_corpus
-from hessblocks.data.docstrings import SPECIAL
-from hessblocks.data.sources import fingerprint
-from hessblocks.data.tasks import SEPARATOR, LabelledText, Task
-from hessblocks.data.tokens import check_vocabulary, write_corpus
+from hessblocks.data import Corpus, cached_corpus, check_vocabulary, fingerprint, write_corpus
 from hessblocks.errors import ArgumentError, RunError, check_extra, check_name
+from hessblocks_studies.data.docstrings import SPECIAL
+from hessblocks_studies.data.tasks import SEPARATOR, LabelledText, Task
 
 HUB_VERSION = 1
 """Raised whenever the same texts would give other tokens."""
@@ -123,7 +121,7 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
 
 
 def _dataset(path: str, configuration: str | None, split: str, **options: Any) -> Iterable[Any]:
-    check_extra("hub", "hub", "datasets")
+    check_extra("hub", "hub", "datasets", distribution="hessblocks-studies")
     import datasets
 
     with _loading(path):

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hessblocks.data.docstrings import SPLITS, Docstring
 from hessblocks.errors import RunError, check_name
+from hessblocks_studies.data.docstrings import SPLITS, Docstring
 
 CLASSES = 6
 """Packages of the topic task."""

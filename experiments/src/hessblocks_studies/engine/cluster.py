@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hessblocks.errors import ArgumentError, RunError, check_extra
-from hessblocks.studies.engine.executors import Executor, after_death, attempt
-from hessblocks.studies.engine.point import Measure, Outcome, Point
+from hessblocks_studies.engine.executors import Executor, after_death, attempt
+from hessblocks_studies.engine.point import Measure, Outcome, Point
 
 PATIENCE = 5.0
 """Seconds that the cluster's port has to answer."""
@@ -102,7 +102,7 @@ class RayCluster(Executor):
 
 
 def _library() -> Any:
-    check_extra("ray", "cluster", "ray")
+    check_extra("ray", "cluster", "ray", distribution="hessblocks-studies")
     import ray
 
     return ray

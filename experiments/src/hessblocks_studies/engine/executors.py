@@ -13,7 +13,7 @@ import torch
 
 from hessblocks.errors import HessblocksError, RunError
 from hessblocks.storage import Row
-from hessblocks.studies.engine.point import Measure, Outcome, Point
+from hessblocks_studies.engine.point import Measure, Outcome, Point
 
 MOST_ATTEMPTS = 3
 """Times a point is started before a dying worker is taken to be the point's fault."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hessblocks.storage import Scalar, json_text, table_text, write_text
-from hessblocks.studies.engine.point import Point, plain
-from hessblocks.studies.engine.store import Store
-from hessblocks.studies.engine.study import Check, Study
+from hessblocks_studies.engine.point import Point, plain
+from hessblocks_studies.engine.store import Store
+from hessblocks_studies.engine.study import Check, Study
 
 
 def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> tuple[Check, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hessblocks.errors import RunError
 from hessblocks.storage import Row, atomic_path, held
-from hessblocks.studies.engine.point import Outcome, Point, canonical
+from hessblocks_studies.engine.point import Outcome, Point, canonical
 
 VERSION = 2
 """Of a line; those of version 1, which have nothing in common, are read too."""

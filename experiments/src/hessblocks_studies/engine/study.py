@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, cast, get_args
 
 from hessblocks.errors import check_name
 from hessblocks.figures import Figure
-from hessblocks.studies.engine.point import Measure, Point, S
+from hessblocks_studies.engine.point import Measure, Point, S
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)

@@ -19,8 +19,8 @@ import torch
 
 from hessblocks.errors import ArgumentError
 from hessblocks.heap import keep_freed_memory
-from hessblocks.studies.engine.executors import Executor, after_death, attempt
-from hessblocks.studies.engine.point import Measure, Outcome, Point
+from hessblocks_studies.engine.executors import Executor, after_death, attempt
+from hessblocks_studies.engine.point import Measure, Outcome, Point
 
 _SPAWN = multiprocessing.get_context("spawn")
 Task = tuple[Measure[Any], Point, int]

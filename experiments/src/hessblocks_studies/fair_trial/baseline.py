@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error, variance
 from hessblocks.storage import Row
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Summary
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Summary
 
 POSITIONS: dict[str, tuple[str, ...]] = {
     "learned": ("position=learned",),

@@ -23,8 +23,8 @@ from hessblocks.conventions import Part
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.figures import Panel
 from hessblocks.storage import NORM, Row, Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Summary
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Summary
 
 GROUPS = ("query", "key", "value", "projection")
 JUDGED = ("query", "value")

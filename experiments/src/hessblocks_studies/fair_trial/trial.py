@@ -72,9 +72,9 @@ from hessblocks.errors import RunError
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Rows, Study, Summary
-from hessblocks.studies.fair_trial.trial_plan import (
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Rows, Study, Summary
+from hessblocks_studies.fair_trial.trial_plan import (
     BASE,
     BLOCKS,
     CHANGED,
@@ -103,7 +103,7 @@ from hessblocks.studies.fair_trial.trial_plan import (
     points,
     taken_apart,
 )
-from hessblocks.studies.fair_trial.trial_verdicts import (
+from hessblocks_studies.fair_trial.trial_verdicts import (
     JUDGED,
     Trial,
     base_of,
@@ -111,7 +111,7 @@ from hessblocks.studies.fair_trial.trial_verdicts import (
     trial_of,
     verdicts,
 )
-from hessblocks.training import in_turns
+from hessblocks_studies.shared import in_turns
 
 APART = 0.06
 """How far from its place a block is drawn that would else hide another."""

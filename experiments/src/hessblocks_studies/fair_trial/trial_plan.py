@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Scale
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Scale
 
 BASE = "pre-ln, zero queries"
 """What the simplified blocks are judged against."""

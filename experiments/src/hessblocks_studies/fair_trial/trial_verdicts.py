@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hessblocks.storage import Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows
-from hessblocks.studies.fair_trial.trial_plan import (
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows
+from hessblocks_studies.fair_trial.trial_plan import (
     BASE,
     BLOCKS,
     CHANGED,

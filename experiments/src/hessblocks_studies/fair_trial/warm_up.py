@@ -20,8 +20,8 @@ from hessblocks.data import Example
 from hessblocks.figures import Panel
 from hessblocks.linalg import extreme_eigenvalues
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Summary
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Summary
 
 SHARPNESS = "sharpness"
 """Largest |eigenvalue| of a group's block of H."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError
-from hessblocks.report.studies.section import command, load_section
-from hessblocks.report.templates import write_page
+from hessblocks.report import write_page
 from hessblocks.storage import read_study_file
+from hessblocks_studies.gallery.section import command, load_section
 
 
 def not_begun(folder: Path) -> dict[str, str]:
@@ -64,6 +64,7 @@ def write_gallery(folder: AnyPath, order: Sequence[str] = ()) -> Path:
     return write_page(
         folder,
         "studies.html",
+        "hessblocks_studies.gallery",
         title="hessblocks: figures and tables reproduced",
         heading="Figures and tables reproduced",
         headline=(f"{len(sections)} {studies}, each beside what was published or expected.",),

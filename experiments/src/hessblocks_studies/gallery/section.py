@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.figures import read_figure
-from hessblocks.report.studies.against_published import Difference, differences
-from hessblocks.report.templates import inlined
+from hessblocks.report import inlined
 from hessblocks.storage import read_study_file
+from hessblocks_studies.gallery.against_published import Difference, differences
 
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 """What is written of a check."""

@@ -1,10 +1,12 @@
 """How norms of Hessian blocks grow with data, weights and depth: points, fits, summaries."""
 
-from hessblocks.studies.growth.addition_model import TOKENS, addition_model, weight_size
-from hessblocks.studies.growth.fits import Growth, fit_growth
-from hessblocks.studies.growth.growth_points import (
+from hessblocks_studies.growth.addition_model import TOKENS, addition_model, weight_size
+from hessblocks_studies.growth.exact_norms import Norms, exact_norms
+from hessblocks_studies.growth.fits import Growth, fit_growth
+from hessblocks_studies.growth.growth_points import (
     CURRENT,
     GROUPS,
+    GROWTH_COLUMNS,
     DrawSettings,
     GrowthSettings,
     Size,
@@ -15,7 +17,7 @@ from hessblocks.studies.growth.growth_points import (
     one_layer,
     targeted,
 )
-from hessblocks.studies.growth.growth_summary import (
+from hessblocks_studies.growth.growth_summary import (
     Expected,
     apart,
     curves_panel,

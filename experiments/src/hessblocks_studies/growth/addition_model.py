@@ -31,9 +31,9 @@ from hessblocks.blocks import (
 )
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature import LossFunction
-from hessblocks.data import SYMBOLS
 from hessblocks.errors import check_name
 from hessblocks.models import build
+from hessblocks_studies.data import SYMBOLS
 
 TOKENS = 18
 """Length of a sum of two numbers with 5 digits."""

@@ -1,4 +1,4 @@
-"""Exact norms of the blocks of a model's last attention, for the two losses of the Hessian paper.
+"""Exact Frobenius norms of the blocks of a model's last attention, for both losses of the Hessian paper.
 
 The layer is first taken to fewer coordinates, where its blocks have the same Frobenius norm. The
 inputs of sums are sums of 12 symbols' and 18 positions' vectors: they span at most 30 of the
@@ -10,61 +10,66 @@ Letters: D width, K head width, U (D, d) and R (K, k) orthonormal columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
-from torch.func import jacrev
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
 from hessblocks.conventions import IGNORED, PARTS, Part
-from hessblocks.curvature.exact.behind_attention import TokenDerivatives
-from hessblocks.curvature.exact.last_block import behind_cross_entropy, hessian_of
-from hessblocks.curvature.last_layer import LastAttention, last_attention, undisturbed
-from hessblocks.curvature.losses import causal_targets, unpack
-from hessblocks.errors import check_name
+from hessblocks.curvature import LossFunction, exact_attention_curvature
+from hessblocks.errors import ArgumentError
 from hessblocks.linalg import Estimate
-from hessblocks.theory import AttentionLayer, TokenCurvature
+from hessblocks.theory import AttentionHessian, AttentionLayer, TokenCurvature
+from hessblocks_studies.growth.addition_model import one_hot_squares
 
 Norms = dict[tuple[str, Part], Estimate]
 """(group, part) → Frobenius norm of the group's own block."""
 
 NEGLIGIBLE = 1e-13
 """Share of the largest eigenvalue of a Gram matrix below which a direction is rounding."""
+SAME = 1e-3
+"""Relative difference up to which two ways to the logits differ by rounding, in single precision too."""
 
 
 def exact_norms(
-    model: PreTrainedModel, batch: Mapping[str, Any], loss: str, groups: Sequence[str]
+    model: PreTrainedModel,
+    batch: Mapping[str, Int[Tensor, "sequences tokens"]],
+    loss: str | LossFunction,
+    groups: Sequence[str],
 ) -> Norms:
-    """Frobenius norms of H_o, H_f and H for groups of the last attention, in closed form.
+    """Compute Frobenius norms of H_o, H_f and H for groups of the last attention, in closed form.
 
     The same as `exact_attention_curvature` gives, about twice as fast where the inputs span few
     directions, and for the squared loss too.
 
     Args:
-        model: a causal language model with one head; for `squares` everything behind the attention
-            is linear.
+        model: a causal language model with one head; for squares its unembedding is all that
+            follows the last attention.
         batch: `input_ids` and `labels`, (sequences, tokens).
-        loss: cross-entropy or squares (mean over labelled tokens, and over classes).
+        loss: as `Problem` takes it: causal-lm, or `one_hot_squares` (a mean over labels and classes).
         groups: among query, key, value, projection.
 
     Returns:
         Exact estimates by group and part.
 
     Raises:
-        ArgumentError: an unknown loss, or a model that the closed form does not cover.
+        ArgumentError: another loss, several heads, or a model that the closed form does not cover.
     """
-    check_name("loss", loss, _BEHIND)
-    unpacked = unpack(batch, next(model.parameters()).device)
-    labels = causal_targets(unpacked)
-    valid = labels != IGNORED
-    with undisturbed(model), torch.no_grad():
-        found = last_attention(model, unpacked)
-        behind = _BEHIND[loss](found, labels, valid)
-        hessian = hessian_of(compressed(found.layer), behind, valid)
+    if loss not in ("causal-lm", one_hot_squares):
+        raise ArgumentError(f"loss: expected causal-lm or one_hot_squares, got {loss!r}")
+    hessian = exact_attention_curvature(model, batch)
+    if len(hessian.layer.query) > 1 or hessian.layer.key is None:
+        raise ArgumentError(
+            "model: expected one head with queries and keys apart in its last attention"
+        )
+    if loss is one_hot_squares:
+        hessian = _of_squares(hessian.layer, model, batch)
+    hessian = hessian.with_layer(compressed(hessian.layer))
     return {
         (group, part): Estimate(
             value=hessian.block(group, group, part).frobenius_norm(), method="exact"
@@ -74,38 +79,38 @@ def exact_norms(
     }
 
 
-def _squares(found: LastAttention, labels: Tensor, valid: Tensor) -> TokenDerivatives:
-    """The squared loss against one-hot targets, with a linear map M behind the attention.
+@torch.no_grad()
+def _of_squares(
+    layer: AttentionLayer, model: PreTrainedModel, batch: Mapping[str, Any]
+) -> AttentionHessian:
+    """The Hessian of the squared loss against one-hot targets, with the unembedding M behind the attention.
 
-    With f = M a the logits of n tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC) MᵀM.
+    With f = M a the logits of n labelled tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC) MᵀM.
 
     Returns:
-        g and a factor of Λ at the labelled tokens; there is no Λ_f.
+        Its blocks; there is no Λ_f.
+
+    Raises:
+        ArgumentError: something else stands behind the attention.
     """
-    attended = found.attended[valid]
-    sides = tuple(side[valid] for side in found.sides)
-
-    def network(a: Tensor, *side: Tensor) -> Tensor:
-        logits: Tensor = found.output_layer(found.network(a, *side))
-        return logits
-
-    hidden = found.network(attended, *sides)
-    logits = found.output_layer(hidden)
-    linear_map: Tensor = jacrev(network)(attended[0], *(side[0] for side in sides))
-    residual = logits - F.one_hot(labels[valid], logits.shape[-1])
-    share = 2 / residual.numel()
-    return TokenDerivatives(
-        gradient=share * residual @ linear_map,
-        outer=TokenCurvature(factor=(share**0.5 * linear_map).expand(len(attended), -1, -1)),
-        functional=None,
-        hidden=hidden,
+    unembedding = model.get_output_embeddings().weight
+    logits = model(input_ids=batch["input_ids"].to(unembedding.device)).logits
+    through = layer.output() @ unembedding.T
+    if (through - logits).abs().max() > SAME * logits.abs().max():
+        raise ArgumentError(
+            "model: for squares its unembedding alone may follow the last attention"
+        )
+    labels = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED).to(logits.device)
+    valid = (labels != IGNORED)[..., None]
+    target = F.one_hot(labels.clamp(min=0), logits.shape[-1])
+    share = 2 / (int(valid.sum()) * logits.shape[-1])
+    return AttentionHessian(
+        layer,
+        gradient=share * torch.where(valid, logits - target, 0.0) @ unembedding,
+        curvature=TokenCurvature(
+            factor=valid.flatten(0, 1)[..., None] * (share**0.5 * unembedding)
+        ),
     )
-
-
-_BEHIND: dict[str, Callable[[LastAttention, Tensor, Tensor], TokenDerivatives]] = {
-    "cross-entropy": behind_cross_entropy,
-    "squares": _squares,
-}
 
 
 def compressed(layer: AttentionLayer) -> AttentionLayer:
@@ -118,7 +123,6 @@ def compressed(layer: AttentionLayer) -> AttentionLayer:
         A layer whose query, key, value and projection blocks have the norms of the given one's.
     """
     assert layer.key is not None
-    assert layer.query.shape[0] == 1
     inputs = _basis(layer.x.flatten(0, 1))
     query, key = inputs.T @ layer.query, inputs.T @ layer.key
     if layer.rotation is not None:  # it turns queries and keys where they are

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hessblocks.errors import ArgumentError
-from hessblocks.statistics import fisher_tail, student_quantile
+from hessblocks_studies.shared import fisher_tail, student_quantile
 
 CONFIDENCE = 0.95
 ROUNDING = 1e-10

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from hessblocks.curvature import Norms, Problem, exact_norms, group_norms, parameter_groups
-from hessblocks.data import addition_batch
-from hessblocks.storage import GROWTH_COLUMNS, Row, Scalar
-from hessblocks.studies.engine import Scale, Study, seed_of
-from hessblocks.studies.growth.addition_model import (
-    LOSSES,
-    addition_model,
-    of_current_tokens,
-)
+from hessblocks.curvature import Problem, group_norms, parameter_groups
+from hessblocks.storage import Row, Scalar
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Scale, Study, seed_of
+from hessblocks_studies.growth.addition_model import LOSSES, addition_model, of_current_tokens
+from hessblocks_studies.growth.exact_norms import Norms, exact_norms
 
 GROUPS = ("query", "value")
 """The groups whose blocks the paper shows."""
@@ -122,6 +119,11 @@ class GrowthSettings:
     """current: the token that is read; None: the next one."""
 
 
+GROWTH_COLUMNS = (
+    "study", "layers", "layer", "group", "part", "sigma", "seed", "value", "standard_error", "method",
+)  # fmt: skip
+
+
 def logspace(first: float, last: float, count: int) -> tuple[float, ...]:
     """`count` sizes from 10^first to 10^last, equal steps on a logarithmic scale."""
     return tuple(float(value) for value in np.logspace(first, last, count))
@@ -184,7 +186,7 @@ def measure_growth(settings: GrowthSettings) -> list[Row]:
         named = {name: groups[f"layers.{layer}.attention.{name}"] for name in GROUPS}
         norms = group_norms(problem, named, probes=settings.probes, seed=settings.seed)
         found.append({(name, part): norms[name][part] for name in norms for part in norms[name]})
-    found.append(exact_norms(model, batch, settings.loss, GROUPS))
+    found.append(exact_norms(model, batch, LOSSES[settings.loss], GROUPS))
     rows = growth_rows(found, settings.study, layers=layers, sigma=sigma, seed=settings.seed)
     return [{**row, "group": targeted(str(row["group"]), settings.target)} for row in rows]
 

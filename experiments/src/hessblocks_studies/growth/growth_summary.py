@@ -10,16 +10,9 @@ from typing import Any
 from hessblocks.conventions import Part
 from hessblocks.figures import Panel, Scaling, Series
 from hessblocks.statistics import mean_and_error
-from hessblocks.studies.engine import Check, Rows, Summary
-from hessblocks.studies.growth.fits import Growth, fit_growth
-from hessblocks.studies.shared import (
-    Place,
-    curve,
-    gathered,
-    grouped,
-    mean_places,
-    summary,
-)
+from hessblocks_studies.engine import Check, Rows, Summary
+from hessblocks_studies.growth.fits import Growth, fit_growth
+from hessblocks_studies.shared import Place, curve, gathered, grouped, mean_places, summary
 
 CURVE = ("layers", "layer", "group", "part")
 Curve = tuple[Any, ...]

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from hessblocks.conventions import Part
-from hessblocks.data import SYMBOLS, addition_batch
 from hessblocks.figures import Panel, Series
 from hessblocks.storage import Row
-from hessblocks.studies import growth, shared
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks.theory import GROWTH, AttentionHessian, attention_hessian
+from hessblocks_studies import growth, shared
+from hessblocks_studies.data import SYMBOLS, addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 
 WEIGHTS = {"query": "W_Q", "key": "W_K", "value": "W_V"}
 MOMENTS = {"first": "M_1", "second": "M_2", "third": "M_3"}

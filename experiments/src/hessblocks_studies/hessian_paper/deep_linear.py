@@ -12,8 +12,8 @@ from typing import Any
 
 from hessblocks.conventions import PARTS, SYMBOLS, Part
 from hessblocks.figures import Panel, number
-from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.growth import (
+from hessblocks_studies.engine import Rows, Scale, Summary
+from hessblocks_studies.growth import (
     CURRENT,
     GROUPS,
     Expected,

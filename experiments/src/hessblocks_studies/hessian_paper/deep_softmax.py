@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hessblocks.conventions import SYMBOLS
 from hessblocks.figures import Panel
-from hessblocks.studies.engine import Rows, Scale, Summary
-from hessblocks.studies.growth import (
+from hessblocks_studies.engine import Rows, Scale, Summary
+from hessblocks_studies.growth import (
     Expected,
     Size,
     curves_panel,

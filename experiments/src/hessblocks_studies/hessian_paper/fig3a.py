@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from importlib.resources import files
 
-from hessblocks.studies.engine import Rows, Summary
-from hessblocks.studies.growth import Expected, growth_study, growth_summary, logspace, one_layer
+from hessblocks_studies.engine import Rows, Summary
+from hessblocks_studies.growth import Expected, growth_study, growth_summary, logspace, one_layer
 
 EXPECTED = (
     Expected(group="query", part="outer", slope=6),
@@ -19,7 +19,7 @@ EXPECTED = (
 
 def published() -> Rows:
     """The authors' means over 20 seeds, by 20-probe estimates (their released results)."""
-    text = files("hessblocks.studies.hessian_paper").joinpath("fig3a.csv").read_text("utf-8")
+    text = files("hessblocks_studies.hessian_paper").joinpath("fig3a.csv").read_text("utf-8")
     numbers = ("layers", "layer", "sigma", "standard_error")
     return [
         {**row, **{name: float(row[name]) for name in numbers}, "value": float(row["mean"])}

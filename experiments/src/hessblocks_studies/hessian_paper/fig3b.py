@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.studies.growth import Expected, growth_study, growth_summary, logspace, one_layer
+from hessblocks_studies.growth import Expected, growth_study, growth_summary, logspace, one_layer
 
 _SIGMAS = logspace(-2, 1, 20)
 _SIZES = one_layer(_SIGMAS, seeds=5)

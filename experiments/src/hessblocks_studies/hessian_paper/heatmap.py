@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hessblocks.curvature import Hessian, Problem, custom_groups
-from hessblocks.data import addition_batch
 from hessblocks.figures import Heatmap
 from hessblocks.storage import Row
-from hessblocks.studies import growth, shared
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks_studies import growth, shared
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 
 _ATTENTION = {
     name: f"model.layers.0.attention.{name}.weight"

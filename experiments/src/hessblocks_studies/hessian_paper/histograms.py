@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from hessblocks.curvature import exact_attention_curvature
-from hessblocks.data import addition_batch
 from hessblocks.figures import Panel, Series
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
-from hessblocks.studies.growth import DrawSettings, Size, addition_model, draws, weight_size
+from hessblocks_studies import shared
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks_studies.growth import DrawSettings, Size, addition_model, draws, weight_size
 
 GROUPS = ("value", "query")
 BLOCKS = ("softmax", "linear")

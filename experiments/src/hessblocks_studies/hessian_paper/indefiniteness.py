@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 
 from hessblocks.curvature import Hessian, Problem, parameter_groups
-from hessblocks.data import addition_batch
 from hessblocks.errors import RunError
 from hessblocks.figures import Panel
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies import growth, shared
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
-from hessblocks.studies.hessian_paper.one_matrix import SCORES, negative_share
+from hessblocks_studies import growth, shared
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks_studies.hessian_paper.one_matrix import SCORES, negative_share
 
 SCORED = ("attention.query", "attention.key")
 """Groups that act through the scores."""

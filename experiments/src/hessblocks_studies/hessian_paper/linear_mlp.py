@@ -24,13 +24,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.conventions import IGNORED, PARTS
-from hessblocks.curvature import Norms
-from hessblocks.data import SYMBOLS, addition_batch
 from hessblocks.figures import Panel, number
 from hessblocks.linalg import Estimate
-from hessblocks.storage import GROWTH_COLUMNS, Row
-from hessblocks.studies import growth
-from hessblocks.studies.engine import Rows, Scale, Study, Summary, seed_of
+from hessblocks.storage import Row
+from hessblocks_studies import growth
+from hessblocks_studies.data import SYMBOLS, addition_batch
+from hessblocks_studies.engine import Rows, Scale, Study, Summary, seed_of
+from hessblocks_studies.growth import GROWTH_COLUMNS, Norms
 
 _SIGMAS = growth.logspace(-2, 1, 20)
 _DEPTHS = (1, 2, 3, 4, 5)

@@ -21,13 +21,13 @@ from transformers import PreTrainedModel
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature import exact_attention_curvature
-from hessblocks.data import addition_batch
 from hessblocks.figures import Panel, Series
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
-from hessblocks.studies import growth, shared
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks.theory import AttentionHessian
+from hessblocks_studies import growth, shared
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 
 BLOCKS = {"two-matrix": ("query", "key"), "one-matrix": ("query_key",)}
 """Parametrisation → its groups."""

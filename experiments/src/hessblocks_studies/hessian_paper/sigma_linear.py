@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hessblocks.figures import Panel
-from hessblocks.studies import growth
-from hessblocks.studies.engine import Rows, Summary
+from hessblocks_studies import growth
+from hessblocks_studies.engine import Rows, Summary
 
 WIDE = tuple(float(sigma) for sigma in np.linspace(0.1, 10, 20))
 NARROW = tuple(float(sigma) for sigma in np.linspace(0.1, 1, 20))

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hessblocks.training.masked.masked_settings import Pretraining
-from hessblocks.training.masked.pretrain import CLIP
-from hessblocks.training.trainer import ROUNDS, TimedModel, in_turns, peak_bytes
+from hessblocks.training import peak_bytes
+from hessblocks_studies.masked.masked_settings import Pretraining
+from hessblocks_studies.masked.pretrain import CLIP
+from hessblocks_studies.shared import ROUNDS, TimedModel, in_turns
 
 
 @dataclass(frozen=True, kw_only=True)

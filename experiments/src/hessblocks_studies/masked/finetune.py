@@ -13,12 +13,12 @@ import torch
 from transformers import DataCollatorWithPadding, PreTrainedModel
 
 from hessblocks.conventions import AnyPath
-from hessblocks.data import Corpus, LabelledText, Task
+from hessblocks.data import Corpus
 from hessblocks.models import HessblocksForSequenceClassification
 from hessblocks.quiet import quiet
-from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
-from hessblocks.training.preparation import resolve_device
-from hessblocks.training.trainer import GuardedTrainer, quiet_arguments
+from hessblocks.training import GuardedTrainer, quiet_arguments, resolve_device
+from hessblocks_studies.data import LabelledText, Task
+from hessblocks_studies.masked.masked_settings import Pretraining, tokenizer_of
 
 
 @dataclass(frozen=True, kw_only=True)

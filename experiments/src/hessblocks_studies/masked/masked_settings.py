@@ -8,9 +8,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hessblocks.blocks import MLP, BlockConfig, preset
-from hessblocks.data import END_OF_TEXT, MASK, PADDING, Corpus
+from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.models import build
 from hessblocks.settings import RunSize
+from hessblocks_studies.data import MASK, PADDING
 
 MLP_GAIN = 0.2
 """β_FF before depth scaling where it is trained: 0.05 at 16 layers."""

@@ -20,21 +20,22 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 from transformers import DataCollatorForLanguageModeling, default_data_collator
 
-from hessblocks._version import __version__
+from hessblocks import __version__
 from hessblocks.data import Corpus, Example, cache_root, cached
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import read_lines, write_json
-from hessblocks.training.folder import RunFolder, continued
-from hessblocks.training.masked.masked_settings import Pretraining, tokenizer_of
-from hessblocks.training.preparation import run_of_size
-from hessblocks.training.trainer import (
+from hessblocks.training import (
     GuardedTrainer,
     Recorder,
+    RunFolder,
+    continued,
     held_out,
     run_arguments,
+    run_of_size,
     validation_loss,
 )
+from hessblocks_studies.masked.masked_settings import Pretraining, tokenizer_of
 
 PRETRAINING_VERSION = 2
 """Raised whenever equal settings give other weights."""

@@ -75,9 +75,10 @@ from hessblocks.errors import RunError
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Rows, Study, Summary
-from hessblocks.studies.our_questions.edge_plan import (
+from hessblocks.training import RunTrainer
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Rows, Study, Summary
+from hessblocks_studies.our_questions.edge_plan import (
     BLOCKS,
     FIRST_LOOKS,
     KINDS,
@@ -87,8 +88,8 @@ from hessblocks.studies.our_questions.edge_plan import (
     label_of,
     points,
 )
-from hessblocks.studies.our_questions.edge_verdicts import verdicts
-from hessblocks.studies.our_questions.edges import (
+from hessblocks_studies.our_questions.edge_verdicts import verdicts
+from hessblocks_studies.our_questions.edges import (
     AT_TEN_EPS,
     EARLY,
     EDGE,
@@ -98,7 +99,6 @@ from hessblocks.studies.our_questions.edges import (
     Edges,
     edges_of,
 )
-from hessblocks.training import RunTrainer
 
 PRODUCTS, FIRST_PRODUCTS = 5, 40
 """With H for the sharpness of a role, which starts from what was found before, and for the first of its run."""

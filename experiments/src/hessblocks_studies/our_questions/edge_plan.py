@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Scale
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Scale
 
 BASE, SIMPLE = "pre-ln, zero queries", "sas-p"
 BLOCKS = (BASE, SIMPLE)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 
 from hessblocks.storage import Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check
-from hessblocks.studies.our_questions.edge_plan import (
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check
+from hessblocks_studies.our_questions.edge_plan import (
     BASE,
     BLOCKS,
     COLD,
@@ -18,7 +18,7 @@ from hessblocks.studies.our_questions.edge_plan import (
     WARM,
     label_of,
 )
-from hessblocks.studies.our_questions.edges import Edges, Forecast
+from hessblocks_studies.our_questions.edges import Edges, Forecast
 
 ALIKE = 0.25
 """Decades, a step of the ladder, within which two blocks count as alike in rates, needs and forecasts."""

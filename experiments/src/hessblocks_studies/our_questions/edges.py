@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hessblocks.storage import Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Rows
-from hessblocks.studies.our_questions.edge_plan import (
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Rows
+from hessblocks_studies.our_questions.edge_plan import (
     BLOCKS,
     COLD,
     FIRST_LOOKS,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Scale
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Scale
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "pre-ln": ("pre-ln, zero queries", "parallel, zero queries"),

@@ -26,9 +26,9 @@ from hessblocks.curvature import (
 from hessblocks.errors import RunError
 from hessblocks.linalg import Estimate, frobenius_norm
 from hessblocks.storage import Row
-from hessblocks.studies import shared
-from hessblocks.studies.our_questions.optimiser_plan import MUON, PUBLISHED, OptimiserSettings
 from hessblocks.training import RunTrainer
+from hessblocks_studies import shared
+from hessblocks_studies.our_questions.optimiser_plan import MUON, PUBLISHED, OptimiserSettings
 
 RATE_OF_ROLE, NORM_OF_ROLE = "rate_of_role", "norm_of_role"
 VECTORS = "vectors"

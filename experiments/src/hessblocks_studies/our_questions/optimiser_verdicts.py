@@ -8,9 +8,9 @@ from dataclasses import replace
 from statistics import fmean
 
 from hessblocks.storage import Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows
-from hessblocks.studies.our_questions.optimiser_plan import (
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows
+from hessblocks_studies.our_questions.optimiser_plan import (
     ADAMW,
     BLOCK_OF,
     BLOCKS,
@@ -20,7 +20,7 @@ from hessblocks.studies.our_questions.optimiser_plan import (
     label_of,
     methods_of,
 )
-from hessblocks.studies.our_questions.optimiser_steps import RATE_OF_ROLE
+from hessblocks_studies.our_questions.optimiser_steps import RATE_OF_ROLE
 
 UNEVEN = (shared.ALL_MATRICES, shared.COMMON_MATRICES)
 """What unevenness is taken over."""

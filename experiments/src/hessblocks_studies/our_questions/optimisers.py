@@ -34,7 +34,7 @@ The rule, written down before the first run:
    matrices after training (`FIRST`); the others stand beside it. It holds or fails where the interval, of a
    bootstrap over families and seeds, excludes 0; six families show a near perfect order at most: by
    simulation it decides about 15 % of cases where the correlation is 0.85, 35 % at 0.95, 65 % at 0.99
-   (`tests/studies/test_correlations.py`). So the question is exploratory. Nothing is decided before all blocks
+   (`experiments/tests/test_correlations.py`). So the question is exploratory. Nothing is decided before all blocks
    have all seeds. A block that with AdamW does not end 0.3 nats below the bigram table has no gap and is left
    out. A block of which one seed diverges with SGD ranks last with all its seeds. Seeds that diverge with
    AdamW have no gap and are left out, with their block where there is no other. Both are named. As in
@@ -77,9 +77,10 @@ from transformers import PreTrainedModel
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Rows, Study, Summary
-from hessblocks.studies.our_questions.optimiser_plan import (
+from hessblocks.training import RunTrainer
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Rows, Study, Summary
+from hessblocks_studies.our_questions.optimiser_plan import (
     ADAMW,
     BASE,
     BLOCK_OF,
@@ -96,7 +97,7 @@ from hessblocks.studies.our_questions.optimiser_plan import (
     methods_of,
     points,
 )
-from hessblocks.studies.our_questions.optimiser_steps import (
+from hessblocks_studies.our_questions.optimiser_steps import (
     NORM_OF_ROLE,
     RATE_OF_ROLE,
     PilotDivergedError,
@@ -104,7 +105,7 @@ from hessblocks.studies.our_questions.optimiser_steps import (
     with_another_in_layers,
     with_rates_of_roles,
 )
-from hessblocks.studies.our_questions.optimiser_verdicts import (
+from hessblocks_studies.our_questions.optimiser_verdicts import (
     correlation_table,
     curvature_checks,
     even_checks,
@@ -114,7 +115,6 @@ from hessblocks.studies.our_questions.optimiser_verdicts import (
     rates_apart,
     spreads,
 )
-from hessblocks.training import RunTrainer
 
 PRECONDITIONED = "preconditioned_spread"
 """As `SPREAD`, of D^(-1/2) H D^(-1/2), D the preconditioner of AdamW as it stands."""

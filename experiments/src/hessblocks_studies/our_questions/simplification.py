@@ -45,8 +45,8 @@ from torch import nn
 
 from hessblocks.figures import Panel, Scaling
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies import shared
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary
 
 ROTARY, SINUSOIDAL = "position=rotary", "position=sinusoidal"
 LAYER_NORM = ("norm=layer-norm", "first_norm=layer-norm", "final_norm=layer-norm")

@@ -19,13 +19,13 @@ from transformers import PreTrainedModel
 
 from hessblocks import signal
 from hessblocks.blocks import Attention, LayerNorm, LearnedPosition, NoNorm, preset
-from hessblocks.curvature import exact_norms
-from hessblocks.data import addition_batch
 from hessblocks.figures import Panel, Series
 from hessblocks.storage import NORM, Row
-from hessblocks.studies import growth, shared
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
-from hessblocks.studies.our_questions.temperature_laws import (
+from hessblocks_studies import growth, shared
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks_studies.growth import exact_norms
+from hessblocks_studies.our_questions.temperature_laws import (
     APART,
     AXES,
     ENTROPY,
@@ -103,7 +103,7 @@ def measure(settings: TemperatureSettings) -> list[Row]:
         LIKENESS: seen.inputs.token_similarity,
         LIKENESS_AFTER: last.tokens.token_similarity,
     }
-    norms = exact_norms(model, batch, "cross-entropy", GROUPS)
+    norms = exact_norms(model, batch, "causal-lm", GROUPS)
     return [
         *(shared.measured(name, value, "exact", **place) for name, value in quantities.items()),
         *(

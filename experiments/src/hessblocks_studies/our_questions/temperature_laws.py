@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hessblocks.storage import NORM, Scalar
-from hessblocks.studies import growth, shared
-from hessblocks.studies.engine import Check, Rows
+from hessblocks_studies import growth, shared
+from hessblocks_studies.engine import Check, Rows
 
 ENTROPY, LIKENESS, LIKENESS_AFTER = "attention_entropy", "likeness", "likeness_after"
 """Nats; mean cosine between the tokens of a sum before the layer and after it."""

@@ -1,11 +1,8 @@
 """What several studies measure alike: trained blocks, curvature, differences over seeds, summaries."""
 
-from hessblocks.studies.shared.best_rates import SLACK, Rate, at_best_rates
-from hessblocks.studies.shared.correlations import (
-    correlation_check,
-    correlation_or_none,
-)
-from hessblocks.studies.shared.differences import (
+from hessblocks_studies.shared.best_rates import SLACK, Rate, at_best_rates
+from hessblocks_studies.shared.correlations import correlation_check, correlation_or_none
+from hessblocks_studies.shared.differences import (
     Difference,
     Values,
     difference,
@@ -17,8 +14,8 @@ from hessblocks.studies.shared.differences import (
     slope_check,
     slopes,
 )
-from hessblocks.studies.shared.gaps import gap_panel
-from hessblocks.studies.shared.gathering import (
+from hessblocks_studies.shared.gaps import gap_panel
+from hessblocks_studies.shared.gathering import (
     Place,
     curve,
     gathered,
@@ -29,7 +26,7 @@ from hessblocks.studies.shared.gathering import (
     of_quantity,
     summary,
 )
-from hessblocks.studies.shared.measured_curvature import (
+from hessblocks_studies.shared.measured_curvature import (
     ALL_MATRICES,
     COMMON_MATRICES,
     HETEROGENEITY,
@@ -41,7 +38,8 @@ from hessblocks.studies.shared.measured_curvature import (
     training_batch,
     unevenness_rows,
 )
-from hessblocks.studies.shared.step_times import (
+from hessblocks_studies.shared.quantiles import fisher_tail, student_quantile
+from hessblocks_studies.shared.step_times import (
     PUBLISHED_SPEED,
     STEP_TIME,
     against_time,
@@ -56,8 +54,8 @@ from hessblocks.studies.shared.step_times import (
     timed_models,
     values,
 )
-from hessblocks.studies.shared.texts import PACKAGE, TextSize, text_of, widened
-from hessblocks.studies.shared.trained_points import (
+from hessblocks_studies.shared.texts import PACKAGE, TextSize, text_of, widened
+from hessblocks_studies.shared.trained_points import (
     ALL,
     AT_RATE,
     BIGRAMS,
@@ -80,7 +78,7 @@ from hessblocks.studies.shared.trained_points import (
     train_point,
     trained_study,
 )
-from hessblocks.studies.shared.trained_summary import (
+from hessblocks_studies.shared.trained_summary import (
     CLOSE,
     CURVES,
     HOW,
@@ -91,7 +89,7 @@ from hessblocks.studies.shared.trained_summary import (
     steps_to,
     void_of,
 )
-from hessblocks.studies.shared.tuned_runs import (
+from hessblocks_studies.shared.tuned_runs import (
     COUNTED,
     TUNED_COLUMNS,
     TUNING,
@@ -102,7 +100,8 @@ from hessblocks.studies.shared.tuned_runs import (
     run_seeds,
     tuning_points,
 )
-from hessblocks.studies.shared.variants import (
+from hessblocks_studies.shared.turns import ROUNDS, TimedModel, in_turns
+from hessblocks_studies.shared.variants import (
     BASES,
     BETAS,
     GAINED,

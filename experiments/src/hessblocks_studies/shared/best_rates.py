@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hessblocks.storage import Scalar
-from hessblocks.studies.engine import Check
+from hessblocks_studies.engine import Check
 
 SLACK = 0.02
 """Nats that one seed may end lower at another rate without that being the better one."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from hessblocks.errors import ArgumentError
-from hessblocks.statistics import student_quantile
-from hessblocks.studies.engine import Check
+from hessblocks_studies.engine import Check
+from hessblocks_studies.shared.quantiles import student_quantile
 
 DRAWS = 400
 """Of a bootstrap: its standard error is then known to about 4 %."""

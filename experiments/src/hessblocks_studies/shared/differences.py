@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import linear_regression
 
-from hessblocks.statistics import mean_and_error, student_quantile
+from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
-from hessblocks.studies.engine import Check
+from hessblocks_studies.engine import Check
+from hessblocks_studies.shared.quantiles import student_quantile
 
 UNDECIDED = "undecided, as its control is"
 """Behind the numbers of a verdict whose control's seeds do not decide."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hessblocks.figures import Panel, Series
-from hessblocks.studies.shared.gathering import curve, mean_places
-from hessblocks.studies.shared.trained_summary import CLOSE, Runs, late
+from hessblocks_studies.shared.gathering import curve, mean_places
+from hessblocks_studies.shared.trained_summary import CLOSE, Runs, late
 
 
 def gap_panel(runs: Runs, blocks: Sequence[str], base: str, title: str) -> Panel:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from hessblocks.figures import Figure, Heatmap, Panel, Series
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Check, Rows, Summary
+from hessblocks_studies.engine import Check, Rows, Summary
 
 R = TypeVar("R", bound=Mapping[str, Any])
 Place = tuple[float, float, float]

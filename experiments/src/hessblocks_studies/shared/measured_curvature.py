@@ -24,7 +24,7 @@ from hessblocks.data import Corpus, Example
 from hessblocks.linalg import Estimate
 from hessblocks.statistics import ends, variance
 from hessblocks.storage import Row
-from hessblocks.studies.shared.gathering import measured
+from hessblocks_studies.shared.gathering import measured
 
 ALL_MATRICES, COMMON_MATRICES, ALL_GROUPS = "all weight matrices", "common matrices", "all groups"
 SETS: dict[str, tuple[str, ...]] = {

@@ -13,19 +13,19 @@ import torch
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Check, Rows
-from hessblocks.studies.shared.differences import Difference, difference, over_seeds
-from hessblocks.studies.shared.gathering import gathered, measured, of_quantity
-from hessblocks.studies.shared.texts import text_of
-from hessblocks.studies.shared.trained_points import (
+from hessblocks_studies.engine import Check, Rows
+from hessblocks_studies.shared.differences import Difference, difference, over_seeds
+from hessblocks_studies.shared.gathering import gathered, measured, of_quantity
+from hessblocks_studies.shared.texts import text_of
+from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
     TrainedSettings,
     make_model,
     run_settings,
 )
-from hessblocks.studies.shared.trained_summary import CLOSE, Runs
-from hessblocks.studies.shared.variants import BASES
-from hessblocks.training import TimedModel
+from hessblocks_studies.shared.trained_summary import CLOSE, Runs
+from hessblocks_studies.shared.turns import TimedModel
+from hessblocks_studies.shared.variants import BASES
 
 STEP_TIME = "step_time"
 """Seconds of a training step, of processor time on a CPU, median over the turns."""

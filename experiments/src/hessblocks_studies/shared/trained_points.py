@@ -12,13 +12,9 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from hessblocks.data import BigramTable, Corpus
+from hessblocks.data import Corpus
 from hessblocks.models import build
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Scale, Study
-from hessblocks.studies.shared.gathering import measured
-from hessblocks.studies.shared.texts import TextSize, text_of
-from hessblocks.studies.shared.variants import VARIANTS, best_start, make_block
 from hessblocks.training import (
     Recorder,
     RunSettings,
@@ -28,6 +24,11 @@ from hessblocks.training import (
     run_of_size,
     validation_loss,
 )
+from hessblocks_studies.data import BigramTable
+from hessblocks_studies.engine import Scale, Study
+from hessblocks_studies.shared.gathering import measured
+from hessblocks_studies.shared.texts import TextSize, text_of
+from hessblocks_studies.shared.variants import VARIANTS, best_start, make_block
 
 LOSS = "validation_loss"
 """Nats per token on held-out windows; empty where training diverged."""

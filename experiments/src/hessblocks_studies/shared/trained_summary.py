@@ -12,9 +12,9 @@ from typing import Any
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
-from hessblocks.studies.engine import Check, Rows, Summary
-from hessblocks.studies.shared.best_rates import Rate, at_best_rates, best_rate
-from hessblocks.studies.shared.differences import (
+from hessblocks_studies.engine import Check, Rows, Summary
+from hessblocks_studies.shared.best_rates import Rate, at_best_rates, best_rate
+from hessblocks_studies.shared.differences import (
     Values,
     difference,
     difference_check,
@@ -22,9 +22,9 @@ from hessblocks.studies.shared.differences import (
     match_check,
     mean_check,
 )
-from hessblocks.studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
-from hessblocks.studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REFERENCES
-from hessblocks.studies.shared.variants import BASES
+from hessblocks_studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
+from hessblocks_studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REFERENCES
+from hessblocks_studies.shared.variants import BASES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
 """Of the losses in a figure."""

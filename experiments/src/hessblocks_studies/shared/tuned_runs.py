@@ -10,15 +10,15 @@ from statistics import fmean
 from typing import Self, TypeVar
 
 from hessblocks.storage import Row, Scalar
-from hessblocks.studies.engine import Check, Rows
-from hessblocks.studies.shared.gathering import grouped
-from hessblocks.studies.shared.trained_points import (
+from hessblocks_studies.engine import Check, Rows
+from hessblocks_studies.shared.gathering import grouped
+from hessblocks_studies.shared.trained_points import (
     AT_RATE,
     BIGRAMS,
     TRAINED_COLUMNS,
     TrainedSettings,
 )
-from hessblocks.studies.shared.trained_summary import Runs
+from hessblocks_studies.shared.trained_summary import Runs
 
 TUNING = "tuning"
 """The phase that chooses rates, or the end of its name."""

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from hessblocks.training.preparation import resolve_device
-from hessblocks.training.trainer.update_cost import working_seconds
+from hessblocks.training import resolve_device, working_seconds
 
 K = TypeVar("K")
 ROUNDS = 12

@@ -7,7 +7,6 @@ from hessblocks.cli.commands.demo import demo
 from hessblocks.cli.commands.finetune import finetune
 from hessblocks.cli.commands.presets import presets
 from hessblocks.cli.commands.report import report
-from hessblocks.cli.commands.reproduce import reproduce
 from hessblocks.cli.commands.signal import signal
 from hessblocks.cli.commands.train import train
 from hessblocks.cli.commands.verify import verify
@@ -21,7 +20,6 @@ COMMANDS = (
     curvature,
     signal,
     verify,
-    reproduce,
     report,
     check,
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hessblocks.figures import Figure, Panel, Series
-from hessblocks.report.studies.against_published import Difference, differences
+from hessblocks_studies.gallery.against_published import Difference, differences
 
 
 def series(
