@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # The tests start some two hundred processes; each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-CODE := src experiments tests benchmarks examples docs/*.py
+CODE := src experiments tests benchmarks examples docs/*.py conftest.py
 
 .PHONY: demo test test-core test-slow mutants check lint types bench docs release clean
 
