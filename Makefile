@@ -28,6 +28,8 @@ mutants: $(STAMP)  ## faults planted in a copy of the package: each must turn a 
 lint: $(STAMP)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/python -m tests.house.advice
+	$(BIN)/python -m experiments.tests.advice
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -53,6 +55,6 @@ $(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt oracles.txt
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "hessblocks needs Python 3.11 to 3.13; set PYTHON=...")'
 	$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 1; }
 	touch -t 197001020000 $(STAMP)  # ours from here on, and out of date until all is installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,report]' --editable ./experiments
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]' --editable ./experiments
 	$(BIN)/python -m pip install --quiet --no-deps --requirement oracles.txt
 	touch $(STAMP)

@@ -3,7 +3,7 @@
 #
 # For practitioners: a saved masked language model gets a classification head, `Trainer` trains it, and
 # `hb.CurvatureCallback` measures the curvature of its loss on the way. The texts are a toy.
-# `hessblocks finetune MODEL --data FILE.csv` does the training on a file of yours, without the curvature.
+# `classify_a_table.py` does the training on a file of yours, without the curvature.
 
 # %%
 import random

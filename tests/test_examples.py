@@ -19,6 +19,11 @@ PROMISED = {
         r"query +block of identical tokens: norm \d\.\de-[1-9]\d",
     ],
     "block_dependence": [r"value, value +outer +2\.00 / 2"],
+    "classify_a_table": [
+        r"319 texts, 81 held out: always blame 0\.52",
+        r"before training 0\.[3-7]\d, after (1\.00|0\.9\d)",
+        r"'label': 'praise'",
+    ],
     "curvature_of_gpt2": [
         r"17 groups, 27 with a group a head",
         r"layers\.1\.attention\.query +2\.\d+e-06 ± \de-0\d",

@@ -53,6 +53,29 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(
     assert (path.stat().st_ino, 3) in synced
 
 
+@pytest.mark.parametrize("names", [["a.txt"], ["a.txt", "b/c.txt"], ["b/c/d.txt", "e"]])
+def test_the_files_of_a_folder_are_on_the_disk_before_it_has_its_name(
+    names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, path = synced_files(monkeypatch), tmp_path / "folder"
+    rename, renamed = Path.rename, []
+
+    def checked(temporary: Path, target: Path) -> Path:
+        for one in (*temporary.rglob("*"), temporary):
+            status = one.stat()
+            assert (status.st_ino, status.st_size) in synced, one
+        renamed.append(target)
+        return rename(temporary, target)
+
+    monkeypatch.setattr(Path, "rename", checked)
+    with atomic_folder(path) as temporary:
+        for name in names:
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_text("new")
+    assert renamed == [path]
+    assert synced[-1][0] == tmp_path.stat().st_ino
+
+
 def fail_half_way(path: Path) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text("half")

@@ -17,6 +17,7 @@ from hessblocks.curvature import PreconditionedHessian, Problem, Sharpness
 from hessblocks.errors import RunError
 from hessblocks.figures.figure import Panel
 from hessblocks.storage.tables import Row
+from hessblocks_studies.data.texts import text_of
 from hessblocks_studies.engine.study import Check
 from hessblocks_studies.our_questions import edge_of_stability as edge
 from hessblocks_studies.our_questions.edge_of_stability import STUDY, measure, sharpness
@@ -47,7 +48,6 @@ from hessblocks_studies.our_questions.edges import (
     tolerated,
 )
 from hessblocks_studies.shared.measured_curvature import by_role, training_batch
-from hessblocks_studies.shared.texts import text_of
 from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
     GPT2,

@@ -21,6 +21,7 @@ from hessblocks.figures.figure import Panel
 from hessblocks.linalg import frobenius_norm
 from hessblocks.storage.tables import Row
 from hessblocks.training.trainer.run_trainer import ShuffledPasses
+from hessblocks_studies.data.texts import text_of
 from hessblocks_studies.engine.study import Check
 from hessblocks_studies.our_questions import optimiser_steps
 from hessblocks_studies.our_questions.optimiser_plan import (
@@ -62,7 +63,6 @@ from hessblocks_studies.shared.measured_curvature import (
     training_batch,
     unevenness_rows,
 )
-from hessblocks_studies.shared.texts import text_of
 from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
     GPT2,

@@ -11,6 +11,7 @@ from experiments.tests.smoke_runs import run_a_point_of_each_kind, run_whole
 from hessblocks.curvature import Problem, group_norms, parameter_groups
 from hessblocks.storage import NORM
 from hessblocks.storage.tables import Row
+from hessblocks_studies.data.texts import text_of
 from hessblocks_studies.engine.study import Check
 from hessblocks_studies.our_questions.simplification import (
     BASE,
@@ -34,7 +35,6 @@ from hessblocks_studies.shared.measured_curvature import (
     curvature_rows,
     spread,
 )
-from hessblocks_studies.shared.texts import text_of
 from hessblocks_studies.shared.trained_points import BIGRAMS, GPT2, LOSS, make_model
 
 PLAN = points("laptop", None)

@@ -1,7 +1,9 @@
 """The store: durable lines, damage kept aside, versions, one command at a time."""
 
+import errno
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +88,34 @@ def test_a_point_is_on_the_disk_before_it_counts_as_stored(tmp_path: Path, monke
     fill(tmp_path, 1)
     status = (tmp_path / POINTS).stat()
     assert synced == [(status.st_ino, status.st_size)]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "write"])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_point_that_could_not_be_stored_leaves_the_file_as_it_was(
+    failing: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full after half of a line; the next command must find whole lines alone."""
+    fill(tmp_path, before)
+    path, plain = tmp_path / POINTS, os.write
+    held = path.read_bytes() if before else b""
+
+    def full(descriptor: int, content: bytes = b"") -> int:
+        if failing == "write" and not written:
+            written.append(plain(descriptor, bytes(content)[: len(content) // 2]))
+            return written[0]
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    written: list[int] = []
+    with opened(tmp_path) as store:
+        monkeypatch.setattr(os, failing, full)
+        with pytest.raises(RunError, match=r"cannot be written .*No space left"):
+            store.add(Outcome(point=TOY_POINTS[3], rows=(), seconds=1.0))
+        monkeypatch.undo()
+        assert path.read_bytes() == held
+        store.add(Outcome(point=TOY_POINTS[3], rows=(), seconds=1.0))
+    assert len(read(tmp_path)) == before + 1
+    assert not (tmp_path / DAMAGED).exists()
 
 
 def damage_byte(lines: list[bytes]) -> list[bytes]:

@@ -2,6 +2,8 @@
 
 import re
 import runpy
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +27,31 @@ def test_the_drawing_is_up_to_date() -> None:
     assert script["drawing"]() == (ROOT / "docs" / "blocks.svg").read_text(encoding="utf-8")
 
 
+def drawn_with(slots: Iterable[str]) -> str:
+    import hessblocks as hb
+    from hessblocks.blocks import with_slots
+    from hessblocks.models import draw_blocks
+
+    return draw_blocks({"one": with_slots(hb.preset("pre-ln"), list(slots))})
+
+
+def test_a_slot_that_the_drawing_does_not_know_is_named() -> None:
+    import hessblocks as hb
+    from hessblocks.blocks import Attention, Dense
+    from hessblocks.models import draw_blocks
+
+    @dataclass(frozen=True, kw_only=True)
+    class Sinking(Attention, kind="sinking"):
+        """Attention with a slot of somebody's own."""
+
+        sink: Dense | None = None
+
+    plain = hb.preset("pre-ln")
+    own = replace(plain, attention=Sinking(sink=Dense()))
+    assert "sinking" in draw_blocks({"one": own})
+    assert draw_blocks({"one": own}) != draw_blocks({"one": plain})
+
+
 def test_a_drawing_names_what_a_block_has() -> None:
     import hessblocks as hb
     from hessblocks.models import draw_blocks
@@ -40,5 +67,15 @@ def test_a_drawing_names_what_a_block_has() -> None:
     assert {"&lt;mine&gt;", "window 64, gate", "GEGLU", "A"} <= set(
         re.findall(r">([^<]+)</text>", drawn)
     )
+    plain = drawn_with([])
+    for slots, words in {
+        ("attention.temperature=2.0",): "temperature 2.0",
+        ("position=learned",): "learned-position",
+        ("mlp.activation=relu-squared",): "activation relu-squared",
+        ("norm=layer",): "layer-norm",
+        ("attention.scores=linear", "attention.temperature=3.0"): "scores linear, temperature …",
+    }.items():
+        assert drawn_with(slots) != plain, slots
+        assert words in drawn_with(slots), slots
     long = draw_blocks({"pre-ln+sas-p+sas-p-no-norm": hb.preset("sas")})
     assert "pre-ln+sas-p+sas-p-n…" in long

@@ -101,15 +101,6 @@ def compare(*words: str) -> tuple[str, ...]:
     return ("compare", "--data", "code", *TINY, "--out", "out", *words)
 
 
-def finetune(*words: str, model: str = "m") -> tuple[str, ...]:
-    return ("finetune", model, "--data", "rows.csv", "--out", "out", *words)
-
-
-def rows(here: Path, text: str = "text,label\na,x\nb,x\nc,y\nd,y\n") -> None:
-    gpt2(here / "m")
-    (here / "rows.csv").write_text(text)
-
-
 def curvature(*words: str) -> tuple[str, ...]:
     return ("curvature", *words, *PROBES, "--out", "out")
 
@@ -238,36 +229,12 @@ CASES: dict[str, Bad] = {
         2,
         "--report-to: 'wandbb' is unknown; did you mean 'wandb'",
     ),
-    # fine-tuning
-    "fine-tuning without data": Bad(("finetune", "m"), 2, "Missing option '--data'"),
-    "fine-tuning on nothing": Bad(
-        finetune(), 2, "--data: rows.csv cannot be read", lambda p: gpt2(p / "m")
+    "a command of before": Bad(
+        ("finetune", "m", "--data", "rows.csv"), 2, "finetune: is no command any more"
     ),
-    "fine-tuning of no model": Bad(
-        finetune(model="./m2"), 2, "MODEL: ./m2 is no folder", lambda p: rows(p)
-    ),
-    "a column that is not there": Bad(
-        finetune("--text", "words"), 2, "--text: rows.csv, row 1 has no column 'words'", rows
-    ),
-    "three columns of text": Bad(
-        finetune("--text", "a,b,c"), 2, "--text: expected one column or two", rows
-    ),
-    "one class": Bad(
-        finetune(),
-        2,
-        "--data: rows.csv has one label, 'x'",
-        lambda p: rows(p, "text,label\na,x\nb,x\n"),
-    ),
-    "an empty text": Bad(
-        finetune(), 2, "row 2 has nothing under 'text'", lambda p: rows(p, "text,label\na,x\n,y\n")
-    ),
-    "everything held out": Bad(
-        finetune("--held-out", "1"), 2, "--held-out: expected a share above 0 and below 1", rows
-    ),
-    "a model without tokenizer": Bad(finetune(), 2, "MODEL: m has no tokenizer beside it", rows),
-    "fine-tuning with a tracker that is not installed": Bad(
-        finetune("--report-to", "trackio"), 2, "--report-to: trackio is not installed", rows
-    ),
+    "help of a command of before": Bad(("finetune", "--help"), 2, "examples/classify_a_table.py"),
+    "a command of before, alone": Bad(("finetune",), 2, "transformers' Trainer does it"),
+    "a command that is nearly one of before": Bad(("finetun",), 2, "No such command 'finetun'"),
     # models to measure
     "model folder missing": Bad(curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y is no folder"),
     "hub name, no network": Bad(curvature("gpt2"), 1, "MODEL: 'gpt2' is no folder, and no model"),

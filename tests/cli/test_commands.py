@@ -9,8 +9,10 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import hessblocks.training
+from hessblocks.cli import app
 from hessblocks.cli.app import main
 from hessblocks.cli.commands.demo import PRESETS, RATE, START, ZERO_QUERIES
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.settings.run_settings import ComparisonSettings
 from tests.cli.helpers import Shell, sentence, use_the_terminal
 
@@ -172,7 +174,6 @@ def test_help_ends_well(shell: Shell, words: list[str]) -> None:
         "presets",
         "compare",
         "train",
-        "finetune",
         "curvature",
         "signal",
         "verify",
@@ -194,3 +195,19 @@ def test_the_demo_in_six_minutes_and_three_gigabytes(shell: Shell, tmp_path: Pat
     for measured in values["presets"].values():
         assert measured["final_loss"] < 0.8 * measured["initial_loss"]
         assert measured["peak_memory"] < 3e9
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "said"),
+    [
+        (ArgumentError("batch_size: expected 1"), "train sas", "--batch-size: expected 1"),
+        (ArgumentError("seed: expected 1"), "demo", "--seed: expected 1"),
+        (RunError("depth: 1 point(s) failed"), "reproduce depth", "depth: 1 point(s) failed"),
+        (RunError("steps: of a file"), "train sas", "steps: of a file"),
+        (ArgumentError("depth: no such scale"), "reproduce depth", "depth: no such scale"),
+        (ArgumentError("batch_size: expected 1"), "", "batch_size: expected 1"),
+    ],
+)
+def test_settings_alone_are_named_as_options(error: Exception, words: str, said: str) -> None:
+    """A study may be called as an option is."""
+    assert app._named(error, words.split()) == said

@@ -17,7 +17,6 @@ WORK = {
     "presets": ("presets", "hessblocks.cli.terminal.block_sizes", AGAIN),
     "compare": ("compare", "hessblocks.cli.terminal.work.load_corpus", GOES_ON),
     "train": ("train sas", "hessblocks.cli.terminal.work.load_corpus", GOES_ON),
-    "finetune": ("finetune m --data rows.csv", "hessblocks.training.finetune_saved", GOES_ON),
     "curvature": ("curvature preset:sas", "hessblocks.inspection.measure_curvature", GOES_ON),
     "signal": ("signal preset:sas", "hessblocks.inspection.measure_signal", AGAIN),
     "verify": ("verify", "hessblocks.theory.verify_closed_forms", AGAIN),

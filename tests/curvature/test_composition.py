@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -161,6 +162,38 @@ def test_a_cast_inside_a_model_in_float64_is_said_once_with_what_it_costs(name: 
     with warnings.catch_warnings():
         warnings.simplefilter("error", PrecisionWarning)
         hb.Hessian(problem, last).dense()
+
+
+HALF: dict[str, Callable[[hb.Problem], Any]] = {
+    "a product": lambda problem: (
+        hb.Hessian(problem) @ torch.ones(10, dtype=weights_of(problem).dtype)
+    ),
+    "norms called exact": lambda problem: hb.group_norms(problem, parts=["full"], probes=16),
+    "a map": lambda problem: hb.curvature_map(problem, probes=4, method="probes"),
+    "a sampled map": lambda problem: hb.curvature_map(problem, part="outer", method="sampled"),
+}
+
+
+def weights_of(problem: hb.Problem) -> Tensor:
+    return next(iter(problem.parameters.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_is_said_once_with_its_rounding(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1, bias=False)).to(dtype)
+    batch = torch.randn(4, 3).to(dtype), torch.randn(4, 1).to(dtype)
+    problem = hb.Problem(model, batch, "regression")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        HALF[name](problem)
+        HALF[name](problem)
+    ours = [str(one.message) for one in said if one.category is PrecisionWarning]
+    assert len(ours) == (dtype != torch.float32)
+    for sentence in ours:
+        share = float(re.search(r"a product by (\S+) of itself", sentence)[1])
+        assert torch.finfo(dtype).eps * 0.99 < share < 0.1
 
 
 def test_a_mask_in_float32_rounds_nothing_and_is_not_said() -> None:

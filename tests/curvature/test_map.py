@@ -11,9 +11,17 @@ import torch
 from torch import nn
 
 from hessblocks.conventions import PARTS
-from hessblocks.curvature.columns import column_squares
+from hessblocks.curvature import custom_groups
+from hessblocks.curvature.columns import ColumnSquares, column_squares
 from hessblocks.curvature.groups.roles import parameter_groups
-from hessblocks.curvature.map import CurvatureMap, combine_columns, curvature_map, heterogeneity
+from hessblocks.curvature.map import (
+    CurvatureMap,
+    _off_diagonal_share,
+    combine_columns,
+    curvature_map,
+    heterogeneity,
+)
+from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.drawing.heatmap import ZERO, draw_heatmap
 from hessblocks.errors import ArgumentError, RunError
@@ -164,6 +172,73 @@ def test_the_share_covers_the_truth_as_its_error_says() -> None:
         assert 0 < share.standard_error < 0.2
         inside.append(abs(share.value - truth) <= 2 * share.standard_error)
     assert sum(inside) >= 0.85 * len(inside)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-60, 1e60])
+@pytest.mark.parametrize("count", [4, 5, 16])
+def test_the_error_of_the_share_is_that_of_its_docstring(count: int, size: float) -> None:
+    """Two columns; each deviation has Student's factor, which stands squared in the variance."""
+    draw = torch.Generator().manual_seed(count)
+    squares = {
+        (row, column): torch.rand(count, dtype=torch.float64, generator=draw) + (row == column)
+        for row in "ab"
+        for column in "ab"
+    }
+    columns = [
+        ColumnSquares(
+            column=name,
+            exact=False,
+            squares={"full": {row: tuple((size**2 * squares[row, name]).tolist()) for row in "ab"}},
+        )
+        for name in "ab"
+    ]
+    group = parameter_groups(nn.Linear(2, 2))
+    groups = dict(zip("ab", [*group.values()] * 2, strict=False))
+    found = combine_columns(groups, columns, "full")
+    share = _off_diagonal_share(columns, "full")
+    assert found.names == ("a", "b")
+    off, own = (
+        [squares[r, c] for c in "ab" for r in "ab" if (r == c) == same] for same in (False, True)
+    )
+    total = float(sum(one.mean() for one in (*off, *own)))
+    value = float(sum(one.mean() for one in off)) / total
+    student = math.sqrt((count - 1) / (count - 3))
+    errors = [
+        student * float(((1 - value) * o - value * d).std()) / math.sqrt(count)
+        for o, d in zip(off, own, strict=True)
+    ]
+    assert share.value == pytest.approx(value, rel=1e-12)
+    assert share.standard_error == pytest.approx(math.hypot(*errors) / total, rel=1e-12)
+
+
+class Sum(nn.Module):
+    """x · w over two of 20 weights, of which signs see nothing in half of the cases."""
+
+    def __init__(self, sign: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(20, dtype=torch.float64))
+        self.other = nn.Parameter(torch.zeros(20, dtype=torch.float64))
+        self.sign = sign
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = self.weight[0] + self.sign * self.weight[7]
+        return x * (seen + 3 * self.other[0] - self.other[1])
+
+
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.UnknownRoleWarning")
+@pytest.mark.parametrize("sign", [1.0, -1.0, 1e-3])
+def test_a_block_that_signs_miss_is_no_zero(sign: float) -> None:
+    model = Sum(sign)
+    x = torch.ones(1, 1, dtype=torch.float64)
+    problem = Problem(model, (x, x), "regression")
+    groups = custom_groups(model, {"a": ["weight"], "b": ["other"]})
+    truth = 2 * (1 + sign**2)
+    for seed in range(40):
+        own = group_norms(problem, groups, probes=4, seed=seed, parts=["full", "functional"])
+        assert 0.01 < own["a"]["full"].value / truth < 6
+        assert own["a"]["functional"].value == own["a"]["functional"].standard_error == 0
+        found = curvature_map(problem, groups, probes=4, seed=seed, method="probes")
+        assert found.table["a", "b"].value > 0
 
 
 def estimate(value: float, error: float = 0.0) -> Estimate:

@@ -218,5 +218,3 @@ def test_groups_are_those_of_the_model_where_none_are_given() -> None:
     assert norms == hb.group_norms(case.problem, groups, probes=4)
     curvature = hb.curvature_map(case.problem, probes=4)
     assert curvature.names == tuple(groups)
-    rates = hb.blockwise_learning_rates(case.model, base=1e-3, rule="published")
-    assert rates == hb.blockwise_learning_rates(case.model, groups, base=1e-3, rule="published")

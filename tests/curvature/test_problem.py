@@ -1,6 +1,7 @@
 """The loss: weighted by valid tokens over the whole set, in the logits' dtype, whatever the batches."""
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -432,6 +433,7 @@ def test_a_callable_that_counts_ignored_labels_is_refused(moved: bool) -> None:
     Problem(case.model, {"input_ids": ids, "labels": last}, valid_losses).value()
 
 
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.PrecisionWarning")
 def test_small_shares_of_many_passes_are_not_lost_in_bfloat16() -> None:
     model = stir(Classifier(outputs=2)).bfloat16()
     rows = [(torch.ones(1, 3).bfloat16(), torch.ones(1, 2).bfloat16()) for _ in range(600)]
@@ -508,3 +510,24 @@ def test_a_callable_whose_function_of_torch_has_no_second_derivative() -> None:
         for options in (None, nn.LinearCrossEntropyOptions(batch_chunk_size=2))
     ]
     assert torch.equal(found[0], found[1])
+
+
+def halved(logits: torch.Tensor, batch: Any) -> torch.Tensor:
+    return 0.5 * F.cross_entropy(logits, batch[1], reduction="none")
+
+
+IDLE_LOSSES = ["classification", "regression", nn.CrossEntropyLoss(), halved]
+
+
+@pytest.mark.parametrize("loss", IDLE_LOSSES, ids=str)
+@pytest.mark.parametrize("idle", [1, 3])
+def test_a_batch_that_only_keeps_step_with_others_counts_no_label(loss: Any, idle: int) -> None:
+    """A process with fewer batches than another passes its widest row again, and N must not grow."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    target = torch.randn(5, 2).double() if loss == "regression" else torch.randint(0, 2, (5,))
+    problem = Problem(model, (torch.randn(5, 3).double(), target), loss)
+    expected = problem.valid
+    del problem.valid
+    with patch.object(type(problem.processes), "idle", lambda *_: idle):
+        assert problem.valid == expected >= 5

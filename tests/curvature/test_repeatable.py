@@ -12,9 +12,10 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
 
 from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.losses import Readout
 from hessblocks.curvature.products.operators import Hessian
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.products.repeatable import RepeatabilityWarning
+from hessblocks.curvature.products.repeatable import RepeatabilityWarning, check_same
 from hessblocks.errors import RunError
 from tests.curvature.cases import stir
 
@@ -115,3 +116,28 @@ class Noisy(nn.Module):
 def test_a_model_that_is_random_in_evaluation_mode_is_refused() -> None:
     with pytest.raises(RunError, match="two passes over the same row differ"):
         curvature(network(Noisy()), [batch()])
+
+
+class Trembling(nn.Module):
+    """Adds a share of the largest logit on every second pass."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.inner, self.share, self.passes = nn.Linear(3, 2), share, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        logits = self.inner(x)
+        return logits + self.share * (self.passes % 2) * logits.detach().abs().max()
+
+
+@pytest.mark.parametrize("share", [0.0, 3e-5, 9e-5, 1.2e-4, 1e-3])
+def test_a_change_above_a_ten_thousandth_is_no_rounding(share: float) -> None:
+    logits = Trembling(share).double()
+    x = torch.randn(1, 3).double()
+    first, second = (Readout(hidden=logits(x).detach()) for _ in range(2))
+    if share < 1e-4:
+        check_same(first, second)
+    else:
+        with pytest.raises(RunError, match="two passes over the same row differ"):
+            check_same(first, second)

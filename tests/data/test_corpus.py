@@ -54,6 +54,16 @@ def test_the_curvature_batch_is_held_out_and_fixed_by_its_seed(corpus: Corpus) -
     assert not torch.equal(batch["input_ids"], corpus.curvature_batch(5, 16, seed=4)["input_ids"])
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_window_is_drawn_twice(corpus: Corpus, seed: int) -> None:
+    """As many as there are: each once, in an order of the seed's own."""
+    windows = corpus.windows("validation", 16)
+    every = [tuple(windows[i]["input_ids"].tolist()) for i in range(len(windows))]
+    drawn = corpus.curvature_batch(len(windows), 16, seed=seed)["input_ids"]
+    assert len(windows) > 3
+    assert sorted(tuple(row.tolist()) for row in drawn) == sorted(every)
+
+
 def test_the_same_files_give_the_same_tokens_again(
     corpus: Corpus, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

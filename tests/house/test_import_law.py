@@ -66,7 +66,6 @@ ROOMS: dict[str, set[str]] = {
     "curvature.verification": {"exact", "last_layer"},
     "training.folder": set(),
     "training.trainer": {"folder"},
-    "training.labelled": {"folder", "trainer"},
     "report.comparison": set(),
     "cli.terminal": set(),
     "cli.commands": {"terminal"},

@@ -1,4 +1,4 @@
-"""The log of decisions: dated headings, newest first, one decision a paragraph."""
+"""The log of decisions: dated headings, newest first."""
 
 import datetime
 import re
@@ -15,14 +15,12 @@ def disorder(text: str) -> list[str]:
     found = []
     parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
     dates = []
-    for heading, body in zip(parts[1::2], parts[2::2], strict=True):
+    for heading in parts[1::2]:
         dated = re.fullmatch(r"(\d{4}-\d\d-\d\d): \S.*", heading)
         if not dated:
             found.append(f"no date: {heading}")
             continue
         dates.append(datetime.date.fromisoformat(dated[1]))
-        paragraphs = [paragraph for paragraph in body.strip().split("\n\n") if paragraph]
-        found += [f"no subject: {text[:30]}" for text in paragraphs if not text.startswith("**")]
     if dates != sorted(dates, reverse=True):
         found.append("not newest first")
     return found
@@ -39,7 +37,7 @@ def test_the_log_is_in_order() -> None:
         ("## 2026-01-02: b\n\n**B.** Two.\n\n## 2026-01-01: a\n\n**A.** One.\n", []),
         ("## 2026-01-01: a\n\n**A.** One.\n\n## 2026-01-02: b\n\n**B.**\n", ["not newest first"]),
         ("## Later\n\n**A.** One.\n", ["no date: Later"]),
-        ("## 2026-01-01: a\n\n- A: one.\n", ["no subject: - A: one."]),
+        ("## 2026-01-01: a\n\n- A: one.\n", []),
     ],
 )
 def test_planted_disorder_is_seen(text: str, found: list[str]) -> None:

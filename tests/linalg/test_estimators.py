@@ -255,3 +255,22 @@ def test_products_whose_squares_overflow_are_an_error(
 def test_what_cannot_be_asked_is_refused(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         call()
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_as_many_columns_as_probes_are_exact_and_one_more_is_not(call: Callable[..., Any]) -> None:
+    """The count of the call is found by its own answer: the largest size that is exact."""
+    exact = [
+        call(DenseOperator(torch.ones(size, size))).method == "exact" for size in range(1, 100)
+    ]
+    most = exact.index(False)
+    assert not any(exact[most:])
+    spent = call(DenseOperator(torch.randn(99, 99))).probes
+    assert spent - 1 <= most <= spent  # xtrace spends an even number of products
+
+
+def test_a_norm_of_as_many_columns_as_probes_is_exact() -> None:
+    matrix = torch.randn(9, 5, dtype=torch.float64)
+    assert frobenius_norm(DenseOperator(matrix), probes=5).method == "exact"
+    assert frobenius_norm(DenseOperator(matrix), probes=4).method == "estimate"
+    assert frobenius_norm(DenseOperator(matrix.T), probes=5).method == "estimate"

@@ -98,7 +98,7 @@ def test_every_method_agrees_with_the_definition(
     torch.testing.assert_close(found.adjoint().dense(), expected.T)
     torch.testing.assert_close(found.diagonal(), expected.diagonal())
     assert found.trace() == pytest.approx(float(expected.trace()))
-    squares = (found._gram_square(), found._assembled_square())
+    squares = found._unit**2 * found._gram_square(), found._unit**2 * found._assembled_square()
     for square in (*squares, found.frobenius_norm() ** 2):
         assert square == pytest.approx(float(expected.square().sum()), rel=1e-12)
 
@@ -117,7 +117,7 @@ def test_unequal_lengths(orders: tuple[bool, bool]) -> None:
     assert found.shape == (8, 15)
     torch.testing.assert_close(found.dense(), definition(term))
     torch.testing.assert_close(found @ columns, definition(term) @ columns)
-    squares = found._gram_square(), found._assembled_square()
+    squares = found._unit**2 * found._gram_square(), found._unit**2 * found._assembled_square()
     assert squares[0] == pytest.approx(squares[1], rel=1e-12)
 
 
@@ -185,7 +185,8 @@ def test_the_norm_neither_underflows_nor_overflows_in_float32(kind: Kind, size: 
     term = make(kind, (False, False), torch.float32)
     scaled = replace(term, row=term.row * size, column=term.column * size)
     expected = float(definition(term).double().norm()) * size**2
-    assert operator(scaled)._gram_square() ** 0.5 == pytest.approx(expected, rel=1e-5)
+    found = operator(scaled)
+    assert found._unit * found._gram_square() ** 0.5 == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_inner_product_of_different_terms() -> None:

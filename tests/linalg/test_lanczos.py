@@ -196,7 +196,7 @@ def test_the_basis_stays_orthonormal(name: str) -> None:
     identity = torch.eye(size, dtype=torch.float64)
     torch.testing.assert_close(basis.vectors.T @ basis.vectors, identity, rtol=0, atol=1e-12)
     torch.testing.assert_close(
-        torch.linalg.eigvalsh(basis.projection),
+        torch.linalg.eigvalsh(basis.projection) * basis.unit,
         torch.linalg.eigvalsh(EVERY[name]),
         rtol=0,
         atol=1e-11,
@@ -277,3 +277,50 @@ def test_what_cannot_be_asked_is_refused() -> None:
     for start in (torch.zeros(SIZE), torch.full((SIZE,), torch.nan), torch.ones(SIZE, 0)):
         with pytest.raises(ArgumentError, match=r"start: .* length above 0"):
             extreme_eigenvalues(operator("flat"), start=start)
+
+
+class BothCounted(DenseOperator):
+    """Counts the vectors that it and its adjoint are multiplied with."""
+
+    def __init__(self, matrix: torch.Tensor, **promises: bool) -> None:
+        super().__init__(matrix, **promises)
+        self.products = 0
+
+    def _matmat(self, columns: torch.Tensor) -> torch.Tensor:
+        self.products += columns.shape[1]
+        return super()._matmat(columns)
+
+    def _rmatmat(self, columns: torch.Tensor) -> torch.Tensor:
+        self.products += columns.shape[1]
+        return super()._rmatmat(columns)
+
+
+@pytest.mark.parametrize("definite", [False, True])
+@pytest.mark.parametrize("shape", [(30, 30), (40, 20), (20, 40)])
+def test_a_condition_number_counts_its_products_and_those_of_the_adjoint(
+    shape: tuple[int, int], definite: bool
+) -> None:
+    matrix = torch.randn(*shape, dtype=torch.float64)
+    if definite:
+        matrix = matrix @ matrix.T
+    op = BothCounted(matrix, positive_semidefinite=definite)
+    found = condition_number(op)
+    assert found.products == op.products > 0
+
+
+@pytest.mark.parametrize("definite", [False, True])
+@pytest.mark.filterwarnings("ignore:condition_number. not converged")
+@pytest.mark.filterwarnings("ignore:extreme_eigenvalues. not converged")
+def test_the_lower_end_of_a_search_without_convergence_is_what_the_residuals_allow(
+    definite: bool,
+) -> None:
+    matrix = torch.diag(torch.logspace(0, -8 if definite else -4, 800)).double()
+    op = DenseOperator(matrix, symmetric=True, positive_semidefinite=definite)
+    found = condition_number(op, max_products=60)
+    square = op if definite else DenseOperator(matrix @ matrix, symmetric=True)
+    ends = extreme_eigenvalues(square, 1, "both", max_products=60)
+    (top, bottom), (above, below) = ends.values.tolist(), ends.residuals.tolist()
+    expected = ((top - above) / (bottom + below)) ** (1.0 if definite else 0.5)
+    assert not found.converged
+    assert found.lower == pytest.approx(expected, rel=1e-6)
+    assert found.lower < 0.9 * found.value

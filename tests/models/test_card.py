@@ -191,3 +191,21 @@ def test_a_push_keeps_the_card_of_the_repository(
     )
     hb.build("sas", **SIZES).push_to_hub("me/sas")
     assert [str(one) for one in sent] == [str(there)]
+
+
+@pytest.mark.parametrize(
+    ("task", "context", "beside", "line"),
+    [
+        ("causal-lm", 16, True, "tokens = model.generate(**text, max_new_tokens=8)"),
+        ("causal-lm", 15, True, "print(model(**text)[0].shape)"),
+        ("masked-lm", 16, True, "print(model(**text)[0].shape)"),
+        ("causal-lm", 16, False, "output = model(input_ids=torch.tensor([[0]]))"),
+    ],
+)
+def test_the_card_generates_text_where_there_is_a_tokenizer_and_room(
+    tmp_path: Path, task: str, context: int, beside: bool, line: str
+) -> None:
+    if beside:
+        (tmp_path / "tokenizer.json").write_text("{}")
+    write_card(tmp_path, hb.build("sas", task=task, **{**SIZES, "context": context}), {})
+    assert line in code_of(tmp_path / "README.md").splitlines()

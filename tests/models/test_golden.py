@@ -1,6 +1,10 @@
 """A change of the code that changes a loss curve must be meant (and `golden.json` written anew)."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,3 +40,31 @@ def test_the_first_steps_are_as_remembered(name: str) -> None:
 def test_two_hundred_steps_are_as_remembered(name: str) -> None:
     compare(name, 200)
     assert GOLDEN["losses"][name][-1] < 0.5 * GOLDEN["losses"][name][0]
+
+
+SETS = [
+    ("MKL_ENABLE_INSTRUCTIONS", "SSE4_2"),
+    ("MKL_ENABLE_INSTRUCTIONS", "AVX2"),
+    ("MKL_ENABLE_INSTRUCTIONS", "AVX512"),  # where there is none, the best there is
+    ("ATEN_CPU_CAPABILITY", "default"),
+    ("ATEN_CPU_CAPABILITY", "avx2"),
+]
+
+
+@pytest.mark.slow
+@same_torch
+@pytest.mark.parametrize(("variable", "instructions"), SETS, ids="=".join)
+def test_older_instruction_sets_give_the_same_curves(variable: str, instructions: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.models.golden", "--print"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, variable: instructions},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    curves = json.loads(run.stdout)
+    assert list(curves) == list(NAMES)
+    for name, curve in curves.items():
+        assert curve == pytest.approx(GOLDEN["losses"][name], rel=1e-6), name

@@ -1,8 +1,7 @@
 """Ten blocks against what the published code of He & Hofmann (2024) gives for the same weights.
 
-The reference holds random weights under our names with the logits, the loss and the query gradients of the
-last layer that the authors' code computes from them in float64. It stands beside the project, in
-`shared/reference`; where it is absent the test is skipped.
+The reference, in `tests/reference`, holds random weights under our names with the logits, the loss and the query
+gradients of the last layer that the authors' code computes from them in float64.
 """
 
 import json
@@ -24,7 +23,7 @@ from hessblocks.blocks import (
     RMSNorm,
 )
 
-REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
+REFERENCE = Path(__file__).parents[1] / "reference"
 TENSORS, SETTINGS = REFERENCE / "authors_blocks.safetensors", REFERENCE / "authors_blocks.json"
 BLOCKS = (
     "pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm", "v-skipinit", "op", "reparam-id",
@@ -36,8 +35,6 @@ REPARAMETRISED = {
     "reparam-normal": "normal",
 }
 BOUND = 1e-12
-
-pytestmark = pytest.mark.skipif(not TENSORS.exists(), reason="no reference of the published code")
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ LIMIT = 300
 """Seconds for the tests of one mutant."""
 LIMIT_OF_ALL = 1800
 """Seconds for all tests without a fault."""
-HEAVY = ("torch", "transformers.trainer", "scipy.stats", "plotly.graph_objects", "pytest")
+HEAVY = ("torch", "transformers.trainer", "scipy.stats", "matplotlib.figure", "pytest")
 """Imported once; each run of pytest is a fork, which then imports the package alone."""
 FAILED = 1
 """Exit status of pytest where tests ran and some failed; any other is no kill."""

@@ -14,9 +14,6 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 DRIVER = shutil.which("chromedriver")
-MOUSE = """const own = window.matchMedia;
-window.matchMedia = query => query.startsWith('(hover') ? {matches: innerWidth > 600} : own.call(window, query);"""
-"""Headless Chromium has no pointer; wide screens shall have a mouse."""
 
 
 @contextmanager
@@ -24,7 +21,7 @@ def chromium(profile: Path) -> Iterator[object]:
     """A browser with its own profile; the test is skipped where there is none."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip(
-            "no chromium and chromedriver on this machine: the page is not tried in a browser"
+            "the page is not tried in a browser; on Debian and Ubuntu: apt-get install chromium chromium-driver"
         )
     from selenium import webdriver
 
@@ -41,7 +38,6 @@ def chromium(profile: Path) -> Iterator[object]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": MOUSE})
     try:
         yield driver
     finally:
@@ -49,16 +45,12 @@ def chromium(profile: Path) -> Iterator[object]:
 
 
 def open_page(driver, page: Path, width: int, *, dark: bool = False) -> None:
-    """Load the page on a screen of this width (CSS pixels) and wait until its figures are drawn."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
+    """Load the page on a screen of this width (CSS pixels)."""
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     driver.get(page.as_uri())
-    drawn = "return document.documentElement.dataset.drawn === 'true' || !document.querySelector('.plot')"
-    WebDriverWait(driver, 120).until(lambda it: it.execute_script(drawn))
 
 
 def screenshot(driver, path: Path) -> Path:

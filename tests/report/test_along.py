@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from hessblocks.drawing.interactive import plotly_panels
 from hessblocks.errors import RunError
 from hessblocks.report.comparison.along import ALIGNMENTS
 from hessblocks.report.comparison.budget import budget_cells, budget_columns
@@ -98,8 +97,9 @@ def test_seeds_are_aligned_at_their_mean_time(tmp_path: Path) -> None:
 def test_bands_stay_on_a_logarithmic_axis(tmp_path: Path) -> None:
     found = results(tmp_path)
     (drawing,) = (d for d in all_figures(found) if d.name == "curvature-along-steps")
-    traces = plotly_panels(drawing)[0]["data"]
-    assert all(value > 0 for trace in traces for value in trace["y"])
+    edges = [panel.edges(series) for panel in drawing.plots for series in panel.shown]
+    assert edges
+    assert all(value > 0 for both in edges for edge in both for value in edge)
 
 
 @pytest.mark.usefixtures("blank")

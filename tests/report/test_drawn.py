@@ -1,12 +1,15 @@
-"""What is drawn is what the figure holds: error bars and bands, by both renderers."""
+"""What is drawn is what the figure holds: error bars, bands, a place for zero; on a page without its words."""
 
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
-from hessblocks.drawing.interactive import plotly_panels
-from hessblocks.drawing.static import draw
+from hessblocks.drawing import draw, page_picture
 from hessblocks.figures.figure import Figure, Panel, Series
 from hessblocks.figures.log_scale import log_scale
 from hessblocks.figures.style import MARKS
@@ -23,13 +26,7 @@ def figure(**panel: object) -> Figure:
     return Figure(title="", caption="", panels=(drawn,))
 
 
-def test_error_bars_of_the_page_end_where_the_error_does_or_at_the_axis() -> None:
-    (trace,) = plotly_panels(figure())[0]["data"]
-    assert trace["error_y"]["array"] == pytest.approx(ERROR)
-    assert trace["error_y"]["arrayminus"] == pytest.approx(BELOW)
-
-
-def test_error_bars_of_the_picture_are_those_of_the_page() -> None:
+def test_error_bars_end_where_the_error_does_or_at_the_axis() -> None:
     axis = draw(figure()).axes[0]
     segments = axis.containers[0].lines[2][0].get_segments()
     expected = [[(x, low), (x, high)] for x, (low, high) in zip(X, ENDS, strict=True)]
@@ -52,31 +49,50 @@ def bars(**panel: object) -> Figure:
     return Figure(title="", caption="", panels=(drawn,))
 
 
-def test_bars_of_the_page_have_the_colours_of_their_series_and_do_not_overlap() -> None:
-    traces = [trace for trace in plotly_panels(bars())[0]["data"] if trace["type"] == "bar"]
-    assert [trace["marker"]["line"]["color"] for trace in traces] == [
-        [MARKS[name].colour] * 2 for name in ("sas", "sas-p", "pre-ln")
-    ]
-    left, right = (traces[place]["x"][0] for place in (0, 1))
-    assert traces[0]["width"] <= right - left
+def test_bars_have_the_colours_of_their_series_and_do_not_overlap() -> None:
+    patches = draw(bars()).axes[0].patches
+    drawn = [to_hex(patch.get_facecolor()).upper() for patch in patches]
+    assert drawn == [MARKS[name].colour for name in ("sas", "sas-p", "pre-ln") for _ in X]
+    left, _, right, *_ = patches  # two places of the first series, then the second one's first
+    assert left.get_x() + left.get_width() <= right.get_x() + 1e-9
 
 
 def test_an_error_that_is_not_known_leaves_no_bar_and_no_cap() -> None:
-    trace = plotly_panels(bars())[0]["data"][0]
-    assert list(trace["error_y"]["array"]) == [0.5, None]
     axis = draw(bars()).axes[0]
     caps = [float(y) for line in axis.lines for y in np.atleast_1d(line.get_ydata())]
     assert sorted(y for y in caps if math.isfinite(y)) == [0.5] * 3 + [1.5] * 3
 
 
-@pytest.mark.parametrize("renderer", ["page", "picture"])
-def test_a_band_reaches_as_far_as_its_errors(renderer: str) -> None:
-    made = figure(band=True)
-    if renderer == "page":
-        band = plotly_panels(made)[0]["data"][0]
-        places = set(zip(band["x"], band["y"], strict=True))
-    else:
-        (path,) = draw(made).axes[0].collections[0].get_paths()
-        places = {(float(x), float(y)) for x, y in path.vertices}
+def test_a_band_reaches_as_far_as_its_errors() -> None:
+    (path,) = draw(figure(band=True)).axes[0].collections[0].get_paths()
+    places = {(float(x), float(y)) for x, y in path.vertices}
     ends = {(x, end) for x, both in zip(X, ENDS, strict=True) for end in both}
     assert {(x, float(f"{y:.5g}")) for x, y in places} == {(x, float(f"{y:.5g}")) for x, y in ends}
+
+
+@pytest.mark.parametrize("values", [(0.0, 3.0), (0.0, 0.0), (2e-9, 0.0)])
+def test_a_zero_stands_on_a_line_named_zero(values: tuple[float, float]) -> None:
+    series = (Series(name="sas", x=X, y=values),)
+    panel = Panel(title="", x_label="", y_label="", series=series, log=log_scale(values))
+    axis = draw(Figure(title="", caption="", panels=(panel,))).axes[0]
+    place, name = axis.get_yticks()[0], axis.get_yticklabels()[0].get_text()
+    (drawn,) = [line for line in axis.lines if line.get_marker() == MARKS["sas"].marker]
+    assert name == "0"
+    assert min(drawn.get_ydata()) == place
+    assert axis.get_ylim()[0] < place
+
+
+def test_a_picture_of_a_page_has_neither_title_nor_caption_and_no_date(tmp_path: Path) -> None:
+    made = replace(figure(), title="A title", caption="What is drawn here.")
+    shown = page_picture(draw(made), tmp_path, "one").decode()
+    filed = (tmp_path / "one.svg").read_text()
+    for words in ("A title", "What is drawn here."):
+        assert words in filed
+        assert words not in shown
+    assert "<dc:date>" not in shown
+    assert height(shown) < height(filed) - 40, "their room is gone too"
+
+
+def height(svg: str) -> float:
+    (found,) = re.findall(r'<svg [^>]*height="([0-9.]+)pt"', svg.replace("\n", " "))
+    return float(found)

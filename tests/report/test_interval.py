@@ -5,7 +5,6 @@ import re
 import pytest
 
 from hessblocks.cli.terminal.console import WIDE, comparison_table, show
-from hessblocks.drawing.interactive import plotly_panels
 from hessblocks.report import comparison_rows, headline, summary
 from hessblocks.report.comparison.cells import comparison_cells
 from hessblocks.report.comparison.curvature_points import heterogeneity_figure
@@ -50,8 +49,6 @@ def test_the_bars_of_the_figure_reach_to_its_ends(results) -> None:
         assert value - below[place] == pytest.approx(row.after.low)
         assert value + above[place] == pytest.approx(row.after.high)
     assert "the bar is the 95 % interval of the estimate" in figure.caption
-    hover = plotly_panels(figure)[0]["data"][0]["hovertext"]
-    assert all(re.search(r" over .*: [\d,.]+ \[[\d,.]+, [\d,.]+\]$", text) for text in hover)
 
 
 def test_the_headline_and_the_summary_have_it(results) -> None:

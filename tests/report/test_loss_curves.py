@@ -33,7 +33,7 @@ def test_the_error_of_a_window_is_the_root_mean_square_of_its_points(
 ) -> None:
     monkeypatch.setattr(loss_curves, "MOST_POINTS", 2)
     errors = (3.0, 4.0, 0.5, 0.5)
-    long = Series(name="sas", x=(0, 1, 2, 3), y=(1, 3, 5, 9), error=errors, points=("a",) * 4)
+    long = Series(name="sas", x=(0, 1, 2, 3), y=(1, 3, 5, 9), error=errors)
     short = loss_curves._thinned(long, 2)
     assert (short.x, short.y) == ((0.5, 2.5), (2, 7))
     assert short.error == pytest.approx((math.sqrt(12.5), 0.5))

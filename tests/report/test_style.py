@@ -27,13 +27,29 @@ def test_every_preset_has_its_own_mark() -> None:
     assert set(PRESETS) == set(MARKS)
 
 
-@pytest.mark.parametrize("trait", ["colour", "marker", "symbol", "dashes"])
+@pytest.mark.parametrize("trait", ["colour", "marker", "dashes"])
 def test_no_two_share_a_trait(trait) -> None:
     assert len({getattr(mark, trait) for mark in OWN.values()}) == len(OWN)
 
 
 def test_colours_stand_out_from_white() -> None:
     assert min(1.05 / (luminance(mark.colour) + 0.05) for mark in OWN.values()) > 2
+
+
+NIGHT = ((-0.574, 1.43, 0.144), (0.426, 0.43, 0.144), (0.426, 1.43, -0.856))
+"""What `hue-rotate(180deg)` multiplies a colour by (Filter Effects, section 9.1.6)."""
+
+
+def at_night(colour: str) -> str:
+    """A colour as page.css filters it for a dark page."""
+    inverted = [0.91 - 0.82 * int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    turned = [sum(a * b for a, b in zip(row, inverted, strict=True)) for row in NIGHT]
+    return "#" + "".join(f"{round(255 * min(max(one, 0), 1)):02x}" for one in turned)
+
+
+def test_colours_stand_out_from_a_dark_page() -> None:
+    paper = luminance(at_night("#ffffff")) + 0.05
+    assert min((luminance(at_night(mark.colour)) + 0.05) / paper for mark in OWN.values()) > 3
 
 
 @pytest.mark.parametrize("name", ["sas", "gpt2", "bigram table"])

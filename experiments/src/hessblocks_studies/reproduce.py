@@ -56,11 +56,9 @@ def reproduce(
         _list(as_json=screen.json)
         return
     from hessblocks.cli.terminal import show
-    from hessblocks.report import check_drawing
     from hessblocks_studies.gallery import write_gallery
     from hessblocks_studies.study_bars import make_reporter
 
-    check_drawing()
     names, start = _names(name), time.perf_counter()
     if not effort.workers and not effort.ray:
         effort = replace(effort, workers=_cores())

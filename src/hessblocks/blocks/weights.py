@@ -128,6 +128,27 @@ class Reparametrised(Weight, kind="reparametrised"):
         return ReparametrisedLinear(self, inputs, outputs)
 
 
+def _orthogonal(weight: Tensor) -> None:
+    """Fill a matrix with a random orthogonal one: QR of normal entries in float64, rounded to its dtype.
+
+    As `nn.init.orthogonal_`, from the same draws. In float32 the digits of a QR decomposition differ between
+    processors; what is rounded from float64 is the same on all of them.
+    """
+    if weight.is_meta or getattr(
+        weight, "_is_hf_initialized", False
+    ):  # transformers' mark of loaded values
+        return
+    drawn = torch.empty_like(
+        weight, dtype=torch.promote_types(weight.dtype, torch.float32)
+    ).normal_()
+    wide = drawn.double()
+    wide = wide if len(wide) >= len(wide.T) else wide.T
+    q, r = torch.linalg.qr(wide)
+    q = q * r.diagonal().sign()
+    with torch.no_grad():
+        weight.copy_(q if q.shape == weight.shape else q.T)
+
+
 class Tied:
     """A weight whose initial value may be the transposed one of another, which is set before it."""
 
@@ -154,7 +175,7 @@ class Tied:
         elif init == "identity":
             nn.init.eye_(weight)
         else:
-            nn.init.orthogonal_(weight)
+            _orthogonal(weight)
         if self._source:
             with torch.no_grad():
                 weight.copy_(self._source[0].initial_weight.T)

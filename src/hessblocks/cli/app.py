@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import traceback
@@ -17,13 +16,18 @@ from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.extensions import other_commands
 from hessblocks.cli.interruption import signals_interrupt
-from hessblocks.errors import HessblocksError, out_of_memory
+from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory
 from hessblocks.heap import keep_freed_memory
 from hessblocks.settings import option
 from hessblocks.shown import printable, printable_lines
 
 COMPLETE = "_HESSBLOCKS_COMPLETE"
 """Set by the shell where it asks which words may come next."""
+GONE = {
+    "finetune": "finetune: is no command any more; transformers' Trainer does it in a few lines, see "
+    "examples/classify_a_table.py of the repository."
+}
+"""Commands of before, and what to do in their place."""
 app = typer.Typer(
     name="hessblocks",
     no_args_is_help=True,
@@ -70,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning
         try:
+            if words and words[0] in GONE:
+                raise ArgumentError(GONE[words[0]])
             if os.environ.get(COMPLETE):
                 _add_other_commands()
                 app(prog_name="hessblocks")
@@ -85,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 error.show()  # the help
             return 2
         except HessblocksError as error:
-            _complain(str(error), words)
+            _complain(_named(error, words), words)
             return error.exit_status
         except typer.Exit as end:
             return end.exit_code
@@ -145,16 +151,21 @@ def _complain(message: str, words: Sequence[str]) -> None:
         return
     if "--traceback" in words:
         traceback.print_exc()
-    field, _, rest = message.partition(":")
-    if re.fullmatch(r"[a-z_]+", field) and option(field) in _options():
-        message = f"{option(field)}:{rest}"
     print(f"hessblocks: {printable(message)}", file=sys.stderr)
 
 
-def _options() -> set[str]:
-    """The options of all commands."""
-    commands = getattr(typer.main.get_command(app), "commands", {}).values()
-    return {name for command in commands for taken in command.params for name in taken.opts}
+def _named(error: HessblocksError, words: Sequence[str]) -> str:
+    """What is wrong; a setting that does not fit is named as it was typed, `--batch-size`."""
+    field, _, rest = str(error).partition(":")
+    is_setting = isinstance(error, ArgumentError) and option(field) in _options(words)
+    return f"{option(field)}:{rest}" if is_setting else str(error)
+
+
+def _options(words: Sequence[str]) -> set[str]:
+    """The options of the command that was typed; a study may have the name of another one's."""
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    typed = commands.get(words[0]) if words else None
+    return {name for taken in typed.params for name in taken.opts} if typed else set()
 
 
 def _show_warning(

@@ -2,7 +2,6 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.attention import registered_attention, second_order_attention
-from hessblocks.curvature.blockwise_rates import SharedTensorWarning, blockwise_learning_rates
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
 from hessblocks.curvature.exact import (
     attention_moments,
@@ -14,9 +13,12 @@ from hessblocks.curvature.groups import (
     ParameterGroup,
     ParameterView,
     UnknownRoleWarning,
+    check_disjoint,
     custom_groups,
     merge,
+    misfit,
     parameter_groups,
+    plain_model,
     select_groups,
 )
 from hessblocks.curvature.loss_line import LossAlong, loss_along
@@ -27,6 +29,7 @@ from hessblocks.curvature.map import (
     combine_samples,
     curvature_map,
 )
+from hessblocks.curvature.moved import blockwise_learning_rates
 from hessblocks.curvature.own_norms import GroupNorms, group_norms, norm_rows
 from hessblocks.curvature.preconditioned import (
     PreconditionedHessian,
@@ -74,7 +77,6 @@ __all__ = [
     "PreconditionedHessian",
     "Problem",
     "RepeatabilityWarning",
-    "SharedTensorWarning",
     "Sharpness",
     "UnknownRoleWarning",
     "attention_moments",

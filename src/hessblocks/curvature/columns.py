@@ -8,7 +8,7 @@ blocks are asked for, i = j alone is multiplied.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -83,7 +83,7 @@ def column_squares(
         ArgumentError: too few probes.
         RunError: a product is not finite.
 
-    Cost: about one gradient's time a probe and part; memory of one vector of all rows for each part
+    Cost: about one gradient's time a probe and part, and of one probe more where a block gave nothing but zeros; memory of one vector of all rows for each part
         and probe taken together, bounded by the problem's memory limit.
     """
     own = int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
@@ -118,21 +118,55 @@ def measured_squares(
     group = groups[column]
     wanted = [groups[name] for name in rows]
     later = [name for one in groups.values() for name in one.parameters]
-    found: dict[Part, list[Tensor]] = {part: [] for part in parts}
-    for vectors in _vectors(problem, group, probes, seed, len(parts)):
-        pieces = squared_products(problem, vectors, wanted, group, parts, later=later)
-        for part, piece in pieces.items():
-            found[part].append(piece.cpu())
+
+    def measured(blocks: Iterable[Tensor]) -> dict[Part, Tensor]:
+        pieces = [
+            squared_products(problem, vectors, wanted, group, parts, later=later)
+            for vectors in blocks
+        ]
+        return {part: torch.cat([piece[part].cpu() for piece in pieces]) for part in parts}
+
+    values = measured(_vectors(problem, group, probes, seed, len(parts)))
+    exact = group.size <= probes
+    if not exact and any(bool((found == 0).all(0).any()) for found in values.values()):
+        _fill_missed(
+            values, measured, Probes(Hessian(problem, group), seed=seed, distribution="gaussian")
+        )
     squares = {}
-    for part, blocks in found.items():
-        values = torch.cat(blocks)
-        if not torch.isfinite(values).all():
+    for part, found in values.items():
+        if not torch.isfinite(found).all():
             raise RunError(
                 f"curvature: products of {part} with {group.name} are not finite; look at the weights, "
                 "or use float64 parameters"
             )
-        squares[part] = dict(zip(rows, map(tuple, values.T.tolist()), strict=True))
-    return ColumnSquares(column=column, exact=group.size <= probes, squares=squares)
+        squares[part] = dict(zip(rows, map(tuple, found.T.tolist()), strict=True))
+    return ColumnSquares(column=column, exact=exact, squares=squares)
+
+
+def _fill_missed(
+    values: Mapping[Part, Float[Tensor, "K rows"]],
+    measured: Callable[[Iterable[Tensor]], Mapping[Part, Float[Tensor, "K rows"]]],
+    source: Probes,
+) -> None:
+    """Replace zeros of blocks that are not zero, though all signs missed them, by what Gaussian probes give, in place.
+
+    Signs can send a block to 0 that is not, a Gaussian vector does so with probability 0; what it gives below
+    rounding of the largest product is taken for 0.
+
+    Cost: a product; where a block was missed, as many again as there were signs.
+    """
+    first = source.draw(1).T
+    looks = measured([first])
+    noise = 100 * torch.finfo(first.dtype).eps
+    bound = noise**2 * max(float(look.max()) for look in looks.values())
+    missed = {
+        part: (found == 0).all(0) & (looks[part][0] > bound) for part, found in values.items()
+    }
+    if any(bool(places.any()) for places in missed.values()):
+        count = len(next(iter(values.values())))
+        anew = measured(drawn.T for drawn in source.blocks(count, len(first)))
+        for part, places in missed.items():
+            values[part][:, places] = anew[part][:, places]
 
 
 def check_probes(probes: int) -> None:

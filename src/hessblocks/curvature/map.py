@@ -282,12 +282,12 @@ def _off_diagonal_share(columns: Sequence[ColumnSquares], part: Part) -> Estimat
         return Estimate(value=outside / total if total else 0.0, method="exact")
     share = outside / total
     variance = sum(
-        float(((1 - share) * o - share * d).var()) / count * student_factor(count) ** 2
+        float((((1 - share) * o - share * d) / total).var()) / count * student_factor(count) ** 2
         for o, d, count in zip(others, own, counts, strict=True)
         if count > 1
     )
     return Estimate(
         value=share,
-        standard_error=math.sqrt(variance) / total,
+        standard_error=math.sqrt(variance),
         probes=sum(count for count in counts if count > 1),
     )

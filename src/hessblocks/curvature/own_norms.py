@@ -1,4 +1,4 @@
-"""GroupNorms of the groups' own blocks."""
+"""Estimate the Frobenius norm of each group's own block of the Hessian, and of its parts."""
 
 from __future__ import annotations
 

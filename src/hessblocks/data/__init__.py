@@ -2,7 +2,6 @@
 
 from hessblocks.data.cache import CacheWarning, Entry, cache_root, cached
 from hessblocks.data.corpus import Corpus, Example, Windows, cached_corpus
-from hessblocks.data.labelled import SEPARATOR, LabelledFile, Row, load_labelled
 from hessblocks.data.python_code import (
     DEFAULT_VOCABULARY,
     CorpusWarning,

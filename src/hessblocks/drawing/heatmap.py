@@ -1,6 +1,6 @@
-"""The picture of a curvature map: group × group norms as colours, from plain numbers.
+"""Draw a curvature map: group × group norms as colours, from plain numbers.
 
-It stands beside `files` so that a map in memory and the report of a stored one are drawn alike.
+A map in memory (`CurvatureMap.plot`) and the report of a stored one are drawn alike by it.
 """
 
 from __future__ import annotations

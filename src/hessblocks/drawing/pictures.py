@@ -1,7 +1,8 @@
-"""Pictures as files: each figure as png and svg, the same bytes for the same numbers."""
+"""Write figures as png and svg, the same bytes for the same numbers."""
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib as mpl
@@ -12,11 +13,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hessblocks.conventions import AnyPath
+from hessblocks.drawing.static import OF_FILES
 from hessblocks.figures import MATPLOTLIB, RESOLUTION
 from hessblocks.storage import atomic_path
 
 COLOURS = 255
 """Colours of a png: enough for a colour scale, and a file a third as large."""
+UNDATED = {"Date": None, "Creator": None}
+"""What a svg says of its making: nothing that differs from one day to the next."""
 
 
 def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
@@ -50,5 +54,28 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
                 axis.set_position(place)
         with atomic_path(path.with_suffix(".svg")) as temporary:
             FigureCanvasSVG(figure)
-            figure.savefig(temporary, metadata={"Date": None, "Creator": None})
+            figure.savefig(temporary, metadata=UNDATED)
     return path
+
+
+def page_picture(figure: Figure, folder: AnyPath, name: str) -> bytes:
+    """Write a drawn figure as `write_picture` does, and return it for a page.
+
+    Args:
+        figure: of matplotlib.
+        folder: made when missing.
+        name: without suffix.
+
+    Returns:
+        The figure as SVG, without title and caption: the page has them in words.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    write_picture(figure, folder, name)
+    for text in figure.texts:
+        text.set_visible(text.get_gid() not in OF_FILES)
+    svg = BytesIO()
+    with mpl.rc_context(dict(MATPLOTLIB)):
+        figure.savefig(svg, format="svg", bbox_inches="tight", metadata=UNDATED)
+    return svg.getvalue()

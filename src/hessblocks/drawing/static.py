@@ -1,4 +1,4 @@
-"""A figure drawn by matplotlib: panels, and below them legend and caption."""
+"""Draw a figure with matplotlib: panels, and below them legend and caption."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ LETTER = 0.085
 GREY = "#666666"
 SIZE = (6.4, 4.0)
 """Of a panel that stands alone, in inches."""
+OF_FILES = ("title", "caption")
+"""Texts, by their identifier, that a picture has as a file and lacks on a page."""
 Looks = Mapping[str, Mark]
 
 
@@ -76,7 +78,7 @@ def draw(figure: Figure) -> Drawn:
     height = figure.size[1] * rows + below + 1.5 * LINE * len(title)
     drawn = Drawn(figsize=(width, height))
     drawn.set_layout_engine("constrained", rect=(0, below / height, 1, 1 - below / height))
-    drawn.suptitle("\n".join(title), x=0.01, ha="left", fontsize=12)
+    drawn.suptitle("\n".join(title), x=0.01, ha="left", fontsize=12, gid="title")
     shared = figure.shares in ("x", "both")
     axes = drawn.subplots(
         rows, columns, sharex=shared, sharey=figure.shares == "both", squeeze=False
@@ -95,7 +97,7 @@ def draw(figure: Figure) -> Drawn:
     if handles:
         where: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, written / height)}
         drawn.legend(handles=handles, ncols=across, borderaxespad=0.1, fontsize=9.5, **where)
-    small: Any = {"va": "top", "fontsize": 9.5}
+    small: Any = {"va": "top", "fontsize": 9.5, "gid": "caption"}
     drawn.text(0.01, (written - 0.1 * LINE) / height, "\n".join(caption), **small)
     return drawn
 

@@ -1,6 +1,5 @@
 """Figures as data: panels, series, scales, the look of each name and the words beside them."""
 
-from hessblocks.figures.extra import check_drawing
 from hessblocks.figures.figure import Figure, Heatmap, Panel, Scaling, Series, read_figure
 from hessblocks.figures.log_scale import LogScale, log_scale
 from hessblocks.figures.style import MARKS, MATPLOTLIB, RESOLUTION, Mark, marks

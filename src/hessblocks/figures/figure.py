@@ -16,7 +16,7 @@ from hessblocks.figures.log_scale import LogScale
 from hessblocks.storage import read_study_file
 
 Scaling = Literal["linear", "log"]
-OF_PAGES = ("points", "note", "below", "log", "band", "by_tick", "rows", "columns")
+OF_PAGES = ("note", "below", "log", "band", "by_tick", "rows", "columns")
 """Fields of series, panels and maps that figure.json does not hold."""
 
 
@@ -38,8 +38,6 @@ class Series:
     """Whether these are the paper's numbers, drawn hollow."""
     line: bool = True
     """Whether the points are joined."""
-    points: tuple[str, ...] = ()
-    """What each point is, shown where the pointer rests; empty for nothing."""
     note: str = ""
     """What the legend says in place of the name."""
     guide: bool = False

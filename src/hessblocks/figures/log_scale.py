@@ -24,15 +24,10 @@ class LogScale:
         return 10.0 ** (self.lowest - 1)
 
     @property
-    def exponents(self) -> tuple[float, float]:
-        """Decimal logarithms of both ends of the axis."""
-        return self.lowest - (1.3 if self.has_zero else 0.0), self.highest + 0.05
-
-    @property
     def limits(self) -> tuple[float, float]:
         """Both ends of the axis."""
-        low, high = self.exponents
-        return 10.0**low, 10.0**high
+        low = self.lowest - (1.3 if self.has_zero else 0.0)
+        return 10.0**low, 10.0 ** (self.highest + 0.05)
 
     @property
     def ticks(self) -> tuple[int, ...]:

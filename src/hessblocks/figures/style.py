@@ -15,60 +15,35 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """How one name is drawn, in the words of matplotlib and of plotly."""
+    """How one name is drawn, in the words of matplotlib."""
 
     colour: str
     """Hexadecimal sRGB."""
     marker: str
     """matplotlib's letter."""
-    symbol: str
-    """plotly's name of the same marker."""
     dashes: tuple[float, ...]
     """Lengths on and off, in points; empty for a solid line."""
-
-    @property
-    def plotly_dash(self) -> str:
-        """The dashes in plotly's notation."""
-        return ",".join(f"{length:g}px" for length in self.dashes) or "solid"
-
-    @property
-    def outline(self) -> str:
-        """Matplotlib's own marker as the path of an SVG, so that page and pictures agree."""
-        from matplotlib.markers import MarkerStyle
-        from matplotlib.path import Path
-
-        letters = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
-        style = MarkerStyle(self.marker)
-        outline = style.get_path().transformed(style.get_transform()).iter_segments()
-        return "".join(
-            letters[code] + " ".join(f"{value:.3g}" for value in corners)
-            if code != Path.CLOSEPOLY
-            else "Z"
-            for corners, code in outline
-        )
 
 
 MARKS: Mapping[str, Mark] = MappingProxyType(
     {
-        "pre-ln": Mark(colour="#000000", marker="o", symbol="circle", dashes=()),
-        "parallel": Mark(colour="#0072B2", marker="s", symbol="square", dashes=(7, 3)),
-        "sas": Mark(colour="#E69F00", marker="^", symbol="triangle-up", dashes=(2, 2)),
-        "sas-p": Mark(colour="#009E73", marker="D", symbol="diamond", dashes=(8, 3, 2, 3)),
-        "sas-p-no-norm": Mark(colour="#D55E00", marker="X", symbol="x", dashes=(4, 2)),
-        "skipless": Mark(colour="#CC79A7", marker="v", symbol="triangle-down", dashes=(10, 4)),
-        "v-skipinit": Mark(colour="#56B4E9", marker="P", symbol="cross", dashes=(5, 2, 1, 2)),
-        "post-ln": Mark(colour="#7F7F7F", marker="p", symbol="pentagon", dashes=(1, 2)),
-        "op": Mark(colour="#882255", marker="h", symbol="hexagon", dashes=(12, 3, 2, 3)),
-        "modern": Mark(colour="#332288", marker="*", symbol="star", dashes=(6, 2, 2, 2, 2, 2)),
+        "pre-ln": Mark(colour="#000000", marker="o", dashes=()),
+        "parallel": Mark(colour="#0072B2", marker="s", dashes=(7, 3)),
+        "sas": Mark(colour="#E69F00", marker="^", dashes=(2, 2)),
+        "sas-p": Mark(colour="#009E73", marker="D", dashes=(8, 3, 2, 3)),
+        "sas-p-no-norm": Mark(colour="#D55E00", marker="X", dashes=(4, 2)),
+        "skipless": Mark(colour="#CC79A7", marker="v", dashes=(10, 4)),
+        "v-skipinit": Mark(colour="#56B4E9", marker="P", dashes=(5, 2, 1, 2)),
+        "post-ln": Mark(colour="#7F7F7F", marker="p", dashes=(1, 2)),
+        "op": Mark(colour="#882255", marker="h", dashes=(12, 3, 2, 3)),
+        "modern": Mark(colour="#332288", marker="*", dashes=(6, 2, 2, 2, 2, 2)),
     }
 )
 BESIDE: Mapping[str, Mark] = MappingProxyType(
     {
-        "pre-ln, zero queries": Mark(
-            colour="#661100", marker="<", symbol="triangle-left", dashes=(3, 2)
-        ),
-        "gpt2": Mark(colour="#AA4499", marker=">", symbol="triangle-right", dashes=(9, 2, 1, 2)),
-        "bigram table": Mark(colour="#999933", marker="H", symbol="hexagon2", dashes=(14, 4)),
+        "pre-ln, zero queries": Mark(colour="#661100", marker="<", dashes=(3, 2)),
+        "gpt2": Mark(colour="#AA4499", marker=">", dashes=(9, 2, 1, 2)),
+        "bigram table": Mark(colour="#999933", marker="H", dashes=(14, 4)),
     }
 )
 """The control and the references that stand beside presets in most figures."""

@@ -37,6 +37,7 @@ from hessblocks.linalg.operators import (
     slices,
     solve,
     student_factor,
+    unit_of,
     working_dtype,
 )
 from hessblocks.linalg.spectra import (

@@ -11,9 +11,7 @@ from hessblocks.models.fold import fold
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
     HessblocksForMaskedLM,
-    HessblocksForQuestionAnswering,
     HessblocksForSequenceClassification,
-    HessblocksForTokenClassification,
 )
 from hessblocks.models.modeling import HessblocksModel, Layer
 from hessblocks.models.pretrained import HessblocksPreTrainedModel
@@ -26,12 +24,6 @@ transformers.AutoModelForMaskedLM.register(HessblocksConfig, HessblocksForMasked
 transformers.AutoModelForSequenceClassification.register(
     HessblocksConfig, HessblocksForSequenceClassification
 )
-transformers.AutoModelForTokenClassification.register(
-    HessblocksConfig, HessblocksForTokenClassification
-)
-transformers.AutoModelForQuestionAnswering.register(
-    HessblocksConfig, HessblocksForQuestionAnswering
-)
 # transformers' Trainer looks here whether a smoothed loss is that of the next token
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["hessblocks"] = HessblocksForCausalLM.__name__
 __all__ = [
@@ -39,9 +31,7 @@ __all__ = [
     "HessblocksConfig",
     "HessblocksForCausalLM",
     "HessblocksForMaskedLM",
-    "HessblocksForQuestionAnswering",
     "HessblocksForSequenceClassification",
-    "HessblocksForTokenClassification",
     "HessblocksModel",
     "HessblocksPreTrainedModel",
     "Layer",

@@ -25,17 +25,13 @@ from hessblocks.models.configuration import HessblocksConfig, check_pattern
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
     HessblocksForMaskedLM,
-    HessblocksForQuestionAnswering,
     HessblocksForSequenceClassification,
-    HessblocksForTokenClassification,
 )
 
 TASKS: dict[str, type[PreTrainedModel]] = {
     "causal-lm": HessblocksForCausalLM,
     "masked-lm": HessblocksForMaskedLM,
     "classification": HessblocksForSequenceClassification,
-    "token-classification": HessblocksForTokenClassification,
-    "question-answering": HessblocksForQuestionAnswering,
 }
 
 
@@ -62,9 +58,8 @@ def build(
         depth: layers; a multiple of the number of blocks.
         vocab_size: entries of the vocabulary.
         context: longest sequence, in tokens.
-        task: causal-lm, masked-lm, classification, token-classification or question-answering; all but the
-            first attend in both directions.
-        classes: of a classification; 1 makes that of sequences a regression.
+        task: causal-lm, masked-lm or classification; all but the first attend in both directions.
+        classes: of a classification; 1 makes it a regression.
         tie_word_embeddings: whether the head is the transposed token embedding.
         embedding_std: standard deviation of the entries of token and position embeddings at initialisation.
         position: how a token's place enters, as a part or its kind (rotary); None for the block's own.

@@ -1,4 +1,4 @@
-"""The card of a model's folder: a README.md that says what the model is and how it is loaded."""
+"""Write the model card of a folder: a README.md that says what the model is and how it is loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
+from jinja2 import Environment, StrictUndefined, Template
 from transformers import PreTrainedModel
 
 from hessblocks._version import __version__
@@ -20,17 +21,11 @@ HEADS = {
     "ForCausalLM": ("causal language model", "text-generation"),
     "ForMaskedLM": ("masked language model", "fill-mask"),
     "ForSequenceClassification": ("classifier of sequences", "text-classification"),
-    "ForTokenClassification": ("classifier of tokens", "token-classification"),
-    "ForQuestionAnswering": ("model that finds answers in texts", "question-answering"),
     "Model": ("trunk without a head", "feature-extraction"),
 }
 """Of a class, the end of its name: the Auto class of the same end loads it; kind and task of the Hub."""
-PUBLISH = """\
-`hf upload NAME .` sends this folder to the Hugging Face hub as it is, this card included; name a licence first, since
-none is stated here. Afterwards `model.push_to_hub("NAME")` sends new weights and keeps the card that is there. Into a
-repository without a card it would put an empty one of transformers' own.
-"""
-UNKNOWN = "What it was trained on is not known to hessblocks: write it down here.\n"
+TEMPLATE = Path(__file__).with_name("card.md")
+"""The card, for jinja."""
 SHORTEST = 16
 """Tokens of context from which on the card shows how text is generated."""
 
@@ -78,68 +73,27 @@ def _card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> 
         pipeline_tag=task,
         tags=["hessblocks", *filter(None, [config.preset])],
     )
-    sizes = {
-        "block": preset,
-        "layers": config.depth,
-        "width": config.hidden_size,
-        "attention heads": config.num_attention_heads,
-        "heads of keys and values": config.num_key_value_heads,
-        "width of the MLP": config.intermediate_size,
-        "positions": config.blocks[0].position.kind,
-        "vocabulary": config.vocab_size,
-        "context, in tokens": config.context,
-        "parameters": f"{model.num_parameters():,}",
-    }
-    return f"""\
----
-{data.to_yaml().strip()}
----
-
-# {_shown(preset)}, {config.depth} layers of width {config.hidden_size}
-
-A {kind} made of transformer blocks by hessblocks {__version__}.
-
-{_table(sizes)}
-## Training
-
-{_table(training) if training else UNKNOWN}
-## Loading
-
-hessblocks has to be installed; its import tells transformers of this model, so that no remote code is trusted.
-
-```python
-{_loading(folder, config, ending)}
-```
-
-## Publishing
-
-{PUBLISH}
-"""
+    return _template().render(
+        data=data.to_yaml().strip(),
+        preset=preset,
+        kind=kind,
+        version=__version__,
+        config=config,
+        parameters=f"{model.num_parameters():,}",
+        training=training,
+        auto=f"AutoModel{ending.removeprefix('Model')}",
+        parts=_own_parts(config.block),
+        tokenizer=(folder / "tokenizer.json").is_file(),
+        generates=ending == "ForCausalLM" and config.context >= SHORTEST,
+    )
 
 
-def _loading(folder: Path, config: Any, ending: str) -> str:
-    """Lines of Python that load and use the model, begun in its folder."""
-    tokenizer = (folder / "tokenizer.json").is_file()
-    auto = f"AutoModel{ending.removeprefix('Model')}"
-    lines = [
-        "import hessblocks  # before the model is loaded",
-        *_own_parts(config.block),
-        *([] if tokenizer else ["import torch"]),
-        f"from transformers import {auto}{', AutoTokenizer' if tokenizer else ''}",
-        "",
-        'folder = "."  # this folder, or NAME of a repository on the Hugging Face hub',
-        f"model = {auto}.from_pretrained(folder)",
-    ]
-    if not tokenizer:
-        return "\n".join(
-            [*lines, "output = model(input_ids=torch.tensor([[0]]))", "print(output[0].shape)"]
-        )
-    lines.append("tokenizer = AutoTokenizer.from_pretrained(folder)")
-    lines.append('text = tokenizer("def", return_tensors="pt")')
-    if ending == "ForCausalLM" and config.context >= SHORTEST:
-        lines.append("tokens = model.generate(**text, max_new_tokens=8)")
-        return "\n".join([*lines, "print(tokenizer.decode(tokens[0]))"])
-    return "\n".join([*lines, "print(model(**text)[0].shape)"])
+def _template() -> Template:
+    around = Environment(  # Markdown: `shown` escapes
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    around.filters["shown"] = _shown
+    return around.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _own_parts(block: Any) -> list[str]:
@@ -156,11 +110,6 @@ def _own_parts(block: Any) -> list[str]:
     for value in block.values():
         own += [line for line in _own_parts(value) if line not in own]
     return own
-
-
-def _table(rows: Mapping[str, Any]) -> str:
-    lines = [f"| {_shown(name)} | {_shown(value)} |\n" for name, value in rows.items()]
-    return f"| | |\n| --- | --- |\n{''.join(lines)}"
 
 
 def _shown(value: Any) -> str:

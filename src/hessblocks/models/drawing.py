@@ -1,12 +1,25 @@
-"""Drawings of blocks: what each keeps, drops (dashed) and starts from a special value (blue)."""
+"""Draw blocks: what each keeps, drops (dashed) and starts from a special value (blue)."""
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
 from collections.abc import Iterator, Mapping
 from html import escape
+from typing import Any
 
-from hessblocks.blocks import BlockConfig, Branch, Identity, NoNorm, Norm, Weight
+from hessblocks.blocks import BlockConfig, BlockPart, Branch, Identity, NoNorm, Norm, Weight, preset
 
+SHOWN = (
+    *("width", "heads", "key_value_heads", "mlp_width"),  # sizes, which no drawing has
+    *("layout", "norm_placement", "first_norm", "final_norm", "attention_branch", "mlp_branch"),
+    *("attention.shaping", "attention.query", "attention.key", "attention.value"),
+    *("attention.first_value", "attention.projection", "mlp.gated"),
+    *("attention.query_key_norm", "attention.window", "attention.gate"),  # in words, below
+)
+"""Fields that a drawing shows; of any other one that differs from pre-LN's, new ones too, the words below tell."""
+_FITTING = 28
+"""Letters of these words that fit below a block."""
 GATED = {"silu": "SwiGLU", "gelu": "GEGLU", "relu": "ReGLU"}
 """Names of gated MLPs, by activation."""
 _LETTERS = 21
@@ -78,7 +91,8 @@ def _column(name: str, block: BlockConfig, left: int, top: int) -> list[str]:
     drawing = _Drawing(left, top)
     drawing.text(88, 18, name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…", "name")
     drawing.text(88, _ROW - 20, "x")
-    drawing.text(88, _ROW - 4, ", ".join(_besides(block)), "gone-text")
+    words = textwrap.shorten(", ".join(_besides(block)), _FITTING, placeholder=" …")
+    drawing.text(88, _ROW - 4, words, "gone-text")
     if block.layout == "parallel":
         _parallel(block, drawing)
     else:
@@ -144,13 +158,34 @@ def _mixing(block: BlockConfig) -> str:
 
 
 def _besides(block: BlockConfig) -> Iterator[str]:
-    """What attention has besides, in words."""
+    """What a block has besides, in words."""
     if not isinstance(block.attention.query_key_norm, NoNorm):
         yield "QK-norm"
     if block.attention.window is not None:
         yield f"window {block.attention.window}"
     if block.attention.gate is not None:
         yield "gate"
+    for path, value in _changed(block, preset("pre-ln")):
+        drawn = isinstance(value, NoNorm) or (path == "mlp.activation" and block.mlp.gated)
+        if not drawn and not f"{path}.".startswith(tuple(f"{one}." for one in SHOWN)):
+            yield _said(path.rpartition(".")[2], value)
+
+
+def _changed(part: Any, other: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of each field in which two parts differ."""
+    for field in dataclasses.fields(part):
+        one, two = getattr(part, field.name), getattr(other, field.name, None)
+        if one != two:
+            alike = isinstance(one, BlockPart) and type(one) is type(two)
+            path = f"{prefix}{field.name}"
+            yield from _changed(one, two, f"{path}.") if alike else [(path, one)]
+
+
+def _said(name: str, value: Any) -> str:
+    """A part by its kind, a switch by its name, anything else by both."""
+    if isinstance(value, BlockPart):
+        return value.kind
+    return name.replace("_", " ") + ("" if value is True else f" {value}")
 
 
 def _mlp(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int) -> None:

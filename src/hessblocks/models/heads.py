@@ -13,14 +13,11 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
     MaskedLMOutput,
-    QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
-    TokenClassifierOutput,
 )
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from hessblocks.conventions import IGNORED
 from hessblocks.errors import ArgumentError
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.masks import padding
@@ -134,11 +131,6 @@ class _WithoutCache(HessblocksPreTrainedModel):
 
     _result: ClassVar[type[ModelOutput]]
 
-    def _trunk(self, others: dict[str, Any], **inputs: Tensor | None) -> Any:
-        _check_passed_on(others, self)
-        kept = {name: value for name, value in others.items() if name not in HARMLESS}
-        return self.model(**inputs, return_dict=True, **kept)
-
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         return cross_entropy(logits, labels, items)
 
@@ -175,12 +167,14 @@ class _WithoutCache(HessblocksPreTrainedModel):
         Raises:
             ArgumentError: as in `HessblocksForCausalLM`.
         """
-        outputs = self._trunk(
-            others,
+        _check_passed_on(others, self)
+        outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **{name: value for name, value in others.items() if name not in HARMLESS},
         )
         logits = self._logits(outputs.last_hidden_state, attention_mask)
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
@@ -203,24 +197,7 @@ class HessblocksForMaskedLM(_WithoutCache, _LanguageModel):
         return logits
 
 
-class _Scored(_WithoutCache):
-    """The trunk with a linear map to scores."""
-
-    accepts_loss_kwargs = True
-
-    def __init__(self, config: HessblocksConfig) -> None:
-        """Build the model; weights are drawn from torch's global random state."""
-        super().__init__(config)
-        self.model = HessblocksModel(config)
-        self.score = nn.Linear(config.hidden_size, self._scores(config), bias=False)
-        self.post_init()
-
-    @staticmethod
-    def _scores(config: HessblocksConfig) -> int:
-        return config.num_labels or 2
-
-
-class HessblocksForSequenceClassification(_Scored):
+class HessblocksForSequenceClassification(_WithoutCache):
     """A model that gives each sequence a class, from the mean of its unpadded tokens.
 
     `labels`, (sequences,), are the classes. With `num_labels=1` they are numbers, and the loss is the mean
@@ -228,6 +205,7 @@ class HessblocksForSequenceClassification(_Scored):
     """
 
     _result = SequenceClassifierOutput
+    accepts_loss_kwargs = True
 
     def __init__(self, config: HessblocksConfig) -> None:
         """Build the model; weights are drawn from torch's global random state.
@@ -241,6 +219,9 @@ class HessblocksForSequenceClassification(_Scored):
                 f"problem_type: expected {fitting} with num_labels={config.num_labels}, got {config.problem_type!r}"
             )
         super().__init__(config)
+        self.model = HessblocksModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels or 2, bias=False)
+        self.post_init()
 
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         of_one = self.config.num_labels == 1
@@ -261,79 +242,3 @@ class HessblocksForSequenceClassification(_Scored):
             )
         logits: Tensor = self.score(mean)
         return logits
-
-
-class HessblocksForTokenClassification(_Scored):
-    """A model that gives each token a class.
-
-    `labels`, (sequences, tokens), are the classes, −100 ignored.
-    """
-
-    _result = TokenClassifierOutput
-
-    def _logits(
-        self, hidden: Tensor, attention_mask: Tensor | None
-    ) -> Float[Tensor, "sequences tokens classes"]:
-        logits: Tensor = self.score(hidden)
-        return logits
-
-
-class HessblocksForQuestionAnswering(_Scored):
-    """A model that marks the first and the last token of an answer in each sequence."""
-
-    accepts_loss_kwargs = False
-    """Its loss is the mean over the sequences of its own batch."""
-
-    @staticmethod
-    def _scores(config: HessblocksConfig) -> int:
-        return 2
-
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Int[Tensor, "sequences tokens"] | None = None,
-        attention_mask: Shaped[Tensor, "#sequences ..."] | None = None,
-        position_ids: Int[Tensor, "#sequences tokens"] | None = None,
-        inputs_embeds: Float[Tensor, "sequences tokens width"] | None = None,
-        start_positions: Int[Tensor, " sequences"] | None = None,
-        end_positions: Int[Tensor, " sequences"] | None = None,
-        **others: Any,
-    ) -> QuestionAnsweringModelOutput:
-        """A logit for each token to be first, one to be last, and the mean of both cross-entropies in nats.
-
-        Args:
-            input_ids: (sequences, tokens), question and text.
-            attention_mask: (sequences, tokens), 0 marks padding.
-            position_ids: (sequences, tokens); by default counted over the unpadded tokens.
-            inputs_embeds: vectors in the place of `input_ids`.
-            start_positions: first token of each answer; what lies behind the last token is left out.
-            end_positions: last token of each answer, likewise.
-            **others: `output_hidden_states` and `return_dict`, as in transformers.
-
-        Returns:
-            Logits, each (sequences, tokens), loss and hidden states.
-
-        Raises:
-            ArgumentError: as in `HessblocksForCausalLM`, or one of the two positions without the other.
-        """
-        if (start_positions is None) != (end_positions is None):
-            raise ArgumentError("start_positions: give both start_positions and end_positions")
-        outputs = self._trunk(
-            others,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-        )
-        start, end = self.score(outputs.last_hidden_state).unbind(-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            pairs = ((start, start_positions), (end, end_positions))
-            first, last = (
-                cross_entropy(logits, at.masked_fill(at >= logits.shape[1], IGNORED))
-                for logits, at in pairs
-            )
-            loss = (first + last) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss, start_logits=start, end_logits=end, hidden_states=outputs.hidden_states
-        )

@@ -1,6 +1,5 @@
 """Figures, tables and the HTML page of finished or started runs, from their files alone."""
 
-from hessblocks.figures import check_drawing
 from hessblocks.report.comparison import (
     ComparisonRow,
     budget_cells,

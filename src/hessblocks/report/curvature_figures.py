@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure as Drawn
 
-from hessblocks.drawing import draw, draw_heatmap, write_picture
+from hessblocks.drawing import draw, draw_heatmap, page_picture
 from hessblocks.figures import MATPLOTLIB, Figure, Panel, Series, log_scale, plain_math
 from hessblocks.report.comparison import PARTS
 from hessblocks.storage import CurvatureResults, Density
@@ -22,11 +21,11 @@ FLOOR = 1e-4
 
 
 @mpl.rc_context(dict(MATPLOTLIB))
-def write_curvature_figures(results: CurvatureResults) -> dict[str, Path]:
+def write_curvature_figures(results: CurvatureResults) -> dict[str, bytes]:
     """Write figures/<name>.png and .svg of whatever was measured.
 
     Returns:
-        Name (`norms`, `map-<part>`, `spectra-<part>`) → path of the png.
+        Name (`norms`, `map-<part>`, `spectra-<part>`) → the figure as SVG, for a page.
 
     Raises:
         RunError: a file cannot be written.
@@ -40,7 +39,7 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, Path]:
     for part, densities in results.spectra.items():
         found[f"spectra-{part}"] = draw(spectra_figure(densities, part))
     folder = results.folder / "figures"
-    return {name: write_picture(figure, folder, name) for name, figure in found.items()}
+    return {name: page_picture(figure, folder, name) for name, figure in found.items()}
 
 
 def norms_figure(results: CurvatureResults) -> Drawn:

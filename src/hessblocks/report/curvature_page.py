@@ -49,8 +49,8 @@ def write_curvature_report(folder: AnyPath) -> Path:
         headline=(_headline(results),),
         missing=results.missing,
         figures=[
-            {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": inlined(path)}
-            for name, path in pictures.items()
+            {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": inlined(svg)}
+            for name, svg in pictures.items()
         ],
         data=results.config["data"],
         spent=_spent(results),

@@ -38,7 +38,6 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     page = Path(folder, "report.html")
     write_text(page, templates.get_template(template).render(content))
     return page
@@ -49,6 +48,6 @@ def _visible(value: Any) -> Any:
     return printable_lines(value) if type(value) is str else value
 
 
-def inlined(picture: AnyPath) -> str:
-    """A picture in base64, to stand inside the page; scripts of an svg do not run there."""
-    return base64.b64encode(Path(picture).read_bytes()).decode("ascii")
+def inlined(picture: bytes) -> str:
+    """Encode an SVG in base64, to stand inside the page as an image; scripts do not run there."""
+    return base64.b64encode(picture).decode("ascii")

@@ -15,7 +15,6 @@ from hessblocks.settings.field_marks import (
     option,
     words,
 )
-from hessblocks.settings.finetune_settings import FinetuneSettings
 from hessblocks.settings.inspected import (
     CurvatureInspection,
     InspectionSettings,

@@ -11,7 +11,7 @@ from hessblocks.errors import ArgumentError
 from hessblocks.storage.files import damaged, read_object
 
 NO_PAGE = {
-    "finetune": "the same command shows its scores again",
+    "finetune": "its model/ opens with from_pretrained",
     "signal": "its figures lie in figures/, and the same command makes them anew",
 }
 """Commands whose folders are shown in another way than as a page."""

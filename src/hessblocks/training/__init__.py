@@ -4,7 +4,6 @@ from hessblocks.progress import Progress
 from hessblocks.settings import (
     ComparisonSettings,
     CurvatureSettings,
-    FinetuneSettings,
     ModelSettings,
     ObservationSettings,
     RunSettings,
@@ -15,7 +14,6 @@ from hessblocks.storage import DamageWarning, EnvironmentWarning
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed, continued
-from hessblocks.training.labelled import Finetuned, NewHeadWarning, finetune_saved
 from hessblocks.training.preparation import (
     build_model,
     check_tracker,
@@ -51,11 +49,8 @@ __all__ = [
     "DamageWarning",
     "DivergenceWarning",
     "EnvironmentWarning",
-    "FinetuneSettings",
-    "Finetuned",
     "GainCallback",
     "ModelSettings",
-    "NewHeadWarning",
     "ObservationSettings",
     "Progress",
     "Run",
@@ -64,7 +59,6 @@ __all__ = [
     "TrainingSettings",
     "claimed",
     "compare",
-    "finetune_saved",
     "resolve_device",
     "train",
 ]

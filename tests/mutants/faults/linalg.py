@@ -4,7 +4,8 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("the error of a trace lacks the factor 2", "2 * variance => variance",
+    fault("the error of a trace lacks the factor 2",
+          "2 / (self.count * (self.count - 1)) => 1 / (self.count * (self.count - 1))",
           "test_the_error_bars_are_those_of_the_docstrings", within="trace"),
     fault("means of chunks are pooled without their weights",
           "self.count * $size / $total => $size",

@@ -14,7 +14,7 @@ FAULTS = (
           "test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed"),
     fault("a revision changes no key",
           "{**$$a, 'revision': self.revision, **$$b} => {**$$a, **$$b}",
-          "test_keys_are_those_of_stores_on_disk"),
+          "test_a_key_is_plain_names_and_values"),
     fault("of two records of a point the last counts",
           "$records.setdefault($record.key, $record) => $records[$record.key] = $record",
           "test_store.py"),

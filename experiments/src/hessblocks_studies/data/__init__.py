@@ -10,3 +10,4 @@ from hessblocks_studies.data.docstrings import (
 )
 from hessblocks_studies.data.hub import load_glue, load_hub_corpus
 from hessblocks_studies.data.tasks import TASKS, LabelledText, Task, make_task
+from hessblocks_studies.data.texts import PACKAGE, TextSize, text_of, widened

@@ -37,7 +37,7 @@ class StudySection:
     differences: tuple[Difference, ...]
     """Our curves against the published ones."""
     picture: str
-    """The figure as a png in base64; empty where nothing is finished yet."""
+    """The figure as SVG in base64; empty where nothing is finished yet."""
 
     @property
     def missing(self) -> int:
@@ -113,11 +113,11 @@ def load_section(folder: Path) -> StudySection:
     Raises:
         RunError: a file is missing or damaged.
     """
-    from hessblocks.drawing import draw, write_picture
+    from hessblocks.drawing import draw, page_picture
 
     figure, picture = read_figure(folder / "figure.json"), ""
     if figure.panels:
-        picture = inlined(write_picture(draw(figure), folder / "figures", folder.name))
+        picture = inlined(page_picture(draw(figure), folder / "figures", folder.name))
     return StudySection(
         name=read_study_file(folder / "summary.json")["study"],
         summary=read_study_file(folder / "summary.json"),

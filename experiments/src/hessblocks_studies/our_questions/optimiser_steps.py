@@ -20,7 +20,6 @@ from hessblocks.curvature import (
     ParameterView,
     PreconditionedHessian,
     Problem,
-    blockwise_learning_rates,
     parameter_groups,
 )
 from hessblocks.errors import RunError
@@ -109,10 +108,12 @@ def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> lis
     rows: list[Row] = []
     if settings.method == PUBLISHED:
         roles, factor = shared.by_role(model), 1.0
-        rates = blockwise_learning_rates(model, roles, base=rate, rule="published")
+        rates = shared.blockwise_learning_rates(model, roles, base=rate, rule="published")
     else:
         norms = pilot_norms(settings, model)
-        rates = blockwise_learning_rates(model, matrices_by_role(model), base=rate, norms=norms)
+        rates = shared.blockwise_learning_rates(
+            model, matrices_by_role(model), base=rate, norms=norms
+        )
         sizes = [sum(p.numel() for p in one["params"] if p.ndim >= 2) for one in rates]
         logarithms = [math.log(one["lr"]) for one in rates]
         factor = rate / math.exp(fmean(logarithms, weights=sizes))

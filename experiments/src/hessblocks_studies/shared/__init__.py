@@ -1,6 +1,11 @@
 """What several studies measure alike: trained blocks, curvature, differences over seeds, summaries."""
 
+from hessblocks_studies.data import PACKAGE, TextSize, text_of, widened
 from hessblocks_studies.shared.best_rates import SLACK, Rate, at_best_rates
+from hessblocks_studies.shared.blockwise_rates import (
+    SharedTensorWarning,
+    blockwise_learning_rates,
+)
 from hessblocks_studies.shared.correlations import correlation_check, correlation_or_none
 from hessblocks_studies.shared.differences import (
     Difference,
@@ -54,7 +59,6 @@ from hessblocks_studies.shared.step_times import (
     timed_models,
     values,
 )
-from hessblocks_studies.shared.texts import PACKAGE, TextSize, text_of, widened
 from hessblocks_studies.shared.trained_points import (
     ALL,
     AT_RATE,

@@ -13,10 +13,10 @@ import torch
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
+from hessblocks_studies.data import text_of
 from hessblocks_studies.engine import Check, Rows
 from hessblocks_studies.shared.differences import Difference, difference, over_seeds
 from hessblocks_studies.shared.gathering import gathered, measured, of_quantity
-from hessblocks_studies.shared.texts import text_of
 from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
     TrainedSettings,

@@ -24,10 +24,9 @@ from hessblocks.training import (
     run_of_size,
     validation_loss,
 )
-from hessblocks_studies.data import BigramTable
+from hessblocks_studies.data import BigramTable, TextSize, text_of
 from hessblocks_studies.engine import Scale, Study
 from hessblocks_studies.shared.gathering import measured
-from hessblocks_studies.shared.texts import TextSize, text_of
 from hessblocks_studies.shared.variants import VARIANTS, best_start, make_block
 
 LOSS = "validation_loss"

@@ -4,7 +4,6 @@ from hessblocks.cli.commands.check import check
 from hessblocks.cli.commands.compare import compare
 from hessblocks.cli.commands.curvature import curvature
 from hessblocks.cli.commands.demo import demo
-from hessblocks.cli.commands.finetune import finetune
 from hessblocks.cli.commands.presets import presets
 from hessblocks.cli.commands.report import report
 from hessblocks.cli.commands.signal import signal
@@ -16,7 +15,6 @@ COMMANDS = (
     presets,
     compare,
     train,
-    finetune,
     curvature,
     signal,
     verify,

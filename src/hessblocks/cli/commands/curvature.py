@@ -38,9 +38,8 @@ def curvature(
     """Measure the curvature of a causal language model; --depth to --vocab-size are for presets."""
     from hessblocks.cli.terminal import curvature_table, make_progress, show, summary_lines
     from hessblocks.inspection import measure_curvature
-    from hessblocks.report import check_drawing, write_curvature_report
+    from hessblocks.report import write_curvature_report
 
-    check_drawing()
     start, progress = time.perf_counter(), make_progress()
     report = progress.stage("report")(write_curvature_report)
     with interruptible():

@@ -33,9 +33,6 @@ def report(
     Each page goes into its own folder and nothing is measured: there is no --out, --seed or --device.
     What a run or study lacks is listed, on the page and here.
     """
-    from hessblocks.report import check_drawing
-
-    check_drawing()
     kinds = {folder: kind_of(folder) for folder in folders}
     for folder in folders:
         _refuse_model(folder)

@@ -43,9 +43,8 @@ def signal(
     """
     from hessblocks.cli.terminal import described, lines, make_progress, show
     from hessblocks.inspection import measure_signal
-    from hessblocks.report import check_drawing, write_signal_figures
+    from hessblocks.report import write_signal_figures
 
-    check_drawing()
     start, progress = time.perf_counter(), make_progress()
     with contextlib.redirect_stdout(sys.stderr):
         rows = measure_signal(

@@ -17,7 +17,6 @@ from hessblocks.report import ComparisonRow, budget_cells, budget_columns, ratio
 from hessblocks.shown import printable, printable_lines
 from hessblocks.statistics import Average
 from hessblocks.storage import FolderResults
-from hessblocks.training import Finetuned
 
 NARROWEST = 120
 """Characters of a line where the output is not a terminal."""
@@ -110,32 +109,6 @@ def sizes_table(sizes: Sequence[BlockSize]) -> Table:
         ],
         left=2,
     )
-
-
-def judged_table(found: Finetuned) -> Table:
-    """What a fine-tuned classifier is worth, below what needs no model."""
-    rows = {
-        f"always {found.commonest!r}, or the labels' shares": found.reference,
-        "before training": found.before,
-        "after training": found.after,
-    }
-    return plain_table(
-        ("", "accuracy", "loss"),
-        [
-            (
-                name,
-                f"{one.accuracy:.3f} ± {_spread(one.accuracy, found.held_out):.3f}",
-                f"{one.loss:.3f}",
-            )
-            for name, one in rows.items()
-        ],
-    )
-
-
-def _spread(share: float, count: int) -> float:
-    """Standard error of a share: after Agresti and Coull (1998), so that it is not 0 where all are alike."""
-    wider = (share * count + 2) / (count + 4)
-    return math.sqrt(wider * (1 - wider) / (count + 4))
 
 
 def zero_group_lines(rows: Sequence[ComparisonRow]) -> list[str]:

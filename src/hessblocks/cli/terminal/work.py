@@ -23,7 +23,6 @@ from hessblocks.errors import RunError
 from hessblocks.report import (
     ComparisonRow,
     budget_columns,
-    check_drawing,
     comparison_rows,
     summary,
     write_report,
@@ -53,10 +52,8 @@ def carry_out(
         hint: what the user may type next.
 
     Raises:
-        ArgumentError: figures cannot be drawn here.
         RunError: every run diverged.
     """
-    check_drawing()
     start, progress = time.perf_counter(), make_progress()
     with interruptible():
         with progress.stage("data"):

@@ -16,7 +16,7 @@ from functools import cached_property
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.linalg import ExactOperator, chunks
+from hessblocks.linalg import ExactOperator, chunks, unit_of
 
 
 class SoftmaxBlock(ExactOperator):
@@ -76,14 +76,14 @@ class SoftmaxBlock(ExactOperator):
 
     def frobenius_norm(self) -> float:
         """The norm, by two N × N matrices. Cost: N² (C + P) multiplications."""
-        return math.sqrt(self._square)
+        return unit_of(self._inputs) ** 2 * math.sqrt(self._square)
 
     @cached_property
     def _square(self) -> float:
         p, squares = self._p.double(), self._p.double().square()
         mixed, crossed = p @ p.T, squares @ p.T
         inner = mixed - crossed - crossed.T + mixed.square()
-        h = self._inputs.double()
+        h = self._inputs.double() / unit_of(self._inputs)
         return max(0.0, float(((h @ h.T).square() * inner).sum()))
 
     def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:

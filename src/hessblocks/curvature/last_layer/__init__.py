@@ -5,15 +5,3 @@ from hessblocks.curvature.last_layer.families import FAMILIES, ROLES, output_lay
 from hessblocks.curvature.last_layer.last_attention import last_attention
 from hessblocks.curvature.last_layer.sub_block import LastAttention
 from hessblocks.curvature.last_layer.token_network import HiddenNetwork
-
-__all__ = [
-    "FAMILIES",
-    "ROLES",
-    "HiddenNetwork",
-    "LastAttention",
-    "check_linear",
-    "check_model",
-    "last_attention",
-    "output_layer",
-    "undisturbed",
-]

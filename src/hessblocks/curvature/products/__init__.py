@@ -20,6 +20,7 @@ from hessblocks.curvature.products.repeatable import RepeatabilityWarning
 from hessblocks.curvature.products.totals import (
     PrecisionWarning,
     own_products,
+    say_half_precision,
     squared_products,
     total_products,
 )

@@ -19,14 +19,19 @@ from hessblocks.curvature.products.failures import said_in_a_sentence
 from hessblocks.curvature.products.graph import BatchGraph, Tensors
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.sharding import OwnEntries
-from hessblocks.linalg import working_dtype
+from hessblocks.linalg import unit_of, working_dtype
 
 ROUNDING = 1e-12
 """Difference between H and H_o + H_f, as a share, that float64 may explain."""
 
 
+SQUARED = 1e-150
+"""Size of products below which their squares leave float64."""
+HALVES = {torch.bfloat16, torch.float16}
+
+
 class PrecisionWarning(UserWarning):
-    """A model in float64 computes parts in less; the message says how far results are exact."""
+    """A model in float64 computes parts in less, or weights are in half precision; the message says what that costs."""
 
 
 def total_products(
@@ -102,10 +107,14 @@ def squared_products(
 
 def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
     """‖·‖² of each piece of (K, all rows), as (K, pieces) in float64."""
-    norms = [
-        torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64)
-        for piece in products.split(list(sizes), dim=1)
-    ]
+    pieces = products.split(list(sizes), dim=1)
+    if products.dtype == torch.float64 and min(map(unit_of, pieces)) < SQUARED:
+        warnings.warn(
+            f"curvature: a block's products are below {SQUARED:.0e}, whose squares float64 does not hold; its norm reads "
+            "too small, or 0. Scale the loss up",
+            stacklevel=2,
+        )
+    norms = [torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64) for piece in pieces]
     return torch.stack(norms, dim=1).square()
 
 
@@ -144,11 +153,51 @@ def own_products(
         raise
 
 
+def say_half_precision(problem: Problem, measured: float = 0.0) -> bool:
+    """Warn once of weights in half precision.
+
+    Args:
+        problem: the function.
+        measured: share of a product that rounding has been seen to change.
+
+    Returns:
+        Whether there are any.
+    """
+    half = HALVES & {parameter.dtype for parameter in problem.parameters.values()}
+    if half and not problem.precision_known:
+        share = max(measured, *(torch.finfo(dtype).eps for dtype in half))
+        warnings.warn(
+            f"curvature: parameters are {' and '.join(map(str, half))}, whose rounding changes a product by {share:.1e} of "
+            "itself; no result is more exact than that, whatever its error bar. Measure a copy: model.float()",
+            PrecisionWarning,
+            stacklevel=5,
+        )
+        problem.precision_known = True
+    return bool(half)
+
+
 def _say_precision(problem: Problem) -> None:
-    """Warn once of a float64 model that casts to less, with what that costs, measured on the first pass."""
-    if problem.precision_known or not (problem.plan.narrower and problem.plan.passes):
+    """Warn once of a float64 model that casts to less, and of half precision, with what that costs on the first pass."""
+    if problem.precision_known:
         return
+    half = any(parameter.dtype in HALVES for parameter in problem.parameters.values())
+    if not ((problem.plan.narrower or half) and problem.plan.passes):
+        return
+    gap = (
+        0.0 if half and problem.cuts else _gap(problem)
+    )  # cut weights are gathered by all or by none
+    if not say_half_precision(problem, gap) and gap > ROUNDING:
+        warnings.warn(
+            f"curvature: the parameters are float64, but parts of the model compute in {problem.plan.narrower}: "
+            f"H and H_o + H_f differ by {gap:.1e} of a product, and no result is more exact",
+            PrecisionWarning,
+            stacklevel=4,
+        )
     problem.precision_known = True
+
+
+def _gap(problem: Problem) -> float:
+    """Difference between H and H_o + H_f on the first pass, as a share of a product."""
     first, names = next(iter(problem.plan.passes)), tuple(problem.parameters)
     draw = torch.Generator().manual_seed(0)
     vectors = {
@@ -158,17 +207,13 @@ def _say_precision(problem: Problem) -> None:
     full = BatchGraph(problem, first, names, split=False).full(vectors, names)
     split = BatchGraph(problem, first, names).split(vectors, names, ["full"])["full"]
     whole, parts = (
-        torch.cat([(0 * vectors[n] if t is None else t).flatten() for n, t in found.items()])
+        torch.cat(
+            [(0 * vectors[n] if t is None else t).double().flatten() for n, t in found.items()]
+        )
         for found in (full, split)
     )
     scale, gap = float(whole.norm()), float((whole - parts).norm())
-    if gap > ROUNDING * scale:
-        warnings.warn(
-            f"curvature: the parameters are float64, but parts of the model compute in {problem.plan.narrower}: "
-            f"H and H_o + H_f differ by {gap / scale:.1e} of a product, and no result is more exact",
-            PrecisionWarning,
-            stacklevel=4,
-        )
+    return gap / (scale or gap or 1.0)
 
 
 def _add_up(

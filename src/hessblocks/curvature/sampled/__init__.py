@@ -8,13 +8,3 @@ from hessblocks.curvature.sampled.grams import (
     plan_samples,
     root_is_known,
 )
-
-__all__ = [
-    "EmpiricalFisher",
-    "GramMatrices",
-    "MonteCarloFisher",
-    "Sampling",
-    "gram_matrices",
-    "plan_samples",
-    "root_is_known",
-]

@@ -23,14 +23,17 @@ from hessblocks.curvature.products import (
     differentiable_once,
     make_plan,
     said_in_a_sentence,
+    say_half_precision,
 )
 from hessblocks.curvature.sampled.signs import signs
 from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import ArgumentError, RunError, in_units
-from hessblocks.linalg import FEWEST_SAMPLES, working_dtype
+from hessblocks.linalg import FEWEST_SAMPLES, unit_of, working_dtype
 
 AT_ONCE = 1 << 18
 """Entries multiplied before their inner products are added up in float64."""
+MILD = (1e-9, 1e9)
+"""Sizes of samples between which products are in the range of float32 as they are, and no scaled copy is made."""
 Step = Callable[[int], object]
 """Told how many samples are drawn."""
 
@@ -132,6 +135,7 @@ def gram_matrices(
     Cost: a forward pass a batch of samples, and a backward pass a sample.
     """
     problem.follow_batches()
+    say_half_precision(problem)
     held = list(groups.values())
     if problem.cuts:
         held = [OwnEntries.of(group, problem.cuts).group for group in held]
@@ -231,9 +235,12 @@ def _inner_products(vectors: Tensor, sizes: Sequence[int]) -> Tensor:
     found = []
     for piece in vectors.split(list(sizes), dim=1):
         total = torch.zeros(2 * (len(vectors),), dtype=torch.float64, device=vectors.device)
+        unit = unit_of(piece)
+        unit = 1.0 if MILD[0] < unit < MILD[1] else unit
         for some in piece.split(AT_ONCE, dim=1):
-            total += some @ some.mT
-        found.append(total)
+            scaled = some if unit == 1.0 else some / unit
+            total += scaled @ scaled.mT
+        found.append(total * unit**2)
     return torch.stack(found)
 
 

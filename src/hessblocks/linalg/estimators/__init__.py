@@ -15,6 +15,7 @@ from hessblocks.linalg.estimators.probes import (
     assemble,
     check_probes,
     check_square,
+    missed_by_signs,
     multiply,
 )
 from hessblocks.linalg.estimators.trace import trace

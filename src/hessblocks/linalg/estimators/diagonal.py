@@ -17,11 +17,14 @@ from hessblocks.linalg.estimators.probes import (
     assemble,
     check_probes,
     check_square,
+    missed_by_signs,
     multiply,
 )
 from hessblocks.linalg.operators import (
     LinearOperator,
     Operand,
+    column_lengths,
+    lengths,
     operator_of,
     pooled_factor,
     student_factor,
@@ -49,7 +52,7 @@ class EntryMoments:
         self.mean = torch.zeros(
             operator.shape[0], dtype=working_dtype(operator.dtype), device=operator.device
         )
-        self._squares = torch.zeros_like(self.mean)
+        self._spread = torch.zeros_like(self.mean)  # roots of sums of squares, which stay in range
 
     def add(self, count: int) -> None:
         """Draw, multiply and count in further probes, by the update of Chan, Golub and LeVeque (1983)."""
@@ -57,10 +60,29 @@ class EntryMoments:
             entries = (probes * multiply(self._operator, probes)).to(self.mean.dtype)
             size, mean = entries.shape[1], entries.mean(1)
             shift, total = mean - self.mean, self.count + size
-            self._squares += (entries - mean[:, None]).square().sum(1)
-            self._squares += shift.square() * (self.count * size / total)
+            within = lengths(entries - mean[:, None])
+            between = shift.abs() * math.sqrt(self.count * size / total)
+            self._spread = torch.hypot(self._spread, torch.hypot(within, between))
             self.mean += shift * (size / total)
             self.count = total
+
+    def checked(self, seed: int) -> EntryMoments:
+        """These moments; of Gaussian probes where the signs agree by chance: none has any spread, and A is no diagonal.
+
+        Args:
+            seed: of the Gaussian probes.
+
+        Returns:
+            Moments of as many probes.
+
+        Cost: a product where there is no spread; where A is no diagonal, as many again.
+        """
+        if self._spread.any() or not missed_by_signs(self._operator, self.mean, seed=seed):
+            return self
+        source = Probes(self._operator, seed=seed, distribution="gaussian")
+        anew = EntryMoments(self._operator, source, self._probe_chunk)
+        anew.add(self.count)
+        return anew
 
     def trace(self) -> tuple[float, float]:
         """Trace and standard error: Σ_i mean(w_i) and √(2 Σ_i Var(w_i) / K) · √(1 + 2/K).
@@ -71,15 +93,14 @@ class EntryMoments:
         Returns:
             The trace and its standard error.
         """
-        variance = float(self._squares.double().sum()) / (self.count - 1)
-        return float(self.mean.double().sum()), math.sqrt(
-            2 * variance / self.count
-        ) * pooled_factor(self.count)
+        spread = float(column_lengths(self._spread[:, None]))
+        share = math.sqrt(2 / (self.count * (self.count - 1)))
+        return float(self.mean.double().sum()), share * spread * pooled_factor(self.count)
 
     def standard_errors(self) -> Float[Tensor, " N"]:
         """Standard error of each entry's mean, with Student's factor for few probes."""
-        variance = self._squares / (self.count - 1)
-        return (variance / self.count).sqrt() * student_factor(self.count)
+        share = 1 / math.sqrt(self.count * (self.count - 1))
+        return self._spread * (share * student_factor(self.count))
 
 
 def diagonal(
@@ -117,6 +138,7 @@ def diagonal(
         return DiagonalEstimate(values=values, standard_errors=nothing, method="exact")
     moments = EntryMoments(op, Probes(op, seed=seed), probe_chunk)
     moments.add(probes)
+    moments = moments.checked(seed)
     return DiagonalEstimate(
         values=moments.mean, standard_errors=moments.standard_errors(), probes=probes
     )

@@ -6,6 +6,7 @@ Letters: A the matrix, N its columns, K probes, z a probe with entries ±1, s th
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -16,15 +17,17 @@ from hessblocks.linalg.estimators.probes import (
     Probes,
     assemble,
     check_probes,
+    missed_by_signs,
     multiply,
 )
 from hessblocks.linalg.estimators.stopping import Stopping
 from hessblocks.linalg.operators import (
     LinearOperator,
     Operand,
-    column_products,
+    column_lengths,
     operator_of,
     student_factor,
+    unit_of,
 )
 
 FEWEST_PROBES = 4
@@ -45,7 +48,8 @@ def frobenius_norm(
     for a matrix of rank one and 16 probes (an eighth of the standard error), far less for most.
 
     Exact, and said so, where the operator has its own `frobenius_norm()` and where it has no more
-    columns than there are probes.
+    columns than there are probes. Where all products are 0, which signs can give of a matrix that is not,
+    a Gaussian vector tells; if it is not, Gaussian probes take the place of the signs.
 
     Args:
         op: operator (M, N), square or not; a `Problem` stands for its Hessian.
@@ -74,18 +78,36 @@ def frobenius_norm(
     if own := getattr(op, "frobenius_norm", None):
         return Estimate(value=float(own()), method="exact")
     if op.shape[1] <= probes:
-        columns = assemble(op, probe_chunk)
-        return Estimate(value=float(column_products(columns, columns).sum().sqrt()), method="exact")
+        sizes = column_lengths(assemble(op, probe_chunk))
+        return Estimate(value=float(column_lengths(sizes[:, None])), method="exact")
     source = Probes(op, seed=seed)
-    squares: list[Tensor] = []
+    sizes = torch.empty(0, dtype=torch.float64, device=op.device)
 
     def add_block(count: int) -> Estimate:
-        for drawn in source.blocks(count, probe_chunk):
-            products = multiply(op, drawn)
-            squares.append(column_products(products, products))
-        return norm_from_squares(torch.cat(squares))
+        nonlocal source, sizes
+        known = bool(sizes.any())
+        sizes = _with_block(sizes, op, source, count, probe_chunk)
+        if not known and not sizes.any() and missed_by_signs(op, seed=seed):
+            source = Probes(op, seed=seed, distribution="gaussian")
+            sizes = _with_block(sizes[:0], op, source, len(sizes), probe_chunk)
+        return _norm_from_lengths(sizes)
 
     return stopping.run("frobenius_norm", add_block)
+
+
+def _with_block(
+    sizes: Tensor, op: LinearOperator, source: Probes, count: int, probe_chunk: int | None
+) -> Tensor:
+    """‖A z‖ of all probes so far and of `count` further ones."""
+    drawn = source.blocks(count, probe_chunk)
+    return torch.cat([sizes, *(column_lengths(multiply(op, some)) for some in drawn)])
+
+
+def _norm_from_lengths(sizes: Float[Tensor, " probes"]) -> Estimate:
+    """As `norm_from_squares`, from ‖A z‖, whose squares may leave the range of float64."""
+    unit = unit_of(sizes)
+    found = norm_from_squares((sizes / unit).square())
+    return replace(found, value=unit * found.value, standard_error=unit * found.standard_error)
 
 
 def norm_from_squares(squares: Float[Tensor, " probes"]) -> Estimate:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg.estimators.estimates import Estimate
+from hessblocks.linalg.operators import unit_of
 
 FEWEST_SAMPLES = 8
 """Samples of a batch below which too few pairs and walks are left for an error bar."""
@@ -79,7 +80,10 @@ def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
         raise ArgumentError(f"samples: expected at least {FEWEST_SAMPLES} in a batch, got {size}")
     hollow = grams.double() * (1 - torch.eye(size, dtype=torch.float64, device=grams.device))
     every = torch.cat([hollow, hollow.sum(0, keepdim=True)])
-    squares, crossed, walked = _moments(every)
+    # fourth powers of what is small leave the range even of float64
+    units = [unit_of(one) for one in every]
+    unit = torch.tensor(units, dtype=torch.float64, device=grams.device)
+    squares, crossed, walked = _moments(every / unit[:, None, None, None])
     few = math.sqrt((batches * size - 1) / (batches * size - 6))
     single, paired = 4 * (size - 2), 2.0
     scale = size * (size - 1) * batches
@@ -92,10 +96,11 @@ def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
     errors = variance.sqrt() * (1 + SKEW * skewed / variance.clamp(min=tiny)) * few
     spread = single / scale * 2 * crossed
     spread = spread + paired / scale * (2 * squares.square() + 4 * crossed + 2 * walked)
+    roots = unit.sqrt()[:-1]
     return PairNorms(
-        values=_root(squares)[:-1, :-1],
-        standard_errors=_error_of_root(squares, errors)[:-1, :-1],
-        off_diagonal_share=_off_diagonal(squares, spread, few, batches * size),
+        values=_root(squares)[:-1, :-1] * roots[:, None] * roots,
+        standard_errors=_error_of_root(squares, errors)[:-1, :-1] * roots[:, None] * roots,
+        off_diagonal_share=_off_diagonal(squares, spread, unit / unit[-1], few, batches * size),
         samples=batches * size,
     )
 
@@ -141,13 +146,16 @@ def _error_of_root(squares: Tensor, errors: Tensor) -> Tensor:
     return torch.maximum(root - low, high - root)
 
 
-def _off_diagonal(squares: Tensor, spread: Tensor, few: float, samples: int) -> Estimate:
-    """1 − Σ_i U_ii / U with the delta method; the last row and column are those of the whole."""
+def _off_diagonal(
+    squares: Tensor, spread: Tensor, units: Tensor, few: float, samples: int
+) -> Estimate:
+    """1 − Σ_i U_ii / U with the delta method; the last row and column are those of the whole, whose unit is 1."""
     total = float(squares[-1, -1])
     if total == 0:
         return Estimate(value=0.0, probes=samples, method="sampled")
-    own = float(squares.diagonal()[:-1].sum()) / total
-    weights = torch.ones_like(squares[0])
+    units = torch.where(squares.diagonal() != 0, units, 0.0)
+    own = float((squares.diagonal() * units.square())[:-1].sum()) / total
+    weights = units.square()
     weights[-1] = -own
     error = float((weights @ spread @ weights).clamp(min=0).sqrt()) / total * few
     return Estimate(value=1 - own, standard_error=error, probes=samples, method="sampled")

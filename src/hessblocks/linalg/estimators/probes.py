@@ -6,6 +6,7 @@ Letters: M rows, N columns, K probes.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Literal
 
@@ -17,6 +18,8 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.operators import LinearOperator, working_dtype
 
 Distribution = Literal["rademacher", "gaussian"]
+ROUNDINGS = 100
+"""Of a product's largest entry, below which a difference of two is none."""
 
 
 class Probes:
@@ -77,8 +80,35 @@ def multiply(
     return products
 
 
+def missed_by_signs(
+    operator: LinearOperator, diagonal: Float[Tensor, " size"] | None = None, *, seed: int
+) -> bool:
+    """Whether A is another matrix than the signs have seen: zero, or a diagonal.
+
+    A row (1, 1) sends every second vector of signs to 0, so that a few of them can agree on what is not there. One
+    Gaussian vector tells: two different matrices send it to the same place with probability 0.
+
+    Args:
+        operator: A.
+        diagonal: of what was seen; None: zero.
+        seed: of the Gaussian vector.
+
+    Returns:
+        Whether they differ beyond rounding.
+
+    Cost: a product.
+    """
+    probe = Probes(operator, seed=seed, distribution="gaussian").draw(1)
+    found = multiply(operator, probe)[:, 0]
+    if diagonal is None:
+        return bool(found.any())
+    expected = diagonal.to(found.dtype) * probe[:, 0]
+    rounding = ROUNDINGS * torch.finfo(found.dtype).eps * float(found.abs().max())
+    return float((found - expected).abs().max()) > rounding
+
+
 def _check_range(operator: LinearOperator, products: Tensor) -> None:
-    """Refuse products that are not finite, or whose squares would not be."""
+    """Refuse products that are not finite, or whose squares would not be; warn where digits are lost."""
     if not products.numel():
         return
     low, high = products.aminmax()
@@ -93,6 +123,13 @@ def _check_range(operator: LinearOperator, products: Tensor) -> None:
         raise RunError(
             f"{name} gave values up to {largest:.1e}, whose squares overflow; scale the loss down or "
             "use a wider dtype."
+        )
+    limits = torch.finfo(products.dtype)
+    if 0 < largest < limits.tiny / limits.eps:
+        warnings.warn(
+            f"{name} gave values up to {largest:.1e} only, near the smallest numbers of the dtype, where digits are "
+            "lost; scale the loss up or use a wider dtype.",
+            stacklevel=3,
         )
 
 

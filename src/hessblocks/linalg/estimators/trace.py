@@ -28,6 +28,7 @@ from hessblocks.linalg.operators import (
     Operand,
     column_products,
     operator_of,
+    unit_of,
     working_dtype,
 )
 
@@ -126,14 +127,17 @@ def trace(
     source, captured, rest = Probes(op, seed=seed), 0.0, op
     if sketched:  # tr(QᵀA Q), then Hutchinson on (I − QQᵀ) A (I − QQᵀ)
         columns = multiply(op, source.draw(sketched), probe_chunk)
-        basis: Tensor = torch.linalg.qr(columns.to(working_dtype(columns.dtype)))[0]
+        wide = columns.to(working_dtype(columns.dtype))
+        basis: Tensor = torch.linalg.qr(wide / unit_of(wide))[0]
         products = multiply(op, basis.to(op.dtype), probe_chunk)
         captured = float(column_products(basis, products).sum())
         rest = DeflatedOperator(op, basis)
     moments = EntryMoments(rest, source, probe_chunk)
 
     def add_block(count: int) -> Estimate:
+        nonlocal moments
         moments.add(count)
+        moments = moments.checked(seed)
         value, error = moments.trace()
         return Estimate(
             value=captured + value, standard_error=error, probes=moments.count + 2 * sketched

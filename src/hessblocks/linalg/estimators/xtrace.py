@@ -16,6 +16,7 @@ from hessblocks.linalg.operators import (
     LinearOperator,
     column_products,
     inner_products,
+    unit_of,
     working_dtype,
 )
 
@@ -49,8 +50,10 @@ def xtrace(op: LinearOperator, source: Probes, count: int, probe_chunk: int | No
     """
     probes = source.draw(count)
     products = multiply(op, probes, probe_chunk)
+    unit = unit_of(products)  # all below is of A / unit
+    products = products / unit
     basis, triangle = torch.linalg.qr(products.to(working_dtype(op.dtype)))
-    basis_products = multiply(op, basis.to(op.dtype), probe_chunk)
+    basis_products = multiply(op, basis.to(op.dtype), probe_chunk) / unit
     factor = triangle.double().cpu()
     rounding = 10 * torch.finfo(triangle.dtype).eps
     whole = inner_products(basis, basis_products).cpu()  # H = QᵀA Q
@@ -78,8 +81,8 @@ def xtrace(op: LinearOperator, source: Probes, count: int, probe_chunk: int | No
     fewer = torch.stack([every[every != left_out] for left_out in range(count)])
     with_fewer = traces(fewer).mean(-1)
     return Estimate(
-        value=float(traces(every[None]).mean()),
-        standard_error=float((with_fewer - with_fewer.mean()).square().sum().sqrt()),
+        value=unit * float(traces(every[None]).mean()),
+        standard_error=unit * float((with_fewer - with_fewer.mean()).square().sum().sqrt()),
         probes=2 * count,
     )
 

@@ -20,13 +20,16 @@ from hessblocks.linalg.kronecker.terms import KroneckerTerm
 from hessblocks.linalg.operators import BoundedCache, chunks
 
 
-def inner_product(first: KroneckerTerm, second: KroneckerTerm, *, memory_limit: int) -> float:
+def inner_product(
+    first: KroneckerTerm, second: KroneckerTerm, *, memory_limit: int, unit: float = 1.0
+) -> float:
     """Frobenius inner product of two terms of one shape.
 
     Args:
         first: a term.
         second: another, or the same one (then half of the pairs of tokens are visited).
         memory_limit: bytes that the Gram matrices and the matrices of a chunk may take.
+        unit: size of the terms; the inner product is that of both over it.
 
     Returns:
         The inner product; chunks are scaled first, so that float32 neither under- nor overflows.
@@ -48,7 +51,8 @@ def inner_product(first: KroneckerTerm, second: KroneckerTerm, *, memory_limit: 
                 continue
             weight = 2.0 if first is second and columns.start > rows.start else 1.0
             right = chunk(second, first, columns)
-            total += weight * left.size * right.size * _pairs(left.term, right.term)
+            sizes = (left.size / unit) * (right.size / unit)
+            total += weight * sizes * _pairs(left.term, right.term)
     return total
 
 

@@ -96,11 +96,10 @@ class BlockGrid(ExactOperator):
 
     def frobenius_norm(self) -> float:
         """Root of the squared norms of the blocks; of a symmetric grid only half are computed."""
-        total = 0.0
+        norms = []
         for i, j in self._visited():
-            weight = 2.0 if self.symmetric and i < j else 1.0
-            total += weight * self._norm(i, j) ** 2
-        return math.sqrt(total)
+            norms += [self._norm(i, j)] * (2 if self.symmetric and i < j else 1)
+        return math.hypot(*norms)
 
     def _visited(self) -> list[tuple[int, int]]:
         """Places of the blocks that define the grid: all, or the upper half."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from hessblocks.linalg.kronecker.distinct import distinct
 from hessblocks.linalg.kronecker.gram import aligned, inner_product, inner_product_cost
 from hessblocks.linalg.kronecker.terms import KroneckerTerm
-from hessblocks.linalg.operators import LinearOperator, chunks
+from hessblocks.linalg.operators import LinearOperator, chunks, column_lengths, unit_of
 
 SEVERAL = 8
 """Terms from which on it is asked which of them share entries."""
@@ -168,11 +168,16 @@ class KroneckerSum(ExactOperator):
         Cost: N² (P + T + R W) or N P T R W multiplications; the assembled matrix is never held
         whole beyond the memory limit.
         """
-        return math.sqrt(max(self._square, 0.0))
+        return self._unit * math.sqrt(max(self._square, 0.0))
+
+    @cached_property
+    def _unit(self) -> float:
+        """A power of 4 near the size of the largest term, so that squares stay in the range of float64."""
+        return max((unit for term in self.terms if (unit := _unit_of(term))), default=1.0)
 
     @cached_property
     def _square(self) -> float:
-        """The squared norm."""
+        """The squared norm, in units."""
         by_gram = sum(inner_product_cost(a, b) for a, b in self._meeting)
         by_assembling = sum(term.work for term in self.terms)
         return self._gram_square() if by_gram <= by_assembling else self._assembled_square()
@@ -197,7 +202,8 @@ class KroneckerSum(ExactOperator):
         total = 0.0
         for a, b in self._meeting:
             weight = 1.0 if a is b else 2.0
-            total += weight * inner_product(a, b, memory_limit=self.memory_limit)
+            inner = inner_product(a, b, unit=self._unit, memory_limit=self.memory_limit)
+            total += weight * inner
         return total
 
     def _assembled_square(self) -> float:
@@ -213,13 +219,26 @@ class KroneckerSum(ExactOperator):
                 like=torch.empty(0, dtype=self.dtype, device=self.device),
                 memory_limit=self.memory_limit,
             )
-            total += float(torch.linalg.vector_norm(strip.dense(), dtype=torch.float64)) ** 2
+            sizes = column_lengths(strip.dense()) / self._unit
+            total += float(sizes.square().sum())
         return total
 
     def _token_chunks(self, term: KroneckerTerm, numbers: int) -> list[slice]:
         """Slices of tokens whose intermediate results, `numbers` each, stay within the limit."""
         step = self.memory_limit // (2 * self.dtype.itemsize * max(1, numbers))
         return list(chunks(term.tokens, max(1, step)))
+
+
+def _unit_of(term: KroneckerTerm) -> float:
+    """A power of 4 near the size of a term; 0 for a zero one."""
+    matrices = term.matrices
+    factors = [
+        term.row,
+        term.column,
+        matrices.right,
+        *([matrices.left] if matrices.left is not None else ()),
+    ]
+    return math.prod(unit_of(one) for one in factors) if all(one.any() for one in factors) else 0.0
 
 
 def _merged(terms: Sequence[KroneckerTerm], memory_limit: int) -> tuple[KroneckerTerm, ...]:

@@ -2,10 +2,13 @@
 
 from hessblocks.linalg.operators.bounded import BoundedCache, chunks, slices
 from hessblocks.linalg.operators.inner import (
+    column_lengths,
     column_products,
     inner_products,
+    lengths,
     pooled_factor,
     student_factor,
+    unit_of,
     working_dtype,
 )
 from hessblocks.linalg.operators.operand import Operand, operator_of

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg.operators.inner import column_products
+from hessblocks.linalg.operators.inner import column_products, unit_of
 from hessblocks.linalg.operators.operand import Operand, operator_of
 from hessblocks.linalg.operators.operator import LinearOperator, identity_like
 from hessblocks.storage import Tabular
@@ -97,9 +97,13 @@ def solve(
             f"right: expected ({operator.shape[0]},) or ({operator.shape[0]}, columns), got {tuple(right.shape)}"
         )
     columns = right[:, None] if right.ndim == 1 else right
+    units = [unit_of(column) for column in columns.T]  # the squares of b have to stay in range
+    unit = torch.tensor(units, dtype=columns.dtype, device=columns.device)
+    columns = columns / unit
     values, reasons, products = _conjugate_gradients(damped, columns, tolerance, max_products)
     rest = (columns - damped @ values).norm(dim=0) / _sizes(columns)
-    if not torch.isfinite(rest).all():
+    values = values * unit
+    if not (torch.isfinite(rest).all() and torch.isfinite(values).all()):
         raise RunError(
             "solve: the products are not finite; look at the weights, or use float64 parameters"
         )

@@ -11,8 +11,14 @@ import warnings
 import torch
 from torch import Tensor
 
-from hessblocks.linalg.estimators import ConditionNumber
-from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, working_dtype
+from hessblocks.linalg.estimators import ConditionNumber, multiply
+from hessblocks.linalg.operators import (
+    LinearOperator,
+    Operand,
+    operator_of,
+    unit_of,
+    working_dtype,
+)
 from hessblocks.linalg.spectra.lanczos import Wanted, find_extremes
 
 
@@ -46,13 +52,15 @@ def condition_number(
         infinite for a singular matrix, nan for the zero matrix.
 
     Raises:
+        ArgumentError: the operator is declared positive semi-definite and is not.
         RunError: a product is not finite.
 
     Cost: that of `extreme_eigenvalues`; twice that where AᵀA is needed.
     """
     op = operator_of(op)
     definite = op.positive_semidefinite
-    target = op if definite else NormalOperator(op if op.shape[0] >= op.shape[1] else op.adjoint())
+    normal = NormalOperator(op if op.shape[0] >= op.shape[1] else op.adjoint())
+    target = op if definite else normal
     rounding = 10 * torch.finfo(working_dtype(op.dtype)).eps * math.sqrt(target.shape[0])
     ends = find_extremes(
         target,
@@ -72,12 +80,13 @@ def condition_number(
     top, bottom = float(ends.values[0]), max(float(ends.values[-1]), 0.0)
     above, below = float(ends.residuals[0]), float(ends.residuals[-1])
     noise, power = rounding * top, 1.0 if definite else 0.5  # the power makes them singular values
+    unit = 1.0 if definite else math.sqrt(normal.unit)
     return ConditionNumber(
         value=_ratio(top, bottom if bottom > noise else 0.0) ** power,
         lower=max(_ratio(max(top - above, 0.0), bottom + below), 1.0) ** power,
         upper=_ratio(top + above, max(bottom - max(below, noise), 0.0)) ** power,
-        largest=top**power,
-        smallest=bottom**power,
+        largest=unit * top**power,
+        smallest=unit * bottom**power,
         converged=ends.converged,
         products=ends.products * round(1 / power),
     )
@@ -90,7 +99,7 @@ def _ratio(top: float, bottom: float) -> float:
 
 
 class NormalOperator(LinearOperator):
-    """AᵀA."""
+    """AᵀA / `unit`, a power of 4 near the size of A's first products: AᵀA itself can leave the range of the dtype."""
 
     def __init__(self, of: LinearOperator) -> None:
         """Wrap `of`; nothing is computed."""
@@ -98,6 +107,11 @@ class NormalOperator(LinearOperator):
         super().__init__((size, size), dtype=of.dtype, device=of.device, positive_semidefinite=True)
         self._of = of
         self._adjoint = of.adjoint()
+        self.unit = 1.0
+        self._known = False
 
     def _matmat(self, columns: Tensor) -> Tensor:
-        return self._adjoint @ (self._of @ columns)
+        products = multiply(self._of, columns)
+        if not self._known and products.any():
+            self.unit, self._known = unit_of(products), True
+        return self._adjoint @ (products / self.unit)

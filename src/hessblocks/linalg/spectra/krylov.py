@@ -6,16 +6,47 @@ next block V': A V = V T + V' C, but for what rounding or a lack of symmetry tak
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hessblocks.errors import ArgumentError
 from hessblocks.linalg.estimators import Probes, multiply
-from hessblocks.linalg.operators import LinearOperator, working_dtype
+from hessblocks.linalg.operators import LinearOperator, unit_of, working_dtype
 from hessblocks.linalg.spectra.orthogonal import NEGLIGIBLE, orthogonalise, rotate
 
 NOISE = 0.01
 """Length of the random part of a start that was given, so that no eigenvector is missed for good."""
+
+SURELY_NEGATIVE = 1e-6
+"""Share of the largest |θ| below zero that is no rounding, also of float32 inside a float64 model; in lower
+precision the root of the dtype's rounding."""
+
+
+def check_definite(
+    operator: LinearOperator, values: Float[Tensor, "*k"], unit: float = 1.0
+) -> None:
+    """Refuse an operator that is declared positive semi-definite where Lanczos has met a negative value.
+
+    A Ritz value is vᵀA v of a unit vector v, and no such number of a positive semi-definite A is negative.
+
+    Args:
+        operator: A.
+        values: Ritz values.
+        unit: what they are in.
+
+    Raises:
+        ArgumentError: one of them is negative beyond rounding.
+    """
+    share = max(SURELY_NEGATIVE, math.sqrt(torch.finfo(operator.dtype).eps))
+    lowest = float(values.min())
+    if operator.positive_semidefinite and lowest < -share * float(values.abs().max()):
+        raise ArgumentError(
+            f"{operator!r}: it is declared positive semi-definite, but Lanczos met vᵀA v = {lowest * unit:.4g} of a "
+            "unit vector; declare it symmetric only"
+        )
 
 
 class KrylovBasis:
@@ -23,7 +54,7 @@ class KrylovBasis:
 
     Every new vector is orthogonalised against the whole basis, so that eigenvalues appear as often
     as they should and no more. Memory is the basis and two blocks: the next one, and the products that
-    become it.
+    become it. T, C and residuals are in `unit`, so that their squares stay in the range of any dtype.
     """
 
     def __init__(
@@ -56,6 +87,7 @@ class KrylovBasis:
         head = min(results, room)
         self._stacks = [self._empty(head), self._empty(room - head)]
         self._room, self.size, self.products = room, 0, 0
+        self.unit = 0.0  # until a product is not zero
         self.projection: Float[Tensor, "k k"] = torch.zeros(0, 0, dtype=torch.float64)
         self._coupling = torch.zeros(block, 0, dtype=torch.float64)
         self._lost = torch.zeros(0, 0, dtype=torch.float64)
@@ -86,6 +118,7 @@ class KrylovBasis:
             self.size += 1
         self.products += len(block)
         block.copy_(multiply(self._operator, block.T.to(self._operator.dtype), self._probe_chunk).T)
+        self._to_units(block)
         self._find_next()
 
     def residuals(self, rotation: Float[Tensor, "k some"]) -> Float[Tensor, " some"]:
@@ -108,6 +141,17 @@ class KrylovBasis:
         head = self._stacks[0]
         self._stacks = []
         return head[: rotation.shape[1]].T
+
+    def _to_units(self, products: Float[Tensor, "b N"]) -> None:
+        """Divide products by the unit in place; where they are larger than all before, the unit grows."""
+        unit = unit_of(products) if products.any() else 0.0
+        if unit > self.unit:
+            share = self.unit / unit
+            self.projection *= share
+            self._coupling *= share
+            self._lost *= share**2
+            self.unit = unit
+        products /= self.unit or 1.0
 
     def _find_next(self) -> None:
         """Make the products A V' the next block, column by column; T and C grow by their coefficients."""

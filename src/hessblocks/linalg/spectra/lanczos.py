@@ -19,7 +19,7 @@ from torch import Tensor
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg.estimators import Eigenvalues, check_probes, check_square
 from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, working_dtype
-from hessblocks.linalg.spectra.krylov import KrylovBasis
+from hessblocks.linalg.spectra.krylov import KrylovBasis, check_definite
 
 Which = Literal["largest", "smallest", "both", "magnitude", "LA", "SA", "LM"]
 SAME: dict[str, Which] = {"LA": "largest", "SA": "smallest", "LM": "magnitude"}
@@ -91,8 +91,8 @@ def extreme_eigenvalues(
         whether all are within the tolerance. A residual bounds the distance to the nearest eigenvalue.
 
     Raises:
-        ArgumentError: the operator is not symmetric, the basis is too small for what is asked, a
-            tolerance below 0, or a start that does not fit.
+        ArgumentError: the operator is not symmetric, or is declared positive semi-definite and is not;
+            the basis is too small for what is asked, a tolerance below 0, or a start that does not fit.
         RunError: a product is not finite.
 
     Cost: as many products as the gaps need, at most `max_products` and a block. For each product the
@@ -156,7 +156,8 @@ def find_extremes(
         Values in falling order; `converged` says whether the residuals are allowed.
 
     Raises:
-        ArgumentError: the basis is too small for what is asked.
+        ArgumentError: the basis is too small for what is asked, or the operator is declared positive
+            semi-definite and is not.
     """
     size = op.shape[0]
     block, total = min(wanted.count, size), min(wanted.ends * wanted.count, size)
@@ -176,12 +177,12 @@ def find_extremes(
         probe_chunk=probe_chunk,
         start=start,
     )
-    values, rotation, scale = _iterate(basis, wanted, allowed, max_products)
+    values, rotation, scale = _iterate(op, basis, wanted, allowed, max_products)
     values, rotation = values.flip(0), rotation.flip(1)
     residuals = basis.residuals(rotation)
     return Eigenvalues(
-        values=values,
-        residuals=residuals,
+        values=values * basis.unit,
+        residuals=residuals * basis.unit,
         vectors=basis.combine(rotation).to(op.dtype),
         converged=bool((residuals <= allowed(values, scale)).all()),
         products=basis.products,
@@ -189,14 +190,19 @@ def find_extremes(
 
 
 def _iterate(
-    basis: KrylovBasis, wanted: Wanted, allowed: Allowed, max_products: int
+    op: LinearOperator,
+    basis: KrylovBasis,
+    wanted: Wanted,
+    allowed: Allowed,
+    max_products: int,
 ) -> tuple[Float[Tensor, " wanted"], Float[Tensor, "k wanted"], float]:
-    """Grow the basis until the wanted values are settled; they, their rotation, the largest |θ|."""
+    """Grow the basis until the wanted values are settled; they, their rotation, the largest |θ|, in its unit."""
     ends, total = wanted.ends, wanted.ends * wanted.count
     while True:
         basis.extend()
         values, rotation = torch.linalg.eigh(basis.projection)
         scale = float(values.abs().max())
+        check_definite(op, values, basis.unit)
         if basis.size >= total or basis.complete:
             chosen = wanted.among(values)
             residuals = basis.residuals(rotation[:, chosen])

@@ -17,7 +17,14 @@ from hessblocks.linalg.estimators import (
     check_square,
     multiply,
 )
-from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, working_dtype
+from hessblocks.linalg.operators import (
+    LinearOperator,
+    Operand,
+    operator_of,
+    unit_of,
+    working_dtype,
+)
+from hessblocks.linalg.spectra.krylov import check_definite
 from hessblocks.linalg.spectra.orthogonal import NEGLIGIBLE, length, orthogonalise
 from hessblocks.linalg.spectra.spectrum import Spectrum
 
@@ -55,7 +62,7 @@ def spectral_density(
         The spectrum: density on a grid with its standard error, moments, nodes and weights.
 
     Raises:
-        ArgumentError: not symmetric, no probes or no steps.
+        ArgumentError: not symmetric, declared positive semi-definite and is not, no probes or no steps.
         RunError: a product is not finite.
 
     Cost: S K products; memory N · S · probe_chunk numbers.
@@ -76,6 +83,7 @@ def spectral_density(
         blocks = source.blocks(probes, probe_chunk)
         pieces = [lanczos_quadrature(op, drawn, steps) for drawn in blocks]
         nodes, weights = (torch.cat(both) for both in zip(*pieces, strict=True))
+    check_definite(op, nodes)
     return Spectrum.from_nodes(
         nodes,
         weights,
@@ -105,8 +113,14 @@ def lanczos_quadrature(
     bases[:, 0] = probes.T
     for basis in bases:
         basis[0] /= length(basis[0])
+    unit = 0.0  # of the coefficients, so that squares of products stay in the range of any dtype
     for step in range(steps):
         products = multiply(op, bases[:, step].T.to(op.dtype)).to(dtype).T.contiguous()
+        if products.any() and (larger := unit_of(products)) > unit:
+            diagonal *= unit / larger
+            beside *= unit / larger
+            unit = larger
+        products /= unit or 1.0
         for probe, (basis, row) in enumerate(zip(bases, products, strict=True)):
             found, left = orthogonalise(
                 row, [basis[: step + 1]], max(step - 1, 0), tolerance=torch.finfo(dtype).eps ** 0.5
@@ -121,4 +135,4 @@ def lanczos_quadrature(
     tridiagonal = torch.diag_embed(diagonal)
     tridiagonal += torch.diag_embed(beside[:, :-1], 1) + torch.diag_embed(beside[:, :-1], -1)
     nodes, rotations = torch.linalg.eigh(tridiagonal)
-    return nodes, rotations[:, 0].square()
+    return nodes * unit, rotations[:, 0].square()

@@ -6,6 +6,7 @@ Letters: N eigenvalues λ, K probes, θ and τ nodes and weights of one probe's 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg.estimators import Estimate, Method
-from hessblocks.linalg.operators import pooled_factor
+from hessblocks.linalg.operators import pooled_factor, unit_of
 from hessblocks.storage import Tabular
 
 if TYPE_CHECKING:
@@ -105,8 +106,9 @@ class Spectrum(Tabular):
     def __str__(self) -> str:
         """How many eigenvalues, their range, mean and spread, and what was spent."""
         seen = self.nodes[self.weights > NO_WEIGHT]
-        mean, square, *_ = (moment.value for moment in self.moments)
-        spread = math.sqrt(max(square - mean**2, 0.0))
+        unit = unit_of(seen)
+        mean, square = (self._scaled_moment(power, unit).value for power in (1, 2))
+        mean, spread = unit * mean, unit * math.sqrt(max(square - mean**2, 0.0))
         spent = "exact" if self.method == "exact" else f"{self.probes} probes"
         return (
             f"spectrum of {self.size:,} eigenvalues from {float(seen.min()):.3g} to {float(seen.max()):.3g}, "
@@ -150,11 +152,25 @@ class Spectrum(Tabular):
 
     @property
     def moments(self) -> tuple[Estimate, Estimate, Estimate, Estimate]:
-        """Mean of λ, λ², λ³ and λ⁴ over the eigenvalues."""
+        """Mean of λ, λ², λ³ and λ⁴ over the eigenvalues; a warning where one leaves the range of float64."""
         return self._moment(1), self._moment(2), self._moment(3), self._moment(4)
 
     def _moment(self, power: int) -> Estimate:
-        return self.average(lambda values: values**power)
+        unit = unit_of(self.nodes)
+        found = self._scaled_moment(power, unit)
+        share = float(torch.tensor(unit, dtype=torch.float64) ** power)
+        if not torch.finfo(torch.float64).tiny < share < math.inf:
+            warnings.warn(
+                f"moments: the mean of λ^{power} leaves the range of float64, with eigenvalues near {unit:.0e}; "
+                f"average(lambda values: (values / unit) ** {power}) stays in it",
+                stacklevel=3,
+            )
+        return replace(
+            found, value=found.value * share, standard_error=found.standard_error * share
+        )
+
+    def _scaled_moment(self, power: int, unit: float) -> Estimate:
+        return self.average(lambda values: (values / unit) ** power)
 
     def average(
         self, function: Callable[[Float[Tensor, "probes steps"]], Float[Tensor, "probes steps"]]
@@ -200,12 +216,12 @@ class Spectrum(Tabular):
     ) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
         """Means over the eigenvalues of what has these values at the nodes, and their errors."""
         count = self.nodes.shape[0]
-        weights = self.weights / count
+        weights, unit = self.weights / count, unit_of(values)
         mean = torch.einsum("ks,ksp->p", weights, values)
         if self.method == "exact":
             return mean, torch.zeros_like(mean)
-        variance = torch.einsum("ks,ksp->p", weights, (values - mean) ** 2)
-        return mean, (2 * variance / (self.size * count)).sqrt() * pooled_factor(count)
+        variance = torch.einsum("ks,ksp->p", weights, ((values - mean) / unit) ** 2)
+        return mean, unit * (2 * variance / (self.size * count)).sqrt() * pooled_factor(count)
 
 
 def _width_and_grid(

@@ -22,13 +22,13 @@ def average_rows(rows: Iterable[ResultRow]) -> Average | None:
 
 
 def averaged(
-    name: str, places: Iterable[tuple[float, Average | ResultRow, str]], *, line: bool = True
+    name: str, places: Iterable[tuple[float, Average | ResultRow]], *, line: bool = True
 ) -> Series:
     """A series of means with their errors, 0 where there is none.
 
     Args:
         name: of the series.
-        places: abscissa, mean, and what the point is.
+        places: abscissa and mean of each point.
         line: whether the points are joined.
 
     Returns:
@@ -37,10 +37,9 @@ def averaged(
     found = list(places)
     return Series(
         name=name,
-        x=tuple(x for x, _, _ in found),
-        y=tuple(mean.value for _, mean, _ in found),
-        error=tuple(mean.standard_error or 0.0 for _, mean, _ in found),
-        points=tuple(point for _, _, point in found),
+        x=tuple(x for x, _ in found),
+        y=tuple(mean.value for _, mean in found),
+        error=tuple(mean.standard_error or 0.0 for _, mean in found),
         line=line,
     )
 
@@ -62,13 +61,13 @@ def curve(name: str, rows: Iterable[Line], x: str, y: str) -> Series:
         if math.isfinite(getattr(row, y)):
             steps[row.step][row.seed].append(row)
     places = []
-    for step, seeds in sorted(steps.items()):
+    for _, seeds in sorted(steps.items()):
         own = list(seeds.values())
         errors = [error for row in own[0] if (error := getattr(row, "standard_error", None))]
         error = math.hypot(*errors) / len(own[0]) if errors else None
         mean = average([_mean(seed, y) for seed in own], error)
         assert mean is not None, "only finite values were collected"
-        places.append((fmean(_mean(seed, x) for seed in own), mean, f"step {step:,}"))
+        places.append((fmean(_mean(seed, x) for seed in own), mean))
     return averaged(name, places)
 
 

@@ -92,8 +92,8 @@ def curvature_figure(results: FolderResults) -> Figure | None:
 
 def _placed(
     results: FolderResults, preset: str, stage: str, part: str, roles: list[str]
-) -> Iterator[tuple[float, ResultRow, str]]:
-    """Abscissa, norm and name of each group."""
+) -> Iterator[tuple[float, ResultRow]]:
+    """Abscissa and norm of each group."""
     width = SLOT / len(results.presets)
     place = (results.presets.index(preset) + 0.5) * width - SLOT / 2
     norms = group_norms(results, preset, stage, part)
@@ -101,7 +101,7 @@ def _placed(
         same = [group for group in norms if group.role == role]
         for order, group in enumerate(same):
             spread = (order + 0.5) / len(same) - 0.5
-            yield index + place + FILL * width * spread, group, group.group
+            yield index + place + FILL * width * spread, group
 
 
 def heterogeneity_figure(results: FolderResults) -> Figure | None:
@@ -163,7 +163,6 @@ def _bars(name: str, places: list[tuple[int, Heterogeneity[Average]]]) -> Series
         y=tuple(one.ratio.value for _, one in places),
         error=tuple(above for _, above in reach),
         below=tuple(below for below, _ in reach),
-        points=tuple(f"{one.largest} over {one.smallest}" for _, one in places),
     )
 
 

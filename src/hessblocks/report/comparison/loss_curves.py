@@ -104,9 +104,6 @@ def _thinned(curve: Series, window: int) -> Series:
         error=tuple(
             math.hypot(*curve.error[cut]) / math.sqrt(len(curve.error[cut])) for cut in cuts
         ),
-        points=tuple(
-            f"{curve.points[cut][0]} and the next {len(curve.points[cut]) - 1}" for cut in cuts
-        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The report: static figures beside one HTML file that needs nothing else and no network."""
+"""Write the report: figures, and one HTML file that needs nothing else and no network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hessblocks.conventions import AnyPath
-from hessblocks.figures import Figure, marks, page_text
+from hessblocks.figures import Figure, page_text
 from hessblocks.report.command_line import command_line
 from hessblocks.report.comparison.along import along_figures
 from hessblocks.report.comparison.budget import budget_cells, budget_columns, matched
@@ -46,8 +46,6 @@ def write_report(folder: AnyPath) -> Path:
         ArgumentError: `folder` is not a run folder.
         RunError: a file is damaged or cannot be written.
     """
-    from plotly.offline import get_plotlyjs
-
     folder = Path(folder)
     results = load_results(folder)
     return write_page(
@@ -63,13 +61,12 @@ def write_report(folder: AnyPath) -> Path:
             for row in comparison_rows(results)
         ],
         zero_groups=zero_groups(results),
-        blocks=inlined(blocks) if (blocks := folder / "blocks.svg").is_file() else "",
+        blocks=inlined(blocks.read_bytes()) if (blocks := folder / "blocks.svg").is_file() else "",
         figures=[_shown(figure, folder / "figures") for figure in all_figures(results)],
         command=command_line(results.settings),
         settings=list(setting_rows(results.settings.values)),
         environment=list(environment_rows(results.environment)),
         files=[name for name in FILES if (folder / name).exists()],
-        plotly=Markup(get_plotlyjs()),
     )
 
 
@@ -94,17 +91,12 @@ def _heading(results: FolderResults) -> str:
 
 
 def _shown(figure: Figure, folder: Path) -> dict[str, Any]:
-    """A figure on the page, drawn to its files as well; samples of bars have no mark."""
-    from hessblocks.drawing import draw, plotly_panels, write_picture
+    """A figure on the page, drawn to its files as well."""
+    from hessblocks.drawing import draw, page_picture
 
-    bars = any(panel.kind == "bars" for panel in figure.plots)
     return {
         "name": figure.name,
         "title": figure.title,
         "caption": Markup(page_text(figure.caption)),
-        "columns": min(figure.columns or 2, len(figure.panels)),
-        "panels": plotly_panels(figure),
-        "legend": figure.legend,
-        "marks": {} if bars else marks(figure.names),
-        "picture": inlined(write_picture(draw(figure), folder, figure.name)),
+        "picture": inlined(page_picture(draw(figure), folder, figure.name)),
     }

@@ -129,7 +129,7 @@ class Recorder(StepClock):
     def on_evaluate(
         self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Note the validation loss, and accuracy where it is measured; no number ends training as a training loss does."""
+        """Note the validation loss; no number ends training as a training loss does."""
         loss, step = given["metrics"]["eval_loss"], state.global_step
         if not (math.isfinite(loss) or self.divergence):
             parameters = given["model"].named_parameters()
@@ -137,9 +137,7 @@ class Recorder(StepClock):
             quantity = "parameters" if place else "validation loss"
             self.divergence = Divergence(step=step, quantity=quantity, place=place)
             control.should_training_stop, control.should_save = True, False
-        found = given["metrics"]
-        scores = {"accuracy": found["eval_accuracy"]} if "eval_accuracy" in found else {}
-        self._note(step, split="validation", loss=loss, **scores)
+        self._note(step, split="validation", loss=loss)
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Seal the checkpoint that the Trainer has written; remove old ones."""
@@ -176,9 +174,8 @@ class Recorder(StepClock):
         }
 
     def _tokens(self, step: int) -> int:
-        """Tokens so far: those that the Trainer counts where texts differ in length, else those of each step."""
-        each = self.settings.training.batch_size * self.settings.model.context
-        return self.trainer.state.num_input_tokens_seen or step * each
+        """Tokens so far."""
+        return step * self.settings.training.batch_size * self.settings.model.context
 
     def _note(self, step: int, **values: Any) -> None:
         line = self.common(step) | values

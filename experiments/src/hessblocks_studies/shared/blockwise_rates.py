@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hessblocks.curvature.groups import (
+from hessblocks.curvature import (
     ParameterGroup,
     check_disjoint,
     misfit,

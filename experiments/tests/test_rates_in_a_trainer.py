@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hessblocks as hb
-from tests.curvature.test_blockwise_rates import MODELS, made_up
+from experiments.tests.test_blockwise_rates import MODELS, made_up
+from hessblocks_studies.shared import blockwise_learning_rates
 
 STEPS, WARMUP = 6, 2
 FACTORS = [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
@@ -37,7 +38,7 @@ class Rates(TrainerCallback):
         self.seen.append({one["name"]: one["lr"] for one in given["optimizer"].param_groups})
 
 
-@pytest.mark.filterwarnings("ignore::hessblocks.curvature.SharedTensorWarning")
+@pytest.mark.filterwarnings("ignore::hessblocks_studies.shared.SharedTensorWarning")
 @pytest.mark.parametrize("way", ["optimizers", "optimizer_cls_and_kwargs"])
 @pytest.mark.parametrize("rule", ["measured", "published"])
 @pytest.mark.parametrize("kind", MODELS)
@@ -47,7 +48,7 @@ def test_a_trainer_moves_every_group_at_its_own_rate(
     model = MODELS[kind]()
     groups = hb.parameter_groups(model)
     norms = made_up(groups) if rule == "measured" else None
-    made = hb.blockwise_learning_rates(model, groups, base=1e-3, rule=rule, norms=norms)
+    made = blockwise_learning_rates(model, groups, base=1e-3, rule=rule, norms=norms)
     wanted = {group["name"]: group["lr"] for group in made}
     assert len(set(wanted.values())) > 3
     decays = {name: 0.0 if "norm" in name else 0.1 for name in wanted}

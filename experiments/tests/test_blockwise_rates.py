@@ -11,8 +11,8 @@ import transformers as hf
 from torch import nn
 
 import hessblocks as hb
-from hessblocks.curvature import SharedTensorWarning
 from hessblocks.errors import ArgumentError
+from hessblocks_studies.shared import SharedTensorWarning, blockwise_learning_rates
 
 SIZES = {"vocab_size": 7, "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2}
 ENDS = {"bos_token_id": 0, "eos_token_id": 0}
@@ -45,7 +45,7 @@ def rate_of(model: nn.Module, made: list[dict[str, Any]]) -> dict[str, float]:
     return {name: rates[id(p)] for name, p in model.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.filterwarnings("ignore::hessblocks.curvature.SharedTensorWarning")
+@pytest.mark.filterwarnings("ignore::hessblocks_studies.shared.SharedTensorWarning")
 @pytest.mark.parametrize("rule", ["measured", "published"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_trainable_tensor_stands_in_one_group_and_tied_ones_once(
@@ -55,7 +55,7 @@ def test_every_trainable_tensor_stands_in_one_group_and_tied_ones_once(
     next(model.parameters()).requires_grad_(False)
     groups = hb.parameter_groups(model)
     norms = made_up(groups) if rule == "measured" else None
-    made = hb.blockwise_learning_rates(model, groups, base=1e-3, rule=rule, norms=norms)
+    made = blockwise_learning_rates(model, groups, base=1e-3, rule=rule, norms=norms)
     found = [id(parameter) for group in made for parameter in group["params"]]
     assert len(found) == len(set(found))
     assert set(found) == {id(p) for p in model.parameters() if p.requires_grad}
@@ -67,7 +67,7 @@ def test_measured_rates_fall_as_curvature_grows_around_the_base() -> None:
     model = llama()
     groups = hb.parameter_groups(model)
     norms = made_up(groups)
-    made = hb.blockwise_learning_rates(model, groups, base=3e-4, norms=norms)
+    made = blockwise_learning_rates(model, groups, base=3e-4, norms=norms)
     shares = {group["name"]: group["lr"] * norms[group["name"]] for group in made}
     assert list(shares.values()) == pytest.approx([next(iter(shares.values()))] * len(groups))
     rates = rate_of(model, made)
@@ -75,7 +75,7 @@ def test_measured_rates_fall_as_curvature_grows_around_the_base() -> None:
     mean = sum(n * math.log(rates[name]) for name, n in entries.items()) / sum(entries.values())
     assert math.exp(mean) == pytest.approx(3e-4)
     twice = {name: 2 * norm for name, norm in norms.items()}
-    again = hb.blockwise_learning_rates(model, groups, base=3e-4, norms=twice)
+    again = blockwise_learning_rates(model, groups, base=3e-4, norms=twice)
     assert rate_of(model, again) == pytest.approx(rates)
 
 
@@ -87,7 +87,7 @@ def test_norms_may_be_measured_estimated_or_plain() -> None:
     estimates = {name: parts["full"] for name, parts in measured.items()}
     plain = {name: estimate.value for name, estimate in estimates.items()}
     made = [
-        rate_of(model, hb.blockwise_learning_rates(model, groups, base=1.0, norms=norms))
+        rate_of(model, blockwise_learning_rates(model, groups, base=1.0, norms=norms))
         for norms in (measured, estimates, plain)
     ]
     assert made[0] == made[1] == made[2]
@@ -95,9 +95,7 @@ def test_norms_may_be_measured_estimated_or_plain() -> None:
 
 def test_published_multipliers_stand_over_the_base() -> None:
     model = llama()
-    made = hb.blockwise_learning_rates(
-        model, hb.parameter_groups(model), base=1e-4, rule="published"
-    )
+    made = blockwise_learning_rates(model, hb.parameter_groups(model), base=1e-4, rule="published")
     rates = {group["name"]: group["lr"] / 1e-4 for group in made}
     layer = {
         "attention.query": 8,
@@ -118,12 +116,12 @@ def test_a_fused_tensor_takes_the_smallest_rate_and_says_so() -> None:
     model = gpt2()
     groups = hb.parameter_groups(model)
     with pytest.warns(SharedTensorWarning, match=r"4 tensors .*h\.0\.attn\.c_attn\.weight"):
-        published = hb.blockwise_learning_rates(model, groups, base=1.0, rule="published")
+        published = blockwise_learning_rates(model, groups, base=1.0, rule="published")
     parts = " + ".join(f"layers.0.attention.{role}" for role in ("query", "key", "value"))
     assert {group["name"]: group["lr"] for group in published}[parts] == pytest.approx(4)
     norms = made_up(groups)
     with pytest.warns(SharedTensorWarning):
-        made = hb.blockwise_learning_rates(model, groups, base=1.0, norms=norms)
+        made = blockwise_learning_rates(model, groups, base=1.0, norms=norms)
     rates = {group["name"]: group["lr"] for group in made}
     share = rates["final.norm"] * norms["final.norm"]
     assert rates[parts] * norms["layers.0.attention.value"] == pytest.approx(share)
@@ -131,14 +129,14 @@ def test_a_fused_tensor_takes_the_smallest_rate_and_says_so() -> None:
     found = rate_of(model, made)
     assert sum(n * math.log(found[name]) for name, n in entries.items()) == pytest.approx(0)
     alike = dict.fromkeys(groups, 2.0)  # no choice, no warning
-    hb.blockwise_learning_rates(model, groups, base=1.0, norms=alike)
+    blockwise_learning_rates(model, groups, base=1.0, norms=alike)
 
 
 def refused(message: str, model: nn.Module, **changed: Any) -> None:
     groups = changed.pop("groups", None)
     asked: dict[str, Any] = {"base": 1e-3, "norms": made_up(hb.parameter_groups(model))}
     with pytest.raises(ArgumentError, match=message):
-        hb.blockwise_learning_rates(
+        blockwise_learning_rates(
             model, hb.parameter_groups(model) if groups is None else groups, **asked | changed
         )
 
@@ -184,3 +182,10 @@ def test_a_base_that_is_no_rate_is_refused(base: Any) -> None:
 
 def test_an_unknown_rule_is_refused() -> None:
     refused("rule: 'measure' is unknown; did you mean 'measured'", llama(), rule="measure")
+
+
+def test_the_old_name_still_works_and_says_where_it_is() -> None:
+    model = llama()
+    with pytest.warns(DeprecationWarning, match="is hessblocks.*shared.blockwise_learning_rates"):
+        rates = hb.blockwise_learning_rates(model, base=1e-3, rule="published")
+    assert rates == blockwise_learning_rates(model, base=1e-3, rule="published")

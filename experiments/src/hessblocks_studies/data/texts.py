@@ -7,7 +7,7 @@ from functools import cache
 
 from hessblocks.data import Corpus, load_corpus, load_package_corpus
 from hessblocks.training import RunSize
-from hessblocks_studies.data import load_docstring_corpus
+from hessblocks_studies.data.docstrings import load_docstring_corpus
 
 HUB = "hub:"
 """Begins the name of a dataset of the Hugging Face hub."""
@@ -59,6 +59,6 @@ def _text(data: str | None, vocabulary: int) -> Corpus:
         return load_docstring_corpus(vocabulary)
     if data.startswith(PACKAGE):
         return load_package_corpus(data.removeprefix(PACKAGE), vocabulary)
-    from hessblocks_studies.data import load_hub_corpus
+    from hessblocks_studies.data.hub import load_hub_corpus
 
     return load_hub_corpus(data.removeprefix(HUB), vocabulary)

@@ -1,0 +1,43 @@
+"""Forward a public name that went to the experiments, with a DeprecationWarning."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Any
+
+from hessblocks.errors import ArgumentError
+
+STUDIES = "hessblocks_studies.shared"
+"""Where the name lives now; by name, since the core imports no experiment."""
+
+
+def blockwise_learning_rates(*given: Any, **options: Any) -> list[dict[str, Any]]:
+    """Call `blockwise_learning_rates` of the experiments. Deprecated: our study finds no gain from such rates.
+
+    Args:
+        *given: as there.
+        **options: as there.
+
+    Returns:
+        Parameter groups for an optimiser of torch, each with its own learning rate.
+
+    Raises:
+        ArgumentError: the experiments are not installed.
+
+    Warns:
+        DeprecationWarning: always.
+    """
+    warnings.warn(
+        f"hb.blockwise_learning_rates: is {STUDIES}.blockwise_learning_rates now; one tuned rate trains as well",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    try:
+        place: Any = import_module(STUDIES)
+    except ModuleNotFoundError as error:
+        raise ArgumentError(
+            "blockwise_learning_rates: moved to the experiments; run pip install hessblocks-studies."
+        ) from error
+    rates: list[dict[str, Any]] = place.blockwise_learning_rates(*given, **options)
+    return rates

@@ -1,0 +1,28 @@
+"""Faults of figures in pages, commands and names of before, the model card and drawings of blocks."""
+
+from tests.mutants.mutant import fault
+
+# fmt: off
+FAULTS = (
+    fault("a figure of a page keeps its title and caption",
+          "text.set_visible($a) => text.set_visible(True)", "test_drawn.py"),
+    fault("a figure of a page keeps the room of its caption", "bbox_inches = 'tight' => bbox_inches = None",
+          "test_drawn.py", within="page_picture"),
+    fault("a figure of a page is dated", "{'Date': None, 'Creator': None} => {'Creator': None}",
+          "test_drawn.py"),
+    fault("a command of before is one that nobody knows", "words and words[0] in GONE => False",
+          "test_every_bad_input.py"),
+    fault("a deprecated name warns of nothing", "DeprecationWarning => ResourceWarning",
+          "test_the_old_name_still_works_and_says_where_it_is", within="blockwise_learning_rates"),
+    fault("a name that moved is not found without its distribution, in a traceback",
+          "ModuleNotFoundError => ZeroDivisionError", "test_moved.py", within="blockwise_learning_rates"),
+    fault("a study that fails is named as an option", "isinstance(error, ArgumentError) and $a => $a",
+          "test_settings_alone_are_named_as_options", within="_named"),
+    fault("a field that is not drawn is left out without a word", "yield _said($$a) => _said($$a)",
+          "test_a_slot_that_the_drawing_does_not_know_is_named"),
+    fault("an activation is named beside the gated MLP that it names",
+          "path == 'mlp.activation' and $a => False", "test_a_drawing_names_what_a_block_has"),
+    fault("a card shows how text is generated beyond the context",
+          "config.context >= SHORTEST => True",
+          "test_the_card_generates_text_where_there_is_a_tokenizer_and_room"),
+)
