@@ -6,13 +6,18 @@ STAMP := .venv/.installed
 # The tests start some two hundred processes; each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow mutants check lint types bench docs release clean
+CODE := src experiments tests benchmarks examples docs/*.py conftest.py
+
+.PHONY: demo test test-core test-slow mutants check lint types bench docs release clean
 
 demo: $(STAMP)  ## train, compare and map the curvature of three blocks; opens nothing, prints where the report is
 	$(BIN)/hessblocks demo --out runs/demo
 
 test: $(STAMP)  ## the everyday tests
 	$(BIN)/python -m pytest -n 3 --dist loadfile
+
+test-core: $(STAMP)  ## those of the library alone, without the studies
+	$(BIN)/python -m pytest -n 3 --dist loadfile tests
 
 test-slow: $(STAMP) mutants  ## the long ones
 	$(BIN)/python -m pytest -n 2 -m slow
@@ -21,10 +26,10 @@ mutants: $(STAMP)  ## faults planted in a copy of the package: each must turn a 
 	$(BIN)/python -m tests.mutants
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples docs/*.py
-	$(BIN)/ruff format --check src tests benchmarks examples docs/*.py
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/python -m tests.house.advice
-	$(BIN)/python -m tests.studies.advice
+	$(BIN)/python -m experiments.tests.advice
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -37,18 +42,19 @@ bench: $(STAMP)  ## the figures that the documentation quotes
 docs: $(STAMP)  ## the site: pages, reference, gallery, notebooks; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-release: $(STAMP)  ## the source archive and the wheel, in dist/
+release: $(STAMP)  ## the source archives and the wheels, in dist/
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist experiments
 
 clean:
 	test ! -e $(STAMP) || rm -rf .venv
 	rm -rf runs site dist
 
-$(STAMP): pyproject.toml constraints.txt oracles.txt
+$(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt oracles.txt
 	@test -e $(STAMP) || test ! -e .venv || { echo "make: .venv was made by hand and is left as it is; move it away (mv .venv my-venv) and run make again." >&2; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "hessblocks needs Python 3.11 to 3.13; set PYTHON=...")'
 	$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 1; }
 	touch -t 197001020000 $(STAMP)  # ours from here on, and out of date until all is installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]' --editable ./experiments
 	$(BIN)/python -m pip install --quiet --no-deps --requirement oracles.txt
 	touch $(STAMP)

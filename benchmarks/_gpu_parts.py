@@ -23,8 +23,8 @@ from benchmarks._timing import clocked
 from benchmarks.blocks import Sizes, built
 from hessblocks.curvature import column_squares, combine_columns
 from hessblocks.curvature.groups import merge
-from hessblocks.training import TimedModel, in_turns
 from hessblocks.training.trainer import peak_bytes
+from hessblocks_studies.shared import TimedModel, in_turns
 
 CLIP = 1.0
 OTHERS = ("sas", "sas-p", *(name for name in hb.PRESETS if name not in ("pre-ln", "sas", "sas-p")))

@@ -23,13 +23,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import hessblocks as hb
 from benchmarks._timing import alternated, processed
 from hessblocks.conventions import IGNORED
-from hessblocks.data import addition_batch
 from hessblocks.drawing import plot
 from hessblocks.figures import Panel, Series
 from hessblocks.storage import atomic_path
-from hessblocks.studies.growth import addition_model
 from hessblocks.theory import AttentionHessian
 from hessblocks.theory.verification import attention_output
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.growth import addition_model
 
 THREADS = 2
 PARTS = ("outer", "functional", "full")

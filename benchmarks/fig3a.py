@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from benchmarks.attention_hessian import estimated_norms
-from hessblocks.data import addition_batch
-from hessblocks.studies import find, run_study
-from hessblocks.studies.engine import Scale, seed_of
-from hessblocks.studies.growth import GROUPS, GrowthSettings, addition_model
+from hessblocks_studies import find, run_study
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Scale, seed_of
+from hessblocks_studies.growth import GROUPS, GrowthSettings, addition_model
 
 SCALE: Scale = "laptop"
 

@@ -21,8 +21,8 @@ from typing import Any
 from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import HessblocksError, RunError
 from hessblocks.figures import Figure, read_figure
-from hessblocks.report import VERDICTS
 from hessblocks.storage import read_study_file, write_text
+from hessblocks_studies.gallery import VERDICTS
 
 DOCS = Path(__file__).parent
 BASE = "pre-ln, zero queries"

@@ -14,10 +14,9 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from hessblocks.errors import ArgumentError, HessblocksError
-from hessblocks.report import VERDICTS
-from hessblocks.report.studies import StudySection, load_section, study_folders
 from hessblocks.storage import read_study_file, write_text
-from hessblocks.studies import find, names
+from hessblocks_studies import find, names
+from hessblocks_studies.gallery import VERDICTS, StudySection, load_section, study_folders
 
 DOCS = Path(__file__).parent
 PICTURES = "results"

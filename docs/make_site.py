@@ -11,7 +11,7 @@ import ast
 import json
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import griffe
@@ -22,6 +22,7 @@ from mkdocs.structure.pages import Page
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+STUDIES = ROOT / "experiments" / "src" / "hessblocks_studies"
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "benchmarks/results/*")
 """What the site takes from outside this folder, as it is."""
 USERS = {
@@ -156,14 +157,33 @@ def reference() -> Iterator[tuple[str, str]]:
         module = package[name]
         if not (short or module.exports):
             continue
-        first, _, rest = module.docstring.value.partition("\n")
         names = dict.fromkeys([*short, *(module.exports or ())])
-        parts = [f"# {name}", f"`hessblocks.{name}`: {first}", rest.strip()]
-        parts += [f"::: {place(module, each)}" for each in names]
-        yield f"api/{name}.md", "\n\n".join(part for part in parts if part) + "\n"
+        yield f"api/{name}.md", page_of(name, module, names)
         links = ", ".join(f"[`{each}`]({name}.md#{place(module, each)})" for each in short)
-        rows.append(f"- **[{name}]({name}.md)**: {first} {links}")
+        rows.append(f"- **[{name}]({name}.md)**: {first_line(module)} {links}")
+    studies = griffe.load("hessblocks_studies", search_paths=[ROOT / "src", STUDIES.parent])
+    yield "api/studies.md", page_of("studies", studies, names_of(STUDIES / "__init__.pyi"))
+    rows.append(f"- **[studies](studies.md)**: {first_line(studies)} `import hessblocks_studies`.")
     yield "api/index.md", "\n".join(["# Reference", "", OFFERED, "", *rows, ""])
+
+
+def page_of(name: str, module: griffe.Module, names: Iterable[str]) -> str:
+    """The page of a package: what it is for, and its names."""
+    first, _, rest = module.docstring.value.partition("\n")
+    parts = [f"# {name}", f"`{module.path}`: {first}", rest.strip()]
+    parts += [f"::: {place(module, each)}" for each in names]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def first_line(module: griffe.Module) -> str:
+    """The first line of a package's docstring."""
+    return module.docstring.value.partition("\n")[0]
+
+
+def names_of(stub: Path) -> list[str]:
+    """Names that a stub takes from modules."""
+    nodes = ast.parse(stub.read_text(encoding="utf-8")).body
+    return [each.name for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names]
 
 
 OFFERED = """What each package offers, from its docstrings. The names that stand here are also there without their package:

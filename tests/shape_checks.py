@@ -29,9 +29,9 @@ CALLS: collections.Counter[Callable[..., Any]] = collections.Counter()
 
 
 def install() -> None:
-    """Check shapes in whatever is imported of the package from now on."""
+    """Check shapes in whatever is imported of the packages from now on."""
     jaxtyping.jaxtyped = checked
-    jaxtyping.install_import_hook("hessblocks", "beartype.beartype")
+    jaxtyping.install_import_hook(["hessblocks", "hessblocks_studies"], "beartype.beartype")
 
 
 def checked(given: Any = None, *, typechecker: object = None) -> Any:

@@ -1,4 +1,4 @@
-"""Commands and workers keep the memory that each step frees and asks for again."""
+"""Commands keep the memory that each step frees and asks for again."""
 
 import ctypes
 import os
@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 from hessblocks.cli import main
-from hessblocks.storage.tables import Row
-from hessblocks.studies.engine.workers import LocalProcesses
-from tests.studies import toy
 
 pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
 PAGES = 20 * 4 * 2048
@@ -27,12 +24,6 @@ def faults() -> int:
         arrays = [np.ones(2**20) for _ in range(4)]
         del arrays
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-def measure(settings: toy.ToySettings) -> list[Row]:
-    """A point of a study."""
-    faults()
-    return [{"then": faults()}]
 
 
 def command(**variables: str) -> list[int]:
@@ -58,13 +49,6 @@ def test_what_the_user_has_set_stays() -> None:
     """Here that every block is mapped by itself, and so asks for all of its pages each time."""
     before, after = command(MALLOC_MMAP_THRESHOLD_="65536")
     assert min(before, after) > PAGES / 2
-
-
-def test_a_worker_keeps_them() -> None:
-    crew = LocalProcesses(1)
-    (outcome,) = crew.outcomes(measure, [toy.point(toy.ToySettings(number=0))])
-    crew.close()
-    assert outcome.rows[0]["then"] < PAGES / 100
 
 
 if __name__ == "__main__":

@@ -8,6 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+FILES = (
+    "Makefile",
+    "pyproject.toml",
+    "experiments/pyproject.toml",
+    "constraints.txt",
+    "oracles.txt",
+)
+"""What an environment is made from."""
 PYTHON = """#!/bin/sh
 [ "$1" = -c ] && exit 0
 [ -e no-ensurepip ] && mkdir -p .venv/bin && exit 1
@@ -23,8 +31,9 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make on
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "oracles.txt"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "experiments").mkdir()
+    for name in FILES:
+        shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     return tmp_path

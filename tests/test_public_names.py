@@ -27,7 +27,7 @@ def test_every_public_name_stands_once_and_packages_are_there_too() -> None:
     assert "measure_curvature" in hb.__all__
 
 
-ROOMS = ("data", "drawing", "figures", "inspection", "report", "studies", "training")
+ROOMS = ("data", "drawing", "figures", "inspection", "report", "training")
 FOR_COMMANDS = {"claimed"}
 """Exported for the command line alone."""
 

@@ -1,4 +1,4 @@
-"""What `make release` builds: an archive and a wheel that work in an empty environment, far from the repository."""
+"""What `make release` builds: archives and wheels that work in an empty environment, far from the repository."""
 
 import os
 import re
@@ -32,13 +32,23 @@ def run(*words: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, made from the archive."""
+    """The wheel of the library, made from the archive."""
+    return built(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the studies."""
+    return built(ROOT / "experiments", tmp_path_factory.mktemp("studies"))
+
+
+def built(project: Path, folder: Path) -> Path:
+    """The wheel of a project."""
     if find_spec("build") is None:
         pytest.skip("no package `build`: no wheel is made; the extra `dev` has it")
-    folder = tmp_path_factory.mktemp("dist")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PLAIN, "PIP_CONSTRAINT", str(CONSTRAINTS))
-        run(sys.executable, "-m", "build", "--outdir", folder, cwd=ROOT)
+        run(sys.executable, "-m", "build", "--outdir", folder, cwd=project)
     assert len(list(folder.glob("*.tar.gz"))) == 1
     (made,) = folder.glob("*.whl")
     return made
@@ -59,11 +69,15 @@ def test_the_packaged_readme_leads_to_nothing_that_an_index_lacks(wheel: Path) -
     assert re.findall(r"```.*?```", page, re.DOTALL) == re.findall(r"```.*?```", README, re.DOTALL)
 
 
-def test_types_and_templates_travel_with_the_wheel(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+@pytest.mark.parametrize("project", ["", "experiments"])
+def test_types_templates_and_tables_travel_with_the_wheels(
+    wheel: Path, studies: Path, project: str
+) -> None:
+    with zipfile.ZipFile(studies if project else wheel) as archive:
         names = {name for name in archive.namelist() if "dist-info" not in name}
-    assert {"hessblocks/py.typed", "hessblocks/__init__.pyi"} <= names
-    source = ROOT / "src"
+    package = "hessblocks_studies" if project else "hessblocks"
+    assert {f"{package}/py.typed", f"{package}/__init__.pyi"} <= names
+    source = ROOT / project / "src"
     there = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     assert names == {name for name in there if "__pycache__" not in name}
 
@@ -79,7 +93,9 @@ def interpreter(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["python3.11", "python3.13"])
-def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, name: str) -> None:
+def test_the_wheels_work_in_an_empty_environment(
+    wheel: Path, studies: Path, tmp_path: Path, name: str
+) -> None:
     run(interpreter(name), "-m", "venv", "empty", cwd=tmp_path)
     programs = tmp_path / "empty" / "bin"
     run(programs / "pip", "install", "--quiet", "--constraint", CONSTRAINTS, wheel, cwd=tmp_path)
@@ -93,6 +109,15 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, na
     assert "sas-p" in run(programs / "hessblocks", "presets", cwd=tmp_path)
     lean = run(programs / "pip", "list", cwd=tmp_path)
     assert not {"plotly", "ray", "datasets"} & set(lean.split())
+    lacking = subprocess.run(
+        [programs / "hessblocks", "reproduce"],
+        env=PLAIN,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert lacking.returncode == 2
+    assert lacking.stderr.endswith("is not installed; run pip install hessblocks-studies.\n")
     run(
         programs / "pip",
         "install",
@@ -100,8 +125,10 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, na
         "--constraint",
         CONSTRAINTS,
         f"{wheel}[report]",
+        studies,
         cwd=tmp_path,
     )
+    assert "fig3a" in run(programs / "hessblocks", "reproduce", "--list", cwd=tmp_path)
     (code,) = blocks("python")
     assert run(programs / "python", "-c", code, cwd=tmp_path)
     assert (tmp_path / "spectrum.png").exists()

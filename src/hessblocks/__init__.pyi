@@ -16,7 +16,6 @@ from . import (
     signal as signal,
     statistics as statistics,
     storage as storage,
-    studies as studies,
     theory as theory,
     training as training,
 )

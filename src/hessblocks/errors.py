@@ -67,13 +67,14 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> None:
         raise unknown_name(kind, name, names)
 
 
-def check_extra(what: str, extra: str, *packages: str) -> None:
-    """Refuse what needs an extra of this package, where it is not installed.
+def check_extra(what: str, extra: str, *packages: str, distribution: str = "hessblocks") -> None:
+    """Refuse what needs an extra of a distribution, where it is not installed.
 
     Args:
         what: needs it, for the message ("figures").
         extra: its name in `pip install 'hessblocks[...]'`.
         packages: that come with it; each is imported.
+        distribution: whose extra it is.
 
     Raises:
         ArgumentError: one of the packages is missing, or cannot be imported.
@@ -85,7 +86,7 @@ def check_extra(what: str, extra: str, *packages: str) -> None:
             missing = isinstance(error, ModuleNotFoundError) and error.name == package
             state = "is not installed" if missing else f"cannot be imported ({error})"
             raise ArgumentError(
-                f"{what}: {package} {state}; run pip install 'hessblocks[{extra}]'."
+                f"{what}: {package} {state}; run pip install '{distribution}[{extra}]'."
             ) from error
 
 

@@ -381,16 +381,7 @@ CASES: dict[str, Bad] = {
         "",
     ),
     "unknown dtype": Bad(("verify", "--dtype", "float16"), 2, "--dtype: 'float16' is unknown"),
-    # studies and reports
-    "unknown study": Bad(("reproduce", "fig9", "--out", "out"), 2, "study: 'fig9' is unknown"),
-    "no study": Bad(("reproduce",), 0, ""),
-    "unknown scale": Bad(
-        ("reproduce", "fig3a", "--scale", "huge"), 2, "--scale: 'huge' is unknown"
-    ),
-    "no workers": Bad(("reproduce", "fig3a", "--workers", "0"), 2, "'--workers'"),
-    "an address of Ray that is none": Bad(
-        ("reproduce", "fig3a", "--ray", "bad", "--out", "out"), 2, "--ray: expected host:port"
-    ),
+    # reports
     "report of nothing": Bad(("report", "nodir"), 2, "DIR: nodir has no config.json"),
     "report of a foreign folder": Bad(
         ("report", "foreign"),

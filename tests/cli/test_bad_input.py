@@ -95,7 +95,7 @@ def test_no_words_at_all_give_the_help(shell: Shell) -> None:
     outcome = shell()
     assert outcome.status == 2
     assert "Usage: hessblocks" in outcome.errors
-    assert "reproduce" in outcome.errors
+    assert "curvature" in outcome.errors
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,18 @@
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hessblocks.cli import main
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.folder_results import load_results
-from hessblocks.studies.catalogue import find
-from hessblocks.studies.engine.executors import InProcess
 from tests.cli.helpers import Shell, sentence
 from tests.cli.test_curvature import SMALL as SAMPLE
 from tests.cli.test_curvature import preset
 from tests.cli.test_signal import SMALL
-from tests.pictures import empty_pictures
 
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full", "--map", "--spectrum"]
 KEY, QUERY = "layers.1.attention.key", "layers.1.attention.query"
@@ -34,7 +28,6 @@ def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("write_curvature_report", "write_report"):
         monkeypatch.setattr(f"hessblocks.report.{name}", lambda out: out / "report.html")
     monkeypatch.setattr("hessblocks.report.write_signal_figures", lambda out: [])
-    monkeypatch.setattr("hessblocks.studies.engine.LocalProcesses", lambda workers: InProcess())
 
 
 def said(shell: Shell, out: Path) -> tuple[int, dict[str, str]]:
@@ -45,19 +38,6 @@ def said(shell: Shell, out: Path) -> tuple[int, dict[str, str]]:
     assert found["whole"] == (outcome.status == 0)
     states = {name: one["state"] for name, one in found["files"].items()}
     return outcome.status, {name: state for name, state in states.items() if state != "whole"}
-
-
-@pytest.fixture(scope="module")
-def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of one study, whose pictures are empty."""
-    out = tmp_path_factory.mktemp("reproduced") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        empty_pictures(patch)
-        patch.setattr("hessblocks.studies.engine.LocalProcesses", lambda workers: InProcess())
-        assert (
-            main(["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(out)]) == 0
-        )
-    return out
 
 
 def test_a_run_is_whole_until_a_file_is_edited(shell: Shell, tmp_path: Path) -> None:
@@ -104,7 +84,6 @@ def test_nothing_is_written_into_a_saved_model(shell: Shell, tmp_path: Path) -> 
     for words in (
         ("train", "sas", "--out"),
         ("curvature", "preset:sas", "--data", "random", "--out"),
-        ("reproduce", "mlp", "--scale", "smoke", "--out"),
     ):
         refused = shell(*words, out / "model")
         assert refused.status == 2
@@ -264,75 +243,6 @@ def test_a_norm_that_is_no_number_is_said_and_the_others_stay(
         results = load_curvature(out)
     assert results.missing == (cells[5],)
     assert len(results.norms) == 3
-
-
-def test_studies_are_checked_by_their_points(
-    tmp_path: Path, reproduced: Path, capsys: pytest.CaptureFixture[str], shell: Shell
-) -> None:
-    out = Path(shutil.copytree(reproduced, tmp_path / "out"))
-    assert said(shell, out) == (0, {})
-    assert said(shell, out / "mlp") == (0, {})
-    store, results = out / "mlp" / "points.jsonl", out / "mlp" / "results.csv"
-    whole = store.read_bytes(), results.read_bytes()
-    results.write_bytes(whole[1].replace(b"mlp", b"mlq", 1))
-    assert said(shell, out) == (1, {"mlp/results.csv": "edited"})
-    results.write_bytes(whole[1])
-    store.write_bytes(whole[0].replace(b'"seconds":', b'"seconds":1', 1))
-    assert said(shell, out)[1]["mlp/points.jsonl"] == "edited"
-    store.write_bytes(b"".join(whole[0].splitlines(keepends=True)[1:]))
-    assert said(shell, out)[1]["mlp/points.jsonl"] == "missing"
-    store.unlink()
-    results.unlink()
-    assert said(shell, out)[1] == {
-        "mlp/points.jsonl": "missing",
-        "mlp/results.csv": "missing",
-        "mlp/summary.json": "edited",
-        "mlp/figure.json": "edited",
-    }
-
-
-@pytest.mark.slow
-def test_points_of_an_earlier_revision_are_told_and_keep_their_tables(
-    tmp_path: Path, reproduced: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = Path(shutil.copytree(reproduced, tmp_path / "out"))
-    tables = [out / "mlp" / name for name in ("results.csv", "summary.json", "figure.json")]
-    whole = [table.read_bytes() for table in tables]
-    now = find("mlp").revision
-    raised = replace(find("mlp"), revision=now + 1)
-    monkeypatch.setattr("hessblocks.studies.folders.find", lambda name: raised)
-    status, found = said(shell, out)
-    assert (status, found) == (1, {"mlp/points.jsonl": "foreign"})
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        outcome = shell("report", str(out))
-    assert outcome.status == 0
-    assert (
-        f"is of revision {now} of mlp, this version measures revision {now + 1}" in outcome.errors
-    )
-    assert [table.read_bytes() for table in tables] == whole
-
-
-def test_what_is_made_of_points_and_what_was_asked_for_are_checked(
-    tmp_path: Path, reproduced: Path, shell: Shell
-) -> None:
-    out = Path(shutil.copytree(reproduced, tmp_path / "out"))
-    for name, state in (("summary.json", "edited"), ("figure.json", "edited")):
-        path = out / "mlp" / name
-        whole = path.read_bytes()
-        path.write_text("{}")
-        assert said(shell, out) == (1, {f"mlp/{name}": state})
-        path.write_bytes(whole.replace(b"0.", b"0.5", 1))
-        assert said(shell, out / "mlp") == (1, {name: state})
-        path.write_bytes(whole)
-    config = json.loads((out / "config.json").read_text())
-    config["studies"]["mlp"]["scale"] = "laptop"
-    (out / "config.json").write_text(json.dumps(config))
-    assert said(shell, out) == (1, {"mlp/config.json": "foreign"})
-    shutil.rmtree(out / "mlp")
-    assert said(shell, out) == (1, {"mlp": "missing"})
-    (out / "config.json").write_text('{"command": "reproduce", "studies": {}}')
-    assert said(shell, out) == (1, {})
 
 
 def test_a_run_of_curvature_goes_on_with_the_same_tokens_only(

@@ -11,11 +11,9 @@ from transformers import AutoModelForCausalLM
 import hessblocks.training
 from hessblocks.cli import app
 from hessblocks.cli.app import main
-from hessblocks.cli.commands.demo import PRESETS, ZERO_QUERIES
+from hessblocks.cli.commands.demo import PRESETS, RATE, START, ZERO_QUERIES
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.settings.run_settings import ComparisonSettings
-from hessblocks.studies.fair_trial.trial_plan import BEST, NARROW
-from hessblocks.studies.shared.variants import best_start
 from tests.cli.helpers import Shell, sentence, use_the_terminal
 
 
@@ -127,9 +125,7 @@ def test_the_demo_compares_three_blocks_as_the_trial_found_them_best(
     assert "interrupted; the same command goes on" in sentence(outcome)
     assert asked[0].presets == PRESETS == ("pre-ln", "sas", "sas-p")
     assert asked[0].model.slots == (ZERO_QUERIES,)
-    rate = {BEST[NARROW][name] for name in ("pre-ln, zero queries", "sas", "sas-p")}
-    assert {asked[0].training.learning_rate} == rate
-    assert asked[0].model.embedding_std == best_start("pre-ln", asked[0].model.width)
+    assert (asked[0].training.learning_rate, asked[0].model.embedding_std) == (RATE, START)
 
 
 def test_a_bar_on_a_terminal(shell: Shell, tmp_path: Path) -> None:
@@ -181,7 +177,6 @@ def test_help_ends_well(shell: Shell, words: list[str]) -> None:
         "curvature",
         "signal",
         "verify",
-        "reproduce",
     ],
 )
 def test_every_command_has_the_common_options(shell: Shell, command: str) -> None:
@@ -189,7 +184,7 @@ def test_every_command_has_the_common_options(shell: Shell, command: str) -> Non
     text = shell(command, "--help").output
     assert all(name in text for name in ("--out", "--json", "--traceback"))
     assert "Without effect" not in text
-    if command not in ("presets", "reproduce"):
+    if command != "presets":
         assert all(name in text for name in ("--seed", "--device"))
 
 

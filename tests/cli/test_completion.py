@@ -21,7 +21,7 @@ def test_the_script_for_a_shell_is_shown(
     ("words", "offered"),
     [
         ("hessblocks pre", {"presets"}),
-        ("hessblocks ", {command.__name__ for command in COMMANDS}),
+        ("hessblocks tr", {"train"}),
         ("hessblocks compare --pres", {"--presets"}),
     ],
 )
@@ -33,3 +33,12 @@ def test_words_are_completed(
     monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
     assert main([]) == 0
     assert set(capsys.readouterr().out.split()) == offered
+
+
+def test_every_command_is_offered(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    monkeypatch.setenv(COMPLETE, "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "hessblocks ")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert main([]) == 0
+    offered = set(capsys.readouterr().out.split())
+    assert offered - {"reproduce"} == {command.__name__ for command in COMMANDS}

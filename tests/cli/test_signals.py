@@ -1,10 +1,6 @@
 """SIGINT, SIGTERM and SIGHUP end every command alike: one sentence, its clean-up, 128 + number."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +12,6 @@ from tests.crashes.ordeal import undisturbed
 
 GOES_ON = "hessblocks: interrupted; the same command goes on where it stopped."
 AGAIN = "hessblocks: interrupted; start the same command again."
-REPRODUCE = (
-    "hessblocks: interrupted; the same command goes on where it stopped, and `hessblocks report` shows what "
-    "there is."
-)
 WORK = {
     "demo": ("demo", "hessblocks.cli.terminal.work.load_corpus", GOES_ON),
     "presets": ("presets", "hessblocks.cli.terminal.block_sizes", AGAIN),
@@ -28,9 +20,8 @@ WORK = {
     "curvature": ("curvature preset:sas", "hessblocks.inspection.measure_curvature", GOES_ON),
     "signal": ("signal preset:sas", "hessblocks.inspection.measure_signal", AGAIN),
     "verify": ("verify", "hessblocks.theory.verify_closed_forms", AGAIN),
-    "reproduce": ("reproduce fig3a", "hessblocks.studies.run_studies", REPRODUCE),
-    "report": ("report runs", "hessblocks.studies.is_study_folder", AGAIN),
-    "check": ("check runs", "hessblocks.studies.is_study_folder", AGAIN),
+    "report": ("report runs", "hessblocks.storage.refuse_links", AGAIN),
+    "check": ("check runs", "hessblocks.storage.refuse_links", AGAIN),
 }
 """Each command: words, where its work is done, and the sentence of its interruption."""
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -119,7 +110,6 @@ STEPS = {
     "train": "hessblocks.training.trainer.guarded.GuardedTrainer.training_step",
     "compare": "hessblocks.training.trainer.guarded.GuardedTrainer.training_step",
     "curvature": "hessblocks.inspection.curvature_run.CurvatureRun._measure",
-    "reproduce": "hessblocks.studies.engine.store.Store.add",
 }
 """What each command does several times."""
 
@@ -129,10 +119,7 @@ STEPS = {
     [
         ("train", signal.SIGTERM),
         ("curvature", signal.SIGTERM),
-        *(
-            pytest.param(command, signal.SIGTERM, marks=pytest.mark.slow)
-            for command in ("compare", "reproduce")
-        ),
+        pytest.param("compare", signal.SIGTERM, marks=pytest.mark.slow),
         *(pytest.param("train", number, marks=pytest.mark.slow) for number in NUMBERS),
     ],
     ids=str,
@@ -140,46 +127,21 @@ STEPS = {
 def test_a_command_that_was_ended_by_a_signal_goes_on(
     tmp_path: Path, command: str, number: signal.Signals
 ) -> None:
+    assert said_when_ended(command, STEPS[command], number, tmp_path / "out") == GOES_ON
+
+
+def said_when_ended(command: str, step: str, number: signal.Signals, out: Path) -> str:
+    """What a command says that a signal ends at its third step; it goes on, and nothing is lost."""
     whole = undisturbed(command)
 
     def at_the_third() -> None:
-        commands.at_call(STEPS[command], 3, lambda: signal.raise_signal(number))
+        commands.at_call(step, 3, lambda: signal.raise_signal(number))
 
-    ended = commands.run(command, commands.code(), tmp_path / "out", before=at_the_third)
+    ended = commands.run(command, commands.code(), out, before=at_the_third)
     assert ended.status == 128 + number, ended.said
-    assert ended.sentences[-1] == (REPRODUCE if command == "reproduce" else GOES_ON)
     assert "Traceback" not in ended.said
-    left = [path.name for path in (tmp_path / "out").rglob(".*") if path.is_file()]
+    left = [path.name for path in out.rglob(".*") if path.is_file()]
     assert not [name for name in left if "partial" in name or "holder" in name]
-    assert commands.run(command, commands.code(), tmp_path / "out").status == 0
-    assert commands.results(tmp_path / "out") == whole.results
-
-
-@pytest.mark.slow
-def test_the_terminal_interrupts_a_study_with_its_workers(tmp_path: Path) -> None:
-    """The signal reaches all processes of the terminal; one of them says the sentence."""
-    words = [
-        "reproduce",
-        "one-matrix",
-        "--scale",
-        "smoke",
-        "--workers",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hessblocks", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    while not (tmp_path / "one-matrix" / "summary.json").exists():  # workers start right after
-        time.sleep(0.01)
-        assert process.poll() is None
-    time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT, said
-    assert said.splitlines()[-1] == REPRODUCE
-    assert "Traceback" not in said
+    assert commands.run(command, commands.code(), out).status == 0
+    assert commands.results(out) == whole.results
+    return ended.sentences[-1]

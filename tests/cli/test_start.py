@@ -39,7 +39,6 @@ def answer(*words: str) -> tuple[dict[str, object], str, str, float]:
         (["train", "--help"], 0),
         (["finetune", "m", "--data", "rows.csv"], 2),
         (["curvature", "--help"], 0),
-        (["reproduce", "--help"], 0),
         (["train", "sas", "--nonsense"], 2),
         (["compare", "--steps", "many"], 2),
         (["compare", "--optimiser", "adma"], 2),

@@ -8,9 +8,7 @@ import functools
 import io
 import itertools
 import json
-import multiprocessing
 import os
-import signal
 import tempfile
 import time
 import traceback
@@ -25,12 +23,10 @@ import jaxtyping
 import pytest
 
 from hessblocks.cli.app import main
-from hessblocks.studies.engine import workers
 from tests.cli.helpers import use_the_terminal
 from tests.crashes.disk import Disk, Fault, watched
 from tests.data.helpers import write_code
 from tests.pictures import empty_pictures
-from tests.studies.kills import CLOCKED, SECONDS
 from tests.training.helpers import TIMINGS
 
 LONGEST = 300.0
@@ -59,20 +55,16 @@ COMMANDS = {
         *("curvature", "preset:sas", *_SIZES, "--sequences", "1", "--tokens", "4"),
         *("--probes", "4", "--groups", "*.query,*.norm", "--map", "--spectrum"),
     ],
-    "reproduce": [
-        "reproduce",
-        "deep-softmax,heatmap",
-        "--scale",
-        "smoke",
-        "--seeds",
-        "1",
-        "--workers",
-        "1",
-    ],
 }
 """Each with the words that make it small; text and folder come behind."""
+WITHOUT_TEXT: set[str] = set()
+"""Commands that take no text."""
+TIMED: set[str] = set()
+"""Quantities of points that are times."""
+CLOCKED = {"value", "standard_error"}
+"""Their columns that differ between two runs."""
 CLOCKS = {"seconds", "tokens_per_second", "peak_memory", "retried", "progress"}
-"""Names under which a time is written, a peak, or how often a worker died."""
+"""Names under which a time is written, a peak or how often a worker died."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,14 +133,9 @@ def warm(command: str, code: Path, folder: Path) -> None:
             assert main(_words(command, code, folder)) == 0, quiet.getvalue()
 
 
-def _as_if_spawned(serve: Callable[..., None], *arguments: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    serve(*arguments)
-
-
 def _words(command: str, code: Path, folder: Path) -> list[str]:
     words = [*COMMANDS[command], "--out", str(folder / "out")]
-    return words if command == "reproduce" else [*words, "--data", str(code)]
+    return words if command in WITHOUT_TEXT else [*words, "--data", str(code)]
 
 
 def _live(
@@ -182,12 +169,16 @@ def _live(
         os._exit(status)
 
 
+PREPARATIONS: list[Callable[[pytest.MonkeyPatch], object]] = []
+"""What other commands need besides."""
+
+
 def prepare(patch: pytest.MonkeyPatch) -> None:
-    """Pictures without content, workers that need no imports, and no commit, which may change meanwhile."""
+    """Pictures without content, and no commit, which may change meanwhile."""
     patch.setattr(import_module("hessblocks.storage.environment"), "_commit", lambda: None)
     empty_pictures(patch)
-    patch.setattr(workers, "_SPAWN", multiprocessing.get_context("fork"))
-    patch.setattr(workers, "_serve", functools.partial(_as_if_spawned, workers._serve))
+    for own in PREPARATIONS:
+        own(patch)
 
 
 def at_call(name: str, moment: int, action: Callable[[], object]) -> None:
@@ -255,7 +246,7 @@ def _content(path: Path) -> Any:
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    timed = row.get("quantity") in SECONDS
+    timed = row.get("quantity") in TIMED
     return {name: value for name, value in row.items() if not (timed and name in CLOCKED)}
 
 

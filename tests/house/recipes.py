@@ -10,7 +10,7 @@ class Recipe:
     name: str
     """As in the heading 'To add a ...'."""
     edits: dict[str, tuple[tuple[str, str], ...]]
-    """File below src/hessblocks → pairs of (line, what is written before it); a new file has one pair,
+    """File below the repository → pairs of (line, what is written before it); a new file has one pair,
     with an empty line."""
     proof: str
     """Code that uses what is new by its public mechanism."""
@@ -19,7 +19,7 @@ class Recipe:
 PRESET = Recipe(
     name="preset",
     edits={
-        "blocks/presets.py": (
+        "src/hessblocks/blocks/presets.py": (
             (
                 "_PRESETS = {\n",
                 """def _quiet(block: BlockConfig) -> BlockConfig:
@@ -33,7 +33,7 @@ PRESET = Recipe(
                 '    "quiet": Preset(summary="pre-ln; small branches", edit=_quiet),\n',
             ),
         ),
-        "figures/style.py": (
+        "src/hessblocks/figures/style.py": (
             (
                 '        "post-ln": Mark(',
                 '        "quiet": Mark(colour="#117733", marker="d", dashes=(3, 1)),\n',
@@ -53,7 +53,7 @@ assert marks(["quiet"])["quiet"].colour == "#117733"
 PART = Recipe(
     name="part",
     edits={
-        "blocks/norms.py": (
+        "src/hessblocks/blocks/norms.py": (
             (
                 "@dataclass(frozen=True, kw_only=True)\nclass NoNorm(",
                 '''@dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class _LargestIs(nn.Module):
 ''',
             ),
         ),
-        "blocks/__init__.py": (
+        "src/hessblocks/blocks/__init__.py": (
             (
                 "from hessblocks.blocks.parts import",
                 "from hessblocks.blocks.norms import MaxNorm\n",
@@ -108,7 +108,7 @@ else:
 ARCHITECTURE = Recipe(
     name="architecture",
     edits={
-        "curvature/groups/layouts.py": (
+        "src/hessblocks/curvature/groups/layouts.py": (
             (
                 "ARCHITECTURES: dict[str, list[Rule]] = {\n",
                 r"""_GPTJ = {
@@ -145,7 +145,7 @@ assert set(norms) == set(groups)
 ESTIMATOR = Recipe(
     name="estimator",
     edits={
-        "linalg/estimators/fourth_moment.py": (
+        "src/hessblocks/linalg/estimators/fourth_moment.py": (
             (
                 "",
                 '''"""tr((AᵀA)²), by random probes.
@@ -185,13 +185,13 @@ def fourth_moment(op: LinearOperator, probes: int = 16, seed: int = 0) -> Estima
 ''',
             ),
         ),
-        "linalg/estimators/__init__.py": (
+        "src/hessblocks/linalg/estimators/__init__.py": (
             (
                 "from hessblocks.linalg.estimators.trace import",
                 "from hessblocks.linalg.estimators.fourth_moment import fourth_moment\n",
             ),
         ),
-        "linalg/__init__.py": (
+        "src/hessblocks/linalg/__init__.py": (
             (
                 "from hessblocks.linalg.kronecker import",
                 "from hessblocks.linalg.estimators import fourth_moment\n",
@@ -216,7 +216,7 @@ else:
 STUDY = Recipe(
     name="study",
     edits={
-        "studies/our_questions/coins.py": (
+        "experiments/src/hessblocks_studies/our_questions/coins.py": (
             (
                 "",
                 '''"""How often a coin falls on its head, by throws."""
@@ -230,7 +230,7 @@ from dataclasses import dataclass
 from hessblocks.figures import Figure, Panel, Series
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
-from hessblocks.studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 
 THROWS: dict[Scale, int] = {"smoke": 100, "laptop": 1000, "paper": 10_000}
 
@@ -282,13 +282,13 @@ STUDY = Study(
 ''',
             ),
         ),
-        "studies/our_questions/__init__.py": (
+        "experiments/src/hessblocks_studies/our_questions/__init__.py": (
             ('"simplification": "simplification"', '"coins": "coins", '),
         ),
     },
     proof="""
 import csv, json, pathlib
-from hessblocks.studies import find, names, run_study
+from hessblocks_studies import find, names, run_study
 assert "coins" in names()
 assert [point.settings.throws for point in find("coins").points("laptop", 2)] == [1000, 1000]
 out = pathlib.Path(folder)
@@ -304,7 +304,7 @@ assert json.loads((out / "coins" / "summary.json").read_text())["checks"][0]["ho
 FIGURE = Recipe(
     name="figure",
     edits={
-        "report/comparison/parameter_bars.py": (
+        "src/hessblocks/report/comparison/parameter_bars.py": (
             (
                 "",
                 '''"""Parameters of each block, as bars."""
@@ -349,7 +349,7 @@ def parameter_figure(results: FolderResults) -> Figure | None:
 ''',
             ),
         ),
-        "report/comparison/page.py": (
+        "src/hessblocks/report/comparison/page.py": (
             (
                 "from hessblocks.report.comparison.table import",
                 "from hessblocks.report.comparison.parameter_bars import parameter_figure\n",

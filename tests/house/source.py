@@ -9,6 +9,9 @@ from pathlib import Path
 import hessblocks
 
 ROOT = Path(hessblocks.__file__).parent
+STUDIES = ROOT.parents[1] / "experiments" / "src" / "hessblocks_studies"
+"""The second distribution, read and never imported here: these tests are of the core too."""
+BOTH = (ROOT, STUDIES)
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Import:
 
 
 def files(root: Path = ROOT) -> list[Path]:
-    """All source files."""
+    """All source files of a package."""
     return sorted(root.rglob("*.py"))
 
 
@@ -41,7 +44,7 @@ def package_of(file: Path, root: Path = ROOT) -> str:
 
 @functools.cache
 def imports(file: Path, root: Path = ROOT) -> tuple[Import, ...]:
-    """What a file imports of ours."""
+    """What a file imports of a package, by default of the core."""
     return tuple(_imports(file, root.name))
 
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tests.house.source import ROOT
-from tests.house.test_import_law import BASE, LAW, OPEN, ROOMS
+from tests.house.test_import_law import BASE, LAW, OPEN, ROOMS, STUDY_ROOMS
 
 PAGE = (ROOT.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LINE = re.compile(r"(?P<inner> *)(?P<name>\w+)\s{2,}(?P<holds>[^←]*[^←\s])(?:\s+← (?P<below>.+))?")
@@ -28,12 +28,22 @@ def law(text: str) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
     return packages, rooms
 
 
+def maps() -> list[str]:
+    section = PAGE.partition("## The map")[2].partition("## Recipes")[0]
+    return re.findall(r"```text\n(.*?)```", section, re.DOTALL)
+
+
 def the_map() -> str:
-    return PAGE.partition("## The map")[2].partition("```text\n")[2].partition("```")[0]
+    return maps()[0]
 
 
 def test_the_map_is_the_law() -> None:
     assert law(the_map()) == (LAW, ROOMS)
+
+
+def test_the_map_of_the_studies_is_their_law() -> None:
+    (_, studies) = maps()
+    assert law(studies) == (STUDY_ROOMS, {})
 
 
 def test_what_is_open_to_all_is_said() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.house.source import ROOT, files, module_of
 
 WITH = [path for path in files() if ">>> " in path.read_text(encoding="utf-8")]
-FEWEST = 12
+FEWEST = 10
 """Modules with examples: this many at least."""
 
 

@@ -5,6 +5,7 @@ import tomllib
 
 import yaml
 
+from hessblocks import __version__
 from tests.house.source import ROOT
 
 TOP = ROOT.parents[1]
@@ -27,3 +28,15 @@ def test_the_hooks_are_those_of_make_lint_and_make_types() -> None:
         assert program.startswith(".venv/bin/")
         command = " ".join([program.replace(".venv/bin", "$(BIN)"), *words[:1]])
         assert command in MAKE, command
+
+
+def test_both_distributions_have_one_version() -> None:
+    own = tomllib.loads((TOP / "experiments" / "pyproject.toml").read_text("utf-8"))["project"]
+    assert own["version"] == __version__
+    assert own["dependencies"] == [f"hessblocks=={__version__}"]
+    assert own["requires-python"] == PROJECT["project"]["requires-python"]
+
+
+def test_make_installs_both_distributions() -> None:
+    (line,) = (line for line in MAKE.splitlines() if "pip install" in line and "--editable" in line)
+    assert re.findall(r"--editable (\S+)", line) == ["'.[dev,docs]'", "./experiments"]

@@ -4,7 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT, circle, files, imports, module_of, package_of, targets
+from tests.house.source import (
+    BOTH,
+    ROOT,
+    STUDIES,
+    Import,
+    circle,
+    files,
+    imports,
+    module_of,
+    package_of,
+    targets,
+)
 
 BASE = {"errors", "conventions", "heap", "progress", "quiet", "shown", "_version"}
 """Modules at the root, below all packages; `tests` below hold them to importing nothing but each other."""
@@ -28,13 +39,9 @@ LAW: dict[str, set[str]] = {
     "inspection": {
         "blocks", "models", "data", "linalg", "theory", "curvature", "signal", "training",
     },
-    "studies": {
-        "linalg", "blocks", "theory", "curvature", "signal", "models", "data", "training",
-        "figures",
-    },
     "cli": {
         "linalg", "blocks", "theory", "curvature", "signal", "models", "data", "training",
-        "inspection", "studies", "report",
+        "inspection", "report",
     },
 }  # fmt: skip
 """Package → the packages that it may import; the base and the settings are open to all."""
@@ -61,20 +68,26 @@ ROOMS: dict[str, set[str]] = {
     "curvature.verification": {"exact", "last_layer"},
     "training.folder": set(),
     "training.trainer": {"folder"},
-    "training.masked": {"folder", "trainer"},
-    "studies.engine": set(),
-    "studies.shared": {"engine"},
-    "studies.growth": {"engine", "shared"},
-    "studies.hessian_paper": {"engine", "shared", "growth"},
-    "studies.blocks_paper": {"engine", "shared"},
-    "studies.fair_trial": {"engine", "shared"},
-    "studies.our_questions": {"engine", "shared", "growth"},
     "report.comparison": set(),
-    "report.studies": set(),
     "cli.terminal": set(),
     "cli.commands": {"terminal"},
 }
 """Room of a package → the rooms beside it that it may import."""
+STUDY_ROOMS: dict[str, set[str]] = {
+    "engine": set(),
+    "data": set(),
+    "shared": {"engine", "data"},
+    "masked": {"data", "shared"},
+    "growth": {"engine", "data", "shared"},
+    "hessian_paper": {"engine", "data", "shared", "growth"},
+    "blocks_paper": {"engine", "data", "shared", "masked"},
+    "fair_trial": {"engine", "shared"},
+    "our_questions": {"engine", "data", "shared", "growth"},
+    "gallery": set(),
+}
+"""Room of the second distribution → the rooms beside it that it may import."""
+TERMINAL = "hessblocks.cli.terminal"
+"""The one room that the studies enter: it loads torch, so that the face of its package does not import it."""
 INSIDE: dict[tuple[str, str], str] = {}
 """(file, module) → why the file reaches past a face; at most ten."""
 
@@ -124,6 +137,55 @@ def test_a_room_imports_only_the_rooms_below_it() -> None:
                     )
 
 
+def test_a_room_of_the_studies_imports_only_the_rooms_below_it() -> None:
+    assert {path.parent.name for path in STUDIES.glob("*/__init__.py")} == set(STUDY_ROOMS)
+    for room, below in STUDY_ROOMS.items():
+        for path in files(STUDIES / room):
+            for one in imports(path, STUDIES):
+                asked = [*one.module.split("."), str(one.name)][1]
+                assert asked in below | {room}, f"{path.relative_to(STUDIES)} imports {one.module}"
+
+
+def foreign_inside(root: Path) -> dict[str, set[str]]:
+    """File → what it imports of the core besides its packages' faces and the modules at the core's root."""
+    found = {path: {name for one in imports(path) if (name := inner(one))} for path in files(root)}
+    return {str(path.relative_to(root)): names for path, names in found.items() if names}
+
+
+def inner(one: Import) -> str:
+    """The module inside a package that an import enters; empty where it stays outside."""
+    place = ROOT.joinpath(*one.module.split(".")[1:])
+    face = place / "__init__.py"
+    offered = face.is_file() and one.name in {own.name for own in imports(face)}
+    own = one.name and not offered and (place / f"{one.name}.py", place / one.name / "__init__.py")
+    name = f"{one.module}.{one.name}" if own and any(map(Path.is_file, own)) else one.module
+    return name if name.count(".") > 1 and name != TERMINAL else ""
+
+
+def test_the_studies_enter_the_core_by_its_faces() -> None:
+    assert foreign_inside(STUDIES) == {}
+
+
+def test_the_core_does_not_know_the_studies() -> None:
+    assert [path for path in files() if imports(path, STUDIES)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from hessblocks.curvature.map import curvature_map",
+        "from hessblocks.curvature import map",
+        "def f():\n    import hessblocks.linalg.operators.operator",
+        "from hessblocks.cli import extensions",
+    ],
+)
+def test_a_planted_import_of_the_inside_is_seen(tmp_path: Path, line: str) -> None:
+    root = plant(tmp_path / "hessblocks_toy", a__user=line)
+    assert set(foreign_inside(root)) == {"a/user.py"}
+    root = plant(tmp_path / "hessblocks_good", a__user="from hessblocks.curvature import Hessian")
+    assert foreign_inside(root) == {}
+
+
 def reaches_past_a_face(root: Path) -> set[tuple[str, str]]:
     """(file, module) of every import that names a module inside a package which the file is not in."""
     names = {module_of(path, root): path for path in files(root)}
@@ -147,10 +209,12 @@ def reaches_past_a_face(root: Path) -> set[tuple[str, str]]:
 def test_a_package_is_entered_by_its_face() -> None:
     assert len(INSIDE) <= 10
     assert reaches_past_a_face(ROOT) == set(INSIDE)
+    assert reaches_past_a_face(STUDIES) == set()
 
 
-def test_no_file_stands_in_a_circle() -> None:
-    assert [str(path.relative_to(ROOT)) for path in circle(targets())] == []
+@pytest.mark.parametrize("root", BOTH, ids=lambda root: root.name)
+def test_no_file_stands_in_a_circle(root: Path) -> None:
+    assert [str(path.relative_to(root)) for path in circle(targets(root))] == []
 
 
 def plant(root: Path, **sources: str) -> Path:

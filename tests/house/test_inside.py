@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).parents[2]
-FILES = sorted(TOP.joinpath("tests").rglob("*.py"))
+FILES = sorted(
+    file for half in ("tests", "experiments/tests") for file in TOP.joinpath(half).rglob("*.py")
+)
 
 
 def outside(text: str, depth: int) -> list[str]:
@@ -22,7 +24,7 @@ def test_no_test_looks_outside_of_the_repository(path: Path) -> None:
 
 
 def test_a_look_outside_is_noticed() -> None:
-    text = "A = Path(__file__).parents[2]\nB = Path(__file__).resolve().parents[3]"
+    text = "A = Path(__file__).parents[2]\nB = Path(__file__).resolve()" + ".parents[3]"
     assert outside(text, 3) == ["parents[3]"]
     assert outside(text, 2) == ["parents[2]", "parents[3]"]
     assert outside(text, 4) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT, files
+from tests.house.source import BOTH, files
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -55,7 +55,11 @@ def silent(source: str) -> list[str]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    [path for root in BOTH for path in files(root)],
+    ids=lambda path: "/".join(path.parts[-3:]),
+)
 def test_what_raises_says_so(path: Path) -> None:
     assert silent(path.read_text(encoding="utf-8")) == []
 

@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md, each done in a copy of the package: what they name is enough, and all of it needed."""
+"""The recipes of CONTRIBUTING.md, each done in a copy of the packages: what they name is enough, and all of it needed."""
 
 import json
 import os
@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 
 from tests.house.recipes import PRESET, RECIPES, Recipe
-from tests.house.source import ROOT, circle, files, targets
+from tests.house.source import BOTH, ROOT, circle, files, targets
 from tests.house.test_import_law import reaches_past_a_face
 from tests.house.test_rooms import crowded
 
 TOP = ROOT.parents[1]
 PAGE = (TOP / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RUN = """
-import json, os, sys, tempfile, traceback
+import importlib.util, json, os, sys, tempfile, traceback
 import torch
 import hessblocks as hb
 
 assert hb.__file__.startswith(os.environ["PYTHONPATH"].split(":")[0]), hb.__file__
+assert importlib.util.find_spec("hessblocks_studies").origin.startswith(os.environ["PYTHONPATH"].split(":")[1])
 said = {}
 for name, proof in json.load(sys.stdin).items():
     torch.manual_seed(0)
@@ -43,10 +44,10 @@ def sections() -> dict[str, str]:
     return dict(zip(found[::2], texts, strict=True))
 
 
-def follow(recipe: Recipe, package: Path) -> None:
-    """Write what a recipe says into a copy of the package."""
+def follow(recipe: Recipe, top: Path) -> None:
+    """Write what a recipe says into a copy of the packages."""
     for name, pairs in recipe.edits.items():
-        path = package / name
+        path = top / name
         for line, text in pairs:
             if not line:
                 assert not path.exists(), f"{name} is there already"
@@ -57,12 +58,12 @@ def follow(recipe: Recipe, package: Path) -> None:
             path.write_text(before.replace(line, text + line), encoding="utf-8")
 
 
-def proved(source: Path, recipes: tuple[Recipe, ...] = RECIPES) -> dict[str, str]:
+def proved(top: Path, recipes: tuple[Recipe, ...] = RECIPES) -> dict[str, str]:
     """What went wrong with each proof, empty where nothing did."""
     ran = subprocess.run(
         [sys.executable, "-c", RUN],
         input=json.dumps({recipe.name: recipe.proof for recipe in recipes}),
-        env={**os.environ, "PYTHONPATH": f"{source}:{TOP}"},
+        env={**os.environ, "PYTHONPATH": f"{top}/src:{top}/experiments/src:{TOP}"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -73,16 +74,17 @@ def proved(source: Path, recipes: tuple[Recipe, ...] = RECIPES) -> dict[str, str
     return said
 
 
-def copied(source: Path) -> Path:
-    """A copy of the package in a folder; returns the copy."""
-    package = source / ROOT.name
-    shutil.copytree(ROOT, package, ignore=shutil.ignore_patterns("__pycache__"))
-    return package
+def copied(top: Path) -> Path:
+    """Copy both packages into a folder, at their places; returns the folder."""
+    for root in BOTH:
+        place = top / root.relative_to(TOP)
+        shutil.copytree(root, place, ignore=shutil.ignore_patterns("__pycache__"))
+    return top
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package in which all recipes were followed."""
+def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with copies of both packages, in which all recipes were followed."""
     made = copied(tmp_path_factory.mktemp("recipes"))
     for recipe in RECIPES:
         follow(recipe, made)
@@ -90,8 +92,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(package: Path) -> dict[str, str]:
-    return proved(package.parent)
+def said(top: Path) -> dict[str, str]:
+    return proved(top)
 
 
 def test_each_recipe_of_the_page_is_followed() -> None:
@@ -105,19 +107,21 @@ def test_a_recipe_that_is_followed_works(recipe: Recipe, said: dict[str, str]) -
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_a_recipe_names_the_files_that_it_touches(recipe: Recipe) -> None:
-    named = set(re.findall(r"`src/hessblocks/([\w./]+)`", sections()[recipe.name]))
+    named = set(re.findall(r"`((?:experiments/)?src/[\w./]+)`", sections()[recipe.name]))
     new = {name for name, pairs in recipe.edits.items() if not pairs[0][0]}
     folders = {f"{Path(name).parent}/" for name in new}
     assert named == set(recipe.edits) - new | folders
 
 
-def test_what_is_added_keeps_the_laws(package: Path) -> None:
+@pytest.mark.parametrize("root", BOTH, ids=lambda root: root.name)
+def test_what_is_added_keeps_the_laws(top: Path, root: Path) -> None:
+    package = top / root.relative_to(TOP)
     assert not circle(targets(package))
     assert not crowded(package)
-    assert reaches_past_a_face(package) <= reaches_past_a_face(ROOT)
-    assert len(files(package)) > len(files())
+    assert reaches_past_a_face(package) <= reaches_past_a_face(root)
+    assert len(files(package)) > len(files(root))
 
 
 @pytest.mark.parametrize("recipe", [PRESET], ids=lambda recipe: recipe.name)
 def test_a_recipe_that_is_not_followed_is_seen(recipe: Recipe, tmp_path: Path) -> None:
-    assert "AssertionError" in proved(copied(tmp_path).parent, (recipe,))[recipe.name]
+    assert "AssertionError" in proved(copied(tmp_path), (recipe,))[recipe.name]

@@ -3,7 +3,9 @@
 import collections
 from pathlib import Path
 
-from tests.house.source import ROOT, files
+import pytest
+
+from tests.house.source import ROOT, STUDIES, files
 
 MOST = 14
 
@@ -25,12 +27,14 @@ def recurring(root: Path) -> set[str]:
     return {name for name, count in counted.items() if count > 1}
 
 
-def test_no_folder_is_crowded() -> None:
-    assert not crowded(ROOT)
+@pytest.mark.parametrize("root", [ROOT, STUDIES], ids=lambda root: root.name)
+def test_no_folder_is_crowded(root: Path) -> None:
+    assert not crowded(root)
 
 
-def test_a_package_has_a_module_name_once() -> None:
-    assert recurring(ROOT) <= {"report: page"}, "each report has one page, in its own room"
+@pytest.mark.parametrize(("root", "known"), [(ROOT, {"report: page"}), (STUDIES, set())], ids=str)
+def test_a_package_has_a_module_name_once(root: Path, known: set[str]) -> None:
+    assert recurring(root) <= known, "each report has one page, in its own room"
 
 
 def test_a_planted_crowd_and_a_planted_second_name_are_seen(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from beartype.roar import BeartypeCallHintViolation
 import hessblocks.blocks as blocks
 import hessblocks.theory as theory
 from hessblocks.errors import ArgumentError
-from tests.house.source import ROOT, files
+from tests.house.source import BOTH, files
 from tests.shape_checks import SHAPE
 
 UNSHAPED: dict[str, str] = {}
@@ -87,12 +87,14 @@ def shapes(tree: ast.Module) -> Iterator[str]:
             yield ast.literal_eval(node.slice.elts[1])  # type: ignore[attr-defined]
 
 
-def test_every_tensor_of_a_public_function_names_its_shape() -> None:
-    assert unshaped(ROOT) == set(UNSHAPED)
+@pytest.mark.parametrize("root", BOTH, ids=lambda root: root.name)
+def test_every_tensor_of_a_public_function_names_its_shape(root: Path) -> None:
+    assert unshaped(root) == set(UNSHAPED)
 
 
-def test_every_letter_of_a_shape_stands_in_the_legend_of_its_file() -> None:
-    assert unexplained(ROOT) == {}
+@pytest.mark.parametrize("root", BOTH, ids=lambda root: root.name)
+def test_every_letter_of_a_shape_stands_in_the_legend_of_its_file(root: Path) -> None:
+    assert unexplained(root) == {}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from hessblocks.figures.style import BESIDE, MARKS, marks
 from hessblocks.figures.text import number
 from hessblocks.report.comparison.captions import short_names, with_error, with_interval
 from hessblocks.statistics import Average
-from hessblocks.studies import shared
 
 OWN = {**MARKS, **BESIDE}
 
@@ -26,10 +25,6 @@ def luminance(colour: str) -> float:
 
 def test_every_preset_has_its_own_mark() -> None:
     assert set(PRESETS) == set(MARKS)
-
-
-def test_the_control_and_the_references_have_theirs() -> None:
-    assert set(BESIDE) == {*shared.BASES, *shared.REFERENCES} - set(MARKS)
 
 
 @pytest.mark.parametrize("trait", ["colour", "marker", "dashes"])

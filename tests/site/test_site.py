@@ -115,6 +115,11 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert {name for name in hb.__all__ if name[0] != "_"} - headings <= set(dir_of_packages())
 
 
+def test_the_reference_has_the_names_of_the_studies(site: Path) -> None:
+    places = Links(site / "api" / "studies.html").places
+    assert {"hessblocks_studies.run_study", "hessblocks_studies.find"} <= places
+
+
 def dir_of_packages() -> list[str]:
     """The packages themselves, which are pages or have no name for users."""
     return [path.stem for path in (ROOT / "src" / "hessblocks").iterdir()]

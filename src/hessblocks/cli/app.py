@@ -14,6 +14,7 @@ import typer
 
 from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
+from hessblocks.cli.extensions import other_commands
 from hessblocks.cli.interruption import signals_interrupt
 from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory
 from hessblocks.heap import keep_freed_memory
@@ -55,8 +56,8 @@ def hessblocks(
 
 _UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; it has no public name in every version."""
-for command in COMMANDS:
-    app.command()(command)
+OWN = {command.__name__: app.command()(command) for command in COMMANDS}
+"""Name → command of this distribution."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if words and words[0] in GONE:
                 raise ArgumentError(GONE[words[0]])
             if os.environ.get(COMPLETE):
+                _add_other_commands()
                 app(prog_name="hessblocks")
+            _add_other_commands(words[0] if words else "")
             command = typer.main.get_command(app)
             with command.make_context("hessblocks", words.copy()) as context:
                 command.invoke(context)
@@ -100,6 +103,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _complain(str(interruption) or "interrupted; start the same command again.", words)
             return 128 + (came or [signal.SIGINT])[0]
     return 0
+
+
+def _add_other_commands(asked: str = "") -> None:
+    """Add the commands of other distributions, unless one of our own is asked for: reading them takes time."""
+    if asked in OWN:
+        return
+    there = {each.name for each in app.registered_commands}
+    for name, command in other_commands(asked):
+        if name not in OWN.keys() | there:
+            app.command(name)(command)
 
 
 def _said(error: Any) -> str:

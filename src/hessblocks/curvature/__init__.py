@@ -5,11 +5,9 @@ from hessblocks.curvature.attention import registered_attention, second_order_at
 from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
 from hessblocks.curvature.exact import (
-    Norms,
     attention_moments,
     exact_attention_curvature,
     exact_last_block,
-    exact_norms,
     second_moment_figure,
 )
 from hessblocks.curvature.groups import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError
 
-STUDIES = "hessblocks.studies.shared"
+STUDIES = "hessblocks_studies.shared"
 """Where the name lives now; by name, since the core imports no experiment."""
 
 

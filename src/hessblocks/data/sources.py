@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError, in_units, main_memory
 from hessblocks.shown import printable
 from hessblocks.storage import sha256
@@ -215,7 +216,7 @@ def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def fingerprint(root: Path, paths: Iterable[str]) -> str:
+def fingerprint(root: AnyPath, paths: Iterable[str]) -> str:
     """SHA-256 of files by relative path and contents; about a second a gigabyte.
 
     Args:
@@ -228,7 +229,7 @@ def fingerprint(root: Path, paths: Iterable[str]) -> str:
     Raises:
         ArgumentError: a file is larger than the machine's memory, which has to hold it.
     """
-    digest = hashlib.sha256()
+    root, digest = Path(root), hashlib.sha256()
     for relative in paths:
         if (size := (root / relative).stat().st_size) > main_memory():
             raise ArgumentError(

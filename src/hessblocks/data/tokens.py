@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -93,7 +94,7 @@ def token_type(vocabulary: int) -> np.dtype[Any]:
 
 
 def write_corpus(
-    folder: Path,
+    folder: AnyPath,
     texts: Mapping[str, Sequence[str]],
     vocabulary: int,
     special: Sequence[str] = (END_OF_TEXT,),
@@ -109,7 +110,7 @@ def write_corpus(
     Returns:
         What was made: vocabulary, and documents, characters and tokens of each split.
     """
-    train = texts["train"]
+    folder, train = Path(folder), texts["train"]
     encoding = learn_encoding(thinned(train, sum(map(len, train))), vocabulary, special)
     (folder / "tokenizer.json").write_text(encoding.to_str(), encoding="utf-8")
     return {

@@ -14,7 +14,7 @@ from hessblocks.report.comparison import (
 )
 from hessblocks.report.curvature_page import write_curvature_report
 from hessblocks.report.signal_figure import write_signal_figures
-from hessblocks.report.studies import VERDICTS, missing_lines, write_gallery
+from hessblocks.report.templates import inlined, write_page
 from hessblocks.storage import FolderResults, load_results
 
 __all__ = [

@@ -6,18 +6,22 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from hessblocks.conventions import AnyPath
 from hessblocks.shown import printable_lines
 from hessblocks.storage import write_text
 
 
-def write_page(folder: Path, template: str, **content: Any) -> Path:
+def write_page(
+    folder: AnyPath, template: str, package: str = "hessblocks.report", **content: Any
+) -> Path:
     """Write report.html of a folder; everything that is not marked as safe is escaped.
 
     Args:
         folder: of the results.
         template: name of the page's template, which fills the blocks of base.html.
+        package: whose folder `templates` holds it.
         **content: what the template shows, with `title`, `heading` and `headline`.
 
     Returns:
@@ -27,15 +31,16 @@ def write_page(folder: Path, template: str, **content: Any) -> Path:
         RunError: the file cannot be written.
     """
     templates = Environment(
-        loader=PackageLoader("hessblocks.report"),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("hessblocks.report")]),
         autoescape=True,
         finalize=_visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    write_text(folder / "report.html", templates.get_template(template).render(content))
-    return folder / "report.html"
+    page = Path(folder, "report.html")
+    write_text(page, templates.get_template(template).render(content))
+    return page
 
 
 def _visible(value: Any) -> Any:

@@ -2,4 +2,3 @@
 
 from hessblocks.statistics.heterogeneity import Ends, Heterogeneity, ends
 from hessblocks.statistics.means import Average, average, mean_and_error, variance
-from hessblocks.statistics.quantiles import fisher_tail, student_quantile

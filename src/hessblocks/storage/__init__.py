@@ -74,7 +74,6 @@ from hessblocks.storage.rows import (
     write_results,
 )
 from hessblocks.storage.tables import (
-    GROWTH_COLUMNS,
     Row,
     Scalar,
     table_text,

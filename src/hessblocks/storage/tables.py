@@ -19,11 +19,6 @@ Row = dict[str, Scalar]
 """One measured value and what it belongs to, by column name."""
 
 
-GROWTH_COLUMNS = (
-    "study", "layers", "layer", "group", "part", "sigma", "seed", "value", "standard_error", "method",
-)  # fmt: skip
-
-
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 """Begins a text that spreadsheets calculate, or such a text behind apostrophes."""
 

@@ -13,17 +13,7 @@ from hessblocks.settings import (
 from hessblocks.storage import DamageWarning, EnvironmentWarning
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.execution import DivergenceWarning
-from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed
-from hessblocks.training.masked import (
-    Cost,
-    Finetuning,
-    Pretraining,
-    Score,
-    costs,
-    finetune,
-    held_out_masked,
-    pretrained,
-)
+from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed, continued
 from hessblocks.training.preparation import (
     build_model,
     check_tracker,
@@ -35,18 +25,20 @@ from hessblocks.training.ranks import is_first
 from hessblocks.training.run import Run
 from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer import (
-    ROUNDS,
     CurvatureCallback,
     GainCallback,
+    GuardedTrainer,
     Recorder,
     RunTrainer,
     SignalCallback,
-    TimedModel,
     held_out,
-    in_turns,
     make_trainer,
+    peak_bytes,
+    quiet_arguments,
+    run_arguments,
     update_flops,
     validation_loss,
+    working_seconds,
 )
 
 __all__ = [

@@ -6,7 +6,6 @@ from hessblocks.cli.commands.curvature import curvature
 from hessblocks.cli.commands.demo import demo
 from hessblocks.cli.commands.presets import presets
 from hessblocks.cli.commands.report import report
-from hessblocks.cli.commands.reproduce import reproduce
 from hessblocks.cli.commands.signal import signal
 from hessblocks.cli.commands.train import train
 from hessblocks.cli.commands.verify import verify
@@ -19,7 +18,6 @@ COMMANDS = (
     curvature,
     signal,
     verify,
-    reproduce,
     report,
     check,
 )

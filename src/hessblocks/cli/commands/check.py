@@ -23,11 +23,11 @@ def check(
     screen: options.Screen,
 ) -> None:
     """Say which files are whole, foreign, edited or missing; exit status 0 where all are whole."""
-    from hessblocks.cli.commands.report import holds_studies
+    from hessblocks.cli.commands.report import kind_of
     from hessblocks.storage import check_folder
-    from hessblocks.studies import check_studies
 
-    findings = check_studies(folder) if holds_studies(folder) else check_folder(folder)
+    kind = kind_of(folder)
+    findings = kind.check(folder) if kind else check_folder(folder)
     count = Counter(finding.state for finding in findings)
     said = {
         _name(finding.path, folder): {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hessblocks.cli import options
+from hessblocks.cli.extensions import FolderKind, folder_kinds, lacking_for
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.shown import printable
 
@@ -30,9 +32,10 @@ def report(
     Each page goes into its own folder and nothing is measured: there is no --out, --seed or --device.
     What a run or study lacks is listed, on the page and here.
     """
-    writers = {folder: _study_page if holds_studies(folder) else _run_page for folder in folders}
+    kinds = {folder: kind_of(folder) for folder in folders}
     for folder in folders:
         _refuse_model(folder)
+    writers = {folder: kind.write_page if kind else _run_page for folder, kind in kinds.items()}
     written = [write(folder) for folder, write in writers.items()]
     pages, lacking = [page for page, _ in written], [line for _, lines in written for line in lines]
     found = {"command": "report", "reports": list(map(str, pages)), "missing": lacking}
@@ -50,17 +53,26 @@ def _refuse_model(folder: Path) -> None:
         )
 
 
-def holds_studies(folder: Path) -> bool:
-    """Whether `folder` is of studies; False means that it is of a run."""
+def kind_of(folder: Path) -> FolderKind | None:
+    """Find which kind of folder a command wrote.
+
+    Returns:
+        The kind, as another distribution offers it; None for a run of ours.
+
+    Raises:
+        ArgumentError: no command wrote it, or one whose distribution is not installed.
+        RunError: it cannot be read.
+    """
     from hessblocks.storage import refuse_links
-    from hessblocks.studies import is_study_folder
 
     refuse_links(folder)
     try:
-        if is_study_folder(folder):
-            return True
+        for kind in folder_kinds():
+            if kind.holds(folder):
+                return kind
         if (folder / "config.json").is_file():
-            return False
+            _refuse_foreign(folder)
+            return None
     except OSError as error:
         raise RunError(
             f"DIR: {folder} cannot be read ({error.strerror}); change its permissions."
@@ -73,6 +85,17 @@ def holds_studies(folder: Path) -> bool:
     )
 
 
+def _refuse_foreign(folder: Path) -> None:
+    """Say what to install for a folder that a command of another distribution wrote."""
+    from hessblocks.storage import read_object
+
+    command = ""
+    with suppress(RunError):  # a damaged config.json is for whoever reads it
+        command = str(read_object(folder / "config.json").get("command"))
+    if lacking := lacking_for(command):
+        raise ArgumentError(f"DIR: {folder} was written by `hessblocks {command}`; {lacking}")
+
+
 def _run_page(folder: Path) -> tuple[Path, list[str]]:
     """The page of a run, which lacks nothing."""
     from hessblocks.report import write_curvature_report, write_report
@@ -81,12 +104,3 @@ def _run_page(folder: Path) -> tuple[Path, list[str]]:
     with held(folder):
         write = write_curvature_report if is_curvature_run(folder) else write_report
         return write(folder), []
-
-
-def _study_page(folder: Path) -> tuple[Path, list[str]]:
-    """The page of a folder of studies, and a line for each study that is not whole."""
-    from hessblocks.report import missing_lines, write_gallery
-    from hessblocks.studies import names, refreshed
-
-    with refreshed(folder):
-        return write_gallery(folder, names()), missing_lines(folder)

@@ -7,14 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     ProgressColumn,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -23,10 +20,9 @@ from rich.progress import Progress as Bars
 
 from hessblocks.progress import Progress
 from hessblocks.shown import printable
-from hessblocks.studies import Reporter, StudyProgress
 
 
-def _bars(*columns: ProgressColumn, field: str, transient: bool = True) -> Bars:
+def task_bars(*columns: ProgressColumn, field: str, transient: bool = True) -> Bars:
     """Bars on standard error: what, how far, the columns, and a field of the task."""
     return Bars(
         TextColumn("{task.description}", markup=False),
@@ -49,7 +45,7 @@ class BarProgress(Progress):
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
         """Show a bar meanwhile."""
         columns = TimeElapsedColumn(), TimeRemainingColumn()
-        with super().stage(name, detail, total), _bars(*columns, field="loss") as self._bars:
+        with super().stage(name, detail, total), task_bars(*columns, field="loss") as self._bars:
             self._task = self._bars.add_task(printable(f"{name} {detail}"), total=total, loss="")
             yield
 
@@ -96,57 +92,3 @@ def counter(total: int) -> Iterator[Callable[[str], None]]:
     with Bars(console=Console(stderr=True), transient=True, disable=hidden) as bars:
         task = bars.add_task("", total=total)
         yield lambda name: bars.update(task, description=name, advance=1)
-
-
-EVERY = 60.0
-"""Seconds between lines."""
-
-
-class BarReporter:
-    """One bar a study."""
-
-    def __init__(self, bars: Bars) -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-
-    def show(self, progress: StudyProgress) -> None:
-        """Move the study's bar."""
-        study, over = progress.study, progress.done + progress.failed
-        if study not in self._tasks:
-            self._tasks[study] = self._bars.add_task(study, total=progress.total, left="")
-        self._bars.update(self._tasks[study], completed=over, left=time_left(progress))
-
-
-class LineReporter:
-    """A line when a study begins and when it is over, and one a minute in between."""
-
-    def __init__(self) -> None:
-        self._said = 0.0
-
-    def show(self, progress: StudyProgress) -> None:
-        """Write where the study stands, where that is due."""
-        over = progress.done + progress.failed == progress.total
-        now = time.monotonic()
-        if over or progress.seconds_left is None or now - self._said >= EVERY:
-            self._said = now
-            failed = f", {progress.failed} failed" if progress.failed else ""
-            left = f", {time_left(progress)}" if progress.seconds_left and not over else ""
-            counted = f"{progress.study}: {progress.done} of {progress.total} points"
-            print(f"{counted}{failed}{left}", file=sys.stderr, flush=True)
-
-
-def time_left(progress: StudyProgress) -> str:
-    """Time to go, in hours, minutes and seconds."""
-    if progress.seconds_left is None:
-        return ""
-    return f"{timedelta(seconds=round(progress.seconds_left))} left"
-
-
-@contextlib.contextmanager
-def make_reporter() -> Iterator[Reporter]:
-    """Bars where standard error is a terminal, else lines."""
-    if not sys.stderr.isatty():
-        yield LineReporter()
-        return
-    with _bars(MofNCompleteColumn(), field="left", transient=False) as bars:
-        yield BarReporter(bars)

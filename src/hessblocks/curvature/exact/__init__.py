@@ -1,6 +1,5 @@
 """The closed form of the theory applied to a real model's last attention."""
 
 from hessblocks.curvature.exact.block_hessian import UNEMBEDDING, LastBlockHessian
-from hessblocks.curvature.exact.exact_norms import Norms, exact_norms
 from hessblocks.curvature.exact.last_block import exact_attention_curvature, exact_last_block
 from hessblocks.curvature.exact.token_moments import attention_moments, second_moment_figure

@@ -16,5 +16,4 @@ from hessblocks.training.trainer.run_trainer import (
     make_trainer,
     run_arguments,
 )
-from hessblocks.training.trainer.turns import ROUNDS, TimedModel, in_turns
-from hessblocks.training.trainer.update_cost import step_seconds, update_flops
+from hessblocks.training.trainer.update_cost import step_seconds, update_flops, working_seconds

@@ -1,0 +1,280 @@
+"""Figures 4 and 16 to 22 of the simplified-blocks paper: trained gains along training.
+
+A value or projection matrix is α W_init + β ΔW with trained α and β. Without an attention skip |β / α| of nearly
+every matrix goes to 0 in the paper, which reads it as W staying at W_init, the identity or an orthogonal matrix (ΔW, which may grow, is not looked at). Beside a skip it does not.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from hessblocks.figures import Panel
+from hessblocks.statistics import mean_and_error
+from hessblocks.storage import Row, Scalar
+from hessblocks.training import gain_values
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Summary
+
+GROUPS = {"V": "value", "P": "projection"}
+"""Letter of a gain → its matrices."""
+RATIO = "gain_ratio"
+"""|β / α| of one matrix."""
+SCALARS = {"alpha": "α", "beta": "β", "gamma": "γ", "beta_FF": "β_FF"}
+"""Quantity → letter of the other gains: of shaped attention for each head, of the MLP's branch."""
+VARIANTS = {
+    shared.GAINED: "skipless, Figure 4",
+    shared.GAINED_PARALLEL: "no skip, parallel, Figure 16",
+    shared.GAINED_ORTHOGONAL: "skipless, orthogonal, Figure 21",
+    shared.GAINED_WITH_SKIP: "with an attention skip, Figure 22",
+}
+"""Block → what it is, and the paper's figure."""
+SKIPLESS = (shared.GAINED, shared.GAINED_PARALLEL, shared.GAINED_ORTHOGONAL)
+FROM_IDENTITY = (shared.GAINED, shared.GAINED_PARALLEL)
+"""Those of which the paper excepts the first layer's values."""
+NONE = 0.05
+"""Below it a ratio or a gain counts as gone: what the paper's figures show as 0."""
+MOST = 0.8
+"""Share of the matrices that is "the vast majority"."""
+FIRST_VALUES = ("value", 0)
+"""The matrix that the paper excepts."""
+Ratios = dict[tuple[str, int], dict[Scalar, dict[int, float]]]
+"""(group, layer) → {seed: {step: ratio}}."""
+
+
+def measure(settings: shared.TrainedSettings) -> list[Row]:
+    """Train with trainable gains; the gains whenever a loss is taken."""
+    return shared.train_point(settings, gain_rows)
+
+
+def gain_rows(model: nn.Module, step: int) -> list[Row]:
+    """|β / α| of every value and projection matrix, and the gains of shaped attention and MLPs."""
+    rows: list[Row] = []
+    skips: dict[tuple[str, int], float] = {}
+    for gain in gain_values(model):
+        layer, (kind, _, of) = gain["layer"], gain["quantity"].partition("_")
+        if gain["quantity"] in SCALARS:
+            for head, value in enumerate(gain.get("heads", [gain["value"]])):
+                place = {"layer": layer, "part": f"head {head + 1}" if "heads" in gain else None}
+                rows.append(shared.measured(gain["quantity"], value, **place))
+        elif of in GROUPS and kind == "alpha":
+            skips[of, layer] = gain["value"]
+        elif of in GROUPS:
+            ratio = abs(gain["value"] / skips[of, layer])
+            rows.append(shared.measured(RATIO, ratio, layer=layer, group=GROUPS[of]))
+    return rows
+
+
+def ratios(rows: Rows, variant: str) -> Ratios:
+    """The ratios of every matrix of a block along training."""
+    found: Ratios = {}
+    for row in shared.of_quantity(rows, RATIO):
+        if row["variant"] == variant:
+            seeds = found.setdefault((row["group"], row["layer"]), {})
+            seeds.setdefault(row["seed"], {})[row["step"]] = row["value"]
+    return found
+
+
+def _ends(steps: Mapping[int, float]) -> tuple[float, float]:
+    """The first and the last value."""
+    return steps[min(steps)], steps[max(steps)]
+
+
+def shares(found: Ratios, *, rise: bool) -> dict[Scalar, float]:
+    """{seed: share of the matrices, but for the first layer's values, whose ratio rises by more than `NONE`, or is gone}."""
+    each: dict[Scalar, list[bool]] = {}
+    for matrix, seeds in found.items():
+        if matrix != FIRST_VALUES:
+            for seed, steps in seeds.items():
+                first, last = _ends(steps)
+                each.setdefault(seed, []).append(last > first + NONE if rise else last < NONE)
+    return {seed: statistics.mean(flags) for seed, flags in each.items()}
+
+
+def summarise(rows: Rows) -> Summary:
+    """Ratios and other gains along training, and how many have gone to 0."""
+    runs = shared.Runs(rows)
+    finished = {
+        (variant, seed)
+        for variant, seeds in runs.losses.items()
+        for seed, loss in seeds.items()
+        if math.isfinite(loss)
+    }
+    rows = [row for row in rows if (row["variant"], row["seed"]) in finished]
+    known = {variant: ratios(rows, variant) for variant in VARIANTS}
+    known = {variant: found for variant, found in known.items() if found}
+    table = []
+    for variant, found in known.items():
+        for (group, layer), seeds in found.items():
+            ends = zip(*map(_ends, seeds.values()), strict=True)
+            first, last = (mean_and_error(values)[0] for values in ends)
+            place = {"variant": variant, "group": group, "layer": layer}
+            table.append({**place, "first": first, "last": last})
+    panels = [
+        _ratio_panel(variant, group, found)
+        for variant, found in known.items()
+        for group in GROUPS.values()
+    ]
+    scalars = [row for row in rows if row["variant"] == shared.GAINED]
+    return runs.summary(
+        title="Trained gains along training",
+        caption=(
+            "W = W_init + β ΔW with trained gains, α = 1 and β = 0.2 at first; mean over seeds, bars are its "
+            "standard errors. Below, the other gains of the block of Figure 4; bars are standard deviations over "
+            "heads and seeds."
+        ),
+        panels=[*panels, *(_scalar_panel(scalars, quantity) for quantity in SCALARS if scalars)],
+        checks=[_counted(runs, *one) for one in (*_ratio_checks(known), *_scalar_checks(scalars))],
+        ratios=table,
+    )
+
+
+def _ratio_panel(variant: str, group: str, found: Ratios) -> Panel:
+    series = []
+    for (own, layer), seeds in found.items():
+        at: dict[float, list[float]] = {}
+        for steps in seeds.values():
+            for step in steps:
+                at.setdefault(float(step), []).append(steps[step])
+        if own == group:
+            series.append(shared.curve(f"layer {layer + 1}", shared.mean_places(at)))
+    return Panel(
+        title=f"{group}s: {VARIANTS[variant]}",
+        x_label="training step",
+        y_label="|β / α|",
+        series=tuple(series),
+    )
+
+
+def _scalar_panel(rows: Rows, quantity: str) -> Panel:
+    """One gain along training, a curve a layer."""
+    places: dict[int, list[tuple[float, float, float]]] = {}
+    values = shared.gathered(shared.of_quantity(rows, quantity), "layer", "step")
+    for (layer, step), each in sorted(values.items()):
+        place = (float(step), statistics.mean(each), statistics.pstdev(each))
+        places.setdefault(layer, []).append(place)
+    return Panel(
+        title=f"{SCALARS[quantity]}, Figure {17 + list(SCALARS).index(quantity)}",
+        x_label="training step",
+        y_label=f"gain {SCALARS[quantity]}",
+        series=tuple(shared.curve(f"layer {layer + 1}", each) for layer, each in places.items()),
+    )
+
+
+def _counted(runs: shared.Runs, variant: str, check: Check) -> Check:
+    """The check; undecided where its block, or pre-ln, has learnt no more than pairs of tokens."""
+    return runs.if_it_counts(runs.where_learnt(check, variant), variant)
+
+
+def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
+    """Of which block, and what the paper says of its ratios."""
+    checks = []
+    for variant in SKIPLESS:
+        if not (gone := shares(known.get(variant, {}), rise=False)):
+            continue
+        share = shared.over_seeds(gone)
+        gone_check = Check(
+            fact=f"the ratio goes to 0 in nearly all matrices but the first layer's values ({VARIANTS[variant]})",
+            expected=f"below {NONE:g} in at least {MOST:.0%} of them",
+            ours=share.times(100).text("%", digits=0, signed=False),
+            holds=share.above(MOST),
+        )
+        checks.append((variant, gone_check))
+    for variant in FROM_IDENTITY:
+        found = known.get(variant, {})
+        if not (seeds := found.get(FIRST_VALUES)):
+            continue
+        own = {seed: _ends(steps)[1] for seed, steps in seeds.items()}
+        last = shared.over_seeds(own)
+        stays = Check(
+            fact=f"the ratio of the first layer's values does not go to 0 ({VARIANTS[variant]})",
+            expected=f"above {NONE:g}",
+            ours=last.text("|β / α|", signed=False),
+            holds=last.above(NONE),
+        )
+        larger = shared.difference_check(
+            {"first": own, "others": _mean_of_others(found)},
+            *("first", "others"),
+            fact=f"the ratio of the first layer's values is larger than that of the others ({VARIANTS[variant]})",
+            expected="above the mean of all other matrices",
+            above=True,
+            unit="|β / α|",
+        )
+        checks += [(variant, stays), (variant, larger)]
+    rising = {
+        variant: {seed: 100 * share for seed, share in shares(found, rise=True).items()}
+        for variant, found in known.items()
+    }
+    if {shared.GAINED, shared.GAINED_WITH_SKIP} <= set(rising):
+        more = shared.difference_check(
+            rising,
+            shared.GAINED_WITH_SKIP,
+            shared.GAINED,
+            "beside an attention skip more of the ratios rise (Figure 22)",
+            expected=f"a larger share of the matrices rises by more than {NONE:g} than without a skip",
+            above=True,
+            unit="% of the matrices",
+            digits=0,
+        )
+        checks.append((shared.GAINED_WITH_SKIP, more))
+    return checks
+
+
+def _mean_of_others(found: Ratios) -> dict[Scalar, float]:
+    """{seed: mean of the last ratios of all matrices but the first layer's values}."""
+    each: dict[Scalar, list[float]] = {}
+    for matrix, seeds in found.items():
+        if matrix != FIRST_VALUES:
+            for seed, steps in seeds.items():
+                each.setdefault(seed, []).append(_ends(steps)[1])
+    return {seed: statistics.mean(values) for seed, values in each.items()}
+
+
+def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
+    """None of the other gains goes to 0 in any layer."""
+    checks = []
+    for quantity, letter in SCALARS.items():
+        own = shared.of_quantity(rows, quantity)
+        last = max((row["step"] for row in own), default=None)
+        means: dict[Scalar, list[float]] = {}
+        final = [row for row in own if row["step"] == last]
+        for (seed, _), heads in shared.gathered(final, "seed", "layer").items():
+            means.setdefault(seed, []).append(abs(statistics.mean(heads)))
+        if means:
+            least = shared.over_seeds({seed: min(layers) for seed, layers in means.items()})
+            figure = 17 + list(SCALARS).index(quantity)
+            stays = Check(
+                fact=f"{letter} does not go to 0 in any layer (Figure {figure})",
+                expected=f"the smallest size of a mean over heads above {NONE:g}",
+                ours=least.text(letter, signed=False),
+                holds=least.above(NONE),
+            )
+            checks.append((shared.GAINED, stays))
+    return checks
+
+
+def sweeps(scale: Scale) -> list[shared.Sweep]:
+    """All variants at the size and the likeliest rate of the other studies; at laptop scale twice as long, since gains move slowly."""
+    size = shared.SIZES[scale]
+    steps = 2 * size.steps if scale == "laptop" else size.steps
+    variants = (*VARIANTS, "pre-ln", *shared.REFERENCES)
+    rates = shared.RATES[scale].likeliest
+    return [shared.Sweep(variants=variants, size=replace(size, steps=steps), rates=rates)]
+
+
+STUDY = shared.trained_study(
+    "gains",
+    title="trainable gains along training",
+    source="Simplified blocks, Figures 4 and 16 to 22",
+    published=(
+        "From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first layer's values; "
+        "beside an attention skip many ratios rise. The gains of shaped attention and of the MLP do not go to 0."
+    ),
+    sweeps=sweeps,
+    measure=measure,
+    summarise=summarise,
+)

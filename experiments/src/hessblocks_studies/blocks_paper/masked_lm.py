@@ -1,0 +1,192 @@
+"""Figure 7 of the simplified-blocks paper: masked-LM pretraining against steps and time.
+
+The models stay in the cache, where the study `downstream` finds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from hessblocks.figures import Panel
+from hessblocks.storage import Row
+from hessblocks_studies import shared
+from hessblocks_studies.data import BigramTable
+from hessblocks_studies.engine import Rows, Scale, Summary
+from hessblocks_studies.masked import Pretraining, costs, held_out_masked, pretrained
+
+COLUMNS = (
+    "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",
+    "method",
+)  # fmt: skip
+PRESETS: dict[Scale, tuple[str, ...]] = {
+    "smoke": ("pre-ln", "parallel", "sas", "sas-p"),
+    "laptop": ("pre-ln", "parallel", "sas", "sas-p"),
+    "paper": ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm"),
+}
+"""What is timed."""
+RATES: dict[Scale, shared.Grid] = {
+    "smoke": shared.Grid(rates=(3e-3,)),
+    "laptop": shared.Grid(
+        rates=(1e-2, 3e-3, 3e-2),
+        own=dict.fromkeys(("sas", "sas-p"), (3e-2, 1e-2, 1e-1, 3e-3)),
+    ),
+    "paper": shared.Grid(rates=(1e-3, 3e-4, 3e-3)),
+}
+"""The first rate of each block, its best here, is that of the models that `downstream` tunes."""
+SIZES: dict[Scale, shared.TextSize] = {
+    "smoke": shared.TextSize(
+        depth=2, width=32, heads=2, mlp_width=64, context=32, vocab_size=1024, steps=40,
+        batch_size=16, learning_rate=3e-3, evaluations=4, evaluation_sequences=64,
+        data="docstrings",
+    ),
+    "laptop": shared.TextSize(
+        depth=4, width=64, heads=4, mlp_width=128, context=64, vocab_size=2048, steps=2400,
+        batch_size=32, learning_rate=1e-2, evaluations=12, evaluation_sequences=256,
+        data="docstrings",
+    ),
+    "paper": shared.TextSize(
+        depth=16, width=768, heads=12, mlp_width=1536, context=128, vocab_size=32_768,
+        steps=50_000, batch_size=512, learning_rate=1e-3, evaluations=50,
+        evaluation_sequences=2048, data="hub:wikipedia",
+    ),
+}  # fmt: skip
+"""The MLP is gated. 16 layers, 768, context 128 and the vocabulary are published, and an MLP of 3072 that counts
+both halves; the paper trained for 24 hours on one GPU, not for a number of steps: steps, batch and rate at `paper`
+are ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSettings(shared.BlockSettings):
+    """A point of a study of masked models: one model, or all in turns."""
+
+    presets: str | None = None
+    """The presets that `ALL` times, with commas; None where one block is meant."""
+
+
+def sweeps(scale: Scale) -> list[shared.Sweep]:
+    """The blocks, and the points that time them all, one a repetition."""
+    presets, size = PRESETS[scale], SIZES[scale]
+    in_turns = {"presets": ",".join(presets)}
+    return [
+        shared.Sweep(variants=[shared.ALL], size=size, settings=in_turns),
+        shared.Sweep(variants=(*blocks(scale), shared.BIGRAMS), size=size, rates=RATES[scale]),
+    ]
+
+
+def blocks(scale: Scale) -> tuple[str, ...]:
+    """What is trained: what is timed, and pre-ln with zero queries, whose steps cost what those of pre-ln do."""
+    return (*shared.BASES, *PRESETS[scale][1:])
+
+
+def measure(settings: MaskedSettings) -> list[Row]:
+    """One block's validation losses, or the costs of all."""
+    if settings.variant == shared.ALL:
+        return timed(settings)
+    if settings.variant == shared.BIGRAMS:
+        return bigram_rows(settings)
+    made = pretraining(settings)
+    found = pretrained(made, shared.text_of(settings.size))
+    tokens = made.batch_size * made.context
+    return [
+        shared.measured(shared.LOSS, loss, **settings.owner, step=step, tokens=step * tokens)
+        for step, loss in found.losses
+    ]
+
+
+def bigram_rows(settings: MaskedSettings) -> list[Row]:
+    """The loss of a table that sees both neighbours, on the masked tokens of the models."""
+    text, size = shared.text_of(settings.size), settings.size
+    windows = held_out_masked(pretraining(settings, "pre-ln"), text)
+    seen, labels = (torch.stack([one[name] for one in windows]) for name in ("input_ids", "labels"))
+    masked = labels >= 0
+    table = BigramTable(text.splits["train"], text.vocab_size)
+    loss = table.masked_loss(torch.where(masked, labels, seen), masked)
+    return shared.level(settings, loss, size.batch_size * size.context)
+
+
+def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretraining:
+    """The pretraining that a point's settings describe, of its own block by default."""
+    variant = preset or settings.variant
+    zero = variant.endswith(shared.ZERO_QUERIES)
+    return Pretraining(
+        preset=variant.removesuffix(shared.ZERO_QUERIES),
+        seed=settings.seed,
+        slots=("attention.query.init=zeros",) if zero else (),
+        embedding_std=settings.drawn_std,
+        **asdict(settings.size),
+    )
+
+
+def timed(settings: MaskedSettings) -> list[Row]:
+    """Costs of every block as rows; the error of a median is that of a normal, over the turns of one repetition."""
+    presets = (settings.presets or "").split(",")
+    rows: list[Row] = []
+    for name, cost in costs(pretraining(settings, presets[0]), presets).items():
+        owner = replace(settings, variant=name).owner
+        rows += [
+            shared.measured("parameters", cost.parameters, "exact", **owner),
+            shared.timed(shared.STEP_TIME, cost.step_times, owner),
+            shared.timed("answer_time", cost.answer_times, owner),
+            shared.measured("step_memory", cost.step_memory, "counted", **owner),
+            shared.measured("answer_memory", cost.answer_memory, "counted", **owner),
+        ]
+    return rows
+
+
+def summarise(rows: Rows) -> Summary:
+    """Loss against steps and time, and the final losses."""
+    runs = shared.Runs(rows)
+    names = tuple(runs.losses)
+    panels: list[Panel] = []
+    if names:
+        panel = runs.panel(names, "masked-LM loss at equal steps")
+        panels.append(replace(panel, y_label="validation loss (nats per masked token)"))
+    if names and (times := shared.mean_clocks(rows)):
+        panels.append(
+            shared.against_time(
+                panels[0], shared.for_all_bases(times), "the same against training time"
+            )
+        )
+    pairs = [(n, base) for n in ("sas", "sas-p") for base in shared.BASES]
+    table = [
+        {
+            "variant": name,
+            "training_speed": ratio.mean,
+            "standard_error": ratio.error if ratio.seeds > 1 else None,
+            "published": shared.PUBLISHED_SPEED.get(name),
+        }
+        for name, ratio in shared.speeds(rows).items()
+    ]
+    return runs.summary(
+        title="Masked-LM pretraining",
+        caption=(
+            "A quarter of the tokens masked; held-out files; mean over seeds, bars are its standard errors. Loss curves begin after a fifth of the steps. The "
+            "bigram table sees both neighbours. Time "
+            "is steps times the median time of a step (of processor time on a CPU), blocks timed in turns."
+        ),
+        panels=panels,
+        checks=[
+            *(
+                runs.match(name, base, f"{name} pretrains like {base} per step")
+                for name, base in pairs
+                if {name, base} <= set(names)
+            ),
+            *shared.speed_check(rows),
+        ],
+        times=table,
+    )
+
+
+STUDY = shared.trained_study(
+    "masked-lm",
+    title="masked-LM pretraining against steps and time",
+    source="Simplified blocks, Figure 7",
+    published="With 24 hours on one GPU, SAS and SAS-P pretrain a BERT as well as pre-ln, at higher speed.",
+    kind=MaskedSettings,
+    sweeps=sweeps,
+    measure=measure,
+    summarise=summarise,
+    columns=COLUMNS,
+)

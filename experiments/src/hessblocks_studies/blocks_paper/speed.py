@@ -1,0 +1,357 @@
+"""Figures 5 and 26 of the simplified-blocks paper: loss against time and steps; what a step costs at each width.
+
+Losses come from ordinary runs. Time comes from points of their own in which all blocks take turns, a step
+each, so that whatever else the machine does strikes all of them alike; a curve's time is its steps times the
+median time of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from hessblocks.blocks import PRESETS
+from hessblocks.figures import Panel
+from hessblocks.statistics import mean_and_error
+from hessblocks.storage import Row, Scalar
+from hessblocks.training import update_flops
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Summary
+from hessblocks_studies.shared import ROUNDS, in_turns
+
+VARIANTS = (*shared.BASES, "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")
+"""What is trained; what is timed has no second pre-ln, whose steps cost the same."""
+TIMED = (*PRESETS, shared.GPT2)
+WIDTHS: dict[Scale, tuple[int, ...]] = {
+    "smoke": (16, 32),
+    "laptop": (64, 128, 256, 512),
+    "paper": (256, 512, 768, 1024),
+}
+"""Widths at which steps are timed, that of the runs among them."""
+DRAWN = ("pre-ln", *VARIANTS[2:], "op", "modern")
+"""Blocks whose speeds are drawn; the table has all that are timed."""
+TOKEN_TIME = "token_time"
+"""Seconds of a decoded token, of processor time on a CPU, median over the turns."""
+FASTEST = "fastest_"
+"""Begins the name of the least of the turns."""
+CACHE = "cache_memory"
+"""Bytes of the keys and values of one sequence as long as the context."""
+FLOPS = "update_flops"
+"""Operations of the matrix products of an update."""
+COLUMNS = (*shared.TRAINED_COLUMNS, "width")
+Ratios = dict[str, dict[Scalar, float]]
+"""Block → {seed: times as fast as pre-ln}; a seed of the clocks is a repetition with models of its own."""
+
+
+def sweeps(scale: Scale) -> list[shared.Sweep]:
+    """The clocks at each width, and the runs."""
+    size = shared.SIZES[scale]
+    clocks = [
+        shared.Sweep(variants=[shared.ALL], size=shared.widened(size, width))
+        for width in WIDTHS[scale]
+    ]
+    variants = (*VARIANTS, *shared.REFERENCES)
+    return [*clocks, shared.Sweep(variants=variants, size=size, rates=shared.RATES[scale])]
+
+
+def measure(settings: shared.TrainedSettings) -> list[Row]:
+    """One run's losses, or what a step and a decoded token of every block cost."""
+    timed = settings.variant == shared.ALL
+    rows = clocks(settings) if timed else shared.train_point(settings)
+    return [{**row, "width": settings.size.width} for row in rows]
+
+
+def clocks(settings: shared.TrainedSettings) -> list[Row]:
+    """Times of steps and of decoded tokens, all blocks taking turns; cache and operations.
+
+    Args:
+        settings: of the point.
+
+    Returns:
+        A row for each block and quantity.
+
+    Cost:
+        The models of all blocks, with their optimisers, are in memory at once.
+    """
+    size = settings.size
+    turns = {name: replace(settings, variant=name) for name in TIMED}
+    timed = shared.timed_models(turns)
+    steps = in_turns({name: each.step for name, each in timed.items()}, ROUNDS)
+    caches: dict[str, int] = {}
+
+    def decode(name: str) -> None:
+        caches[name] = timed[name].decode()
+
+    passes = in_turns({name: partial(decode, name) for name in timed}, ROUNDS)
+    rows: list[Row] = []
+    for name in timed:
+        put = partial(_timed_rows, turns[name].owner)
+        rows += put(shared.STEP_TIME, steps[name])
+        rows += put(TOKEN_TIME, [seconds / size.context for seconds in passes[name]])
+        rows.append(shared.measured(CACHE, caches[name], "counted", **turns[name].owner))
+        if name in PRESETS:
+            count = update_flops(shared.run_settings(turns[name]), size.vocab_size)
+            rows.append(shared.measured(FLOPS, count, "counted", **turns[name].owner))
+    return rows
+
+
+def _timed_rows(owner: Mapping[str, Scalar], quantity: str, times: Sequence[float]) -> list[Row]:
+    """Median and least of some times."""
+    fastest = shared.measured(FASTEST + quantity, min(times), **owner)
+    return [shared.timed(quantity, times, owner), fastest]
+
+
+def ratios(rows: Rows, quantity: str) -> Ratios:
+    """How many times as much of a cost pre-ln has, repetition by repetition."""
+    costs = shared.repeated(rows, quantity)
+    base = costs.get("pre-ln", {})
+    found = {
+        name: {seed: base[seed] / cost for seed, cost in each.items() if seed in base}
+        for name, each in costs.items()
+    }
+    return {name: each for name, each in found.items() if each}
+
+
+def time_shares(
+    runs: shared.Runs, base: str, step_shares: Mapping[str, float]
+) -> dict[str, dict[Scalar, float]]:
+    """Block → {seed: its time to the last loss of a base, as a share of the base's}; infinite if never.
+
+    Args:
+        runs: of equal steps.
+        base: pre-ln, or the one with zero queries, whose step costs the same.
+        step_shares: block → time of its step, as a share of the base's.
+
+    Returns:
+        The shares.
+    """
+    found: dict[str, dict[Scalar, float]] = {}
+    for seed, target in runs.losses.get(base, {}).items():
+        if math.isinf(target):
+            continue
+        last = runs.curve(base, seed)[-1][0]
+        for name, step_share in step_shares.items():
+            if seed in runs.losses.get(name, {}):
+                steps = last if name == base else shared.steps_to(runs.curve(name, seed), target)
+                found.setdefault(name, {})[seed] = steps / last * step_share
+    return found
+
+
+def summarise(rows: Rows) -> Summary:
+    """Loss against time, what steps and tokens cost at each width, the time to the loss that pre-ln ends with."""
+    runs = shared.Runs(rows)
+    timed = {width: each for (width,), each in shared.grouped(_clocked(rows), "width").items()}
+    own = {row["width"] for row in shared.of_quantity(rows, shared.LOSS)} or set(timed)
+    clocked = timed.get(min(own, default=0), ())
+    clock, times = shared.mean_clocks(clocked), shared.repeated(clocked)
+    steps = {name: shared.time_ratio(times, name, "pre-ln") for name in times}
+    steps = {name: share for name, share in steps.items() if share.seeds}
+    step_shares = {**dict.fromkeys(shared.BASES, 1.0), **{n: s.mean for n, s in steps.items()}}
+    shares = {base: time_shares(runs, base, step_shares) for base in shared.BASES}
+    table = [
+        {
+            "variant": name,
+            "step_time": mean,
+            "share_of_the_time_to_the_loss_of_pre_ln": _mean(shares["pre-ln"].get(name, {})),
+        }
+        for name, (mean, _) in clock.items()
+    ]
+    panels = (
+        [
+            shared.against_time(
+                runs.panel(VARIANTS, ""), shared.for_all_bases(clock), "loss against time"
+            )
+        ]
+        if clock
+        else []
+    )
+    panels += [_panel(timed, *of) for of in PANELS if timed]
+    return runs.summary(
+        title="Loss against training time, and speed against width",
+        caption=(
+            "Time is steps times the median time of a step (of processor time on a CPU), blocks timed in turns, "
+            f"a step each; bars of speeds are standard errors over repetitions. {shared.CURVES}"
+        ),
+        panels=panels,
+        checks=[
+            *_speed_checks(timed),
+            *(
+                runs.if_it_counts(check, block, base)
+                for base, each in shares.items()
+                for block, check in _time_checks(each, base, steps).items()
+            ),
+            *_step_checks(runs),
+        ],
+        times=table,
+        speeds=[line for width, each in timed.items() for line in _speed_table(width, each)],
+    )
+
+
+PANELS = (
+    ("training", shared.STEP_TIME, "steps per second against pre-ln"),
+    ("decoding with a cache", TOKEN_TIME, "tokens per second against pre-ln"),
+)
+"""Title, quantity and label of each panel of speeds."""
+
+
+def _clocked(rows: Rows) -> Rows:
+    kinds = (shared.STEP_TIME, TOKEN_TIME)
+    return shared.of_quantity(rows, *kinds, *(FASTEST + kind for kind in kinds), CACHE, FLOPS)
+
+
+def _panel(timed: Mapping[int, Rows], title: str, quantity: str, label: str) -> Panel:
+    """Speed against width, a curve a block."""
+    places: dict[str, list[tuple[float, float, float]]] = {}
+    for width, rows in timed.items():
+        found = ratios(rows, quantity)
+        for name in filter(found.__contains__, DRAWN):
+            places.setdefault(name, []).append(
+                (float(width), *mean_and_error(list(found[name].values())))
+            )
+    return Panel(
+        title=title,
+        x_label="width",
+        y_label=label,
+        x_scale="log",
+        series=tuple(shared.curve(name, each) for name, each in places.items()),
+    )
+
+
+def _speed_table(width: int, rows: Rows) -> list[dict[str, object]]:
+    """Every block of one width against pre-ln."""
+    speeds = {
+        "training_speed": shared.STEP_TIME,
+        "training_speed_by_the_fastest_steps": FASTEST + shared.STEP_TIME,
+        "training_speed_by_operations": FLOPS,
+        "decoding_speed": TOKEN_TIME,
+        "decoding_speed_by_the_fastest_tokens": FASTEST + TOKEN_TIME,
+    }
+    found = {label: ratios(rows, quantity) for label, quantity in speeds.items()}
+    caches = dict(shared.gathered(shared.of_quantity(rows, CACHE), "variant"))
+    return [
+        {
+            "width": width,
+            "variant": name,
+            **{label: _mean(each.get(name, {})) for label, each in found.items()},
+            "repetitions": len(seeds),
+            "published_training_speed": shared.PUBLISHED_SPEED.get(name),
+            "cache_memory": max(caches.get((name,), [math.nan])),
+        }
+        for name, seeds in found["training_speed"].items()
+    ]
+
+
+def _speed_checks(timed: Mapping[int, Rows]) -> list[Check]:
+    """sas-p against pre-ln at every width, the other blocks of table 1 at the widest."""
+    checks = []
+    for width, rows in timed.items():
+        blocks = list(shared.PUBLISHED_SPEED)[1:] if width == max(timed) else ["sas-p"]
+        medians, least, counted = (
+            ratios(rows, quantity)
+            for quantity in (shared.STEP_TIME, FASTEST + shared.STEP_TIME, FLOPS)
+        )
+        for block in blocks:
+            if block in medians:
+                by = [_mean(each.get(block, {})) for each in (least, counted)]
+                checks.append(_speed_check(block, width, medians, *by))
+    return checks
+
+
+def _speed_check(
+    block: str, width: int, medians: Ratios, least: float | None, counted: float | None
+) -> Check:
+    """Whether a block is on the published side of 1, by the medians and by the fastest steps."""
+    published = shared.PUBLISHED_SPEED[block]
+    less, side = ("less", "above") if published > 1 else ("more", "below")
+    found = shared.over_seeds(medians[block])
+    faster = found.above(1.0)
+    if least is None or faster is not (least > 1):
+        faster = None
+    by_steps, by_operations = ("?" if one is None else f"{one:.3f}" for one in (least, counted))
+    ours = found.text("times", digits=3, signed=False)
+    return Check(
+        fact=f"a training step of {block} takes {less} time than one of pre-ln at width {width}",
+        expected=f"{side} 1 (published {published}: 16 layers, width 768, one GPU)",
+        ours=f"{ours}; by the fastest steps {by_steps}, by operations {by_operations}",
+        holds=None if faster is None else faster == (published > 1),
+    )
+
+
+def _step_checks(runs: shared.Runs) -> list[Check]:
+    """Figure 26: losses at equal steps."""
+    return [
+        *(
+            runs.match(name, base, f"{name} matches {base} in loss per step")
+            for base in shared.BASES
+            for name in ("sas", "sas-p")
+        ),
+        runs.slower(
+            "sas-p-no-norm", "sas-p", "removing the norms slightly hurts the loss per step"
+        ),
+    ]
+
+
+def _mean(shares: Mapping[Scalar, float]) -> float | None:
+    """The mean over seeds; None where a seed never gets there."""
+    if not shares or not all(map(math.isfinite, shares.values())):
+        return None
+    return mean_and_error(list(shares.values()))[0]
+
+
+def _time_checks(
+    shares: shared.Values, base: str, steps: Mapping[str, shared.Difference]
+) -> dict[str, Check]:
+    """Whether sas and sas-p need less time to a base's last loss; no where one never gets there in as much time.
+
+    A block whose steps take less time is not there yet at the end of as many steps, and has time left: undecided.
+
+    The error of the step times, which all seeds share, counts beside that over seeds; of one repetition it is not known.
+
+    Args:
+        shares: block → {seed: its time, as a share of the base's}.
+        base: pre-ln, or the one with zero queries.
+        steps: block → time of its step, as a share of pre-ln's.
+
+    Returns:
+        Block → the fact about it, as far as it is measured.
+    """
+    checks: dict[str, Check] = {}
+    for block in ("sas", "sas-p") if base in shares else ():
+        if block not in shares or block not in steps:
+            continue
+        found = shared.difference(shares, block, base)
+        never = [seed for seed, share in shares[block].items() if math.isinf(share)]
+        clock = steps[block]
+        if not never:
+            common = (1 + found.mean) * clock.error / clock.mean if clock.seeds > 1 else 0.0
+            found = replace(found, common=common, repetitions=clock.seeds)
+        more = found.above(0.0)
+        ours = found.times(100).text("% of the time more", digits=0)
+        if never:
+            ours = (
+                f"not reached by {len(never)} of {len(shares[block])} seeds in as many steps, "
+                f"which take {clock.text('of the time', digits=2, signed=False)}"
+            )
+            if clock.mean < 1 or clock.above(1.0) is None:
+                more = None
+        checks[block] = Check(
+            fact=f"{block} needs less time than {base} to the last loss of {base}",
+            expected="below 0 % more",
+            ours=ours,
+            holds=None if more is None else not more,
+        )
+    return checks
+
+
+STUDY = shared.trained_study(
+    "speed",
+    title="loss against training time, speed of steps and decoding against width",
+    source="Simplified blocks, Figures 5 and 26, Table 1",
+    published="SAS trains at least as fast in time as pre-ln, SAS-P about as fast as the parallel block with 13 % fewer parameters.",
+    sweeps=sweeps,
+    measure=measure,
+    summarise=summarise,
+    columns=COLUMNS,
+)

@@ -1,0 +1,223 @@
+"""Docstrings of the standard library, split by file once for pretraining and for all labelled tasks.
+
+A file's split is decided within its package, so that every package of several files has files in each
+split. No text of a test file is seen in pretraining.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import platform
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hessblocks.data import (
+    END_OF_TEXT,
+    Corpus,
+    Entry,
+    Source,
+    cached,
+    cached_corpus,
+    check_vocabulary,
+    standard_library,
+    write_corpus,
+)
+from hessblocks.storage import parse_json
+
+DOCSTRINGS_VERSION = 2
+"""Raised whenever the same files would give other records or splits."""
+ENTRY = f"docstrings-{sys.implementation.cache_tag}"
+"""Of the cache: one an interpreter."""
+MASK, PADDING = "<|mask|>", "<|padding|>"
+SPECIAL = (END_OF_TEXT, MASK, PADDING)
+SPLITS = ("train", "validation", "test")
+SHARES = {"test": 0.15, "validation": 0.1}
+"""Share of each package's docstrings that these splits take at least, where its files allow it."""
+LARGE = 0.4
+"""A file with more than this share of its package's docstrings is training text."""
+TOPICS = "pydoc_data/topics.py"
+"""Prose on the language, as long again as all docstrings; training text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Docstring:
+    """What a module, class or function says of itself."""
+
+    file: str
+    """Relative path of the source file, with /."""
+    split: str
+    """train, validation or test."""
+    kind: str
+    """module, class, function or prose."""
+    signature: str
+    """`name(first, second)` of a function; the name of a class; empty for others."""
+    text: str
+    """The docstring, its indentation removed."""
+
+    @property
+    def package(self) -> str:
+        """Top-level package; empty for a module that stands alone."""
+        return self.file.split("/")[0] if "/" in self.file else ""
+
+
+def load_docstrings() -> tuple[Docstring, ...]:
+    """Every docstring of the running interpreter's standard library, its tests left out.
+
+    Returns:
+        The docstrings, in the order of their files' paths, then pydoc's prose.
+
+    Raises:
+        RunError: the cache cannot be written, or the interpreter has no source files.
+
+    Cost:
+        About 10 seconds, once; then the time to read 2 MB.
+    """
+    entry = _records()
+    lines = (entry.folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    return tuple(Docstring(**parse_json(line)) for line in lines)
+
+
+def load_docstring_corpus(vocabulary: int) -> Corpus:
+    """The docstrings as tokens, each ended by the end of text; splits train, validation and test.
+
+    Args:
+        vocabulary: entries of the encoding, learnt from the training split; `MASK` and `PADDING`
+            are among them.
+
+    Returns:
+        The corpus, its files verified.
+
+    Raises:
+        ArgumentError: `vocabulary` is too small.
+        RunError: as `load_docstrings`.
+    """
+    check_vocabulary(vocabulary)
+    key = {
+        "docstrings": _records().manifest["files"]["records.jsonl"]["sha256"],
+        "vocabulary": vocabulary,
+        "data version": DOCSTRINGS_VERSION,
+    }
+    return cached_corpus("docstrings", ENTRY, key, partial(_encode, vocabulary))
+
+
+def docstrings_of(text: str) -> Iterator[tuple[str, str, str]]:
+    """(kind, signature, docstring) of each module, class and function of a source text, in order.
+
+    A text that is not Python of this version has none.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the compiler thinks of others' escape sequences
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module):
+            found = ("module", "")
+        elif isinstance(node, ast.ClassDef):
+            found = ("class", node.name)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found = ("function", _signature(node))
+        else:
+            continue
+        if documented := (ast.get_docstring(node) or "").strip():
+            yield *found, documented
+
+
+def assigned(counts: Mapping[str, int]) -> dict[str, str]:
+    """The split of each file, package by package.
+
+    Args:
+        counts: relative path → docstrings.
+
+    Returns:
+        Relative path → split. Within a package, in the order of the paths' SHA-256, files go to test
+        and then to validation until each has its share; large files and the rest are training text.
+    """
+    packages: dict[str, list[str]] = {}
+    for path in counts:
+        packages.setdefault(path.split("/")[0] if "/" in path else "", []).append(path)
+    return {
+        path: split
+        for files in packages.values()
+        for path, split in _assigned(files, counts).items()
+    }
+
+
+def _assigned(files: Sequence[str], counts: Mapping[str, int]) -> dict[str, str]:
+    total = sum(counts[file] for file in files)
+    order = sorted(files, key=lambda path: hashlib.sha256(path.encode()).digest())
+    small = iter([file for file in order if counts[file] <= LARGE * total])
+    found = dict.fromkeys(files, "train")
+    for split, share in SHARES.items():
+        taken = 0
+        while taken < share * total and (file := next(small, None)) is not None:
+            found[file] = split
+            taken += counts[file]
+    return found
+
+
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    names = [argument.arg for argument in every if argument.arg not in ("self", "cls")]
+    return f"{node.name}({', '.join(names)})"
+
+
+def _records() -> Entry:
+    source = standard_library()
+    key = {
+        "docstrings version": DOCSTRINGS_VERSION,
+        "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
+        "files": source.fingerprint,
+    }
+    return cached(ENTRY, key, partial(_collect, source))
+
+
+def _collect(source: Source, folder: Path) -> Mapping[str, Any]:
+    found = {
+        path: list(docstrings_of(text))
+        for split in ("train", "validation")
+        for path, text in source.read(split)
+    }
+    splits = assigned({path: len(items) for path, items in found.items()})
+    records = [
+        Docstring(file=path, split=splits[path], kind=kind, signature=signature, text=text)
+        for path in sorted(found)
+        for kind, signature, text in found[path]
+    ]
+    records += _prose()
+    lines = [json.dumps(asdict(record), ensure_ascii=False) for record in records]
+    (folder / "records.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    return {
+        split: {
+            "docstrings": sum(record.split == split for record in records),
+            "characters": sum(len(record.text) for record in records if record.split == split),
+        }
+        for split in SPLITS
+    }
+
+
+def _prose() -> list[Docstring]:
+    """The entries of pydoc's topics; none where the interpreter comes without them."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return []
+    own = partial(Docstring, file=TOPICS, split="train", kind="prose", signature="")
+    return [own(text=entry.strip()) for entry in topics.values()]
+
+
+def _encode(vocabulary: int, folder: Path) -> Mapping[str, Any]:
+    records = load_docstrings()
+    held = {record.text for record in records if record.split != "train"}
+    texts = {s: [record.text for record in records if record.split == s] for s in SPLITS}
+    texts["train"] = [text for text in texts["train"] if text not in held]  # inherited docstrings
+    made = write_corpus(folder, texts, vocabulary, SPECIAL)
+    return {"split": "by file within each package", **made}

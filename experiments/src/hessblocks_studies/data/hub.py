@@ -1,0 +1,191 @@
+"""Text and labelled tasks of the Hugging Face hub, by the extra `hub` (datasets).
+
+A name is one of `TEXTS`, a dataset of the hub, or a local folder in the same layout, which needs no
+network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from hessblocks.data import Corpus, cached_corpus, check_vocabulary, fingerprint, write_corpus
+from hessblocks.errors import ArgumentError, RunError, check_extra, check_name
+from hessblocks_studies.data.docstrings import SPECIAL
+from hessblocks_studies.data.tasks import SEPARATOR, LabelledText, Task
+
+HUB_VERSION = 1
+"""Raised whenever the same texts would give other tokens."""
+COLUMN = "text"
+TEXTS: Mapping[str, tuple[str, str | None, str]] = {
+    "wikipedia": ("wikimedia/wikipedia", "20231101.en", COLUMN),
+    "codeparrot": ("codeparrot/codeparrot-clean", None, "content"),
+}
+"""Short name → dataset, configuration and the column of its text."""
+CHARACTERS = 2_000_000_000
+"""So much text is taken at most."""
+HELD_OUT = 200
+"""Each so-manieth document is validation text."""
+GLUE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "cola": (("sentence",), ("unacceptable", "acceptable")),
+    "sst2": (("sentence",), ("negative", "positive")),
+    "mrpc": (("sentence1", "sentence2"), ("not equivalent", "equivalent")),
+    "qqp": (("question1", "question2"), ("not duplicate", "duplicate")),
+    "mnli": (("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
+    "qnli": (("question", "sentence"), ("entailment", "not entailment")),
+    "rte": (("sentence1", "sentence2"), ("entailment", "not entailment")),
+}
+"""Task → its columns of text and its classes; STS-B is a regression and left out."""
+VALIDATION = {"mnli": "validation_matched"}
+"""Where the labelled held-out split has another name than `validation`."""
+
+
+def load_hub_corpus(
+    name: str, vocabulary: int, *, column: str | None = None, characters: int = CHARACTERS
+) -> Corpus:
+    """A text dataset as tokens, each document ended by the end of text; built once, then cached.
+
+    Args:
+        name: one of `TEXTS`, a dataset's name, or a local folder of json, csv or parquet files.
+        vocabulary: entries of the encoding, learnt from the training split.
+        column: that holds the text; by default `COLUMN`, or what `TEXTS` says.
+        characters: most characters that are taken.
+
+    Returns:
+        Splits train and validation (each `HELD_OUT`-th document).
+
+    Raises:
+        ArgumentError: a vocabulary that is too small, no such column, too little text, or datasets is not installed.
+        RunError: neither the network nor the local cache has the name.
+
+    Cost:
+        Memory for all of the text while it is encoded, once.
+    """
+    check_vocabulary(vocabulary)
+    path, configuration, own_column = TEXTS.get(name, (name, None, COLUMN))
+    column = column or own_column
+    local = Path(path)
+    files = [str(p.relative_to(local)) for p in sorted(local.rglob("*")) if p.is_file()]
+    key = {
+        "hub version": HUB_VERSION,
+        "dataset": f"{path}, {configuration}" if configuration else path,
+        "files": fingerprint(local, files) if local.is_dir() else "",
+        "column": column,
+        "characters": characters,
+        "tokenizers": tokenizers.__version__,
+        "vocabulary": vocabulary,
+    }
+    digest = hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:8]
+    short = re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).name)[:40]
+
+    def build(folder: Path) -> Mapping[str, Any]:
+        rows = _dataset(path, configuration, "train", streaming=True)
+        with _loading(path):
+            texts = list(_texts(rows, column, name, characters))
+        return _encode(texts, vocabulary, folder, name)
+
+    return cached_corpus(name, f"hub-{short}-{digest}", key, build)
+
+
+def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
+    """A classification of GLUE; its labelled validation split is the test split here.
+
+    Args:
+        name: of the task, in small letters.
+        source: the dataset, or a local folder with one sub-folder a task that holds train and
+            validation files (json, csv or parquet).
+
+    Returns:
+        The task; the last tenth of its training split is the validation split.
+
+    Raises:
+        ArgumentError: an unknown task, or datasets is not installed.
+        RunError: the data cannot be had, or has other columns.
+    """
+    check_name("task", name, GLUE)
+    columns, classes = GLUE[name]
+    local = Path(source, name)
+    path, configuration = (str(local), None) if local.is_dir() else (source, name)
+    held_out = "validation" if local.is_dir() else VALIDATION.get(name, "validation")
+    train = _examples(_dataset(path, configuration, "train"), columns, len(classes), name)
+    test = _examples(_dataset(path, configuration, held_out), columns, len(classes), name)
+    cut = max(1, len(train) // 10)
+    splits = {"train": train[:-cut], "validation": train[-cut:], "test": test}
+    return Task(name=name, classes=classes, splits=splits)
+
+
+def _dataset(path: str, configuration: str | None, split: str, **options: Any) -> Iterable[Any]:
+    check_extra("hub", "hub", "datasets", distribution="hessblocks-studies")
+    import datasets
+
+    with _loading(path):
+        found: Iterable[Any] = datasets.load_dataset(path, configuration, split=split, **options)
+    return found
+
+
+@contextmanager
+def _loading(path: str) -> Iterator[None]:
+    """Inside, what the network or the files of a dataset do is said in a sentence."""
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except (OSError, ValueError, ConnectionError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")[:200]
+        raise RunError(
+            f"hub: {path} cannot be loaded ({reason}); check the name, go where there is a network, or "
+            "give a local folder."
+        ) from error
+
+
+def _texts(rows: Iterable[Any], column: str, name: str, characters: int) -> Iterator[str]:
+    taken = 0
+    for row in rows:
+        if column not in row:
+            raise ArgumentError(
+                f"--data: {name} has no column {column!r}; it has {', '.join(map(str, row))}."
+            )
+        if not (row[column] or "").strip():
+            continue
+        yield row[column]
+        taken += len(row[column])
+        if taken >= characters:
+            return
+
+
+def _encode(texts: list[str], vocabulary: int, folder: Path, name: str) -> Mapping[str, Any]:
+    validation = texts[HELD_OUT - 1 :: HELD_OUT] or texts[-1:]
+    train = [text for place, text in enumerate(texts, start=1) if place % HELD_OUT]
+    train = train if len(texts) >= HELD_OUT else texts[:-1]
+    if not train:
+        raise ArgumentError(f"--data: {name} has {len(texts)} documents; expected at least 2.")
+    splits = {"train": train, "validation": validation}
+    made = write_corpus(folder, splits, vocabulary, SPECIAL)
+    return {"split": f"each {HELD_OUT}th document", **made}
+
+
+def _examples(
+    rows: Iterable[Any], columns: tuple[str, ...], classes: int, name: str
+) -> tuple[LabelledText, ...]:
+    found = []
+    for row in rows:
+        if not {*columns, "label"} <= set(row):
+            raise RunError(
+                f"hub: {name} has the columns {', '.join(map(str, row))}; expected "
+                f"{', '.join(columns)} and label."
+            )
+        if not 0 <= int(row["label"]) < classes:
+            raise RunError(
+                f"hub: {name} has the label {row['label']}; expected 0 to {classes - 1}."
+            )
+        text = SEPARATOR.join(str(row[column]) for column in columns)
+        found.append(LabelledText(text=text, label=int(row["label"]), file=name, origin=text))
+    if not found:
+        raise RunError(f"hub: {name} has a split without examples.")
+    return tuple(found)

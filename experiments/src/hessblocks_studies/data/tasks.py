@@ -1,0 +1,195 @@
+"""Labelled stand-ins with labels that are true by construction; they are not GLUE.
+
+| task | text | label | how the label comes about |
+| --- | --- | --- | --- |
+| matching | a function's signature and a docstring | does it belong? | half keep their own docstring, half get one of another function of the same split |
+| acceptability | a sentence of a docstring | is it as it was written? | in half of them two different words have changed places |
+| topic | a docstring | its package, one of the largest | the file it stands in |
+
+Every task is split by file as the docstrings are; the classes are equally frequent in each split.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hessblocks.errors import RunError, check_name
+from hessblocks_studies.data.docstrings import SPLITS, Docstring
+
+CLASSES = 6
+"""Packages of the topic task."""
+WORDS = (5, 30)
+"""Fewest and most words of a sentence."""
+SHORTEST = 20
+"""Characters of a docstring below which it says too little."""
+LONGEST = 400
+"""Characters of a docstring after which it is cut."""
+SEPARATOR = "\n"
+Records = Sequence[Docstring]
+Classes = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledText:
+    """A text and its class."""
+
+    text: str
+    """What the model reads."""
+    label: int
+    """The class, counted from 0."""
+    file: str
+    """Where it comes from."""
+    origin: str
+    """The text before anything was done to it; no two splits share one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A classification."""
+
+    name: str
+    """Short name."""
+    classes: Classes
+    """What the labels mean."""
+    splits: Mapping[str, tuple[LabelledText, ...]]
+    """train, validation and test; each class equally often in each."""
+
+    def first(self, split: str, count: int | None) -> tuple[LabelledText, ...]:
+        """The first `count` examples of a split, classes in turn; all where `count` is None."""
+        return self.splits[split][: None if count is None else count - count % len(self.classes)]
+
+
+def make_task(name: str, records: Records, seed: int = 0) -> Task:
+    """One of `TASKS`, made from docstrings.
+
+    Args:
+        name: matching, acceptability or topic.
+        records: docstrings with their splits.
+        seed: of what is drawn (partners, swapped words, which examples are kept).
+
+    Returns:
+        The task; no text stands in two of its splits.
+
+    Raises:
+        ArgumentError: an unknown name.
+        RunError: too few docstrings for one of the splits.
+    """
+    check_name("task", name, TASKS)
+    usable = [record for record in records if record.kind != "prose"]
+    classes, make = TASKS[name]
+    classes = classes or _packages(usable)
+    splits: dict[str, tuple[LabelledText, ...]] = {}
+    seen: set[str] = set()
+    for place, split in enumerate(reversed(SPLITS)):  # what stands in test is left out elsewhere
+        draw = np.random.default_rng([seed, list(TASKS).index(name), place])
+        found = make([record for record in usable if record.split == split], draw, classes)
+        splits[split] = balanced([e for e in found if e.origin not in seen], len(classes), draw)
+        seen |= {example.origin for example in found}
+        if not splits[split]:
+            raise RunError(
+                f"docstrings: the {split} split has no example of some class of {name}; this "
+                "interpreter's standard library is too small for it."
+            )
+    return Task(name=name, classes=classes, splits=splits)
+
+
+def balanced(
+    examples: Sequence[LabelledText], classes: int, draw: np.random.Generator
+) -> tuple[LabelledText, ...]:
+    """As many examples of each class as the rarest has, drawn, the classes taking turns."""
+    by_class: list[list[LabelledText]] = [[] for _ in range(classes)]
+    for index in draw.permutation(len(examples)):
+        by_class[examples[index].label].append(examples[index])
+    return tuple(example for turn in zip(*by_class, strict=False) for example in turn)
+
+
+def sentences(text: str) -> list[str]:
+    """Plain sentences of the first paragraph: words only, ended by a full stop."""
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    found = re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph)
+    plain = re.compile(r"[A-Z][A-Za-z0-9',;()\- ]+\.")
+    return [s for s in found if plain.fullmatch(s) and WORDS[0] <= len(s.split()) <= WORDS[1]]
+
+
+def swapped(sentence: str, draw: np.random.Generator) -> str:
+    """The sentence with two different words in each other's place; the last word keeps its stop."""
+    words = sentence[:-1].split()
+    pairs = [
+        (i, j)
+        for i in range(len(words))
+        for j in range(i + 1, len(words))
+        if words[i].lower() != words[j].lower()
+    ]
+    first, second = pairs[int(draw.integers(len(pairs)))]
+    words[first], words[second] = words[second], words[first]
+    return " ".join(words) + "."
+
+
+def _matching(own: Records, draw: np.random.Generator, _: Classes) -> list[LabelledText]:
+    functions = _distinct([record for record in own if record.kind == "function"])
+    order = draw.permutation(len(functions))
+    half = len(order) // 2
+    kept, given = order[:half], order[half:]
+    pairs = [(functions[i], functions[i], 1) for i in kept]
+    turned = np.roll(given, 1)
+    pairs += [(functions[i], functions[j], 0) for i, j in zip(given, turned, strict=True)]
+    return [
+        _example(function, f"{function.signature}{SEPARATOR}{_text(other)}", label)
+        for function, other, label in pairs
+        if label or _text(function) != _text(other)
+    ]
+
+
+def _acceptability(own: Records, draw: np.random.Generator, _: Classes) -> list[LabelledText]:
+    found = {sentence: record for record in own for sentence in sentences(record.text)}
+    usable = [s for s in found if len({word.lower() for word in s[:-1].split()}) > 1]
+    flips = draw.permutation(len(usable)) % 2
+    return [
+        _example(found[s], s if flip else swapped(s, draw), int(flip), origin=s)
+        for s, flip in zip(usable, flips, strict=True)
+    ]
+
+
+def _topic(own: Records, _: object, packages: Classes) -> list[LabelledText]:
+    return [
+        _example(record, _text(record), packages.index(record.package))
+        for record in _distinct(own)
+        if record.package in packages
+    ]
+
+
+def _packages(records: Records) -> Classes:
+    """The packages whose rarest split is largest."""
+    counts = Counter((r.package, r.split) for r in _distinct(records) if r.package)
+    packages = {package for package, _ in counts}
+    least = {package: min(counts[package, split] for split in SPLITS) for package in packages}
+    return tuple(sorted(sorted(packages, key=lambda p: (-least[p], p))[:CLASSES]))
+
+
+def _example(record: Docstring, text: str, label: int, origin: str | None = None) -> LabelledText:
+    return LabelledText(text=text, label=label, file=record.file, origin=origin or text)
+
+
+def _distinct(records: Records) -> list[Docstring]:
+    """Docstrings that say something, each text once."""
+    found = {_text(record): record for record in records if len(record.text) >= SHORTEST}
+    return list(found.values())
+
+
+def _text(record: Docstring) -> str:
+    return record.text[:LONGEST]
+
+
+TASKS: dict[
+    str, tuple[Classes, Callable[[Records, np.random.Generator, Classes], list[LabelledText]]]
+] = {
+    "matching": (("another function's", "its own"), _matching),
+    "acceptability": (("two words swapped", "as written"), _acceptability),
+    "topic": ((), _topic),
+}
+"""Name → classes, the largest packages where there are none, and what makes the examples of a split."""

@@ -1,0 +1,64 @@
+"""The text that the points of a study train on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from hessblocks.data import Corpus, load_corpus, load_package_corpus
+from hessblocks.training import RunSize
+from hessblocks_studies.data.docstrings import load_docstring_corpus
+
+HUB = "hub:"
+"""Begins the name of a dataset of the Hugging Face hub."""
+PACKAGE = "package:"
+"""Begins the name of an installed package, whose source is the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSize(RunSize):
+    """Sizes of model and training, and the text."""
+
+    data: str | None = None
+    """docstrings, package:NAME or hub:NAME; None for the source of the standard library."""
+
+
+HEADS = 4
+"""Of the narrower blocks, where the size has as many."""
+HEAD_WIDTH = 64
+"""Of the wider blocks, which have more heads instead of wider ones."""
+
+
+def widened(size: TextSize, width: int) -> TextSize:
+    """The size at another width, the MLP in proportion."""
+    heads = max(min(HEADS, size.heads), width // HEAD_WIDTH)
+    return replace(size, width=width, heads=heads, mlp_width=size.mlp_width * width // size.width)
+
+
+def text_of(size: TextSize) -> Corpus:
+    """The text of a point.
+
+    Args:
+        size: says which, and the entries of the vocabulary.
+
+    Returns:
+        Its tokens.
+
+    Raises:
+        ArgumentError: the hub's dataset is asked for and datasets is not installed, or a package that is not there.
+        RunError: it cannot be had.
+    """
+    return _text(size.data, size.vocab_size)
+
+
+@cache
+def _text(data: str | None, vocabulary: int) -> Corpus:
+    if data is None:
+        return load_corpus(None, vocabulary)
+    if data == "docstrings":
+        return load_docstring_corpus(vocabulary)
+    if data.startswith(PACKAGE):
+        return load_package_corpus(data.removeprefix(PACKAGE), vocabulary)
+    from hessblocks_studies.data.hub import load_hub_corpus
+
+    return load_hub_corpus(data.removeprefix(HUB), vocabulary)

@@ -1,0 +1,10 @@
+"""Points, stores and executors: how a study is carried out, whatever it measures."""
+
+from hessblocks_studies.engine.cluster import RayCluster
+from hessblocks_studies.engine.executors import Executor, InProcess
+from hessblocks_studies.engine.outputs import outputs_of, write_outputs
+from hessblocks_studies.engine.point import Measure, Outcome, Point, seed_of
+from hessblocks_studies.engine.reporter import Pace, Reporter, Silent, StudyProgress
+from hessblocks_studies.engine.store import POINTS, Store, opened, read
+from hessblocks_studies.engine.study import SCALES, Check, Rows, Scale, Study, Summary
+from hessblocks_studies.engine.workers import LocalProcesses

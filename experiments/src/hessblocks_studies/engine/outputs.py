@@ -1,0 +1,62 @@
+"""The files of a study that are made from its store: results.csv, summary.json, figure.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hessblocks.storage import Scalar, json_text, table_text, write_text
+from hessblocks_studies.engine.point import Point, plain
+from hessblocks_studies.engine.store import Store
+from hessblocks_studies.engine.study import Check, Study
+
+
+def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> tuple[Check, ...]:
+    """Write what the finished ones of `points` amount to.
+
+    Args:
+        study: whose points they are.
+        points: all points of the scale, finished or not.
+        store: holds the finished ones; its folder is written.
+
+    Returns:
+        The published facts next to ours.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    texts, checks = outputs_of(study, points, store)
+    for name, text in texts.items():
+        write_text(store.folder / name, text)
+    return checks
+
+
+def outputs_of(
+    study: Study[Any], points: Sequence[Point], store: Store
+) -> tuple[dict[str, str], tuple[Check, ...]]:
+    """The text of each file, by its name, and the published facts next to ours."""
+    stored = store.of(points)
+    rows = stored.rows
+    summary = study.summarise(rows)
+    settings: dict[str, dict[Scalar, None]] = {}
+    for point in points:
+        for name, value in plain(point.settings).items():
+            settings.setdefault(name, {})[value] = None
+    done, missing = len(stored.finished), len(stored.missing)
+    about = {
+        "study": study.name,
+        "revision": study.revision,
+        "title": study.title,
+        "source": study.source,
+        "published": study.published,
+        "points": {"total": len(points), "done": done, "missing": missing},
+        "seconds": stored.seconds,
+        "retried": stored.retried,
+        "settings": {name: list(values) for name, values in settings.items()},
+    }
+    texts = {
+        "results.csv": table_text(study.columns, rows),
+        "figure.json": json_text(summary.figure.to_dict()),
+        "summary.json": json_text({**about, **summary.to_dict()}),
+    }
+    return texts, tuple(summary.checks)

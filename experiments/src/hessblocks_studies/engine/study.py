@@ -1,0 +1,104 @@
+"""What a study is: points to measure, and what their rows amount to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, Literal, cast, get_args
+
+from hessblocks.errors import check_name
+from hessblocks.figures import Figure
+from hessblocks_studies.engine.point import Measure, Point, S
+
+Scale = Literal["smoke", "laptop", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+Rows = Sequence[Mapping[str, Any]]
+"""Measurements as they come back from a store: by column, what a row lacks is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A published or expected fact next to ours."""
+
+    fact: str
+    """The fact, in a sentence."""
+    expected: str
+    """Its number or direction."""
+    ours: str
+    """What was measured, with its error."""
+    holds: bool | None
+    """Whether it agrees; None where too little was measured to say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What the rows of a study amount to."""
+
+    figure: Figure
+    """The picture."""
+    checks: Sequence[Check]
+    """Facts."""
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Numbers worth keeping, such as fits, by name."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Checks and tables as plain data; the figure has its own file."""
+        return {
+            "checks": [asdict(check) for check in self.checks],
+            "tables": {name: [_known(row) for row in rows] for name, rows in self.tables.items()},
+        }
+
+
+def _known(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a table; an error that is not known is None."""
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in row.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(Generic[S]):
+    """One figure, table or question."""
+
+    name: str
+    """As it is asked for."""
+    title: str
+    """What it measures, a few words."""
+    source: str
+    """Paper and figure."""
+    published: str
+    """What is known, one sentence."""
+    settings: Callable[[Scale, int | None], Sequence[S]]
+    """From a scale and a number of seeds (None: the scale's own) to the points' settings, frozen dataclasses."""
+    measure: Measure[S]
+    """From a point's settings to its rows."""
+    summarise: Callable[[Rows], Summary]
+    """From all rows to what they amount to; works on partial results too."""
+    columns: tuple[str, ...]
+    """Of its results.csv."""
+    revision: int = 1
+    """Raised when equal settings give other numbers than before."""
+    gpus: float = 0
+    """Accelerators that a point of the paper's scale takes on a cluster."""
+
+    def points(self, scale: str, seeds: int | None = None) -> list[Point]:
+        """The points of a scale.
+
+        Args:
+            scale: smoke, laptop or paper.
+            seeds: how many; None means the scale's own number.
+
+        Returns:
+            The points, each once, in the order in which they are measured.
+
+        Raises:
+            ArgumentError: an unknown scale.
+        """
+        check_name("scale", scale, SCALES)
+        gpus = self.gpus if scale == "paper" else 0
+        return [
+            Point(study=self.name, settings=settings, revision=self.revision, gpus=gpus)
+            for settings in self.settings(cast(Scale, scale), seeds)
+        ]

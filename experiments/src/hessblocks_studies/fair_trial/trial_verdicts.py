@@ -1,0 +1,260 @@
+"""What the study `trial` finds at one width, and its verdicts. Its rule stands with the study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hessblocks.storage import Scalar
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows
+from hessblocks_studies.fair_trial.trial_plan import (
+    BASE,
+    BLOCKS,
+    CHANGED,
+    CLOCK,
+    EQUAL,
+    FASTER,
+    LONG,
+    NEIGHBOURS,
+    ONCE,
+    PARTED,
+    PARTS,
+    PLACES,
+    POSITIONS,
+    RUNS,
+    STARTS,
+    TUNED,
+    TUNING,
+    WIDE,
+    taken_apart,
+)
+
+JUDGED = ("sas", "sas-p")
+WORDS = {EQUAL: "of as many parameters", ONCE: "on a text read once"}
+"""Phase in which the judged blocks are changed → in words."""
+POOR = f"void, since {BASE} is not as good a base as pre-ln"
+OTHER_RATE = "void, since another rate is better in runs as long"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(shared.Tuned):
+    """What is measured at one width."""
+
+    times: Mapping[str, Mapping[Scalar, float]]
+    """What was timed → {repetition: seconds of a step}."""
+    starts: Mapping[str, str | None] | None
+    """Block → its start in the runs, of `STARTS`, None for 0.02; None altogether where starts were not tuned."""
+    planned: Sequence[str]
+    """What is tuned."""
+    changed: Mapping[str, shared.Runs]
+    """Phase of `CHANGED`, or of `NEIGHBOURS` at the greater width → runs with one thing changed."""
+
+    def kinds(self, label: str) -> list[str]:
+        """A block from each of its starts, measured or not."""
+        return [label + start for start in STARTS if label + start in self.planned]
+
+    def label_of(self, kind: str) -> str:
+        """The block of a start."""
+        return taken_apart(kind)[0]
+
+    def best_rate(self, label: str) -> float:
+        """That of the runs, where the next ones on both sides are no better in runs as long; else the best of the tuning."""
+        sides = [check.holds for block, check in self.long_rate_checks() if block == label]
+        return self.rates[label] if len(sides) > 1 and all(sides) else super().best_rate(label)
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """Block whose runs are not from its best start → that start."""
+        best = {label: taken_apart(self.tuned_as(label))[1] for label in self.starts or {}}
+        return {
+            label: STARTS[best[label]]
+            for label, start in (self.starts or {}).items()
+            if start != (STARTS[best[label]] if best[label] else None)
+        }
+
+    def hindrances(self, *labels: str) -> list[str]:
+        """Why the runs of some labels do not count; nothing where they do."""
+        reasons = [
+            f"the runs of {label} are not from its best start, {best}"
+            for label, best in self.elsewhere.items()
+            if label in labels
+        ]
+        return [*super().hindrances(*labels), *reasons]
+
+    def long_rate_checks(self) -> list[tuple[str, Check]]:
+        """(block, whether the next rate, lower or higher, is no better for it in the runs)."""
+        checks = []
+        for phase, blocks in (pair for phases in NEIGHBOURS.values() for pair in phases.items()):
+            side = "higher" if phase.endswith(FASTER) else "lower"
+            for block in blocks if phase in self.changed else ():
+                other, own = (
+                    each.losses.get(block, {}) for each in (self.changed[phase], self.runs)
+                )
+                gaps = [loss - own[seed] for seed, loss in other.items() if seed in own]
+                check = Check(
+                    fact=f"{block} does not end lower in the runs at the next {side} rate",
+                    expected=f"lower by at most {shared.SLACK:g} nats (control, one seed)",
+                    ours=", ".join(f"{gap:+.3f} nats" for gap in gaps) or "not finished",
+                    holds=min(gaps) >= -shared.SLACK if gaps else None,
+                )
+                checks.append((block, check))
+        return checks
+
+    def changed_check(self, phase: str, block: str, words: str, base: str = BASE) -> Check:
+        """Whether a block of a phase of `CHANGED`, in words, matches a base, of that phase or else of the runs."""
+        own = self.changed[phase]
+        losses = {
+            block: own.losses.get(block, {}),
+            base: (own if base in CHANGED[phase] else self.runs).losses.get(base, {}),
+        }
+        check = shared.match_check(
+            losses,
+            block,
+            base,
+            f"{words} about matches {base} at equal steps",
+            expected=f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
+            limit=shared.CLOSE,
+        )
+        learnt = (own if shared.BIGRAMS in CHANGED[phase] else self.runs).below_the_table
+        return shared.judged_by(learnt(base, shared.BIGRAMS), check, shared.void_of(base))
+
+    def gap_check(self, phase: str, block: str, fact: str) -> Check:
+        """Whether a block is as far above the base in a phase of `CHANGED` as it is in the runs, seed by seed."""
+        own = self.changed[phase]
+        gaps: dict[str, dict[Scalar, float]] = {}
+        for name, runs in (("changed", own), ("as tuned", self.runs)):
+            above = runs.losses.get(block, {})
+            below = (runs if BASE in CHANGED[phase] else self.runs).losses.get(BASE, {})
+            gaps[name] = {
+                seed: gap
+                for seed in above.keys() & below.keys()
+                if math.isfinite(gap := above[seed] - below[seed])
+            }
+        return shared.match_check(
+            gaps,
+            "changed",
+            "as tuned",
+            fact,
+            expected=f"the gap changes by at most {shared.CLOSE:g}, up or down",
+            limit=shared.CLOSE,
+        )
+
+    def start_check(self) -> Check:
+        """Whether every block's runs are from its best start."""
+        off = [f"{label} (best {best})" for label, best in self.elsewhere.items()]
+        said = f"elsewhere: {'; '.join(off)}" if off else f"so for all {len(self.starts or ())}"
+        enough = bool(self.starts) and self.enough
+        return Check(
+            fact="the runs of each block are from its best start",
+            expected="all (rule of this study)",
+            ours=said if enough else "too little measured",
+            holds=not off if enough else None,
+        )
+
+
+def trial_of(rows: Rows, width: str, phase: str) -> Trial:
+    """What is measured at one width.
+
+    Args:
+        rows: of the whole study.
+        width: `NARROW` or `WIDE`.
+        phase: of the runs.
+
+    Returns:
+        The trial, as far as it is measured.
+    """
+    timed = [row for row in rows if row["phase"] == width + CLOCK]
+    starts = {
+        row["variant"]: row.get("start")
+        for row in rows
+        if row["phase"] == phase and row["variant"] in BLOCKS
+    }
+    changed = {
+        kind: shared.Runs([row for row in rows if row["phase"] == kind])
+        for kind in {LONG: CHANGED, WIDE + LONG: NEIGHBOURS[WIDE]}.get(phase, ())
+    }
+    own = {
+        "times": shared.repeated(timed),
+        "starts": starts if phase.endswith(LONG) else None,
+        "changed": changed,
+    }
+    planned = TUNED[width]
+    if not phase.endswith(LONG):  # all from 0.02
+        planned = RUNS[phase]
+        rows = [row for row in rows if row["phase"] != width + TUNING or not row.get("start")]
+    return Trial.of(rows, width + TUNING, phase, planned=planned, **own)
+
+
+def base_of(label: str) -> str:
+    """What the long runs of a block, or of one with other parts, are compared with."""
+    block, _ = PARTED.get(label, ("", ""))
+    return "pre-ln" if block == "pre-ln" else BASE
+
+
+def verdicts(name: str, trial: Trial) -> list[Check]:
+    """Of the rates, of the controls, and the verdicts at one width."""
+    own, runs = [*trial.rate_checks(), trial.start_check()], trial.runs
+    learnt = runs.below_the_table(BASE, shared.BIGRAMS)
+    learnt = replace(learnt, fact=f"{BASE} has learnt more than pairs of tokens")
+    good = runs.close(BASE, "pre-ln", f"{BASE} is as good a base as pre-ln")
+    own += [*runs.controls.values(), learnt, trial.judged(good, BASE, "pre-ln")]
+    long_rates = trial.long_rate_checks()
+    own += [check for _, check in long_rates]
+    for block in JUDGED:
+        about = [
+            runs.match(block, BASE, f"{block} about matches {BASE} at equal steps"),
+            shared.at_equal_time(runs, trial.times, block, BASE),
+        ]
+        if EQUAL in trial.changed:
+            for phase, words in WORDS.items():
+                about += [
+                    trial.changed_check(phase, block, f"{block} {words}"),
+                    trial.gap_check(
+                        phase, block, f"{block} {words} ends as far above {BASE} as {block}"
+                    ),
+                ]
+        for check in about:
+            verdict = shared.judged_by(learnt, check, shared.void_of(BASE))
+            verdict = trial.judged(shared.judged_by(good, verdict, POOR), block, BASE)
+            own.append(_at_its_rate(long_rates, verdict, block, BASE))
+    for label, (block, words) in PARTED.items() if PARTS in trial.changed else ():
+        against, words = base_of(label), f"{block} {words} and projections"
+        verdict = trial.judged(trial.changed_check(PARTS, label, words, against), against)
+        own.append(_at_its_rate(long_rates, verdict, against))
+    return [replace(check, fact=f"{name}: {check.fact}") for check in own]
+
+
+def _at_its_rate(long_rates: list[tuple[str, Check]], verdict: Check, *blocks: str) -> Check:
+    """A verdict, void where another rate is better in the runs for one of its blocks."""
+    for block, control in long_rates:
+        if block in blocks:
+            verdict = shared.judged_by(control, verdict, OTHER_RATE)
+    return verdict
+
+
+def place_verdicts(placed: Trial) -> list[Check]:
+    """The verdict at equal steps with either kind of positions, and whether it is the same gap."""
+    runs, block = placed.runs, "sas-p"
+    checks = [replace(c, fact=f"positions: {c.fact}") for c in placed.rate_checks()[1:]]
+    gaps: dict[str, dict[Scalar, float]] = {}
+    for kind, name in POSITIONS.items():
+        one, base = block + kind, BASE + kind
+        control = runs.below_the_table(base, shared.BIGRAMS)
+        match = runs.alike(
+            one, base, f"{block} about matches {BASE}, both from 0.02, at equal steps"
+        )
+        match = placed.judged(shared.judged_by(control, match, shared.void_of(BASE)), one, base)
+        own = (replace(control, fact=f"{BASE} has learnt more than pairs of tokens"), match)
+        checks += [replace(check, fact=f"{name} positions: {check.fact}") for check in own]
+        above, below = (runs.losses.get(label, {}) for label in (one, base))
+        gaps[name] = {seed: above[seed] - below[seed] for seed in above.keys() & below.keys()}
+    same = shared.match_check(
+        gaps,
+        *("sinusoidal", "rotary"),
+        fact=f"{block} is as far from {BASE} with sinusoidal positions as with rotary ones",
+        expected=f"the gap changes by at most {shared.CLOSE:g}, up or down",
+        limit=shared.CLOSE,
+    )
+    return [*checks, placed.judged(same, *RUNS[PLACES])]

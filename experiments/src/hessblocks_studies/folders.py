@@ -1,0 +1,262 @@
+"""What a folder of studies was asked for, and its files brought up to date without measuring."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hessblocks.cli import FolderKind
+from hessblocks.conventions import AnyPath
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.storage import (
+    ABSENT,
+    Finding,
+    held,
+    parse_json,
+    read_text,
+    stays_inside,
+    write_json,
+)
+from hessblocks_studies.catalogue import find, names
+from hessblocks_studies.engine import (
+    POINTS,
+    Point,
+    Store,
+    Study,
+    opened,
+    outputs_of,
+    read,
+    write_outputs,
+)
+
+CONFIG = "config.json"
+OUTPUTS = ("results.csv", "summary.json", "figure.json")
+"""What is made from the points."""
+
+
+def remember(out: Path, studies: Iterable[str], scale: str, seeds: int | None) -> None:
+    """Write into `out`/config.json that `studies` were asked for, besides those of before.
+
+    Raises:
+        ArgumentError: the folder is that of another command, or of one study.
+        RunError: the file cannot be written.
+    """
+    before = _asked_before(out)
+    now = {name: {"scale": scale, "seeds": seeds} for name in studies}
+    write_json(out / CONFIG, {"command": "reproduce", "studies": {**before, **now}})
+
+
+def _asked_before(out: Path) -> dict[str, Any]:
+    """The studies of config.json; none where it is damaged, since each study has its own."""
+    try:
+        config = _config(out) if (out / CONFIG).exists() else {"studies": {}}
+    except RunError:
+        warnings.warn(
+            f"{out / CONFIG} is damaged and written anew; studies without points are forgotten",
+            stacklevel=4,
+        )
+        return {}
+    if "study" in config:
+        raise ArgumentError(
+            f"--out: {out} is the folder of the study {config['study']} alone; give the one that holds it."
+        )
+    if not isinstance(config.get("studies"), dict):
+        raise ArgumentError(
+            f"--out: {out} holds what another command wrote; choose another folder."
+        )
+    found: dict[str, Any] = config["studies"]
+    return found
+
+
+def is_study_folder(folder: AnyPath) -> bool:
+    """Whether `hessblocks reproduce` wrote `folder`, be it of one study or of several.
+
+    Returns:
+        True where it did; False also for a folder that is not there.
+
+    Raises:
+        OSError: it cannot be read.
+        RunError: config.json of a study is damaged.
+    """
+    folder = Path(folder)
+    places = [folder, *_inside(folder)]
+    try:
+        return any(map(_is_one_study, places)) or "studies" in _config(folder)
+    except RunError:
+        if any((place / POINTS).exists() for place in places):
+            raise
+        return False  # what is damaged is of another command
+
+
+@contextlib.contextmanager
+def refreshed(folder: AnyPath) -> Iterator[None]:
+    """Hold `folder` with its results.csv, summary.json and figure.json made anew from finished points.
+
+    A command that was killed leaves points behind that those files do not count yet.
+
+    Args:
+        folder: of one study, or holding folders of studies; studies that this version does not know
+            stay as they are.
+
+    Raises:
+        RunError: a command is writing there, a newer version wrote it, or a file is damaged.
+    """
+    folder = Path(folder)
+    if _is_one_study(folder):
+        with opened(folder) as store:
+            _refresh(folder, store)
+            yield
+        return
+    with held(folder):
+        for path in filter(_is_one_study, _inside(folder)):
+            with opened(path) as store:
+                _refresh(path, store)
+        yield
+
+
+def _refresh(folder: Path, store: Store) -> None:
+    if not (asked := _asked(folder)):
+        return
+    if older := _of_older_revisions(store, *asked):
+        warnings.warn(f"{folder / POINTS} {older}; its tables stay as they are", stacklevel=4)
+        return
+    write_outputs(*asked, store)
+
+
+def _of_older_revisions(store: Store, study: Study[Any], points: list[Point]) -> str:
+    """What to say of a store whose points all are of another revision of the study; empty for others."""
+    if not len(store) or len(store.of(points).missing) < len(points):
+        return ""
+    keys = [parse_json(key) for key in store]
+    found = {key.get("revision") for key in keys if key["study"] == study.name}
+    if not found or study.revision in found:
+        return ""
+    held = ", ".join(map(str, sorted(found, key=str)))
+    return f"is of revision {held} of {study.name}, this version measures revision {study.revision}"
+
+
+def _asked(folder: Path) -> tuple[Study[Any], list[Point]] | None:
+    """The study of a folder and its points; None for a study that this version does not know."""
+    config = _config(folder)
+    if config["study"] not in names():
+        return None
+    study = find(config["study"])
+    try:
+        return study, study.points(config["scale"], config["seeds"])
+    except (ArgumentError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{folder / CONFIG}: damaged; run the same `hessblocks reproduce` again."
+        ) from error
+
+
+def check_studies(folder: AnyPath) -> tuple[Finding, ...]:
+    """Look over the stores and tables of studies; nothing is written.
+
+    Args:
+        folder: of one study, or holding folders of studies.
+
+    Returns:
+        One finding a file: points.jsonl is edited where a line of it is not what was written, foreign where
+        one is of another study, missing where points of its scale are not measured; results.csv,
+        summary.json and figure.json are edited where they are not what the points give. A study that was
+        asked for and is not there is missing.
+
+    Raises:
+        RunError: a config.json is damaged, or a newer version wrote the points.
+    """
+    folder = Path(folder)
+    if _is_one_study(folder):
+        return tuple(_findings(folder))
+    asked = _config(folder).get("studies", {})
+    own = {path.name: path for path in _inside(folder) if _is_one_study(path)}
+    lost = [
+        Finding(path=folder / name, state="missing", words=ABSENT)
+        for name in asked
+        if name not in own and stays_inside(name)
+    ]
+    found = [finding for path in own.values() for finding in _findings(path, asked.get(path.name))]
+    return (*lost, *found)
+
+
+def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterator[Finding]:
+    """What the files of a study are; `request` is what the folder around it says that was asked for."""
+    config = _config(folder)
+    if request and any(config.get(name) != request[name] for name in request):
+        words = f"is not that of scale {request.get('scale')}, seeds {request.get('seeds')}, as asked for"
+        yield Finding(path=folder / CONFIG, state="foreign", words=words)
+    store = read(folder)
+    points = folder / POINTS
+    name, asked = _config(folder)["study"], _asked(folder)
+    if asked and (older := _of_older_revisions(store, *asked)):
+        yield Finding(path=points, state="foreign", words=older)
+        return
+    foreign = [key for key in store if parse_json(key)["study"] != name]
+    missing = store.of(asked[1]).missing if asked else []
+    if store.damaged:
+        words = f"has {store.damaged} line(s) that are not what was written"
+        yield Finding(path=points, state="edited", words=words)
+    elif foreign:
+        yield Finding(path=points, state="foreign", words=f"has {len(foreign)} line(s) of others")
+    elif missing:
+        yield Finding(path=points, state="missing", words=f"lacks {len(missing)} point(s)")
+    else:
+        yield Finding(path=points, state="whole")
+    texts = outputs_of(*asked, store)[0] if asked else dict.fromkeys(OUTPUTS)
+    for path in (folder / name for name in OUTPUTS):
+        if not path.exists():
+            yield Finding(path=path, state="missing", words=ABSENT)
+        elif (text := texts[path.name]) and not _alike(path, text):
+            words = "is not what its points give; `hessblocks report` writes it anew"
+            yield Finding(path=path, state="edited", words=words)
+        else:
+            yield Finding(path=path, state="whole")
+
+
+def _alike(path: Path, text: str) -> bool:
+    """Whether a file holds the text; of fits, which differ between machines, six digits count."""
+    try:
+        found = read_text(path)
+        if path.suffix != ".json":
+            return found == text
+        one, other = (
+            json.loads(each, parse_float=lambda n: f"{float(n):.6g}") for each in (found, text)
+        )
+    except (RunError, ValueError):
+        return False
+    return bool(one == other)
+
+
+def _is_one_study(folder: Path) -> bool:
+    return "study" in _config(folder)
+
+
+def _inside(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What config.json holds; nothing where there is none, or no mapping."""
+    path = folder / CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except ValueError as error:
+        raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
+
+
+def _write_page(folder: Path) -> tuple[Path, list[str]]:
+    """Write the page of a folder of studies; with it a line for each study that is not whole."""
+    from hessblocks_studies.gallery import missing_lines, write_gallery
+
+    with refreshed(folder):
+        return write_gallery(folder, names()), missing_lines(folder)
+
+
+STUDY_FOLDERS = FolderKind(holds=is_study_folder, write_page=_write_page, check=check_studies)
+"""What `hessblocks report` and `hessblocks check` know of folders of studies."""

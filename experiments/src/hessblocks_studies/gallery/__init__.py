@@ -1,0 +1,4 @@
+"""The page of reproduced figures and tables."""
+
+from hessblocks_studies.gallery.page import missing_lines, study_folders, write_gallery
+from hessblocks_studies.gallery.section import VERDICTS, StudySection, load_section

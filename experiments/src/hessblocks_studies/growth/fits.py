@@ -1,0 +1,168 @@
+"""Power laws fitted to repeated measurements: slope, confidence interval, and whether it is one.
+
+Letters: x = ln σ, y = ln value, n measurements in m groups of equal σ, τ² the variance of y within
+a group beyond the measurements' own errors.
+
+    y = a + b x, weights 1 / (τ² + (standard error / value)²), b the slope.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hessblocks.errors import ArgumentError
+from hessblocks_studies.shared import fisher_tail, student_quantile
+
+CONFIDENCE = 0.95
+ROUNDING = 1e-10
+"""Relative error of every measurement, however exact."""
+BEND = 0.2
+"""Change of the local slope over the fitted range that is worth a flag, if it is significant."""
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """A power law value ∝ σ^slope, as far as it is one."""
+
+    slope: float
+    """Exponent b."""
+    standard_error: float
+    """Of the slope."""
+    low: float
+    """Lower end of its 95 % confidence interval."""
+    high: float
+    """Upper end."""
+    smallest: float
+    """Smallest σ used."""
+    largest: float
+    """Largest σ used."""
+    measurements: int
+    """n; values of exactly 0 are left out."""
+    bend: float
+    """Change of the local slope from the smallest to the largest σ, from a quadratic fit."""
+    flag: str
+    """Why this is no power law; empty where nothing speaks against one."""
+
+
+def fit_growth(
+    sigma: Sequence[float], value: Sequence[float], standard_error: Sequence[float | None]
+) -> Growth | None:
+    """Fit a power law by weighted least squares on logarithms.
+
+    Args:
+        sigma: scale of the data, one entry a measurement, above 0.
+        value: measured values, at least 0.
+        standard_error: of each value; None or 0 where it is exact.
+
+    Returns:
+        The fit, or None with fewer than three different σ among the values that are not 0.
+
+    Raises:
+        ArgumentError: the lengths differ, or a σ or value is negative.
+    """
+    if not len(sigma) == len(value) == len(standard_error):
+        raise ArgumentError("fit_growth: expected sigma, value and standard_error of one length")
+    if min(sigma, default=1.0) <= 0 or min(value, default=0.0) < 0:
+        raise ArgumentError("fit_growth: expected positive sigma and values of at least 0")
+    kept = [place for place, v in enumerate(value) if v > 0]
+    x = np.log([sigma[place] for place in kept])
+    if len(np.unique(x)) < 3:
+        return None
+    y = np.log([value[place] for place in kept])
+    own = np.array([(standard_error[place] or 0.0) / value[place] for place in kept])
+    return _fit(x, y, own**2 + ROUNDING**2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Means:
+    """y averaged at each σ."""
+
+    x: Vector
+    y: Vector
+    variance: Vector
+    """Of each mean."""
+    freedom: int
+    """Degrees of freedom behind the variances; 0 where nothing was measured twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Curve:
+    """A polynomial through the means."""
+
+    leading: float
+    error: float
+    """Standard error of the leading coefficient."""
+    misfit: float
+    """χ² per degree of freedom."""
+    spare: int
+    """Means beyond the coefficients."""
+
+
+def _fit(x: Vector, y: Vector, own: Vector) -> Growth:
+    means = _averaged(x, y, own)
+    line, curve = _polynomial(means, degree=1), _polynomial(means, degree=2)
+    # scattered more than the repeats explain: the misfit then sets the error
+    freedom = line.spare if line.misfit > 1 or not means.freedom else means.freedom
+    reach = student_quantile((1 + CONFIDENCE) / 2, freedom) * line.error
+    span = float(x.max() - x.min())
+    bend, bend_error = 2 * curve.leading * span, 2 * curve.error * span
+    if not (curve.spare or means.freedom) and bool((own <= ROUNDING**2).all()):
+        bend_error = math.inf  # three values without errors: nothing tells a bend from noise
+    return Growth(
+        slope=line.leading,
+        standard_error=line.error,
+        low=line.leading - reach,
+        high=line.leading + reach,
+        smallest=float(np.exp(x.min())),
+        largest=float(np.exp(x.max())),
+        measurements=len(x),
+        bend=bend,
+        flag=_flag(bend, bend_error, line, means.freedom),
+    )
+
+
+def _averaged(x: Vector, y: Vector, own: Vector) -> _Means:
+    """Means at each σ; their variance from the pooled scatter of repeated measurements."""
+    at, group, counts = np.unique(x, return_inverse=True, return_counts=True)
+    mean = np.bincount(group, y) / counts
+    own_mean = np.bincount(group, own) / counts
+    freedom = len(x) - len(at)
+    between = 0.0
+    if freedom:
+        pooled = float(((y - mean[group]) ** 2).sum()) / freedom
+        between = max(pooled - float(own.mean()), 0.0)
+    variance = (between + own_mean) / counts
+    return _Means(x=at, y=mean, variance=variance, freedom=freedom)
+
+
+def _polynomial(means: _Means, degree: int) -> _Curve:
+    """Weighted least squares; errors grow with the misfit where it is larger than they explain."""
+    centred = means.x - np.average(means.x, weights=1 / means.variance)
+    design = np.vander(centred, degree + 1) / np.sqrt(means.variance)[:, None]
+    scaled = means.y / np.sqrt(means.variance)
+    covariance = np.linalg.inv(design.T @ design)
+    coefficients = covariance @ (design.T @ scaled)
+    spare = len(means.x) - degree - 1
+    misfit = float(((scaled - design @ coefficients) ** 2).sum()) / max(spare, 1)
+    scale = misfit if spare and not means.freedom else max(misfit, 1.0)
+    return _Curve(
+        leading=float(coefficients[0]),
+        error=math.sqrt(float(covariance[0, 0]) * scale),
+        misfit=misfit,
+        spare=spare,
+    )
+
+
+def _flag(bend: float, bend_error: float, line: _Curve, freedom: int) -> str:
+    """Say what speaks against a power law: a bend that is visible and significant, or scatter."""
+    if abs(bend) > max(BEND, 3 * bend_error):
+        return f"the slope changes by {bend:+.2f} over the range"
+    if freedom and fisher_tail(line.misfit, line.spare, freedom) < 1e-4:
+        return "the means lie off the line by more than their errors"
+    return ""

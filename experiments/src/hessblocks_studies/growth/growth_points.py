@@ -1,0 +1,214 @@
+"""How the blocks of the Hessian grow with the size σ of the data: the points of all such studies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from hessblocks.curvature import Problem, group_norms, parameter_groups
+from hessblocks.storage import Row, Scalar
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Scale, Study, seed_of
+from hessblocks_studies.growth.addition_model import LOSSES, addition_model, of_current_tokens
+from hessblocks_studies.growth.exact_norms import Norms, exact_norms
+
+GROUPS = ("query", "value")
+"""The groups whose blocks the paper shows."""
+CURRENT = "current"
+"""Target of the authors' squared loss: the token that is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Sizes of a study at initialisation at one scale."""
+
+    width: int
+    """Entries of a token's vector, of a query and of a key."""
+    sums: int
+    """Sums in the batch."""
+    seeds: int
+    """Models drawn, at each σ where there are several."""
+    sigmas: tuple[float, ...] = ()
+    """Sizes of the data."""
+    layers: tuple[int, ...] = (1,)
+    """Depths."""
+    probes: int = 20
+    """Random vectors of each estimate; unused where the norm is exact."""
+
+
+def one_layer(sigmas: tuple[float, ...], seeds: int) -> dict[Scale, Size]:
+    """The sizes of a study of one layer, with so many seeds at laptop scale; the published ones have 20."""
+    return {
+        "smoke": Size(width=16, sums=8, seeds=2, sigmas=sigmas),
+        "laptop": Size(width=128, sums=64, seeds=seeds, sigmas=sigmas),
+        "paper": Size(width=128, sums=64, seeds=20, sigmas=sigmas),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawSettings:
+    """A point of a study at initialisation: a model and sums drawn from a seed."""
+
+    width: int
+    """Entries of a token's vector."""
+    sums: int
+    """Sums in the batch."""
+    seed: int
+    """Repetition, from 0; model and sums are drawn from it and the study's name."""
+
+
+def draws(
+    sizes: Mapping[Scale, Size], kind: type[Any] = DrawSettings, **choices: Sequence[str | None]
+) -> Callable[[Scale, int | None], list[Any]]:
+    """The settings of a study with a point for each choice, depth, σ and seed, as far as `kind` has them.
+
+    Args:
+        sizes: of each scale.
+        kind: dataclass of the points; its sizes have the names of `Size`, depth and σ are layers and sigma.
+        **choices: further settings of `kind`, each with all its values.
+
+    Returns:
+        From a scale and a number of seeds to the points' settings.
+    """
+    wanted = {one.name for one in fields(kind)}
+
+    def settings(scale: Scale, seeds: int | None) -> list[Any]:
+        size = sizes[scale]
+        each = {"width": [size.width], "sums": [size.sums], "probes": [size.probes], **choices}
+        axes = {"layers": size.layers, "sigma": size.sigmas, "seed": range(seeds or size.seeds)}
+        varied = {name: values for name, values in {**each, **axes}.items() if name in wanted}
+        return [
+            kind(**dict(zip(varied, chosen, strict=True)))
+            for chosen in itertools.product(*varied.values())
+        ]
+
+    return settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthSettings:
+    """A point of a growth study: one model at one σ."""
+
+    study: str
+    """Name of the study; model and sums are drawn from it, depth, σ and seed."""
+    block: str
+    """Name in `addition_model.BLOCKS`."""
+    loss: str
+    """Name in `addition_model.LOSSES`."""
+    layers: int
+    """Depth of the model."""
+    width: int
+    """Entries of a token's vector."""
+    sums: int
+    """Sums in the batch."""
+    sigma: float
+    """Standard deviation of embeddings and positions."""
+    seed: int
+    """Repetition, from 0."""
+    probes: int
+    """Random vectors of each estimate."""
+    precision: str
+    """float64, or float32, which is twice as fast: for one layer without norm its norms are those of
+    float64 to 1e-3, and to 1e-5 for σ up to 1."""
+    target: str | None = None
+    """current: the token that is read; None: the next one."""
+
+
+GROWTH_COLUMNS = (
+    "study", "layers", "layer", "group", "part", "sigma", "seed", "value", "standard_error", "method",
+)  # fmt: skip
+
+
+def logspace(first: float, last: float, count: int) -> tuple[float, ...]:
+    """`count` sizes from 10^first to 10^last, equal steps on a logarithmic scale."""
+    return tuple(float(value) for value in np.logspace(first, last, count))
+
+
+def growth_study(
+    name: str,
+    *,
+    block: str,
+    loss: str,
+    sizes: Mapping[Scale, Size],
+    precision: str = "float64",
+    targets: Sequence[str | None] = (None,),
+    **about: Any,
+) -> Study[GrowthSettings]:
+    """A study of one point for each target, depth, σ and seed.
+
+    Args:
+        name: of the study.
+        block: name in `addition_model.BLOCKS`.
+        loss: name in `addition_model.LOSSES`.
+        sizes: of each scale.
+        precision: float64 or float32.
+        targets: `target` of the points.
+        **about: title, source, published and summarise of the `Study`.
+
+    Returns:
+        The study.
+    """
+    chosen = {"study": [name], "block": [block], "loss": [loss], "precision": [precision]}
+    return Study(
+        name=name,
+        settings=draws(sizes, GrowthSettings, **chosen, target=targets),
+        measure=measure_growth,
+        columns=GROWTH_COLUMNS,
+        **about,
+    )
+
+
+def measure_growth(settings: GrowthSettings) -> list[Row]:
+    """Norms of the W_Q and W_V blocks of every layer: the last one exactly, earlier ones estimated.
+
+    Weights, embeddings and sums are drawn afresh for each point.
+
+    Returns:
+        A row for each layer, group and part.
+    """
+    layers, sigma = settings.layers, settings.sigma
+    draw = seed_of(settings.study, layers, sigma, settings.seed)
+    model = addition_model(
+        settings.block, layers=layers, width=settings.width, sigma=sigma, seed=draw
+    )
+    model.to(getattr(torch, settings.precision))
+    batch = addition_batch(settings.sums, seed=draw)
+    if settings.target == CURRENT:
+        batch = of_current_tokens(batch)
+    problem, groups = Problem(model, [batch], loss=LOSSES[settings.loss]), parameter_groups(model)
+    found: list[Norms] = []
+    for layer in range(layers - 1):
+        named = {name: groups[f"layers.{layer}.attention.{name}"] for name in GROUPS}
+        norms = group_norms(problem, named, probes=settings.probes, seed=settings.seed)
+        found.append({(name, part): norms[name][part] for name in norms for part in norms[name]})
+    found.append(exact_norms(model, batch, LOSSES[settings.loss], GROUPS))
+    rows = growth_rows(found, settings.study, layers=layers, sigma=sigma, seed=settings.seed)
+    return [{**row, "group": targeted(str(row["group"]), settings.target)} for row in rows]
+
+
+def targeted(group: str, target: str | None) -> str:
+    """A group's name with the target, where that is not the next token."""
+    return f"{group} ({target} token)" if target else group
+
+
+def growth_rows(found: Sequence[Norms], study: str, **point: Scalar) -> list[Row]:
+    """A row for each layer, group and part.
+
+    Args:
+        found: the norms of each layer.
+        study: its name.
+        **point: layers, sigma and seed.
+
+    Returns:
+        The rows, with the columns `GROWTH_COLUMNS`.
+    """
+    return [
+        {"study": study, **point, "layer": layer, "group": group, "part": part, **norm.to_row()}
+        for layer, norms in enumerate(found)
+        for (group, part), norm in norms.items()
+    ]

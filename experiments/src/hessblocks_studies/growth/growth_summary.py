@@ -1,0 +1,231 @@
+"""What a growth study amounts to: slopes against theory, and the picture on double logarithmic axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hessblocks.conventions import Part
+from hessblocks.figures import Panel, Scaling, Series
+from hessblocks.statistics import mean_and_error
+from hessblocks_studies.engine import Check, Rows, Summary
+from hessblocks_studies.growth.fits import Growth, fit_growth
+from hessblocks_studies.shared import Place, curve, gathered, grouped, mean_places, summary
+
+CURVE = ("layers", "layer", "group", "part")
+Curve = tuple[Any, ...]
+"""The values of `CURVE`."""
+Range = tuple[float, float]
+"""Smallest and largest σ."""
+SMALL: Mapping[str, Range] = {"slopes": (0.0, 0.1)}
+"""Where a power law is expected, under the name of the table of its fits."""
+BELOW = 0.04
+"""How far below its curve a guide lies, as a share of the ordinate."""
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+"""Digits of an exponent."""
+REACHED = 0.8
+"""Share of the largest σ of a range below which nothing is said of it: curves are measured from below."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """A slope that theory gives."""
+
+    group: str
+    """Group of the block."""
+    part: Part
+    """outer, functional or full."""
+    slope: float
+    """Exponent of σ."""
+    tolerance: float = 0.1
+    """Distance from it that still agrees."""
+    layers: int | None = None
+    """Of models with so many layers; None means any."""
+    earlier: bool = False
+    """Whether it is of the layers before the last only."""
+    table: str = "slopes"
+    """Name of its range of σ."""
+    source: str = "theory"
+    """Where the number is from."""
+
+
+def by_curve(rows: Rows) -> dict[Curve, Rows]:
+    """The rows of each curve."""
+    return grouped(rows, *CURVE)
+
+
+def growth_summary(
+    rows: Rows,
+    *,
+    title: str,
+    caption: str,
+    expected: Sequence[Expected],
+    ranges: Mapping[str, Range] = SMALL,
+    published: Rows = (),
+    panels: Iterable[Panel] | None = None,
+) -> Summary:
+    """Fits, checks and figure of a growth study.
+
+    Args:
+        rows: measurements, all or those there are.
+        title: of the figure.
+        caption: beyond what is said of seeds and errors.
+        expected: slopes from theory.
+        ranges: of σ over which slopes are fitted, by the name of their table.
+        published: the paper's means, with the columns of rows.
+        panels: of the figure; None for one for each layer.
+
+    Returns:
+        The figure, and each slope beside the expected one.
+    """
+    fits = {name: _slopes(rows, *ends) for name, ends in ranges.items()}
+    seeds = len({row["seed"] for row in rows})
+    bars = f"Mean over {seeds} seeds; bars are its standard errors. {caption}".strip()
+    if panels is None:
+        panels = [
+            curves_panel(members, _place(layers, layer), published)
+            for (layers, layer), members in grouped(rows, "layers", "layer").items()
+        ]
+    checks = [
+        _slope_check(curve, growth, wanted, ranges[wanted.table])
+        for wanted in expected
+        for curve, growth in fits[wanted.table].items()
+        if curve[2:] == (wanted.group, wanted.part) and wanted.layers in (None, curve[0])
+        if not wanted.earlier or curve[1] + 1 < curve[0]
+    ]
+    tables = {
+        name: [
+            {**dict(zip(CURVE, place, strict=True)), **asdict(growth)}
+            for place, growth in found.items()
+        ]
+        for name, found in fits.items()
+    }
+    return summary(title, bars, panels, checks, **tables)
+
+
+def _slopes(rows: Rows, smallest: float, largest: float) -> dict[Curve, Growth]:
+    """Power laws of all curves between two σ; curves that are 0 or too short are left out."""
+    found = {}
+    for place, members in by_curve(rows).items():
+        used = [row for row in members if smallest <= row["sigma"] <= largest * (1 + 1e-9)]
+        names = ("sigma", "value", "standard_error")
+        growth = fit_growth(*([row[name] for row in used] for name in names))
+        if growth is not None:
+            found[place] = growth
+    return found
+
+
+def averaged(rows: Rows) -> list[Place]:
+    """(σ, mean, standard error of the mean) of one curve, smallest σ first."""
+    at = gathered(rows, "sigma")
+    return mean_places({place[0]: at[place] for place in sorted(at)})
+
+
+def curves_panel(
+    rows: Rows,
+    title: str,
+    published: Rows = (),
+    *,
+    x_scale: Scaling = "log",
+    label: Callable[[Curve], str] = lambda place: f"{place[2]}, {place[3]}",
+) -> Panel:
+    """Norms against σ, a series for each curve that is not 0 everywhere.
+
+    Args:
+        rows: of the curves that are drawn.
+        title: of the panel.
+        published: the paper's means.
+        x_scale: of σ.
+        label: name of a curve's series.
+
+    Returns:
+        The panel, on a logarithmic ordinate, which has room for what is above 0.
+    """
+    theirs = by_curve(published)
+    series = []
+    for place, members in by_curve(rows).items():
+        if ours := _seen(averaged(members)):
+            series.append(curve(label(place), ours))
+        means = theirs.get(place, ())
+        if known := _seen((row["sigma"], row["value"], row["standard_error"]) for row in means):
+            series.append(curve(label(place), known, published=True, line=False))
+    return Panel(
+        title=title,
+        x_label="standard deviation σ of the embeddings",
+        y_label="Frobenius norm of the block",
+        x_scale=x_scale,
+        y_scale="log",
+        series=tuple(series),
+    )
+
+
+def with_guides(panel: Panel, slopes: Mapping[str, int], ends: Range) -> Panel:
+    """A panel with a guide beside some curves: the line of a slope, named σ to its power.
+
+    Args:
+        panel: of norms against σ, both logarithmic.
+        slopes: name of a series → exponent of σ; one that is not drawn is passed over.
+        ends: smallest and largest σ of the guides.
+
+    Returns:
+        The panel; each guide lies a little below the first curve of its name.
+    """
+    heights = [y for one in panel.shown for y in one.y]
+    below = (min(heights) / max(heights)) ** BELOW if heights else 1.0
+    curves = {one.name: one for one in reversed(panel.shown)}
+    guides = [
+        _guide(curves[name], slope, ends, below) for name, slope in slopes.items() if name in curves
+    ]
+    return replace(panel, series=(*panel.series, *guides))
+
+
+def _guide(beside: Series, slope: int, ends: Range, below: float) -> Series:
+    """From the first σ of a curve to the last one within both ends; empty where there is one only."""
+    x = [sigma for sigma in beside.x if ends[0] <= sigma <= ends[1] * (1 + 1e-9)]
+    x = [x[0], x[-1]] if len(x) > 1 else []
+    start = below * beside.y[beside.x.index(x[0])] if x else 0.0
+    y = tuple(start * (sigma / x[0]) ** slope for sigma in x)
+    return Series(name=f"σ{str(slope).translate(RAISED)}", x=tuple(x), y=y, guide=True)
+
+
+def apart(rows: Rows, *columns: str) -> float:
+    """How far blocks differ that a figure draws as one.
+
+    Args:
+        rows: measurements.
+        columns: what the blocks of one curve have in common, beside σ.
+
+    Returns:
+        The largest ratio of two mean norms at one σ, infinite where one alone is 0; 1 where there is nothing to compare.
+    """
+    means = [
+        [mean_and_error(values)[0] for values in gathered(members, *CURVE).values()]
+        for members in grouped(rows, "sigma", *columns).values()
+    ]
+    ratios = (max(each) / min(each) if min(each) else math.inf for each in means if max(each))
+    return max(ratios, default=1.0)
+
+
+def _seen(places: Iterable[Place]) -> list[Place]:
+    return [place for place in places if place[1] > 0]
+
+
+def _place(layers: int, layer: int) -> str:
+    return "one layer" if layers == 1 else f"layer {layer + 1} of {layers}"
+
+
+def _slope_check(curve: Curve, growth: Growth, wanted: Expected, ends: Range) -> Check:
+    layers, layer, group, part = curve
+    where = f"σ from {growth.smallest:.3g} to {growth.largest:.3g}"
+    flag = f"; no power law: {growth.flag}" if growth.flag else ""
+    distance = abs(growth.slope - wanted.slope)
+    open_question = distance - wanted.tolerance <= (growth.high - growth.low) / 2
+    verdict = True if distance <= wanted.tolerance else None if open_question else False
+    return Check(
+        fact=f"slope of the {part} {group} block, {_place(layers, layer)}, {where}",
+        expected=f"{wanted.slope:g} ± {wanted.tolerance:g} ({wanted.source})",
+        ours=f"{growth.slope:.3f} [{growth.low:.3f}, {growth.high:.3f}]{flag}",
+        holds=verdict if growth.largest >= REACHED * ends[1] else None,
+    )

@@ -1,0 +1,289 @@
+"""How the blocks of all pairs of queries, keys and values grow with data, weights and moments: exact norms of one layer.
+
+Six blocks are measured; the other three are their transposes.
+A layer of a causal softmax head reads the symbols of sums, embeddings and positions of size σ, under squared loss.
+One tensor after the other is scaled. A moment cannot be scaled alone in such a layer. There each sequence has one
+token with loss, whose keys are the other tokens, under scores near 0: all keys have the mean t μ, half of them
+stand at ± a s_i around it and half at b r_i with Σ r_i = 0, so that, with a ≫ b and means over i,
+
+    M_1 = t μ, M_2 = a²/2 · mean s sᵀ, M_3 u = b³/2 · mean ⟨u, r⟩ r rᵀ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import combinations_with_replacement
+
+import torch
+from torch import Tensor
+
+from hessblocks.conventions import Part
+from hessblocks.figures import Panel, Series
+from hessblocks.storage import Row
+from hessblocks.theory import GROWTH, AttentionHessian, attention_hessian
+from hessblocks_studies import growth, shared
+from hessblocks_studies.data import SYMBOLS, addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+
+WEIGHTS = {"query": "W_Q", "key": "W_K", "value": "W_V"}
+MOMENTS = {"first": "M_1", "second": "M_2", "third": "M_3"}
+QUANTITIES = {"x": "σ", **WEIGHTS, **MOMENTS}
+"""What is scaled, as in `theory.GROWTH` → its symbol."""
+SPLIT: dict[Part, str] = {"outer": "H_o", "functional": "H_f"}
+PAIRS = tuple(combinations_with_replacement(WEIGHTS, 2))
+EXPECTED = {
+    (growth.row, growth.column, growth.part): growth
+    for growth in GROWTH["softmax"]
+    if (growth.row, growth.column) in PAIRS
+}
+SMALL = 0.05
+"""σ where a weight is scaled: scores near 0, an output well below the target."""
+FAINT = 1e-12
+"""Size of W_Q where a moment is scaled."""
+SKEW = 1e-2
+"""b where b is not scaled; a is 1."""
+LARGEST = 0.1
+"""σ up to which a power law is expected."""
+TOLERANCE = 0.1
+"""Distance from the expected power that still agrees."""
+_SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=16, sums=8, seeds=2),
+    "laptop": growth.Size(width=64, sums=32, seeds=5),
+    "paper": growth.Size(width=128, sums=64, seeds=20),
+}
+_SIGMAS, _FACTORS = growth.logspace(-2, 1, 20), growth.logspace(-2, 0, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossSettings(growth.DrawSettings):
+    """A point of this study: one layer at all sizes of one quantity."""
+
+    quantity: str
+    """A key of `QUANTITIES`."""
+
+
+def measure(settings: CrossSettings) -> list[Row]:
+    """Exact norms of all blocks, both parts, at each size of the quantity."""
+    quantity = settings.quantity
+    made = moment_layer if quantity in MOMENTS else scaled_layer
+    rows: list[Row] = []
+    for size in _SIGMAS if quantity == "x" else _FACTORS:
+        hessian = made(settings, size)
+        rows += [
+            {
+                "study": "cross-blocks",
+                "quantity": quantity,
+                "size": size,
+                "row": row,
+                "column": column,
+                "part": part,
+                "seed": settings.seed,
+                "value": hessian.block(row, column, part).frobenius_norm(),
+            }
+            for row, column, part in EXPECTED
+        ]
+    return rows
+
+
+def scaled_layer(settings: CrossSettings, size: float) -> AttentionHessian:
+    """A layer that reads sums, with σ or one of its weights scaled."""
+    draw = _Draw(settings)
+    ids = addition_batch(settings.sums, seed=draw.seed)["input_ids"]
+    width = settings.width
+    x = draw.normal(len(SYMBOLS), width)[ids] + draw.normal(ids.shape[1], width)
+    scaled = {"x": SMALL} | {settings.quantity: size}
+    weights = [scaled.get(group, 1.0) * weight for group, weight in draw.weights(width)]
+    target = draw.normal(*x.shape)
+    return attention_hessian(scaled["x"] * x, *weights, target=target, mask="causal")
+
+
+def moment_layer(settings: CrossSettings, size: float) -> AttentionHessian:
+    """A layer with loss at the last token of each sequence, and one moment of its keys scaled."""
+    draw, sums, width = _Draw(settings), settings.sums, settings.width
+    factors = dict.fromkeys(MOMENTS, 1.0) | {settings.quantity: size}
+    pairs, skewed = draw.normal(sums, 4, width), draw.normal(sums, 8, width)
+    around = [
+        factors["second"] ** (1 / 2) * torch.cat([pairs, -pairs], dim=1),
+        SKEW * factors["third"] ** (1 / 3) * (skewed - skewed.mean(1, keepdim=True)),
+    ]
+    keys = factors["first"] * draw.normal(sums, 1, width) + torch.cat(around, dim=1)
+    x = torch.cat([keys, draw.normal(sums, 1, width)], dim=1)
+    tokens = x.shape[1]
+    others = ~torch.eye(tokens, dtype=torch.bool)
+    (_, query), (_, key), (_, value) = draw.weights(width)
+    last = torch.zeros(tokens, 1, dtype=x.dtype)
+    last[-1] = 1
+    return attention_hessian(
+        x,
+        FAINT * query,
+        key,
+        value,
+        gradient=last * draw.normal(*x.shape),
+        curvature=last[..., None] * torch.eye(width, dtype=x.dtype).expand(*x.shape, width),
+        mask=others,
+    )
+
+
+class _Draw:
+    """Random numbers of one point: the same at all sizes."""
+
+    def __init__(self, settings: CrossSettings) -> None:
+        self.seed = seed_of("cross-blocks", settings.quantity, settings.seed)
+        self._generator = torch.Generator().manual_seed(self.seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal, float64."""
+        return torch.randn(*shape, generator=self._generator, dtype=torch.float64)
+
+    def weights(self, width: int) -> list[tuple[str, Tensor]]:
+        """W_Q, W_K and W_V of the paper's size, with their names."""
+        std = growth.weight_size(width)
+        return [(group, std * self.normal(width, width)) for group in WEIGHTS]
+
+
+Place = tuple[str, str, Part, str]
+"""Row, column, part and quantity."""
+_KEY = ("row", "column", "part", "quantity")
+Fits = Mapping[Place, growth.Growth]
+
+
+def summarise(rows: Rows) -> Summary:
+    """Every power of every block beside the expected one, and the curves in σ."""
+    fits = _fits(rows)
+    panels = [
+        *(_curves(rows, part) for part in SPLIT),
+        *(_powers(fits, part, "weights", WEIGHTS) for part in SPLIT),
+        *(_powers(fits, part, "moments", MOMENTS) for part in SPLIT),
+    ]
+    seeds = len({row["seed"] for row in rows})
+    caption = (
+        f"One causal softmax head, squared loss, {seeds} seeds. Curves are means with standard errors. Powers are slopes on "
+        f"double logarithmic scales: weights are scaled at σ = {SMALL:g}, moments by keys that have them."
+    )
+    if fits:
+        farthest = max(map(_distance, fits, fits.values()))
+        caption += f" No power is farther than {farthest:.2g} from that of theory."
+    checks = {block: _check(block, rows, fits) for block in EXPECTED if rows}
+    zero = [
+        f" {SPLIT[part]} of {row}, {column} is 0."
+        for (row, column, part), check in checks.items()
+        if not EXPECTED[row, column, part].terms and check.holds
+    ]
+    return shared.summary(
+        "What the blocks of queries, keys and values grow with",
+        caption + "".join(zero),
+        (panel for panel in panels if panel.shown),
+        list(checks.values()),
+        powers=[
+            {
+                **dict(zip(_KEY, place, strict=True)),
+                "expected": _expected(*place),
+                **asdict(fit),
+            }
+            for place, fit in fits.items()
+        ],
+    )
+
+
+def _fits(rows: Rows) -> Fits:
+    """The power laws, but of blocks that are expected to be 0."""
+    small = [row for row in rows if row["quantity"] != "x" or row["size"] <= LARGEST * (1 + 1e-9)]
+    found = {}
+    for place, members in shared.grouped(small, *_KEY).items():
+        if not EXPECTED[place[:3]].terms:
+            continue
+        sizes, values = ([row[name] for row in members] for name in ("size", "value"))
+        fit = growth.fit_growth(sizes, values, [None] * len(members))
+        if fit is not None:
+            found[place] = fit
+    return found
+
+
+def _curves(rows: Rows, part: Part) -> Panel:
+    """Norms against σ."""
+    used = [row for row in rows if (row["quantity"], row["part"]) == ("x", part) and row["value"]]
+    return Panel(
+        title=f"{SPLIT[part]} against the size of the data",
+        x_label="standard deviation σ of embeddings and positions",
+        y_label="Frobenius norm of the block",
+        x_scale="log",
+        y_scale="log",
+        series=tuple(
+            shared.curve(", ".join(block), _means(members))
+            for block, members in shared.grouped(used, "row", "column").items()
+        ),
+    )
+
+
+def _means(rows: Rows) -> list[tuple[float, float, float]]:
+    return shared.mean_places({size: v for (size,), v in shared.gathered(rows, "size").items()})
+
+
+def _powers(fits: Fits, part: Part, title: str, quantities: Mapping[str, str]) -> Panel:
+    """Measured powers of each block, side by side."""
+    series = []
+    for quantity, symbol in quantities.items():
+        at = [place for place, pair in enumerate(PAIRS) if (*pair, part, quantity) in fits]
+        slopes = tuple(fits[*PAIRS[place], part, quantity].slope for place in at)
+        series.append(Series(name=symbol, x=tuple(map(float, at)), y=slopes))
+    return Panel(
+        title=f"{SPLIT[part]} against the {title}",
+        x_label="block",
+        y_label="power",
+        kind="bars",
+        series=tuple(series),
+        ticks=tuple(", ".join(pair) for pair in PAIRS),
+    )
+
+
+def _check(block: tuple[str, str, Part], rows: Rows, fits: Fits) -> Check:
+    """All powers of one block, or that it is 0."""
+    row, column, part = block
+    fact = f"{SPLIT[part]} of {row}, {column}"
+    if not EXPECTED[block].terms:
+        cells = [each for each in rows if (each["row"], each["column"], each["part"]) == block]
+        largest = max((each["value"] for each in cells), default=None)
+        return Check(
+            fact=fact,
+            expected="0",
+            ours="not measured" if largest is None else f"{largest:g}",
+            holds=None if largest is None else largest == 0,
+        )
+    places = [(*block, name) for name in QUANTITIES]
+    own = {place: fits[place] for place in places if place in fits}
+    far = {place: _distance(place, fit) - TOLERANCE for place, fit in own.items()}
+    sure = any(far[place] > (fit.high - fit.low) / 2 for place, fit in own.items())
+    near = len(own) == len(places) and max(far.values()) <= 0
+    return Check(
+        fact=f"powers in {fact}",
+        expected=", ".join(f"{QUANTITIES[place[3]]} {_expected(*place)}" for place in places),
+        ours=", ".join(f"{QUANTITIES[place[3]]} {fit.slope:z.2f}" for place, fit in own.items()),
+        holds=False if sure else True if near else None,
+    )
+
+
+def _distance(place: Place, fit: growth.Growth) -> float:
+    return abs(fit.slope - _expected(*place))
+
+
+def _expected(row: str, column: str, part: Part, quantity: str) -> int:
+    """Power of a quantity in a block that is not 0."""
+    power = EXPECTED[row, column, part].power(quantity)
+    assert power is not None
+    return power
+
+
+STUDY = Study(
+    name="cross-blocks",
+    title="all blocks of queries, keys and values against data, weights and moments",
+    source="Hessian paper, section 4 and Table 1",
+    published=(
+        "Value blocks grow as σ², query and key blocks as σ⁶ (H_o) and σ⁵ (H_f); a block has the weights of the other "
+        "groups, and the first, second or third moment, as factors."
+    ),
+    settings=growth.draws(_SIZES, CrossSettings, quantity=tuple(QUANTITIES)),
+    measure=measure,
+    summarise=summarise,
+    columns=("study", "quantity", "size", "row", "column", "part", "seed", "value"),
+)

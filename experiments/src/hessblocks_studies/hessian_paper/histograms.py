@@ -1,0 +1,180 @@
+"""Figures 1 and 4: sizes of the entries of the value and query blocks, with softmax and without."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hessblocks.curvature import exact_attention_curvature
+from hessblocks.figures import Panel, Series
+from hessblocks.storage import Row, Scalar
+from hessblocks_studies import shared
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks_studies.growth import DrawSettings, Size, addition_model, draws, weight_size
+
+GROUPS = ("value", "query")
+BLOCKS = ("softmax", "linear")
+_SIZES: dict[Scale, Size] = {
+    "smoke": Size(width=16, sums=64, seeds=4),
+    "laptop": Size(width=16, sums=64, seeds=20),
+    "paper": Size(width=16, sums=64, seeds=20),
+}
+_LOWEST, _HIGHEST, _PER_DECADE = -14, 4, 10
+PUBLISHED = {"value": 2e-5, "query": 6e-7}
+"""Modes of the entries' sizes with softmax, of a single model."""
+FACTOR = 2.0
+"""How far a mode may lie from the published one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntrySettings(DrawSettings):
+    """A point of this study: the entries of one model's blocks."""
+
+    block: str
+    """Kind of scores, softmax or linear."""
+
+
+def measure(settings: EntrySettings) -> list[Row]:
+    """Shares of |entry| in bins of a tenth of a decade, from the exact dense blocks of H."""
+    width, seed = settings.width, settings.seed
+    draw = seed_of("histograms", seed)
+    model = addition_model(
+        settings.block, layers=1, width=width, sigma=weight_size(width), seed=draw
+    )
+    hessian = exact_attention_curvature(model, addition_batch(settings.sums, seed=draw))
+    place: Row = {"study": "histograms", "block": settings.block, "seed": seed}
+    return [
+        {**place, "group": group, "log10_size": centre, "share": share}
+        for group in GROUPS
+        for centre, share in _histogram(hessian.block(group, group).dense())
+        if share
+    ]
+
+
+def _histogram(entries: torch.Tensor) -> list[tuple[float, float]]:
+    """(centre of the bin as a logarithm, share of the entries); zeros are in none."""
+    logarithms = entries.abs().flatten().log10()
+    bins = (_HIGHEST - _LOWEST) * _PER_DECADE
+    counts = torch.histc(logarithms, bins=bins, min=_LOWEST, max=_HIGHEST)
+    centres = _LOWEST + (torch.arange(bins, dtype=torch.float64) + 0.5) / _PER_DECADE
+    return list(zip(centres.tolist(), (counts / len(logarithms)).tolist(), strict=True))
+
+
+def mean_histograms(rows: Rows) -> dict[tuple[str, str], dict[float, float]]:
+    """(block, group) → {log10 size: share}, averaged over seeds."""
+    found: dict[tuple[str, str], dict[float, float]] = {}
+    seeds: dict[str, set[Scalar]] = {}
+    for row in rows:
+        seeds.setdefault(row["block"], set()).add(row["seed"])
+        shares = found.setdefault((row["block"], row["group"]), {})
+        centre = row["log10_size"]
+        shares[centre] = shares.get(centre, 0.0) + row["share"]
+    return {
+        (block, group): {centre: shares[centre] / len(seeds[block]) for centre in sorted(shares)}
+        for (block, group), shares in found.items()
+    }
+
+
+Modes = Mapping[tuple[str, str], Mapping[Scalar, float]]
+"""(block, group) → {seed: log10 of the most frequent size}."""
+
+
+def modes_of(rows: Rows) -> Modes:
+    """The middle of the fullest bin of each seed; of equally full ones the smallest."""
+    fullest: dict[tuple[str, str, Scalar], tuple[float, float]] = {}
+    for row in rows:
+        curve, found = (row["block"], row["group"], row["seed"]), (row["share"], -row["log10_size"])
+        fullest[curve] = max(found, fullest.get(curve, found))
+    modes: dict[tuple[str, str], dict[Scalar, float]] = {}
+    for (block, group, seed), (_, negative) in fullest.items():
+        modes.setdefault((block, group), {})[seed] = -negative
+    return modes
+
+
+def summarise(rows: Rows) -> Summary:
+    """Modes against the published ones, and the histograms."""
+    histograms, modes = mean_histograms(rows), modes_of(rows)
+    seeds = len({row["seed"] for row in rows})
+    blocks = {block for block, _ in histograms}
+    return shared.summary(
+        "Softmax makes query entries small; without it they are as large as value entries",
+        f"Shares of |entry| of the blocks of H in tenths of a decade, mean over {seeds} seeds.",
+        (_panel(block, histograms) for block in BLOCKS if block in blocks),
+        _checks(modes),
+        modes=shared.mean_table(
+            {curve: list(each.values()) for curve, each in modes.items()},
+            "block",
+            "group",
+            value="log10_mode",
+        ),
+    )
+
+
+def _panel(block: str, histograms: Mapping[tuple[str, str], Mapping[float, float]]) -> Panel:
+    return Panel(
+        title=f"{block} scores",
+        x_label="|entry| of the block of H",
+        y_label="share of entries",
+        x_scale="log",
+        series=tuple(
+            Series(
+                name=group,
+                x=tuple(10**centre for centre in histograms[block, group]),
+                y=tuple(histograms[block, group].values()),
+            )
+            for group in GROUPS
+            if (block, group) in histograms
+        ),
+    )
+
+
+def _checks(modes: Modes) -> list[Check]:
+    checks = [
+        _check(
+            f"most frequent size of the {group} entries with softmax",
+            f"{mode:g}, within a factor {FACTOR:g}",
+            shared.over_seeds(modes["softmax", group]),
+            mode,
+        )
+        for group, mode in PUBLISHED.items()
+        if ("softmax", group) in modes
+    ]
+    linear = {group: modes.get(("linear", group), {}) for group in GROUPS}
+    ratio = shared.difference(linear, "query", "value")
+    if ratio.seeds:
+        fact = "without softmax query entries have the size of value entries"
+        expected = f"ratio of the modes 1, within a factor {FACTOR:g}"
+        checks.append(_check(fact, expected, ratio, 1.0))
+    return checks
+
+
+def _check(fact: str, expected: str, logarithm: shared.Difference, published: float) -> Check:
+    """A size against a published one; the error of its logarithm over seeds, in decades, decides with it."""
+    count = logarithm.seeds
+    spread = f" ± {logarithm.error:.2f} decades" if count > 1 else ""
+    return Check(
+        fact=fact,
+        expected=expected,
+        ours=f"{10**logarithm.mean:.2g}{spread} ({count} seed{'s' * (count > 1)})",
+        holds=logarithm.within(math.log10(FACTOR), around=math.log10(published)),
+    )
+
+
+STUDY = Study(
+    name="histograms",
+    title="sizes of the entries of the value and query blocks, softmax against linear scores",
+    source="Hessian paper, Figures 1 and 4",
+    published=(
+        "With softmax value entries peak at 2e-5 and query entries at 6e-7; without it query entries "
+        "rise to the size of value entries."
+    ),
+    settings=draws(_SIZES, EntrySettings, block=BLOCKS),
+    measure=measure,
+    summarise=summarise,
+    columns=("study", "block", "group", "seed", "log10_size", "share"),
+    revision=2,  # bins of a tenth of a decade
+)

@@ -1,0 +1,205 @@
+"""How indefinite each diagonal block of H is along depth, with softmax and without.
+
+H = H_o + H_f, and only H_f has negative eigenvalues of its own. In the last layer the logits are piecewise
+linear in each value, projection and MLP matrix, and with linear scores in each query and key matrix
+too: there H_f of the diagonal block is 0 and H is positive semi-definite. In earlier layers it may be
+indefinite: H_f that is not 0 does not make H indefinite, since H_o may outweigh it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hessblocks.curvature import Hessian, Problem, parameter_groups
+from hessblocks.errors import RunError
+from hessblocks.figures import Panel
+from hessblocks.storage import Row, Scalar
+from hessblocks_studies import growth, shared
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks_studies.hessian_paper.one_matrix import SCORES, negative_share
+
+SCORED = ("attention.query", "attention.key")
+"""Groups that act through the scores."""
+OTHERS = ("attention.value", "attention.projection", "mlp.in", "mlp.out")
+_SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=8, sums=4, seeds=2, layers=(2,), sigmas=(0.1,)),
+    "laptop": growth.Size(width=8, sums=64, seeds=5, layers=(4,), sigmas=(0.1,)),
+    "paper": growth.Size(width=16, sums=64, seeds=20, layers=(4,), sigmas=(0.1,)),
+}
+ROUNDING = 1e-9
+"""Share that is 0 to rounding."""
+MUCH = 0.01
+"""Share above which a block is said to have negative curvature that theory does not demand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndefinitenessSettings(growth.DrawSettings):
+    """A point of this study: all blocks of one model."""
+
+    scores: str
+    """softmax or linear."""
+    layers: int
+    """Depth."""
+    sigma: float
+    """Standard deviation of embeddings and positions; linear scores reach logits of 1e8 at 0.28, of 10 at 0.1."""
+
+
+def measure(settings: IndefinitenessSettings) -> list[Row]:
+    """Share of negative curvature, Σ|negative λ| / Σ|λ|, of each matrix's dense block of H.
+
+    Returns:
+        A row for each layer and matrix.
+
+    Raises:
+        RunError: a block is not symmetric, so that rounding decides the signs of its eigenvalues.
+    """
+    width, layers, seed, scores = settings.width, settings.layers, settings.seed, settings.scores
+    draw = seed_of("indefiniteness", seed)
+    sigma = settings.sigma
+    model = growth.addition_model(scores, layers=layers, width=width, sigma=sigma, seed=draw)
+    problem = Problem(model, [addition_batch(settings.sums, seed=draw)])
+    groups = parameter_groups(model)
+    rows: list[Row] = []
+    for layer in range(layers):
+        for name in (*SCORED, *OTHERS):
+            block = Hessian(problem, groups[f"layers.{layer}.{name}"]).dense()
+            if (block - block.T).norm() > ROUNDING * block.norm():
+                raise RunError(
+                    f"layers.{layer}.{name}: its block is rounding alone, since the outputs saturate the "
+                    f"loss; choose sigma below {sigma:g}."
+                )
+            share = negative_share(torch.linalg.eigvalsh((block + block.T) / 2).tolist())
+            place: Row = {"study": "indefiniteness", "scores": scores, "layers": layers}
+            rows.append({**place, "layer": layer, "group": name, "seed": seed, "value": share})
+    return rows
+
+
+Shares = Mapping[tuple[str, int, str], Mapping[Scalar, float]]
+"""(scores, layer, group) → {seed: share}."""
+
+
+def summarise(rows: Rows) -> Summary:
+    """Shares along depth, a panel for each kind of scores."""
+    means = shared.gathered(rows, "scores", "layer", "group")
+    found = {
+        place: {row["seed"]: row["value"] for row in members}
+        for place, members in shared.grouped(rows, "scores", "layer", "group").items()
+    }
+    depth = max((row["layers"] for row in rows), default=0)
+    seeds = len({row["seed"] for row in rows})
+    return shared.summary(
+        "Softmax makes query and key blocks indefinite in every layer",
+        "Sum of |λ| over negative eigenvalues λ of a diagonal block of H over the sum of all |λ|, at "
+        f"initialisation; mean over {seeds} seeds, bars are its standard errors.",
+        (_panel(scores, depth, means) for scores in SCORES if any(k[0] == scores for k in means)),
+        list(_checks(depth, found)),
+        shares=shared.mean_table(means, "scores", "layer", "group"),
+    )
+
+
+def _panel(scores: str, depth: int, found: Mapping[tuple[str, int, str], Sequence[float]]) -> Panel:
+    curves = {
+        name: {float(layer): found.get((scores, layer, name), ()) for layer in range(depth)}
+        for name in (*SCORED, *OTHERS)
+    }
+    return Panel(
+        title=f"{scores} scores",
+        x_label="layer",
+        y_label="share of negative curvature",
+        ticks=tuple(str(layer + 1) for layer in range(depth)),
+        series=tuple(
+            shared.curve(
+                name.removeprefix("attention.").replace(".", " "),
+                shared.mean_places({x: each for x, each in places.items() if each}),
+            )
+            for name, places in curves.items()
+        ),
+    )
+
+
+def _checks(depth: int, found: Shares) -> Iterator[Check]:
+    """What holds exactly in the last layer, and what is found before it."""
+    last = depth - 1
+    for scores, groups in (("linear", SCORED), ("linear", OTHERS), ("softmax", OTHERS)):
+        names = "query and key" if groups is SCORED else "value, projection and MLP"
+        if shares := _by_seed(found, scores, last, groups):
+            largest = max(map(max, shares.values()))
+            yield Check(
+                fact=f"no negative curvature in the last layer's {names} blocks, {scores} scores",
+                expected="a share of 0 to rounding (theory)",
+                ours=f"at most {largest:.0e}",
+                holds=largest < ROUNDING,
+            )
+    if shares := _by_seed(found, "softmax", last, SCORED):
+        yield _much(
+            "negative curvature in the last layer's query and key blocks, softmax scores",
+            "the smaller share",
+            {seed: min(pair) for seed, pair in shares.items()},
+        )
+    for layer in range(last):
+        if shares := _by_seed(found, "linear", layer, (*SCORED, *OTHERS)):
+            yield _much(
+                f"negative curvature in the blocks of layer {layer + 1}, linear scores",
+                "the mean share",
+                {seed: statistics.fmean(each) for seed, each in shares.items()},
+            )
+    for layer in range(depth):
+        values = {
+            scores: {
+                seed: statistics.fmean(pair)
+                for seed, pair in _by_seed(found, scores, layer, SCORED).items()
+            }
+            for scores in SCORES
+        }
+        if all(values.values()):
+            yield shared.difference_check(
+                values,
+                *SCORES,
+                f"softmax adds negative curvature to the query and key blocks of layer {layer + 1}",
+                expected="a larger share than with linear scores (found, not implied by theory)",
+                above=True,
+                unit="in share",
+            )
+
+
+def _much(fact: str, what: str, shares: Mapping[Scalar, float]) -> Check:
+    """That a share is clearly above 0, which theory allows and does not imply."""
+    share = shared.over_seeds(shares)
+    return Check(
+        fact=fact,
+        expected=f"{what} above {MUCH:g} (found, not implied by theory)",
+        ours=share.text("in share", signed=False),
+        holds=share.above(MUCH),
+    )
+
+
+def _by_seed(
+    found: Shares, scores: str, layer: int, groups: Sequence[str]
+) -> dict[Scalar, list[float]]:
+    """{seed: the shares of some groups of a layer}, of the seeds that all of them have."""
+    first, *others = (found.get((scores, layer, name), {}) for name in groups)
+    return {
+        seed: [each[seed] for each in (first, *others)]
+        for seed in first
+        if all(seed in each for each in others)
+    }
+
+
+STUDY = Study(
+    name="indefiniteness",
+    title="share of negative curvature of each diagonal block along depth, with softmax and without",
+    source="ours, from section 4 of the Hessian paper",
+    published=(
+        "Only the functional part is indefinite; of the last layer's diagonal blocks softmax leaves it to "
+        "queries and keys, linear scores to none."
+    ),
+    settings=growth.draws(_SIZES, IndefinitenessSettings, scores=SCORES),
+    measure=measure,
+    summarise=summarise,
+    columns=("study", "scores", "layers", "layer", "group", "seed", "value"),
+)

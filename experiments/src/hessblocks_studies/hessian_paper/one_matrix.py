@@ -1,0 +1,217 @@
+"""W_QK in the place of W_Q and W_K: the same function, and a Hessian with fewer negative directions.
+
+Both models compute the same logits: W_QK = W_Q W_Kᵀ / sqrt(K). Letters: K head width, λ eigenvalues,
+G the gradient with respect to W_QK.
+
+With two matrices H_f has the blocks ± G between W_Q and W_K, whose eigenvalues come in pairs
+±σ_j(G)/sqrt(K), each K times; with linear scores that is all of H_f.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hessblocks.conventions import PARTS, Part
+from hessblocks.curvature import exact_attention_curvature
+from hessblocks.figures import Panel, Series
+from hessblocks.statistics import mean_and_error
+from hessblocks.storage import Row
+from hessblocks.theory import AttentionHessian
+from hessblocks_studies import growth, shared
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+
+BLOCKS = {"two-matrix": ("query", "key"), "one-matrix": ("query_key",)}
+"""Parametrisation → its groups."""
+SCORES = ("softmax", "linear")
+ROUNDING = 1e-12
+"""Share of the largest eigenvalue below which one is 0 but for rounding, in float64 at these sizes."""
+_SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=8, sums=8, seeds=2),
+    "laptop": growth.Size(width=16, sums=64, seeds=10),
+    "paper": growth.Size(width=16, sums=64, seeds=20),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSettings(growth.DrawSettings):
+    """A point of this study: one function in both parametrisations."""
+
+    scores: str
+    """softmax or linear."""
+
+
+def measure(settings: PairSettings) -> list[Row]:
+    """Eigenvalues and mean entry of each part over the query and key weights, both parametrisations."""
+    seed, scores = settings.seed, settings.scores
+    draw = seed_of("one-matrix", seed)
+    models = equal_models(scores, settings.width, draw)
+    batch = addition_batch(settings.sums, seed=draw)
+    rows: list[Row] = []
+    for name, groups in BLOCKS.items():
+        hessian = exact_attention_curvature(models[name], batch)
+        for part in PARTS:
+            place: Row = {"study": "one-matrix", "scores": scores, "parametrisation": name}
+            place |= {"part": part, "seed": seed}
+            found = quantities(_joint(hessian, groups, part), spectrum=seed == 0)
+            rows += [{**place, "quantity": q, "value": v} for q, v in found.items()]
+    return rows
+
+
+def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedModel]:
+    """Two models of the same function, by parametrisation."""
+    sigma = growth.weight_size(width)
+    two = growth.addition_model(scores, layers=1, width=width, sigma=sigma, seed=seed)
+    other = "one-matrix" if scores == "softmax" else "one-matrix-linear"
+    one = growth.addition_model(other, layers=1, width=width, sigma=sigma, seed=seed)
+    attention = two.model.layers[0].attention
+    query_key = attention.query.weight.T @ attention.key.weight / math.sqrt(width)
+    state = {name: value for name, value in two.state_dict().items() if ".key." not in name}
+    one.load_state_dict({**state, "model.layers.0.attention.query.weight": query_key.T})
+    return {"two-matrix": two, "one-matrix": one}
+
+
+def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[str, float]:
+    """What is kept of a symmetric matrix: mean entry, indefiniteness, pairs, and maybe all eigenvalues.
+
+    Args:
+        matrix: a part of the Hessian; rounding makes it a little asymmetric.
+        spectrum: whether to keep the eigenvalues.
+
+    Returns:
+        Value by name of the quantity.
+    """
+    eigenvalues: list[float] = torch.linalg.eigvalsh((matrix + matrix.T) / 2).flip(0).tolist()
+    found = {
+        "mean_size": float(matrix.abs().mean()),
+        "negative_share": negative_share(eigenvalues),
+        "pairing": pairing(eigenvalues),
+    }
+    if spectrum:
+        found |= {f"eigenvalue {place}": value for place, value in enumerate(eigenvalues)}
+    return found
+
+
+def negative_share(eigenvalues: Sequence[float]) -> float:
+    """Sum of |λ| over negative λ, as a share of the sum over all."""
+    total = sum(abs(value) for value in eigenvalues)
+    return sum(-value for value in eigenvalues if value < 0) / total if total else 0.0
+
+
+def pairing(eigenvalues: Sequence[float]) -> float:
+    """Largest |λ_i + λ_(n+1−i)| over the largest |λ|, i in falling order; 0 where all are ± pairs."""
+    largest = max(abs(value) for value in eigenvalues)
+    ends = zip(eigenvalues, reversed(eigenvalues), strict=True)
+    return max(abs(first + last) for first, last in ends) / largest if largest else 0.0
+
+
+def _joint(hessian: AttentionHessian, groups: Sequence[str], part: Part) -> Tensor:
+    """The dense part over all of `groups`."""
+    return torch.cat(
+        [
+            torch.cat([hessian.block(row, column, part).dense() for column in groups], dim=1)
+            for row in groups
+        ]
+    )
+
+
+Values = dict[tuple[Any, ...], list[float]]
+"""(scores, parametrisation, part, quantity) → the value of each seed."""
+_KEY = ("scores", "parametrisation", "part", "quantity")
+
+
+def summarise(rows: Rows) -> Summary:
+    """How indefinite each parametrisation is, and whether eigenvalues come in pairs."""
+    found = shared.gathered(rows, *_KEY)
+    means = {key: each for key, each in found.items() if not key[-1].startswith("eigenvalue")}
+    panels, zeros = zip(*(_panel(scores, found) for scores in SCORES), strict=True)
+    return shared.summary(
+        "One matrix W_QK leaves fewer negative directions than W_Q and W_K",
+        "Eigenvalues of H over the query and key weights, first seed, by size; same function. "
+        f"{sum(zeros)} below {ROUNDING:.0e} of the largest are 0 but for rounding and are left out.",
+        panels,
+        _checks(found),
+        quantities=shared.mean_table(means, *_KEY),
+    )
+
+
+def _panel(scores: str, found: Values) -> tuple[Panel, int]:
+    """The panel of one kind of scores, and how many eigenvalues are left out of it."""
+    series, zeros = [], 0
+    for parametrisation in BLOCKS:
+        eigenvalues = [
+            values[0]
+            for (s, p, part, quantity), values in found.items()
+            if (s, p, part) == (scores, parametrisation, "full") and quantity.startswith("eigen")
+        ]
+        least = ROUNDING * max(map(abs, eigenvalues), default=0.0)
+        zeros += sum(abs(value) <= least for value in eigenvalues)
+        for sign, name in ((1, "positive"), (-1, "negative")):
+            sizes = sorted((sign * v for v in eigenvalues if sign * v > least), reverse=True)
+            if sizes:
+                ranks = tuple(float(rank) for rank in range(1, len(sizes) + 1))
+                series.append(Series(name=f"{parametrisation}, {name}", x=ranks, y=tuple(sizes)))
+    panel = Panel(
+        title=f"{scores} scores",
+        x_label="rank",
+        y_label="|eigenvalue| of H",
+        y_scale="log",
+        series=tuple(series),
+    )
+    return panel, zeros
+
+
+def _checks(found: Values) -> list[Check]:
+    checks = []
+    for scores in SCORES:
+        two = found.get((scores, "two-matrix", "full", "negative_share"), [])
+        one = found.get((scores, "one-matrix", "full", "negative_share"), [])
+        if two and one:
+            checks.append(_share_check(scores, two, one))
+    pairs = found.get(("linear", "two-matrix", "functional", "pairing"), [])
+    if pairs:
+        checks.append(
+            Check(
+                fact="with linear scores all eigenvalues of H_f over W_Q and W_K come in ± pairs",
+                expected="0 to rounding",
+                ours=f"{max(pairs):.0e} of the largest",
+                holds=max(pairs) < 1e-9,
+            )
+        )
+    return checks
+
+
+def _share_check(scores: str, two: Sequence[float], one: Sequence[float]) -> Check:
+    texts = []
+    for name, values in (("two matrices", two), ("one matrix", one)):
+        mean, error = mean_and_error(values)
+        texts.append(f"{name} {mean:.3f}" + (f" ± {error:.3f}" if len(values) > 1 else " (1 seed)"))
+    return Check(
+        fact=f"H is less indefinite with one matrix ({scores} scores)",
+        expected="smaller share of negative curvature at every seed",
+        ours=", ".join(texts),
+        holds=None if len(two) < 2 else all(a > b for a, b in zip(two, one, strict=False)),
+    )
+
+
+STUDY = Study(
+    name="one-matrix",
+    title="W_QK against W_Q and W_K: entries, indefiniteness, ± pairs of eigenvalues",
+    source="Hessian paper, section 4 and appendix: single-matrix parametrisation",
+    published=(
+        "With W_Q and W_K apart the functional Hessian gains a block-hollow term whose eigenvalues come "
+        "in ± pairs; one matrix W_QK has no such term."
+    ),
+    settings=growth.draws(_SIZES, PairSettings, scores=SCORES),
+    measure=measure,
+    summarise=summarise,
+    columns=("study", "scores", "parametrisation", "part", "quantity", "seed", "value"),
+)

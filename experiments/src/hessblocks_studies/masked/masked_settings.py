@@ -1,0 +1,76 @@
+"""What a pretraining run is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from hessblocks.blocks import MLP, BlockConfig, preset
+from hessblocks.data import END_OF_TEXT, Corpus
+from hessblocks.models import build
+from hessblocks.settings import RunSize
+from hessblocks_studies.data import MASK, PADDING
+
+MLP_GAIN = 0.2
+"""β_FF before depth scaling where it is trained: 0.05 at 16 layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining(RunSize):
+    """A masked language model and how it is trained: AdamW, linear warm-up and decay.
+
+    Source: He & Hofmann (2024), appendix, BERT settings: GEGLU, a quarter of the tokens masked,
+    betas (0.9, 0.98), eps 1e-12, gradients clipped at 0.5.
+    """
+
+    preset: str
+    """Name of the block."""
+    seed: int
+    """Of the weights, the order of the data and the masks."""
+    mask_share: float = 0.25
+    """Share of the tokens that are to be restored."""
+    warmup: float = 0.05
+    """Share of the steps in which the learning rate grows from 0."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of matrices and embeddings; gains and norms have none."""
+    data: str = "docstrings"
+    """docstrings, or hub:NAME."""
+    slots: tuple[str, ...] = ()
+    """What the block has instead of the preset's own, as `slot=value`."""
+    embedding_std: float = 0.02
+    """Standard deviation of the entries of the embeddings at initialisation."""
+
+    def block(self) -> BlockConfig:
+        """The preset with the gated MLP of the paper's BERT."""
+        found = preset(self.preset, width=self.width, heads=self.heads, mlp_width=self.mlp_width)
+        branch = found.mlp_branch
+        if branch.trainable:
+            branch = branch.replace(gain=MLP_GAIN)
+        return found.replace(mlp=MLP(activation="gelu", gated=True), mlp_branch=branch)
+
+    def model(self, task: str = "masked-lm", classes: int = 2) -> PreTrainedModel:
+        """A freshly initialised model; its weights come from `seed` alone."""
+        torch.manual_seed(self.seed)
+        return build(
+            self.block(),
+            depth=self.depth,
+            vocab_size=self.vocab_size,
+            context=self.context,
+            task=task,
+            classes=classes,
+            slots=self.slots,
+            embedding_std=self.embedding_std,
+        )
+
+
+def tokenizer_of(corpus: Corpus, context: int) -> PreTrainedTokenizerFast:
+    """The corpus' encoding as Hugging Face's collators want it."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=corpus.tokenizer,
+        mask_token=MASK,
+        pad_token=PADDING,
+        eos_token=END_OF_TEXT,
+        model_max_length=context,
+    )

@@ -1,0 +1,265 @@
+"""The verdicts of the study `edge-of-stability`, and their controls. Its rule stands with the study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hessblocks.storage import Scalar
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check
+from hessblocks_studies.our_questions.edge_plan import (
+    BASE,
+    BLOCKS,
+    COLD,
+    KINDS,
+    LABELS,
+    SIMPLE,
+    WARM,
+    label_of,
+)
+from hessblocks_studies.our_questions.edges import Edges, Forecast
+
+ALIKE = 0.25
+"""Decades, a step of the ladder, within which two blocks count as alike in rates, needs and forecasts."""
+CALIBRATED = 0.25
+"""Decades within which a forecast of a tolerated rate is right."""
+GUESS = 1.8e-2
+"""The middle of the ladder as it was planned: a forecast that asks no curvature."""
+MOVED = 0.1
+"""Decades by which ten times eps may move it."""
+LESS = f"{SIMPLE} needs less warm-up than {BASE}, by"
+"""How verdicts on the need for it begin."""
+
+
+def verdicts(edges: Edges) -> list[Check]:
+    """Controls, and the verdicts of the rule."""
+    tuned, tolerances = edges.tuned, edges.tolerances()
+    known = {
+        label: {seed: rate for seed, rate in seeds.items() if rate is not None}
+        for label, seeds in tolerances.items()
+    }
+    inside = _inside_check(tolerances, tuned.runs.losses.get(shared.BIGRAMS, {}))
+    rates, needs = edges.forecasts()
+    sharp_for_rates = _residual_check("rates", rates)
+    sharp_for_needs = _residual_check("the need for warm-up", needs)
+    of_eps = _eps_check(edges)
+    ladder = "void, since a tolerated rate lies outside the ladder"
+    unknown = "void, since a sharpness that it rests on is not known well enough"
+    need = shared.judged_by(
+        of_eps,
+        forecast_check("which block needs more warm-up", needs.values, _lost(known)),
+        "void, since it moves with AdamW's eps",
+    )
+    rested = [(sharp_for_needs, need)]
+    rested += [(sharp_for_rates, check) for check in _rate_forecasts(rates.values, known)]
+    found = [
+        *(shared.judged_by(inside, check, ladder) for check in _tolerance_checks(known)),
+        _loss_check(edges),
+        *(
+            shared.judged_by(sharp, shared.judged_by(inside, check, ladder), unknown)
+            for sharp, check in rested
+        ),
+    ]
+    best = {block: label_of(block, WARM) for block in BLOCKS}
+    judged = [tuned.judged(check, *best.values()) for check in found]
+    for block, label in best.items():
+        judged = [tuned.runs.where_learnt(check, label, block) for check in judged]
+    learnt = [tuned.runs.below_the_table(label, shared.BIGRAMS) for label in best.values()]
+    controls = (inside, sharp_for_rates, sharp_for_needs, of_eps)
+    return [tuned.rate_checks()[0], *learnt, *controls, *judged]
+
+
+def _inside_check(
+    tolerances: Mapping[str, Mapping[Scalar, float | None]], begun: Mapping[Scalar, float]
+) -> Check:
+    """A control: each tolerated rate is known, for every seed that was begun."""
+    outside = [
+        f"{label}, seed {seed}"
+        for label, seeds in tolerances.items()
+        for seed, rate in seeds.items()
+        if rate is None
+    ]
+    whole = len(tolerances) == len(LABELS) and all(
+        seeds.keys() == begun.keys() for seeds in tolerances.values()
+    )
+    return Check(
+        fact="each tolerated rate lies inside the ladder",
+        expected="none outside it (rule of this study)",
+        ours=f"outside: {'; '.join(outside)}"
+        if outside
+        else f"so for {'all of ' if whole else ''}{len(tolerances)} kinds",
+        holds=not outside if whole else None,
+    )
+
+
+def _residual_check(of: str, forecast: Forecast) -> Check:
+    """A control: the products sufficed for every sharpness that a kind of forecasts rests on."""
+    residuals = forecast.residuals
+    largest = max(residuals.values(), default=math.nan)
+    gone = [place for place, share in residuals.items() if math.isinf(share)]
+    found = f"lost or not above 0: {'; '.join(gone)}" if gone else f"at most {largest:.2g}"
+    return Check(
+        fact=f"the sharpness that forecasts of {of} rest on is known",
+        expected="residuals of a tenth at most (control)",
+        ours=found if residuals else "not finished",
+        holds=largest <= 0.1 if residuals else None,
+    )
+
+
+def _eps_check(edges: Edges) -> Check:
+    """A control: the early sharpness speaks of the block and not of a constant of AdamW."""
+    most = max(edges.moved.values(), default=math.nan)
+    runs = sum(map(len, map(edges.lowest, (label_of(block, COLD) for block in BLOCKS))))
+    return Check(
+        fact="the early sharpness without warm-up is not that of AdamW's eps",
+        expected=f"ten times eps moves it by {MOVED:g} decades at most (control)",
+        ours=f"by {most:.2g} at most" if edges.moved else "not finished",
+        holds=most <= MOVED if len(edges.moved) == runs > 0 else None,
+    )
+
+
+def _tolerance_checks(known: shared.Values) -> list[Check]:
+    """Which block stands the larger rates, and which loses less of them without warm-up."""
+    stands = [
+        apart_check(
+            {block: known.get(label_of(block, kind), {}) for block in BLOCKS},
+            f"{SIMPLE} stands larger rates than {BASE}, with {kind}",
+            expected=f"open question: a tolerated rate larger by more than {ALIKE:g} decades",
+            above=True,
+        )
+        for kind in KINDS
+    ]
+    needs = apart_check(
+        _lost(known),
+        f"{LESS} the tolerated rate",
+        expected=f"open question: it falls without by a number of decades smaller by more than {ALIKE:g}",
+        above=False,
+    )
+    return [*stands, needs]
+
+
+def _loss_check(edges: Edges) -> Check:
+    """Which block loses less without warm-up at one rate; no ladder is asked."""
+    return apart_check(
+        edges.extra_losses(),
+        f"{LESS} the loss at one rate",
+        expected=f"open question: less is lost without, by more than {shared.CLOSE:g} nats",
+        above=False,
+        limit=shared.CLOSE,
+        unit="nats",
+    )
+
+
+def _rate_forecasts(rates: shared.Values, known: shared.Values) -> list[Check]:
+    """Whether the sharpness at the end of the warm-up says which rates are stood: which block the larger, how large, better than a guess."""
+    warm = {block: known.get(label_of(block, WARM), {}) for block in BLOCKS}
+    order = forecast_check("which block stands the larger rates", rates, warm)
+    right = [
+        shared.match_check(
+            {"forecast": rates.get(block, {}), "outcome": warm[block]},
+            *("forecast", "outcome"),
+            fact=f"curvature says beforehand which rate {block} stands",
+            expected=f"the forecast is right to {CALIBRATED:g} decades (above 0: it is too large)",
+            limit=CALIBRATED,
+            unit="decades",
+        )
+        for block in BLOCKS
+    ]
+    better = [
+        shared.difference_check(
+            _misses(rates.get(block, {}), warm[block]),
+            *("forecast", "guess"),
+            fact=f"curvature says better than a guess which rate {block} stands",
+            expected=f"nearer than {GUESS:g}, the middle of the ladder, by any amount",
+            above=False,
+            unit="decades",
+        )
+        for block in BLOCKS
+    ]
+    return [order, *right, *better]
+
+
+def _misses(
+    forecast: Mapping[Scalar, float], outcome: Mapping[Scalar, float]
+) -> dict[str, dict[Scalar, float]]:
+    """How far the forecast and the guess are from the tolerated rate of each seed, in decades."""
+    guess = math.log10(GUESS)
+    seeds = forecast.keys() & outcome.keys()
+    return {
+        "forecast": {seed: abs(forecast[seed] - outcome[seed]) for seed in seeds},
+        "guess": {seed: abs(guess - outcome[seed]) for seed in seeds},
+    }
+
+
+def _lost(known: shared.Values) -> dict[str, dict[Scalar, float]]:
+    """Block → {seed: decades by which the tolerated rate falls without warm-up}."""
+    found = {}
+    for block in BLOCKS:
+        warm, cold = (known.get(label_of(block, kind), {}) for kind in (WARM, COLD))
+        found[block] = {seed: warm[seed] - cold[seed] for seed in warm if seed in cold}
+    return found
+
+
+def apart_check(
+    values: shared.Values,
+    fact: str,
+    *,
+    expected: str,
+    above: bool,
+    limit: float = ALIKE,
+    unit: str = "decades",
+) -> Check:
+    """A fact that holds where the blocks differ to one side, and fails where they do to the other.
+
+    Args:
+        values: block → {seed: value}.
+        fact: in a sentence.
+        expected: its direction.
+        above: whether the fact says that sas-p's is the larger.
+        limit: up to which blocks are alike.
+        unit: of the values.
+
+    Returns:
+        The fact; undecided where the seeds are, and where the blocks are alike, which is then said.
+    """
+    found = shared.difference(values, SIMPLE, BASE)
+    where = side(found, limit)
+    alike = f"; alike, within {limit:g} {unit}" if where == 0 else ""
+    return Check(
+        fact=fact,
+        expected=expected,
+        ours=f"{found.text(unit)}{alike}",
+        holds=(where > 0) == above if where else None,
+    )
+
+
+def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -> Check:
+    """Whether forecast and outcome differ between the blocks to the same side.
+
+    Args:
+        what: is forecast.
+        forecast: block → {seed: decades}.
+        outcome: likewise.
+
+    Returns:
+        The fact; undecided where either is.
+    """
+    found = [shared.difference(values, SIMPLE, BASE) for values in (forecast, outcome)]
+    sides = [side(one) for one in found]
+    said, came = (one.text("decades") for one in found)
+    return Check(
+        fact=f"curvature says beforehand {what}",
+        expected=f"{SIMPLE} differs from {BASE} to the same side, or both by {ALIKE:g} decades at most",
+        ours=f"forecast {said}, outcome {came}",
+        holds=None if None in sides else sides[0] == sides[1],
+    )
+
+
+def side(found: shared.Difference, limit: float = ALIKE) -> int | None:
+    """1 above and −1 below what is alike, 0 alike; None where the seeds do not decide."""
+    if found.within(limit):
+        return 0
+    if found.above(limit):
+        return 1
+    return -1 if found.above(-limit) is False else None

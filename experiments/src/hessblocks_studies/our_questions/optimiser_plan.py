@@ -1,0 +1,181 @@
+"""The plan of the study `optimisers`: blocks, optimisers, grids of rates, sizes and points. Its rule stands with the study.
+
+The table `RATES` is made longer by hand as the tuning comes in, and put in order, the best first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Scale
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "pre-ln": ("pre-ln, zero queries", "parallel, zero queries"),
+    "sas": ("sas", "sas-p", "sas-p-no-norm"),
+    **{block: (block,) for block in ("post-ln", "v-skipinit", "op", "modern")},
+}
+"""Family → its blocks, which share most of their parts."""
+FAMILY_OF = {block: family for family, blocks in FAMILIES.items() for block in blocks}
+BLOCKS = (*FAMILIES["pre-ln"], *FAMILIES["sas"])
+"""Which optimiser do they need?"""
+WITNESSES = tuple(block for block in FAMILY_OF if block not in BLOCKS)
+"""Blocks of further families, trained with SGD and with AdamW alone."""
+POSITION = ("position=rotary",)
+SGD, ADAMW, MUON, BLOCKWISE, PUBLISHED = "sgd", "adamw", "muon", "blockwise", "published"
+INNER_SGD = "sgd in layers"
+METHODS = (SGD, ADAMW, MUON, BLOCKWISE, PUBLISHED, INNER_SGD)
+"""Optimisers; blockwise is AdamW with a rate for each role by measured curvature, published by published multipliers; sgd in layers steps
+the matrices of the layers with SGD, AdamW all else."""
+SHOWN = {
+    ADAMW: "AdamW",
+    SGD: "SGD",
+    MUON: "Muon",
+    BLOCKWISE: "rates by curvature",
+    PUBLISHED: "published rates",
+    INNER_SGD: "SGD in the layers",
+}
+"""Their names in what is shown, in that order."""
+GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
+    "smoke": {
+        SGD: (0.3,), ADAMW: (3e-3,), MUON: (3e-3,), BLOCKWISE: (3e-3,), PUBLISHED: (1e-3,),
+        INNER_SGD: (0.3,),
+    },
+    "laptop": {
+        SGD: (0.3, 1.0, 0.1),
+        ADAMW: (1e-2, 3e-3, 3e-2),
+        MUON: (1e-2, 3e-3, 3e-2),
+        BLOCKWISE: (1e-2, 3e-3, 3e-2),
+        PUBLISHED: (3e-3, 1e-3, 1e-2),
+        INNER_SGD: (0.3, 1.0, 0.1),
+    },
+    "paper": {
+        SGD: (0.3, 1.0, 0.1, 3.0),
+        ADAMW: (1e-3, 3e-4, 3e-3, 1e-2),
+        MUON: (3e-3, 1e-3, 1e-2, 3e-4),
+        BLOCKWISE: (1e-3, 3e-4, 3e-3),
+        PUBLISHED: (3e-4, 1e-4, 1e-3),
+        INNER_SGD: (0.3, 1.0, 0.1, 3.0),
+    },
+}  # fmt: skip
+"""Rates of each optimiser, the likeliest first."""
+BESIDE: dict[Scale, float] = {"smoke": 3e-3, "laptop": 1e-2, "paper": 1e-3}
+"""AdamW's rate where another one is tuned: in the pilot, and beside SGD in the layers. At laptop scale `trial` found it for all five blocks."""
+
+
+def label_of(block: str, method: str) -> str:
+    """Name of a block under an optimiser."""
+    return f"{block}, {method}"
+
+
+def methods_of(block: str) -> tuple[str, ...]:
+    """The optimisers of a block; the last two for one block with skips and one without."""
+    if block in WITNESSES:
+        return (SGD, ADAMW)
+    return METHODS if block in {BLOCKS[0], "sas-p"} else METHODS[:-2]
+
+
+BLOCK_OF = {
+    label_of(block, method): block
+    for method in METHODS
+    for block in FAMILY_OF
+    if method in methods_of(block)
+}
+METHOD_OF = {
+    label_of(block, method): method for block in FAMILY_OF for method in methods_of(block)
+} | {shared.GPT2: ADAMW}
+"""What is run → its optimiser."""
+BASE = label_of(BLOCKS[0], ADAMW)
+"""Whose loss the steps are counted to, and which must have learnt more than pairs of tokens."""
+RATES: dict[str, tuple[float, ...]] = {
+    **{label: GRIDS["laptop"][METHOD_OF[label]] for label in BLOCK_OF},
+    **dict.fromkeys([f"{b}, {ADAMW}" for b in ("v-skipinit", "post-ln", "op")], (3e-3, 1e-3, 1e-2)),
+    **dict.fromkeys(
+        [f"{b}, {SGD}" for b in (*FAMILIES["pre-ln"], "sas", "post-ln")], (1.0, 0.3, 3.0, 0.1)
+    ),
+    f"sas-p, {ADAMW}": (1e-2, 3e-3, 3e-2, 1e-1),
+    f"{BLOCKS[0]}, {INNER_SGD}": (0.1, 0.3, 0.03, 1.0, 3.0),
+    f"sas-p, {INNER_SGD}": (1.0, 0.3, 3.0, 0.1),
+    **dict.fromkeys([f"{b}, {MUON}" for b in BLOCKS], (3e-2, 1e-2, 3e-3, 1e-1)),
+    f"{BLOCKS[0]}, {PUBLISHED}": (1e-3, 3e-3, 3e-4, 1e-2),
+}
+"""What is tuned → its rates at laptop scale, the best first; made longer as results came in."""
+BEST: dict[str, float] = {
+    **{label: rates[0] for label, rates in RATES.items()},
+    shared.GPT2: 1e-2,
+}
+"""Rates of the runs at laptop scale: the outcome of the tuning; that of GPT-2, about which no verdict is, is `trial`'s."""
+SIZES: dict[Scale, shared.TextSize] = {
+    "smoke": replace(
+        shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
+    ),
+    "laptop": replace(shared.LAPTOP, depth=4, steps=1400, evaluations=14),
+    "paper": shared.PAPER,
+}
+PILOT: dict[Scale, int] = {"smoke": 2, "laptop": 300, "paper": 4000}
+"""Steps of plain AdamW before the curvature of roles is measured."""
+_PROBES: dict[Scale, shared.Probe] = {
+    "smoke": shared.Probe(sequences=2, tokens=8, probes=4),
+    "laptop": shared.Probe(sequences=16, tokens=64, probes=8),
+    "paper": shared.Probe(sequences=16, tokens=128, probes=16),
+}
+_SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 4, "paper": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserSettings(shared.TunedSettings):
+    """A point of this study: one model and one optimiser, or one reference."""
+
+    method: str | None = None
+    """Name in `METHODS`; none for the bigram table."""
+    probe: shared.Probe | None = None
+    """How curvature is measured where it is: of the runs that count with AdamW, and for the rates of roles."""
+    pilot: int | None = None
+    """Steps before the rates of roles are known."""
+    adamw_rate: float | None = None
+    """That of the pilot, or of AdamW beside SGD in the layers."""
+
+
+def points(scale: Scale, count: int | None) -> list[OptimiserSettings]:
+    """All tuning, then the runs seed by seed.
+
+    Args:
+        scale: of the study.
+        count: seeds of the runs; None for the scale's own.
+
+    Returns:
+        The points' settings.
+    """
+    grids, best = RATES, BEST
+    if scale != "laptop":
+        grids = {label: GRIDS[scale][METHOD_OF[label]] for label in RATES}
+        best = {label: GRIDS[scale][METHOD_OF[label]][0] for label in BEST}
+    return [
+        *shared.tuning_points(partial(_point, scale, shared.TUNING), grids),
+        *shared.run_points(partial(_point, scale, shared.COUNTED), best, count or _SEEDS[scale]),
+    ]
+
+
+def _point(
+    scale: Scale, phase: str, label: str, rate: float | None, seed: int
+) -> OptimiserSettings:
+    size, method = SIZES[scale], METHOD_OF.get(label)
+    block = BLOCK_OF.get(label)
+    followed = bool(block) and method == ADAMW and phase == shared.COUNTED
+    return OptimiserSettings(
+        study="optimisers",
+        variant=block or label,
+        seed=seed,
+        size=replace(size, learning_rate=rate or size.learning_rate),
+        slots=POSITION if block else (),
+        embedding_std=shared.best_start(block, size.width) if block else None,
+        optimiser=SGD if method == SGD else None,
+        phase=phase,
+        label=label,
+        tuned=True if rate and phase == shared.TUNING else None,
+        method=method,
+        probe=_PROBES[scale] if followed or method == BLOCKWISE else None,
+        pilot=PILOT[scale] if method == BLOCKWISE else None,
+        adamw_rate=BESIDE[scale] if method in (BLOCKWISE, INNER_SGD) else None,
+    )

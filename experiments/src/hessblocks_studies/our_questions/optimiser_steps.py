@@ -1,0 +1,235 @@
+"""The optimisers of the study `optimisers` that the Trainer does not have: Muon or SGD beside AdamW, and AdamW with a rate for each role."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, cast
+
+from torch import nn
+from torch.optim import SGD, Muon, Optimizer
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
+
+from hessblocks.curvature import (
+    AttentionBackendWarning,
+    ParameterGroup,
+    ParameterView,
+    PreconditionedHessian,
+    Problem,
+    parameter_groups,
+)
+from hessblocks.errors import RunError
+from hessblocks.linalg import Estimate, frobenius_norm
+from hessblocks.storage import Row
+from hessblocks.training import RunTrainer
+from hessblocks_studies import shared
+from hessblocks_studies.our_questions.optimiser_plan import MUON, PUBLISHED, OptimiserSettings
+
+RATE_OF_ROLE, NORM_OF_ROLE = "rate_of_role", "norm_of_role"
+VECTORS = "vectors"
+"""In the place of a role: norms and gains, which keep the tuned rate."""
+
+
+class PilotDivergedError(RunError):
+    """The pilot met a loss, a gradient or a product with the Hessian that is no number."""
+
+
+def with_another_in_layers(settings: OptimiserSettings, trainer: RunTrainer) -> None:
+    """Let Muon or SGD step the matrices of the layers at the tuned rate, and AdamW all else: beside Muon at the same rate, beside SGD at its own.
+
+    The other one steps whenever AdamW has stepped, on its schedule, so that the Trainer knows one optimiser.
+
+    Args:
+        settings: of the point.
+        trainer: before it trains.
+    """
+    model, rate = cast(PreTrainedModel, trainer.model), settings.size.learning_rate
+    trainer.args.learning_rate = settings.adamw_rate or rate
+    named = dict(model.named_parameters())
+    roles = shared.SETS[shared.ALL_MATRICES]
+    inner = {
+        name
+        for group in parameter_groups(model).values()
+        if group.role in roles
+        for name in group.parameters
+        if named[name].ndim == 2
+    }
+    adamw = trainer.create_optimizer()
+    hidden = {named[name] for name in inner}
+    for group in adamw.param_groups:
+        group["params"] = [p for p in group["params"] if p not in hidden]
+    own = [p for p in named.values() if p in hidden]
+    other: Optimizer = SGD(own, lr=rate, momentum=0.9)
+    if settings.method == MUON:
+        decay = trainer.args.weight_decay
+        other = Muon(own, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    ratio = rate / trainer.args.learning_rate
+
+    def step(optimiser: Optimizer, *_: object) -> None:
+        other.param_groups[0]["lr"] = ratio * optimiser.param_groups[0]["lr"]
+        other.step()
+
+    adamw.register_step_post_hook(step)
+
+
+def matrices_by_role(model: nn.Module) -> dict[str, ParameterGroup]:
+    """The matrices of each role, those of all layers as one group; norms and gains together as `VECTORS`."""
+    sizes = {name: parameter.ndim for name, parameter in model.named_parameters()}
+    views: dict[str, list[ParameterView]] = {}
+    for role, group in shared.by_role(model).items():
+        for view in group.views:
+            own = role if sizes[view.parameter] >= 2 else VECTORS
+            views.setdefault(own, []).append(view)
+    return {
+        role: ParameterGroup(name=role, role=role, layer=None, views=tuple(own))
+        for role, own in views.items()
+    }
+
+
+def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> list[Row]:
+    """Give AdamW a rate for the matrices of each role, by published multipliers or by the curvature that a pilot meets.
+
+    Args:
+        settings: of the point.
+        trainer: before it trains; its model stays as it is.
+
+    Returns:
+        The rate of each role, as a share of the tuned one, and the norms that it is of.
+
+    Raises:
+        PilotDivergedError: the pilot did.
+    """
+    model, arguments = cast(PreTrainedModel, trainer.model), trainer.args
+    rate, decay = arguments.learning_rate, arguments.weight_decay
+    rows: list[Row] = []
+    if settings.method == PUBLISHED:
+        roles, factor = shared.by_role(model), 1.0
+        rates = shared.blockwise_learning_rates(model, roles, base=rate, rule="published")
+    else:
+        norms = pilot_norms(settings, model)
+        rates = shared.blockwise_learning_rates(
+            model, matrices_by_role(model), base=rate, norms=norms
+        )
+        sizes = [sum(p.numel() for p in one["params"] if p.ndim >= 2) for one in rates]
+        logarithms = [math.log(one["lr"]) for one in rates]
+        factor = rate / math.exp(fmean(logarithms, weights=sizes))
+        for role, norm in norms.items():
+            place: Row = {"group": role, "standard_error": norm.standard_error}
+            rows.append(shared.measured(NORM_OF_ROLE, norm.value, "estimate", **place))
+    groups = []
+    for one in rates:
+        matrices = [p for p in one["params"] if p.ndim >= 2]
+        vectors = [p for p in one["params"] if p.ndim < 2]
+        own = factor * one["lr"]
+        groups += [
+            {"params": matrices, "lr": own, "weight_decay": decay * rate / own},
+            {"params": vectors, "lr": rate, "weight_decay": 0.0},
+        ]
+        if matrices:
+            rows.append(shared.measured(RATE_OF_ROLE, own / rate, "exact", group=one["name"]))
+    kind, given = trainer.get_optimizer_cls_and_kwargs(arguments, model)
+    trainer.optimizer = kind([group for group in groups if group["params"]], **given)
+    return rows
+
+
+class Pilot(TrainerCallback):
+    """Ends a training after some steps and measures what AdamW's step meets there."""
+
+    norms: dict[str, Estimate] | None = None
+    """Role → norm of its block; None before."""
+
+    def __init__(self, settings: OptimiserSettings) -> None:
+        """Start with the settings of the point."""
+        self.settings = settings
+
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Measure and end, where it is time."""
+        settings = self.settings
+        assert settings.probe is not None
+        if state.global_step != settings.pilot:
+            return
+        control.should_training_stop = True
+        model, probe = given["model"].eval(), settings.probe
+        corpus = shared.text_of(settings.size)
+        batch = shared.training_batch(corpus, probe.sequences, probe.tokens, settings.seed)
+        problem = Problem(model, batch, loss="causal-lm")
+        self.norms = _norms(problem, given["optimizer"], matrices_by_role(model), settings)
+
+
+def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str, Estimate]:
+    """Norms of each role's block of the Hessian as AdamW's step meets it, `pilot` steps into a run at AdamW's own rate.
+
+    Args:
+        settings: of the point.
+        model: freshly initialised; a copy of it is trained.
+
+    Returns:
+        Role → estimate.
+
+    Raises:
+        PilotDivergedError: its losses, gradients or products did not stay finite.
+
+    Cost:
+        The pilot's steps, and a product with the Hessian for each role and probe.
+    """
+    assert settings.adamw_rate is not None
+    size = replace(settings.size, learning_rate=settings.adamw_rate)
+    pilot, run = Pilot(settings), shared.run_settings(replace(settings, size=size))
+    try:
+        shared.train(
+            copy.deepcopy(model),
+            run,
+            shared.text_of(settings.size),
+            change=lambda trainer: trainer.add_callback(pilot),
+        )
+    except RunError as error:
+        raise PilotDivergedError(f"the pilot of {settings.label}: {error}") from error
+    if pilot.norms is None:
+        raise PilotDivergedError(f"the pilot of {settings.label} diverged before it was measured")
+    return pilot.norms
+
+
+def preconditioned_rows(
+    model: PreTrainedModel, optimiser: Optimizer, settings: OptimiserSettings
+) -> list[Row]:
+    """How uneven the curvature is that AdamW's step meets: of D^(-1/2) H D^(-1/2), on the batch that H is measured on.
+
+    Args:
+        model: put into evaluation mode.
+        optimiser: AdamW of this model, after its first step.
+        settings: of the point.
+
+    Returns:
+        Rows as of `shared.unevenness_rows`.
+    """
+    assert settings.probe is not None
+    probe, groups = settings.probe, parameter_groups(model)
+    corpus = shared.text_of(settings.size)
+    batch = corpus.curvature_batch(probe.sequences, probe.tokens, settings.seed)
+    problem = Problem(model.eval(), batch, loss="causal-lm")
+    return shared.unevenness_rows(groups, _norms(problem, optimiser, groups, settings))
+
+
+def _norms(
+    problem: Problem,
+    optimiser: Optimizer,
+    groups: Mapping[str, ParameterGroup],
+    settings: OptimiserSettings,
+) -> dict[str, Estimate]:
+    """Frobenius norm of each group's block of D^(-1/2) H D^(-1/2)."""
+    assert settings.probe is not None
+    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
+        return {
+            name: frobenius_norm(
+                PreconditionedHessian(problem, optimiser, group),
+                probes=settings.probe.probes,
+                seed=settings.seed,
+            )
+            for name, group in groups.items()
+        }

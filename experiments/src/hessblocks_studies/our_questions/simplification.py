@@ -1,0 +1,368 @@
+"""Ours: how uneven the curvature of each block is before, during and after training, and whether that goes with its loss.
+
+The rule, written down before the first run:
+
+1. Sixteen blocks (`BLOCKS`) that are not one chain: the presets, pre-ln and parallel with zero initial
+   queries too, pre-ln and sas-p with sinusoidal positions, pre-ln and sas with LayerNorm. All other positions
+   are rotary. Embeddings start as `trial` found best at this width (of post-ln, op and modern a guess):
+   1/√width beside an attention skip, 0.02 without one; with sines, whose amplitude is 0.02, always 0.02.
+2. Each block's rate is tuned with one seed in a grid by half decades (`RATES`) that is made longer by hand
+   until the lowest final loss lies inside; transformers' GPT-2, about which no verdict is, has the rate that
+   `trial` found. The runs that count are at these rates (`BEST`), as long as the tuning, with three seeds on
+   which nothing was tuned.
+3. Unevenness is the spread of log10 of the Frobenius norms of H's diagonal blocks, over all weight matrices,
+   over those that all blocks have, and over all groups; beside it stands the largest over the smallest norm.
+   It is measured at five moments: before training and after each fourth of it, each seed with a held-out
+   batch and probes of its own. Before training keys are left out of all blocks: where queries are zero they
+   have no curvature, and pre-ln would look the less even for having some.
+4. Verdicts on evenness: sas-p against pre-ln with zero queries, before and after, over each of the three; the
+   answer may be no. The first question, here and in 5, is that of the common matrices after training
+   (`FIRST`); the others stand beside it.
+5. Verdicts on training: rank correlation over the blocks of the spread before, halfway and after with the
+   final loss. Blocks of a family (`FAMILIES`) share most of their parts and count as dependent: the interval
+   is of a bootstrap over families, with all their blocks, and over seeds. It holds or fails where the
+   interval excludes 0. A block of which one seed diverges ranks last with all its seeds. One that has no
+   curvature at a moment, since all its seeds diverged before, is left out there. Both are named. Nothing is
+   decided before all blocks have all seeds. Blocks that learn no more than pairs of tokens count, since that
+   they train badly is what is asked; where there are any, the coefficient of the others is told too. pre-ln
+   and parallel are one family: before training their curvature is nearly equal.
+6. A verdict is void where a best rate that it rests on is at an end of its grid, where the runs are not at
+   it, and where pre-ln with zero queries does not end at least 0.3 nats below the bigram table; one on
+   evenness also where sas-p does not.
+
+All of this was amended before the first run: batches and probes of each seed, keys, families, the first
+question, the base of the control, and that of sas-p, all seeds, the coefficient of those that learn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import nn
+
+from hessblocks.figures import Panel, Scaling
+from hessblocks.storage import Row, Scalar
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary
+
+ROTARY, SINUSOIDAL = "position=rotary", "position=sinusoidal"
+LAYER_NORM = ("norm=layer-norm", "first_norm=layer-norm", "final_norm=layer-norm")
+BASE, SIMPLE = "pre-ln, zero queries", "sas-p"
+"""The simplified block, and what it is set against."""
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "pre-ln": (
+        "pre-ln",
+        BASE,
+        "pre-ln, sinusoidal",
+        "pre-ln, LayerNorm",
+        "parallel",
+        "parallel, zero queries",
+    ),
+    "post-ln": ("post-ln",),
+    "skipless": ("skipless", "v-skipinit"),
+    "sas-p": (SIMPLE, "sas", "sas-p-no-norm", "sas-p, sinusoidal", "sas, LayerNorm"),
+    "op": ("op",),
+    "modern": ("modern",),
+}
+"""Head of a family, whose curves are drawn → its blocks."""
+FAMILY_OF = {block: family for family, blocks in FAMILIES.items() for block in blocks}
+BLOCKS = tuple(FAMILY_OF)
+SLOTS: dict[str, tuple[str, ...]] = {
+    ", sinusoidal": (SINUSOIDAL,),
+    ", LayerNorm": (ROTARY, *LAYER_NORM),
+}
+"""What is behind the name of a variant → the slots of the block; rotary positions where there is nothing."""
+RATES: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(BLOCKS, (1e-2, 3e-3, 3e-2)),
+    **dict.fromkeys(
+        ("post-ln", "skipless", "v-skipinit", "pre-ln, sinusoidal"), (3e-3, 1e-2, 1e-3)
+    ),
+    SIMPLE: (3e-2, 1e-2, 3e-3, 1e-1),
+    "op": (3e-3, 1e-2, 3e-2, 1e-3),
+}
+"""What is tuned → its rates at laptop scale, the best first; made longer as results came in."""
+BEST: dict[str, float] = {**{label: rates[0] for label, rates in RATES.items()}, shared.GPT2: 1e-2}
+"""Rates of the runs at laptop scale: the outcome of the tuning."""
+OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
+SIZES: dict[Scale, shared.TextSize] = {
+    "smoke": replace(
+        shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
+    ),
+    "laptop": replace(shared.LAPTOP, depth=4, steps=1200, evaluations=12),
+    "paper": replace(shared.PAPER, evaluations=40),
+}
+_PROBES: dict[Scale, shared.Probe] = {
+    "smoke": shared.Probe(sequences=2, tokens=8, probes=4),
+    "laptop": shared.Probe(sequences=16, tokens=64, probes=8),
+    "paper": shared.Probe(sequences=16, tokens=128, probes=16),
+}
+_SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
+STAGES = 4
+"""Curvature is measured before training and after each fourth of it."""
+MOMENTS = {0: "before", STAGES // 2: "halfway through", STAGES: "after"}
+"""Stage that verdicts are about → how they say so."""
+FIRST = (shared.COMMON_MATRICES, STAGES)
+"""Groups and stage of the first question."""
+LABELS = {
+    shared.SPREAD: "spread of log10 norm (decades)",
+    shared.HETEROGENEITY: "largest over smallest norm",
+}
+"""Indices of unevenness, as axes name them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplificationSettings(shared.TunedSettings):
+    """A point of this study: one model, or one reference."""
+
+    probe: shared.Probe | None = None
+    """How the curvature is measured along training; None where it is not."""
+
+
+def points(scale: Scale, count: int | None) -> list[SimplificationSettings]:
+    """All tuning, then the runs seed by seed.
+
+    Args:
+        scale: of the study.
+        count: seeds of the runs; None for the scale's own.
+
+    Returns:
+        The points' settings.
+    """
+    grids, best = RATES, BEST
+    if scale in OTHER_RATES:
+        grids = dict.fromkeys(RATES, OTHER_RATES[scale])
+        best = dict.fromkeys(BEST, OTHER_RATES[scale][0])
+    return [
+        *shared.tuning_points(partial(_point, scale, shared.TUNING), grids),
+        *shared.run_points(partial(_point, scale, shared.COUNTED), best, count or _SEEDS[scale]),
+    ]
+
+
+def _point(
+    scale: Scale, phase: str, label: str, rate: float | None, seed: int
+) -> SimplificationSettings:
+    size, block = SIZES[scale], label in BLOCKS
+    kind = next((kind for kind in SLOTS if label.endswith(kind)), "")
+    return SimplificationSettings(
+        study="simplification",
+        variant=label.removesuffix(kind),
+        seed=seed,
+        size=replace(size, learning_rate=rate or size.learning_rate),
+        slots=SLOTS.get(kind, (ROTARY,)) if block else (),
+        embedding_std=_start(label.removesuffix(kind), kind, size.width) if block else None,
+        phase=phase,
+        label=label,
+        tuned=True if rate and phase == shared.TUNING else None,
+        probe=_PROBES[scale] if block and phase == shared.COUNTED else None,
+    )
+
+
+def _start(variant: str, kind: str, width: int) -> float | None:
+    """Standard deviation of the embeddings; None for 0.02, which is that of the sines too."""
+    return shared.best_start(variant, width) if SLOTS.get(kind) != (SINUSOIDAL,) else None
+
+
+def measure(settings: SimplificationSettings) -> list[Row]:
+    """Train one block; its curvature along the way."""
+    steps = settings.size.steps
+    stages = {steps * stage // STAGES for stage in range(STAGES + 1)}
+
+    def observe(model: nn.Module, step: int) -> list[Row]:
+        if step not in stages or not settings.probe:
+            return []
+        corpus, keys = shared.text_of(settings.size), () if step else ("key",)
+        return shared.curvature_rows(model, corpus, settings.probe, settings.seed, keys)
+
+    return settings.placed(shared.train_point(settings, observe))
+
+
+Unevenness = dict[tuple[str, str, int], dict[str, dict[Scalar, float]]]
+"""(quantity, set of groups, stage) → block → {seed: value}."""
+
+
+def unevenness(rows: Rows) -> Unevenness:
+    """Spread and heterogeneity at the five moments."""
+    found: Unevenness = {}
+    last = max((float(row["step"]) for row in shared.of_quantity(rows, shared.LOSS)), default=0.0)
+    for row in shared.of_quantity(rows, *LABELS):
+        stage = round(STAGES * float(row["step"]) / last) if last else 0
+        blocks = found.setdefault((row["quantity"], row["group"], stage), {})
+        blocks.setdefault(row["variant"], {})[row["seed"]] = row["value"]
+    return found
+
+
+def summarise(rows: Rows) -> Summary:
+    """Tuning, loss curves, unevenness along training and against the loss; the verdicts of the rule."""
+    tuned, found = shared.Tuned.of(rows), unevenness(rows)
+    even = _even_checks(tuned, found)
+    verdicts = [
+        *(tuned.runs.where_learnt(check, SIMPLE) for check in even),
+        *_training_checks(tuned, found),
+    ]
+    return shared.summary(
+        "Uneven curvature and loss, sixteen blocks",
+        "Diagonal blocks of H on a fixed held-out batch, before training and after each fourth of it; every block at its best rate. Curves are of "
+        "the head of each family, points of one mark all blocks of it. Tuning has one seed, the runs have seeds of their own. "
+        f"{shared.CURVES}",
+        [panel for panel in _panels(tuned, found) if panel.shown],
+        [
+            *tuned.rate_checks(),
+            tuned.runs.below_the_table(BASE, shared.BIGRAMS),
+            *(tuned.runs.where_learnt(check, BASE) for check in verdicts),
+        ],
+        losses=tuned.runs.table(),
+        tuning=tuned.tuning_table(),
+        unevenness=_table(found),
+    )
+
+
+def _even_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
+    """Whether the simplified block has the more even curvature; the answer may be no."""
+    return [
+        tuned.judged(
+            shared.difference_check(
+                found.get((shared.SPREAD, groups, stage), {}),
+                SIMPLE,
+                BASE,
+                f"{SIMPLE} has a more even curvature than {BASE} {MOMENTS[stage]} training, {groups}",
+                expected=f"{_question(groups, stage)}: a smaller spread of the norms",
+                above=False,
+                unit="decades",
+            ),
+            SIMPLE,
+            BASE,
+        )
+        for groups in shared.SETS
+        for stage in (0, STAGES)
+    ]
+
+
+def _question(groups: str, stage: int) -> str:
+    return "the first question, open" if (groups, stage) == FIRST else "open question"
+
+
+def _training_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
+    """Whether the blocks with the more even curvature are those that train well."""
+    checks = []
+    known = {block: tuned.runs.losses[block] for block in BLOCKS if block in tuned.runs.losses}
+    diverged = [block for block, seeds in known.items() if math.inf in seeds.values()]
+    losses = known | {block: dict.fromkeys(known[block], math.inf) for block in diverged}
+    seeds = {seed for each in known.values() for seed in each}
+    missing = [block for block in BLOCKS if not seeds or known.get(block, {}).keys() != seeds]
+    poor = [
+        block
+        for block in losses
+        if block not in diverged
+        and tuned.runs.below_the_table(block, shared.BIGRAMS).holds is False
+    ]
+    for groups in shared.SETS:
+        for stage, moment in MOMENTS.items():
+            values = found.get((shared.SPREAD, groups, stage), {})
+            learnt = {block: each for block, each in values.items() if block not in poor}
+            told = {
+                "nothing is decided before all their seeds are measured": missing,
+                "diverged, so ranked last": [one for one in diverged if one in values],
+                "without curvature, so left out": [one for one in losses if one not in values],
+            }
+            if poor and (others := shared.correlation_or_none(learnt, losses, FAMILY_OF)):
+                told[
+                    f"without those that do not end {shared.MARGIN:g} nats below the bigram table ({' / '.join(poor)})"
+                ] = [str(others)]
+            check = shared.correlation_check(
+                values,
+                losses,
+                f"the more uneven the curvature of {groups} {moment} training, the higher the loss",
+                expected=f"{_question(groups, stage)}: positive rank correlation over the blocks",
+                told=told,
+                families=FAMILY_OF,
+            )
+            checks.append(tuned.judged(replace(check, holds=None) if missing else check, *losses))
+    return checks
+
+
+def _table(found: Unevenness) -> list[dict[str, object]]:
+    by_block = {
+        (quantity, groups, stage / STAGES, variant): list(seeds.values())
+        for (quantity, groups, stage), variants in found.items()
+        for variant, seeds in variants.items()
+    }
+    lines = shared.mean_table(by_block, "quantity", "groups", "share_of_the_steps", "variant")
+    return [
+        {**line, "seeds": len(values)}
+        for line, values in zip(lines, by_block.values(), strict=True)
+    ]
+
+
+def _panels(tuned: shared.Tuned, found: Unevenness) -> list[Panel]:
+    """The tuning, losses, each index along training, and losses against the spread."""
+    labels = {label: label for label in (*FAMILIES, shared.GPT2)}
+    panels = [
+        tuned.tuning.tuning_panel(labels, "tuning"),
+        tuned.runs.panel(tuple(FAMILIES), "runs"),
+        *(_along(quantity, found) for quantity in LABELS),
+    ]
+    final = shared.finite(tuned.runs.losses)
+    for groups in (shared.ALL_MATRICES, shared.COMMON_MATRICES):
+        for stage, moment in MOMENTS.items():
+            even = shared.finite(found.get((shared.SPREAD, groups, stage), {}))
+            panels.append(_scatter(f"{groups}, {moment} training", even, final))
+    return panels
+
+
+def _along(quantity: str, found: Unevenness) -> Panel:
+    """An index of all weight matrices along training, a curve a family."""
+    places: dict[str, dict[float, list[float]]] = {}
+    for (name, groups, stage), blocks in sorted(found.items()):
+        if (name, groups) == (quantity, shared.ALL_MATRICES):
+            for block, seeds in blocks.items():
+                places.setdefault(block, {})[stage / STAGES] = list(seeds.values())
+    scale: Scaling = "log" if quantity == shared.HETEROGENEITY else "linear"
+    return Panel(
+        title=f"{quantity}, {shared.ALL_MATRICES}",
+        x_label="share of the training steps",
+        y_label=LABELS[quantity],
+        y_scale=scale,
+        series=tuple(
+            shared.curve(block, shared.mean_places(places[block]))
+            for block in FAMILIES
+            if block in places
+        ),
+    )
+
+
+def _scatter(
+    title: str,
+    even: Mapping[str, tuple[float, float]],
+    final: Mapping[str, tuple[float, float]],
+) -> Panel:
+    """Final loss against the spread, one point a block, one mark a family."""
+    places = {
+        family: [
+            (even[block][0], *final[block]) for block in blocks if block in even and block in final
+        ]
+        for family, blocks in FAMILIES.items()
+    }
+    return Panel(
+        title=title,
+        x_label=LABELS[shared.SPREAD],
+        y_label="final validation loss (nats per token)",
+        series=tuple(
+            shared.curve(family, each, line=False) for family, each in places.items() if each
+        ),
+    )
+
+
+STUDY = Study(
+    name="simplification",
+    title="unevenness of curvature along training and loss of sixteen blocks, each at its best rate",
+    source="ours, joining both papers",
+    published="Nothing is published: does simplifying a block make its curvature more even?",
+    settings=points,
+    measure=measure,
+    summarise=summarise,
+    columns=shared.TUNED_COLUMNS,
+    gpus=1,
+)

@@ -1,0 +1,224 @@
+"""Ours: what the temperature of attention and the likeness of tokens do to the blocks of the Hessian.
+
+One layer at initialisation, exact. The scores are divided by a temperature τ; the tokens are
+√(1 − ε²) c + ε z with c common to all and z of their own. With M_2 and M_3 the moments of the inputs under
+the attention rows, the diagonal query and key blocks are s² M_2² (outer) and s² M_3 (functional), s ∝ 1/τ:
+as τ⁻² under uniform attention, as ε⁴ and ε³ for nearly equal tokens, and 0 under one-hot attention, for
+then both moments vanish. One-hot is what τ → 0 gives, but s² grows meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hessblocks import signal
+from hessblocks.blocks import Attention, LayerNorm, LearnedPosition, NoNorm, preset
+from hessblocks.figures import Panel, Series
+from hessblocks.storage import NORM, Row
+from hessblocks_studies import growth, shared
+from hessblocks_studies.data import addition_batch
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
+from hessblocks_studies.growth import exact_norms
+from hessblocks_studies.our_questions.temperature_laws import (
+    APART,
+    AXES,
+    ENTROPY,
+    LIKENESS,
+    LIKENESS_AFTER,
+    Curve,
+    Curves,
+    at,
+    even_temperatures,
+    likeness_checks,
+    temperature_checks,
+)
+
+BLOCKS = {"no norm": NoNorm(), "pre-ln": LayerNorm()}
+"""Kind of block → its norms."""
+GROUPS = ("query", "key", "value")
+_DECADES = tuple(float(f"1e{power}") for power in range(-8, 5))
+_BETWEEN = tuple(float(f"3e{power}") for power in range(-8, 4))
+TEMPERATURES: dict[Scale, tuple[float, ...]] = {
+    "smoke": _DECADES,
+    "laptop": (*_DECADES, *_BETWEEN),
+    "paper": (*_DECADES, *_BETWEEN),
+}
+_SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=16, sums=8, seeds=2),
+    "laptop": growth.Size(width=64, sums=64, seeds=5),
+    "paper": growth.Size(width=128, sums=64, seeds=20),
+}
+DRAWN = 1e-15
+"""Norm below which nothing is drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemperatureSettings(growth.DrawSettings):
+    """A point of this study: one layer at one temperature; the same seed draws the same for all of them."""
+
+    block: str
+    """Name in `BLOCKS`."""
+    temperature: float
+    """τ, which divides the scores; 1 is the usual 1/√K."""
+    apart: float
+    """ε: 1 for tokens without anything in common, 0 for equal ones."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[TemperatureSettings]:
+    """Every temperature with tokens that differ, every likeness at the usual temperature."""
+    size = _SIZES[scale]
+    places = [(temperature, 1.0) for temperature in TEMPERATURES[scale]]
+    places += [(1.0, apart) for apart in APART if apart < 1]
+    return [
+        TemperatureSettings(
+            block=block,
+            temperature=temperature,
+            apart=apart,
+            width=size.width,
+            sums=size.sums,
+            seed=seed,
+        )
+        for block, (temperature, apart), seed in itertools.product(
+            BLOCKS, places, range(seeds or size.seeds)
+        )
+    ]
+
+
+def measure(settings: TemperatureSettings) -> list[Row]:
+    """Exact norms of the diagonal blocks, entropy of the attention, likeness of the tokens."""
+    draw = seed_of("temperature", settings.seed)
+    model, batch = layer(settings, draw), addition_batch(settings.sums, seed=draw)
+    names = ("block", "temperature", "apart", "seed")
+    place: Row = {"study": "temperature", **{name: getattr(settings, name) for name in names}}
+    seen = signal.propagate(model, batch["input_ids"], jacobian_steps=0)
+    (last,) = seen.layers
+    quantities = {
+        ENTROPY: last.attention_entropy,
+        LIKENESS: seen.inputs.token_similarity,
+        LIKENESS_AFTER: last.tokens.token_similarity,
+    }
+    norms = exact_norms(model, batch, "causal-lm", GROUPS)
+    return [
+        *(shared.measured(name, value, "exact", **place) for name, value in quantities.items()),
+        *(
+            shared.measured(NORM, norm.value, "exact", **place, group=group, part=part)
+            for (group, part), norm in norms.items()
+        ),
+    ]
+
+
+def layer(settings: TemperatureSettings, draw: int) -> PreTrainedModel:
+    """One layer of a temperature, on tokens of unit size of which a part is common to all."""
+    norm, width = BLOCKS[settings.block], settings.width
+    block = preset(
+        "pre-ln",
+        width=width,
+        heads=1,
+        norm=norm,
+        final_norm=norm,
+        position=LearnedPosition(),
+        attention=Attention(temperature=settings.temperature),
+    )
+    model = growth.addition_model(block, layers=1, width=width, sigma=math.sqrt(0.5), seed=draw)
+    generator = torch.Generator().manual_seed(draw + 1)
+    tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
+    with torch.no_grad():
+        for table in tables:
+            common = torch.randn(width, generator=generator).to(table.weight) * math.sqrt(0.5)
+            common *= math.sqrt(1 - settings.apart**2)
+            table.weight.mul_(settings.apart).add_(common)
+    return model
+
+
+def summarise(rows: Rows) -> Summary:
+    """Slopes and limits of every block, and the curves."""
+    checks: list[Check] = []
+    even: list[dict[str, object]] = []
+    for block in BLOCKS:
+        heat, alike = (Curves(block=block, axis=axis, rows=rows) for axis in AXES)
+        checks += [*temperature_checks(heat), *likeness_checks(alike)]
+        even += [
+            {"block": block, "seed": seed, "temperature": temperature}
+            for seed, temperature in even_temperatures(heat).items()
+        ]
+    return shared.summary(
+        "Temperature and likeness of tokens move curvature between queries and values",
+        "One layer at initialisation, exact norms of its diagonal blocks. Scores are divided by τ; tokens have "
+        "entries of unit size, of which a share ε is their own. Norms below 1e-15 are left out. Mean over seeds, bars are "
+        "its standard errors.",
+        _panels(rows) if rows else [],
+        checks,
+        even=even,
+    )
+
+
+def _panels(rows: Rows) -> list[Panel]:
+    panels = [
+        Panel(
+            title=f"{title}, {block}",
+            x_label=label,
+            y_label="Frobenius norm of the block",
+            x_scale="log",
+            y_scale="log",
+            series=tuple(
+                _series(
+                    f"{group}, {part}",
+                    Curves(block=block, axis=axis, rows=rows).norm(group, part),
+                    DRAWN,
+                )
+                for group in GROUPS
+                for part in ("outer", "functional")
+            ),
+        )
+        for axis, title, label in (
+            ("temperature", "temperature", _TAU),
+            ("apart", "likeness of tokens", "share ε of a token that is its own"),
+        )
+        for block in BLOCKS
+    ]
+    looks = {
+        ENTROPY: "entropy of attention (nats)",
+        LIKENESS_AFTER: "cosine between tokens behind the layer",
+    }
+    for quantity, label in looks.items():
+        series = tuple(
+            _series(block, Curves(block=block, axis="temperature", rows=rows).of(quantity))
+            for block in BLOCKS
+        )
+        panels.append(Panel(title="", x_label=_TAU, y_label=label, x_scale="log", series=series))
+    return panels
+
+
+_TAU = "temperature τ of the attention"
+
+
+def _series(name: str, curve: Curve, floor: float = 0.0) -> Series:
+    """Means over the seeds at every place above 0 at which they are not below a floor."""
+    places = sorted({place for each in curve.values() for place in each if place > 0})
+    values = {place: list(at(curve, place).values()) for place in places}
+    return shared.curve(name, [one for one in shared.mean_places(values) if one[1] >= floor])
+
+
+STUDY = Study(
+    name="temperature",
+    title="temperature of attention and likeness of tokens against query, key and value blocks",
+    source="ours, testing claims of the Hessian paper",
+    published=(
+        "Argued, not tested: query and key blocks follow the second and third moment of the inputs under "
+        "attention, so that temperature moves them against the values', and one-hot attention or equal tokens "
+        "(rank collapse) make them 0."
+    ),
+    settings=settings,
+    measure=measure,
+    summarise=summarise,
+    columns=(
+        *("study", "block", "temperature", "apart", "seed"),
+        *("quantity", "group", "part", "value", "method"),
+    ),
+)

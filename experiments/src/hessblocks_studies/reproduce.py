@@ -1,0 +1,149 @@
+"""`hessblocks reproduce`: figures and tables of both papers by name, and one page for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hessblocks.cli import interruptible, options
+from hessblocks.errors import ArgumentError, HessblocksError
+from hessblocks.settings import AtLeast, words
+
+if TYPE_CHECKING:
+    from hessblocks_studies import StudyResult
+
+ALL = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is measured, and where."""
+
+    scale: str = "laptop"
+    """smoke (seconds), laptop (seconds to some hours; baseline is the longest) or paper (published settings)."""
+    seeds: Annotated[int | None, AtLeast(1)] = None
+    """Repetitions; the scale's own by default."""
+    workers: Annotated[int | None, AtLeast(1)] = None
+    """Processes, one thread each; as many as there are cores by default."""
+    ray: str | None = None
+    """Ray cluster to measure on: host:port, ray://host:port or auto."""
+
+
+@options.taking
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="A study, several with commas, or all.")
+    ] = None,
+    *,
+    list_names: Annotated[
+        bool, typer.Option("--list", help="List the studies and what each is of.")
+    ] = False,
+    effort: Effort,
+    out: options.Out = Path("runs/reproduce"),
+    screen: options.Screen,
+) -> None:
+    """Measure a figure or table again and show it beside what was published."""
+    import hessblocks_studies as studies
+
+    if list_names or name is None:
+        _list(as_json=screen.json)
+        return
+    from hessblocks.cli.terminal import show
+    from hessblocks_studies.gallery import write_gallery
+    from hessblocks_studies.study_bars import make_reporter
+
+    names, start = _names(name), time.perf_counter()
+    if not effort.workers and not effort.ray:
+        effort = replace(effort, workers=_cores())
+    also = ", and `hessblocks report` shows what there is"
+    with interruptible(also), make_reporter() as reporter:
+        try:
+            results = studies.run_studies(names, out=out, reporter=reporter, **asdict(effort))
+        except studies.FailedPointsError:
+            with contextlib.suppress(HessblocksError):  # nothing to show is not what went wrong
+                write_gallery(out, studies.names())
+            raise
+    page = write_gallery(out, studies.names())
+    seconds = time.perf_counter() - start
+    show(
+        _summary(results, out, effort.scale, seconds),
+        _lines(results, seconds),
+        [f"report  {page}"],
+        as_json=screen.json,
+    )
+
+
+def _names(name: str) -> list[str]:
+    from hessblocks_studies import find, names
+
+    if name == ALL:
+        return list(names())
+    chosen = words(name)
+    if not chosen:
+        raise ArgumentError(f"name: expected a study, got {name!r}; known: {', '.join(names())}.")
+    return [find(part).name for part in dict.fromkeys(chosen)]
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _list(*, as_json: bool) -> None:
+    from hessblocks.cli.terminal import plain_table, show
+    from hessblocks_studies import find, names
+
+    studies = [find(name) for name in names()]
+    fields = ("name", "title", "source", "published")
+    rows = [{field: getattr(study, field) for field in fields} for study in studies]
+    table = plain_table(
+        ("name", "of", "what"), [(s.name, s.source, s.title) for s in studies], left=3
+    )
+    show({"command": "reproduce", "studies": rows}, [table], as_json=as_json)
+
+
+def _summary(
+    results: Sequence[StudyResult], out: Path, scale: str, seconds: float
+) -> dict[str, Any]:
+    return {
+        "command": "reproduce",
+        "out": str(out),
+        "scale": scale,
+        "seconds": round(seconds, 3),
+        "studies": {
+            result.name: {
+                "points": result.points,
+                "measured": result.measured,
+                "retried": result.retried,
+                "seconds": round(result.seconds, 3),
+                "checks": [asdict(check) for check in result.checks],
+            }
+            for result in results
+        },
+    }
+
+
+def _lines(results: Sequence[StudyResult], seconds: float) -> Iterator[Any]:
+    from hessblocks.cli.terminal import plain_table
+    from hessblocks_studies.gallery import VERDICTS
+
+    rows = [
+        (result.name, check.fact, check.expected, check.ours, VERDICTS[check.holds])
+        for result in results
+        for check in result.checks
+    ]
+    yield plain_table(("study", "fact", "expected", "ours", "verdict"), rows, left=5)
+    measured = sum(result.measured for result in results)
+    kept = sum(result.points for result in results) - measured
+    retried = sum(result.retried for result in results)
+    again = f", {retried} started again after a worker died" if retried else ""
+    yield f"{seconds:.0f} s: {measured} points measured, {kept} were there{again}"

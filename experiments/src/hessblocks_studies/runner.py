@@ -1,0 +1,212 @@
+"""Run studies: measure what is missing, write what it amounts to."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.storage import Row, held, write_json
+from hessblocks_studies import engine
+from hessblocks_studies.catalogue import find
+from hessblocks_studies.folders import remember
+
+
+class FailedPointsError(RunError):
+    """Some points could not be measured; all others are stored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """A finished study."""
+
+    name: str
+    """Of the study."""
+    folder: Path
+    """config.json, environment.json, points.jsonl, results.csv, summary.json and figure.json."""
+    rows: tuple[Row, ...]
+    """All measurements."""
+    checks: tuple[engine.Check, ...]
+    """The published facts next to ours."""
+    points: int
+    """Independent pieces of work."""
+    measured: int
+    """How many of them this call measured; the others were there."""
+    retried: int
+    """Times a point was started again because its worker died."""
+    seconds: float
+    """Time of all points together, summed over workers and calls."""
+
+
+def run_study(name: str, *, out: str | Path, **options: Any) -> StudyResult:
+    """Reproduce one figure or table; see `run_studies`, whose options it takes.
+
+    Args:
+        name: as `hessblocks_studies.names()` lists them.
+        out: folder; the study is written to a sub-folder of its name.
+        **options: scale, seeds, workers, ray, reporter.
+
+    Returns:
+        The measurements, with the published facts beside them.
+
+    Raises:
+        ArgumentError: see `run_studies`.
+        RunError: see `run_studies`.
+    """
+    (result,) = run_studies([name], out=out, **options)
+    return result
+
+
+def run_studies(
+    names: Sequence[str],
+    *,
+    out: str | Path,
+    scale: str = "laptop",
+    seeds: int | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    reporter: engine.Reporter | None = None,
+) -> list[StudyResult]:
+    """Reproduce figures and tables; goes on where an earlier call with the same `out` stopped.
+
+    Args:
+        names: as `hessblocks_studies.names()` lists them.
+        out: folder; each study is written to a sub-folder of its name.
+        scale: smoke (seconds), laptop (minutes) or paper (the published settings).
+        seeds: repetitions; None means the scale's own number.
+        workers: processes of this machine; None measures in this one.
+        ray: address of a Ray cluster; excludes `workers`.
+        reporter: told of every point.
+
+    Returns:
+        One result a study, in the order of `names`.
+
+    Raises:
+        ArgumentError: unknown study or scale, seeds or workers below 1, both workers and ray.
+        FailedPointsError: a point failed; all others are kept and all other studies finished.
+        RunError: another process holds `out`, a newer version wrote it, or no cluster answers.
+    """
+    if seeds is not None and seeds < 1:
+        raise ArgumentError(f"seeds: expected at least 1, got {seeds}")
+    chosen = [(study, study.points(scale, seeds)) for study in map(find, names)]
+    results, failures = [], []
+    with held(Path(out)), executor(workers, ray) as where:
+        remember(Path(out), names, scale, seeds)
+        for study, points in chosen:
+            config = {"command": "reproduce", "study": study.name, "scale": scale, "seeds": seeds}
+            try:
+                results.append(
+                    measure_study(
+                        study,
+                        points,
+                        folder=Path(out) / study.name,
+                        config=config,
+                        where=where,
+                        reporter=reporter or engine.Silent(),
+                    )
+                )
+            except RunError as error:
+                failures.append(str(error))
+    if failures:
+        raise FailedPointsError(" ".join(dict.fromkeys(failures)))
+    return results
+
+
+def measure_study(
+    study: engine.Study[Any],
+    points: Sequence[engine.Point],
+    *,
+    folder: Path,
+    config: Mapping[str, object],
+    where: engine.Executor,
+    reporter: engine.Reporter,
+) -> StudyResult:
+    """Measure the missing ones of `points` into `folder`, and write all its files.
+
+    Args:
+        study: what is measured.
+        points: all that belong to it at this scale.
+        folder: of this study alone.
+        config: for config.json.
+        where: measures.
+        reporter: told of every point.
+
+    Returns:
+        The study with all its rows.
+
+    Raises:
+        RunError: another process holds the folder, a newer version wrote it, or a point failed.
+    """
+    # loads the Trainer: not in workers
+    from hessblocks.storage import keep_environment, warn_of_another_environment
+
+    with engine.opened(folder) as store:
+        missing = store.of(points).missing
+        _warn_of_a_narrower_request(study.name, folder, len(points), store)
+        write_json(folder / "config.json", {**config, "points": len(points)})
+        keep_environment(folder / "environment.json")
+        if missing:
+            warn_of_another_environment(folder / "environment.json")
+        checks = engine.write_outputs(study, points, store)
+        pace = engine.Pace(study.name, done=len(points) - len(missing), total=len(points))
+        reporter.show(pace.now())
+        failures = []
+        with contextlib.closing(where.outcomes(study.measure, missing)) as outcomes:
+            for seen, outcome in enumerate(outcomes, start=1):
+                if outcome.error is None:
+                    store.add(outcome)
+                else:
+                    failures.append(outcome)
+                reporter.show(pace.now(seen - len(failures), len(failures)))
+        if missing:
+            checks = engine.write_outputs(study, points, store)
+    if failures:
+        first = failures[0]
+        raise RunError(
+            f"{study.name}: {len(failures)} point(s) failed, the first ({first.point.label}) with: "
+            f"{first.error} All others are stored; the same command tries these again."
+        )
+    stored = store.of(points)
+    return StudyResult(
+        name=study.name,
+        folder=folder,
+        rows=tuple(stored.rows),
+        checks=checks,
+        points=len(points),
+        measured=len(missing),
+        retried=stored.retried,
+        seconds=stored.seconds,
+    )
+
+
+def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: engine.Store) -> None:
+    """Say that results.csv and figure will show less than what is stored."""
+    if len(store) > points:
+        warnings.warn(
+            f"{name}: {folder} holds {len(store)} points and {points} are asked for; files and page show these, "
+            "the others stay stored",
+            stacklevel=4,
+        )
+
+
+@contextlib.contextmanager
+def executor(workers: int | None, ray: str | None) -> Iterator[engine.Executor]:
+    """Where to measure: here, in `workers` processes, or on the cluster at `ray`.
+
+    Raises:
+        ArgumentError: both are given, or fewer than one worker.
+        RunError: no cluster answers.
+    """
+    if workers is not None and ray is not None:
+        raise ArgumentError("ray: give either ray or workers, not both")
+    found: engine.Executor = engine.InProcess()
+    if workers is not None:
+        found = engine.LocalProcesses(workers)
+    elif ray is not None:
+        found = engine.RayCluster(ray)
+    with contextlib.closing(found):
+        yield found

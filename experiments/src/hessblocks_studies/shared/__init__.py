@@ -1,0 +1,122 @@
+"""What several studies measure alike: trained blocks, curvature, differences over seeds, summaries."""
+
+from hessblocks_studies.data import PACKAGE, TextSize, text_of, widened
+from hessblocks_studies.shared.best_rates import SLACK, Rate, at_best_rates
+from hessblocks_studies.shared.blockwise_rates import (
+    SharedTensorWarning,
+    blockwise_learning_rates,
+)
+from hessblocks_studies.shared.correlations import correlation_check, correlation_or_none
+from hessblocks_studies.shared.differences import (
+    Difference,
+    Values,
+    difference,
+    difference_check,
+    judged_by,
+    match_check,
+    mean_check,
+    over_seeds,
+    slope_check,
+    slopes,
+)
+from hessblocks_studies.shared.gaps import gap_panel
+from hessblocks_studies.shared.gathering import (
+    Place,
+    curve,
+    gathered,
+    grouped,
+    mean_places,
+    mean_table,
+    measured,
+    of_quantity,
+    summary,
+)
+from hessblocks_studies.shared.measured_curvature import (
+    ALL_MATRICES,
+    COMMON_MATRICES,
+    HETEROGENEITY,
+    SETS,
+    SPREAD,
+    Probe,
+    by_role,
+    curvature_rows,
+    training_batch,
+    unevenness_rows,
+)
+from hessblocks_studies.shared.quantiles import fisher_tail, student_quantile
+from hessblocks_studies.shared.step_times import (
+    PUBLISHED_SPEED,
+    STEP_TIME,
+    against_time,
+    at_equal_time,
+    for_all_bases,
+    mean_clocks,
+    repeated,
+    speed_check,
+    speeds,
+    time_ratio,
+    timed,
+    timed_models,
+    values,
+)
+from hessblocks_studies.shared.trained_points import (
+    ALL,
+    AT_RATE,
+    BIGRAMS,
+    GPT2,
+    LAPTOP,
+    LOSS,
+    PAPER,
+    RATES,
+    REFERENCES,
+    SIZES,
+    SMOKE,
+    TRAINED_COLUMNS,
+    BlockSettings,
+    Grid,
+    Sweep,
+    TrainedSettings,
+    level,
+    run_settings,
+    train,
+    train_point,
+    trained_study,
+)
+from hessblocks_studies.shared.trained_summary import (
+    CLOSE,
+    CURVES,
+    HOW,
+    MARGIN,
+    Runs,
+    finite,
+    places_panel,
+    steps_to,
+    void_of,
+)
+from hessblocks_studies.shared.tuned_runs import (
+    COUNTED,
+    TUNED_COLUMNS,
+    TUNING,
+    Make,
+    Tuned,
+    TunedSettings,
+    run_points,
+    run_seeds,
+    tuning_points,
+)
+from hessblocks_studies.shared.turns import ROUNDS, TimedModel, in_turns
+from hessblocks_studies.shared.variants import (
+    BASES,
+    BETAS,
+    GAINED,
+    GAINED_ORTHOGONAL,
+    GAINED_PARALLEL,
+    GAINED_WITH_SKIP,
+    MLP_GAINS,
+    RESTRICTED_INITS,
+    SLOPES,
+    VALUE_SKIPINIT,
+    ZERO_QUERIES,
+    best_start,
+    restricted,
+)

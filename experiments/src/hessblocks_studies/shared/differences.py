@@ -1,0 +1,278 @@
+"""Two blocks compared over the seeds that both have, and what the difference decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import linear_regression
+
+from hessblocks.statistics import mean_and_error
+from hessblocks.storage import Scalar
+from hessblocks_studies.engine import Check
+from hessblocks_studies.shared.quantiles import student_quantile
+
+UNDECIDED = "undecided, as its control is"
+"""Behind the numbers of a verdict whose control's seeds do not decide."""
+NORMAL = 1.96
+"""Half the 95 % interval of a normal, in standard errors."""
+Values = Mapping[str, Mapping[Scalar, float]]
+"""Block or variant → {seed: value}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A mean over seeds."""
+
+    mean: float
+    """Over seeds."""
+    error: float
+    """Its standard error."""
+    seeds: int
+    """How many; 0 where there is nothing to compare."""
+    common: float = 0.0
+    """Standard error of what all seeds have in common, such as a clock."""
+    repetitions: int = 0
+    """Over how many values that was measured; 0 where its error is a normal's, of 1 nothing is decided."""
+    diverged: int = 0
+    """Seeds of which one run diverged; the mean is then infinite."""
+    who: str = ""
+    """Whose runs diverged."""
+
+    def above(self, limit: float) -> bool | None:
+        """Whether it is above a limit; None where seeds are too few or disagree (95 %, Student's t).
+
+        Runs that diverge decide where they do so for every seed.
+
+        Returns:
+            The decision at 95 %.
+        """
+        if self.seeds < 2 or self.repetitions == 1 or 0 < self.diverged < self.seeds:
+            return None
+        if self.diverged:
+            return self.mean > limit
+        own = student_quantile(0.975, self.seeds - 1) * self.error
+        shared = student_quantile(0.975, self.repetitions - 1) if self.repetitions else NORMAL
+        reach = math.hypot(own, shared * self.common)
+        return None if abs(self.mean - limit) < reach else self.mean > limit
+
+    def within(self, limit: float, around: float = 0.0) -> bool | None:
+        """Whether it is at most so far from a value, above or below; None where seeds are too few or disagree.
+
+        Returns:
+            The decision at 95 % on each side.
+        """
+        above, below = self.above(around + limit), self.above(around - limit)
+        if above is True or below is False:
+            return False
+        return True if above is False and below is True else None
+
+    def times(self, factor: float) -> Difference:
+        """The same in a unit so many times smaller."""
+        scaled = {name: factor * getattr(self, name) for name in ("mean", "error", "common")}
+        return replace(self, **scaled)
+
+    def text(self, unit: str, digits: int = 3, *, signed: bool = True) -> str:
+        """Mean, error and seeds in words; a mean above 0 has a plus where it is `signed`."""
+        if self.diverged:
+            return f"{self.who} diverged in {self.diverged} of {self.seeds} seeds"
+        if not self.seeds:
+            return "not finished, or diverged"
+        mean = f"{self.mean:{'+' if signed else ''}.{digits}f}"
+        if self.seeds < 2:
+            return f"{mean} {unit} (1 seed)"
+        error = math.hypot(self.error, self.common)
+        return f"{mean} ± {error:.{digits}f} {unit} ({self.seeds} seeds)"
+
+
+def difference(values: Values, first: str, second: str) -> Difference:
+    """Value of `first` minus that of `second`, over common seeds.
+
+    Args:
+        values: of each block and seed; infinite where a run diverged.
+        first: name of a block.
+        second: name of another.
+
+    Returns:
+        The difference; of no seeds where there is no common one, or runs of both diverged.
+    """
+    common = sorted(set(values.get(first, {})) & set(values.get(second, {})), key=str)
+    gaps = [values[first][seed] - values[second][seed] for seed in common]
+    lost = {gap for gap in gaps if not math.isfinite(gap)}
+    if not gaps or len(lost) > 1 or any(map(math.isnan, lost)):
+        return Difference(mean=math.nan, error=math.nan, seeds=0)
+    mean, error = mean_and_error(gaps)
+    diverged = [seed for seed, gap in zip(common, gaps, strict=True) if gap in lost]
+    who = first if any(math.isinf(values[first][seed]) for seed in diverged) else second
+    return Difference(
+        mean=mean, error=error, seeds=len(gaps), diverged=len(diverged), who=who if diverged else ""
+    )
+
+
+def over_seeds(values: Mapping[Scalar, float]) -> Difference:
+    """The mean over seeds of one block's own values, to be held against a limit.
+
+    Args:
+        values: {seed: value}, all finite.
+
+    Returns:
+        The mean; of no seeds where there is none.
+    """
+    mean, error = mean_and_error(list(values.values())) if values else (math.nan, math.nan)
+    return Difference(mean=mean, error=error, seeds=len(values))
+
+
+def match_check(
+    values: Values,
+    first: str,
+    second: str,
+    fact: str,
+    *,
+    limit: float,
+    expected: str,
+    unit: str = "nats",
+    digits: int = 3,
+) -> Check:
+    """A fact that holds where two blocks end with equal values, and fails where either is better.
+
+    Args:
+        values: of each block and seed; infinite where a run diverged.
+        first: name of a block.
+        second: name of another.
+        fact: in a sentence.
+        limit: how far apart equal values may be.
+        expected: the same in words, with the published number.
+        unit: of the values.
+        digits: behind the point.
+
+    Returns:
+        The fact beside the difference; undecided where seeds are too few or disagree.
+    """
+    found = difference(values, first, second)
+    ours = found.text(unit, digits)
+    return Check(fact=fact, expected=expected, ours=ours, holds=found.within(limit))
+
+
+def difference_check(
+    values: Values,
+    first: str,
+    second: str,
+    fact: str,
+    *,
+    expected: str,
+    above: bool,
+    limit: float = 0.0,
+    unit: str = "nats",
+    digits: int = 3,
+) -> Check:
+    """A fact that holds where `first` minus `second` is above a limit, or where it is not.
+
+    Args:
+        values: of each block and seed; infinite where a run diverged.
+        first: name of a block.
+        second: name of another.
+        fact: in a sentence.
+        expected: its number or direction.
+        above: whether the fact says "above the limit".
+        limit: in the unit of the values.
+        unit: of the values.
+        digits: behind the point.
+
+    Returns:
+        The fact beside the difference; undecided where seeds are too few or disagree.
+    """
+    found = difference(values, first, second)
+    return mean_check(
+        found, fact, expected=expected, above=above, limit=limit, unit=unit, digits=digits
+    )
+
+
+def mean_check(
+    found: Difference,
+    fact: str,
+    *,
+    expected: str,
+    above: bool,
+    limit: float = 0.0,
+    unit: str,
+    digits: int = 3,
+) -> Check:
+    """A fact that holds where a mean over seeds is above a limit, or where it is not.
+
+    Args:
+        found: the mean.
+        fact: in a sentence.
+        expected: its number or direction.
+        above: whether the fact says "above the limit".
+        limit: in the unit of the mean.
+        unit: of the mean.
+        digits: behind the point.
+
+    Returns:
+        The fact beside the mean; undecided where seeds are too few or disagree.
+    """
+    verdict = found.above(limit)
+    holds = None if verdict is None else verdict == above
+    return Check(fact=fact, expected=expected, ours=found.text(unit, digits), holds=holds)
+
+
+def slopes(curves: Mapping[Scalar, Mapping[float, float]]) -> dict[Scalar, float]:
+    """The exponent b of y ∝ x^b, by least squares on logarithms, seed by seed.
+
+    What a seed's measurements share shifts its curve and leaves its slope alone, so that the seeds' slopes
+    tell the error where the same draw is measured at every x.
+
+    Args:
+        curves: seed → {x: y}, both positive; a y of 0 is left out.
+
+    Returns:
+        Seed → slope, of those with two places or more.
+    """
+    found = {}
+    for seed, curve in curves.items():
+        places = [(math.log(x), math.log(y)) for x, y in curve.items() if y > 0]
+        if len(places) > 1:
+            found[seed] = linear_regression(*zip(*places, strict=True)).slope
+    return found
+
+
+def slope_check(
+    found: Difference, fact: str, *, of: str, expected: float, tolerance: float, source: str
+) -> Check:
+    """A slope beside the expected one; it fails where it is steeper or flatter.
+
+    Args:
+        found: the mean of the seeds' slopes.
+        fact: in a sentence.
+        of: what is raised to a power.
+        expected: that power.
+        tolerance: distance from it that still agrees.
+        source: where the number is from.
+
+    Returns:
+        The fact beside the slope; undecided where seeds are too few or disagree.
+    """
+    return Check(
+        fact=fact,
+        expected=f"{expected:g} ± {tolerance:g} ({source})",
+        ours=found.text(f"powers of {of}"),
+        holds=replace(found, mean=found.mean - expected).within(tolerance),
+    )
+
+
+def judged_by(control: Check, check: Check, void: str) -> Check:
+    """The check; undecided, with the reason, where its control fails or decides nothing.
+
+    Args:
+        control: without which the check says nothing.
+        check: a fact.
+        void: what is said where the control fails.
+
+    Returns:
+        The check, or one that holds neither way.
+    """
+    if control.holds:
+        return check
+    why = UNDECIDED if control.holds is None else void
+    ours = check.ours if check.ours.endswith(why) else f"{check.ours}; {why}"
+    return replace(check, ours=ours, holds=None)

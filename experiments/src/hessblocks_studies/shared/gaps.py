@@ -1,0 +1,49 @@
+"""How far blocks are above a base along the runs, a panel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hessblocks.figures import Panel, Series
+from hessblocks_studies.shared.gathering import curve, mean_places
+from hessblocks_studies.shared.trained_summary import CLOSE, Runs, late
+
+
+def gap_panel(runs: Runs, blocks: Sequence[str], base: str, title: str) -> Panel:
+    """How far blocks are above a base along the runs, seed by seed; thin lines are the bounds of a match.
+
+    Args:
+        runs: of all of them.
+        blocks: that are drawn, as far as they have a seed in common with the base.
+        base: what they are above.
+        title: of the panel, before the name of the base.
+
+    Returns:
+        The panel; without series where nothing is measured.
+    """
+    series = []
+    for block in blocks:
+        gaps: dict[float, list[float]] = {}
+        for seed in runs.losses.get(block, {}).keys() & runs.losses.get(base, {}).keys():
+            below = dict(runs.curve(base, seed))
+            for step, loss in runs.curve(block, seed):
+                if step in below:
+                    gaps.setdefault(step, []).append(loss - below[step])
+        if gaps:
+            series.append(curve(block, mean_places({step: gaps[step] for step in sorted(gaps)})))
+    panel = late(
+        Panel(
+            title=f"{title}, above {base}",
+            x_label="training step",
+            y_label="above the base (nats per token)",
+            series=tuple(series),
+        )
+    )
+    steps = [step for one in panel.series for step in one.x]
+    ends = (min(steps, default=0.0), max(steps, default=0.0))
+    bounds = [
+        Series(name=f"{bound:+g}", x=ends, y=(bound, bound), guide=True)
+        for bound in (CLOSE, -CLOSE)
+    ]
+    return replace(panel, series=(*panel.series, *bounds)) if steps else panel

@@ -1,0 +1,115 @@
+"""Rows made, and gathered over seeds: values by what they belong to, their means, curves and summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from hessblocks.figures import Figure, Heatmap, Panel, Series
+from hessblocks.statistics import mean_and_error
+from hessblocks.storage import Row, Scalar
+from hessblocks_studies.engine import Check, Rows, Summary
+
+R = TypeVar("R", bound=Mapping[str, Any])
+Place = tuple[float, float, float]
+"""Abscissa, ordinate and its standard error."""
+
+
+def measured(quantity: str, value: Scalar, method: str = "measured", /, **place: Scalar) -> Row:
+    """A row of one quantity.
+
+    Args:
+        quantity: its name.
+        value: of it; None where there is none.
+        method: measured, counted, exact or estimate.
+        **place: what it belongs to, and its standard error where it has one.
+
+    Returns:
+        The row.
+    """
+    return {**place, "quantity": quantity, "value": value, "method": method}
+
+
+def grouped(rows: Iterable[Mapping[str, Any]], *columns: str) -> dict[tuple[Any, ...], Rows]:
+    """The rows that agree in some columns, in the order of the rows."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in columns), []).append(row)
+    return {**found}
+
+
+def gathered(
+    rows: Iterable[Mapping[str, Any]], *columns: str
+) -> dict[tuple[Any, ...], list[float]]:
+    """The values of rows that agree in some columns, both in the order of the rows."""
+    groups = grouped(rows, *columns).items()
+    return {key: [float(row["value"]) for row in members] for key, members in groups}
+
+
+def of_quantity(rows: Iterable[R], *quantities: str) -> list[R]:
+    """The rows of some quantities."""
+    return [row for row in rows if row["quantity"] in quantities]
+
+
+def mean_table(
+    values: Mapping[tuple[Any, ...], Sequence[float]], *columns: str, value: str = "value"
+) -> list[dict[str, Any]]:
+    """A row with mean and standard error for each of `gathered` values.
+
+    Args:
+        values: by what they belong to.
+        columns: names of what they belong to.
+        value: name of the mean.
+
+    Returns:
+        The rows of the table.
+    """
+    table = []
+    for key, each in values.items():
+        mean, error = mean_and_error(each)
+        names = dict(zip(columns, key, strict=True))
+        table.append({**names, value: mean, "standard_error": error})
+    return table
+
+
+def mean_places(values: Mapping[float, Sequence[float]]) -> list[Place]:
+    """(x, mean, standard error) of the values at each x, in their order."""
+    return [(x, *mean_and_error(each)) for x, each in values.items()]
+
+
+def curve(name: str, places: Sequence[Place], **style: Any) -> Series:
+    """A series through places.
+
+    Args:
+        name: in the legend.
+        places: where it passes; none for a series that is only named.
+        **style: line and published of the `Series`.
+
+    Returns:
+        The series, with the errors as bars.
+    """
+    x, y, error = (tuple(place[part] for place in places) for part in range(3))
+    return Series(name=name, x=x, y=y, error=error, **style)
+
+
+def summary(
+    title: str,
+    caption: str,
+    panels: Iterable[Panel | Heatmap],
+    checks: Sequence[Check],
+    **tables: Sequence[Mapping[str, Any]],
+) -> Summary:
+    """What a study amounts to.
+
+    Args:
+        title: of the figure.
+        caption: of the figure.
+        panels: of the figure.
+        checks: facts.
+        **tables: numbers worth keeping, by name.
+
+    Returns:
+        The summary.
+    """
+    figure = Figure(title=title, caption=caption, panels=tuple(panels))
+    return Summary(figure=figure, checks=checks, tables=tables)

@@ -1,0 +1,175 @@
+"""What a training study keeps of a model's curvature: norms, and how uneven they are."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from hessblocks.curvature import (
+    PARTS,
+    AttentionBackendWarning,
+    ParameterGroup,
+    Part,
+    Problem,
+    group_norms,
+    merge,
+    norm_rows,
+    parameter_groups,
+)
+from hessblocks.data import Corpus, Example
+from hessblocks.linalg import Estimate
+from hessblocks.statistics import ends, variance
+from hessblocks.storage import Row
+from hessblocks_studies.shared.gathering import measured
+
+ALL_MATRICES, COMMON_MATRICES, ALL_GROUPS = "all weight matrices", "common matrices", "all groups"
+SETS: dict[str, tuple[str, ...]] = {
+    ALL_MATRICES: ("query", "key", "value", "projection", "mlp_in", "mlp_out"),
+    COMMON_MATRICES: ("query", "mlp_in", "mlp_out"),
+    ALL_GROUPS: (),
+}
+"""What unevenness is taken over → the roles of its groups, none for whatever role: a block may not look even for
+having fewer matrices. Keys, whose curvature is 0 where queries are 0, are not among the common ones."""
+HETEROGENEITY = "heterogeneity"
+"""Largest over smallest norm of H over a set of groups of all layers, zeros left out."""
+SPREAD = "spread"
+"""Standard deviation of log10 of the same norms, in decades, without what the estimates' own errors add."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """How curvature is measured."""
+
+    sequences: int
+    """Held-out windows."""
+    tokens: int
+    """Tokens of each."""
+    probes: int
+    """Random vectors a group."""
+
+
+def by_role(model: nn.Module) -> dict[str, ParameterGroup]:
+    """The groups of each role, those of all layers as one."""
+    roles: dict[str, list[ParameterGroup]] = {}
+    for group in parameter_groups(model).values():
+        roles.setdefault(group.role, []).append(group)
+    return {role: merge(role, parts) for role, parts in roles.items()}
+
+
+def training_batch(corpus: Corpus, sequences: int, tokens: int, seed: int) -> Example:
+    """Windows of the training text, the same at all steps: what an optimiser's preconditioner knows.
+
+    Args:
+        corpus: whose text it is.
+        sequences: how many.
+        tokens: of each.
+        seed: that they are drawn with.
+
+    Returns:
+        {"input_ids", "labels"}, each (sequences, tokens).
+    """
+    windows = corpus.windows("train", tokens)
+    drawn = windows.drawn(sequences, seed, "sequences", f"the training split of {corpus.name}")
+    return {"input_ids": drawn, "labels": drawn}
+
+
+def curvature_rows(
+    model: nn.Module,
+    corpus: Corpus,
+    probe: Probe,
+    seed: int,
+    without: Collection[str] = (),
+    parts: Sequence[Part] = PARTS,
+) -> list[Row]:
+    """Norms of every group and part, and heterogeneity and spread of each of `SETS`.
+
+    Args:
+        model: a causal language model, put into evaluation mode.
+        corpus: where the held-out batch comes from.
+        probe: sizes.
+        seed: of the batch and of the probes, so that what they add is in the spread over seeds.
+        without: roles that unevenness leaves out.
+        parts: which parts, `full` among them, of which unevenness is.
+
+    Returns:
+        The rows, without study, variant and seed; those of a set bear its name as their group.
+    """
+    batch = corpus.curvature_batch(probe.sequences, probe.tokens, seed)
+    problem = Problem(model.eval(), batch, loss="causal-lm")
+    groups = parameter_groups(model)
+    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
+        norms = group_norms(problem, groups, probes=probe.probes, seed=seed, parts=parts)
+    rows = [{name: row[name] for name in row if name != "role"} for row in norm_rows(groups, norms)]
+    full = {name: parts["full"] for name, parts in norms.items()}
+    return [*rows, *unevenness_rows(groups, full, without)]
+
+
+def unevenness_rows(
+    groups: Mapping[str, ParameterGroup],
+    norms: Mapping[str, Estimate],
+    without: Collection[str] = (),
+) -> list[Row]:
+    """Heterogeneity and spread of each of `SETS`.
+
+    Args:
+        groups: of the model, by name.
+        norms: of each.
+        without: roles that are left out.
+
+    Returns:
+        The rows, without study, variant and seed; those of a set bear its name as their group.
+    """
+    rows = []
+    for name, roles in SETS.items():
+        own = [
+            one
+            for one, group in groups.items()
+            if (not roles or group.role in roles) and group.role not in without
+        ]
+        rows += _unevenness(name, {one: norms[one] for one in own})
+    return rows
+
+
+def _unevenness(name: str, norms: Mapping[str, Estimate]) -> list[Row]:
+    """Heterogeneity, its error a fourth of the 95 % interval's width, and spread."""
+    known = {one: (norm.value, norm.standard_error) for one, norm in norms.items()}
+    found = ends(known)
+    if found is None or sum(value > 0 for value, _ in known.values()) < 2:
+        return []
+    width, error = spread(known)
+    return [
+        measured(
+            HETEROGENEITY,
+            found.ratio,
+            "estimate",
+            group=name,
+            standard_error=found.standard_error,
+        ),
+        measured(SPREAD, width, "estimate", group=name, standard_error=error),
+    ]
+
+
+def spread(norms: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    """Standard deviation of log10 of some norms, and the error that it has by those of the norms.
+
+    With x_i = t_i + noise of variance e_i² the sample variance of the x_i is that of the t_i and the mean of
+    e_i² on average; the latter is taken off. To first order its own variance by the noise is Σ (2 (x_i − x̄) / (n − 1))² e_i².
+
+    Args:
+        norms: name → norm and its standard error; norms of 0 are left out, at least two must be above.
+
+    Returns:
+        The spread in decades, 0 where the noise explains all of it, and its standard error.
+    """
+    positive = [(value, error) for value, error in norms.values() if value > 0]
+    logs = [math.log10(value) for value, _ in positive]
+    noise = [(error / value / math.log(10)) ** 2 for value, error in positive]
+    middle = sum(logs) / len(logs)
+    inner = max(variance(logs) - sum(noise) / len(noise), 0.0)
+    moved = sum((x - middle) ** 2 * each for x, each in zip(logs, noise, strict=True))
+    error = 2 / (len(logs) - 1) * math.sqrt(moved)
+    return math.sqrt(inner), error / (2 * math.sqrt(inner)) if inner else math.sqrt(error)

@@ -1,0 +1,380 @@
+"""The points of studies that train: one small language model each, its losses as rows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from hessblocks.data import Corpus
+from hessblocks.models import build
+from hessblocks.storage import Row, Scalar
+from hessblocks.training import (
+    Recorder,
+    RunSettings,
+    RunTrainer,
+    held_out,
+    make_trainer,
+    run_of_size,
+    validation_loss,
+)
+from hessblocks_studies.data import BigramTable, TextSize, text_of
+from hessblocks_studies.engine import Scale, Study
+from hessblocks_studies.shared.gathering import measured
+from hessblocks_studies.shared.variants import VARIANTS, best_start, make_block
+
+LOSS = "validation_loss"
+"""Nats per token on held-out windows; empty where training diverged."""
+
+Observer = Callable[[nn.Module, int], list[Row]]
+"""From the model and the step to rows of what is seen there."""
+Change = Callable[[RunTrainer], None]
+"""Changes the model or the optimiser of a trainer before it trains."""
+
+
+def train(
+    model: PreTrainedModel,
+    settings: RunSettings,
+    corpus: Corpus,
+    observer: Observer | None = None,
+    change: Change | None = None,
+) -> list[Row]:
+    """Train `model` in place.
+
+    Args:
+        model: a causal language model.
+        settings: how it is trained; the model is not built from them.
+        corpus: training and held-out tokens.
+        observer: looks at the model whenever a validation loss is taken and finite, before the first step too.
+        change: is given the trainer before it trains.
+
+    Returns:
+        Rows with step, tokens, quantity and value; a run whose loss is no longer a number ends there,
+        with an empty last value.
+    """
+    rows: list[Row] = []
+
+    def note(line: Mapping[str, Any]) -> None:
+        if not (found := validation_loss(line)):
+            return
+        step, loss = found
+        place: Row = {"step": step, "tokens": line["tokens"]}
+        rows.append(measured(LOSS, loss, **place))
+        if observer and loss is not None:
+            rows.extend({**place, **row} for row in observer(model, step))
+
+    with tempfile.TemporaryDirectory() as unused:
+        trainer = make_trainer(model, settings, corpus, Path(unused))
+        if change:
+            change(trainer)
+        Recorder(settings, listener=note).record(trainer)
+    return rows
+
+
+TRAINED_COLUMNS = (
+    "study", "variant", "seed", "step", "tokens", "quantity", "layer", "group", "part", "value",
+    "standard_error", "method",
+)  # fmt: skip
+TRAINED_REVISION = 6
+"""Of the studies that train; raised whenever equal settings give other losses."""
+SMOKE = TextSize(
+    depth=2, width=32, heads=2, mlp_width=128, context=32, vocab_size=1024, steps=40, batch_size=8,
+    learning_rate=3e-3, evaluations=4, evaluation_sequences=32,
+)  # fmt: skip
+LAPTOP = TextSize(
+    depth=6, width=64, heads=4, mlp_width=256, context=64, vocab_size=1024, steps=800, batch_size=16,
+    learning_rate=3e-3, evaluations=16, evaluation_sequences=256,
+)  # fmt: skip
+PAPER = TextSize(
+    depth=18, width=768, heads=12, mlp_width=3072, context=128, vocab_size=50_000, steps=43_000,
+    batch_size=128, learning_rate=1e-3, evaluations=43, evaluation_sequences=1024,
+    data="hub:codeparrot",
+)  # fmt: skip
+SIZES: dict[Scale, TextSize] = {
+    "smoke": SMOKE,
+    "laptop": replace(LAPTOP, depth=4, steps=1200),
+    "paper": PAPER,
+}
+"""Steps enough for pre-ln to learn more than pairs of tokens."""
+
+
+BIGRAMS = "bigram table"
+"""The variant that is no model: pairs of tokens, counted on the training text."""
+GPT2 = "gpt2"
+"""The variant that is transformers' own GPT-2 of the same size."""
+REFERENCES = (BIGRAMS, GPT2)
+"""Drawn beside the blocks in every figure of losses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Peak learning rates by half decades, of which each block takes its best.
+
+    A block is trained with all seeds at its first rate and with one seed, which counts in the verdicts too, at the others.
+    A best rate elsewhere, or at an end, leaves a verdict open until the grid says so too.
+    """
+
+    rates: tuple[float, ...] = ()
+    """The likeliest first; none for the size's own rate alone."""
+    own: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Variant → its rates, where they are others; an edit of it, `variant, what is changed`, has them too."""
+
+    def of(self, variant: str) -> tuple[float, ...]:
+        """The rates of a variant, the likeliest first."""
+        block, _, _ = variant.partition(", ")
+        return self.own.get(variant) or self.own.get(block, self.rates)
+
+    @property
+    def likeliest(self) -> Grid:
+        """The first rate of each variant alone."""
+        own = {name: rates[:1] for name, rates in self.own.items()}
+        return Grid(rates=self.rates[:1], own=own)
+
+    def with_own(self, own: Mapping[str, tuple[float, ...]]) -> Grid:
+        """The same grid with other rates for some variants."""
+        return replace(self, own={**self.own, **own})
+
+    def times(self, factor: float) -> Grid:
+        """The same grid elsewhere."""
+        own = {name: tuple(rate * factor for rate in rates) for name, rates in self.own.items()}
+        return Grid(rates=tuple(rate * factor for rate in self.rates), own=own)
+
+
+RATES: dict[Scale, Grid] = {
+    "smoke": Grid(rates=(3e-3,)),
+    "laptop": Grid(
+        rates=(1e-2, 3e-3, 3e-2),
+        own={
+            **dict.fromkeys(("v-skipinit", "skipless"), (3e-3, 1e-3, 1e-2)),
+            "sas-p": (3e-2, 1e-2, 1e-1, 3e-3),
+            GPT2: (1e-2,),
+        },
+    ),
+    "paper": Grid(rates=(1e-3, 3e-4, 3e-3), own={"sas-p": (1e-3, 3e-4, 3e-3, 1e-2)}),
+}
+"""At laptop scale, the likeliest are those that `simplification` found best at this size and length; GPT-2, about which no verdict is, has its own alone."""
+AT_RATE = " at rate "
+"""Between the name of a block and its rate, where it is trained at several."""
+SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
+ALL = "all"
+"""The variant of the point that times every block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSettings:
+    """A point of a study that compares blocks: one model, whatever it is trained for."""
+
+    study: str
+    """Name of the study."""
+    variant: str
+    """Name of the block, in `variants.VARIANTS`; `ALL` where all blocks of the study take turns."""
+    seed: int
+    """Of weights and order of the data; equal seeds see the same data in the same order."""
+    size: TextSize
+    """Sizes of model and training, and the text."""
+    tuned: bool | None = None
+    """Whether the same is trained at other rates too."""
+    embedding_std: float | None = None
+    """Standard deviation of the entries of the embeddings; None for 0.02."""
+
+    @property
+    def name(self) -> str:
+        """Of the block, with its rate where there are several."""
+        return f"{self.variant}{AT_RATE}{self.size.learning_rate:g}" if self.tuned else self.variant
+
+    @property
+    def drawn_std(self) -> float:
+        """Standard deviation that embeddings are drawn with."""
+        return 0.02 if self.embedding_std is None else self.embedding_std
+
+    @property
+    def owner(self) -> dict[str, Scalar]:
+        """What the rows of this point are told apart by."""
+        return {"study": self.study, "variant": self.name, "seed": self.seed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedSettings(BlockSettings):
+    """A point of a study that trains causal language models."""
+
+    decay: str | None = None
+    """Of the learning rate, linear or cosine; None for linear."""
+    optimiser: str | None = None
+    """adamw or sgd; None for adamw."""
+    warmup: float | None = None
+    """Share of the steps in which the learning rate grows from 0; None for 0.05."""
+    order: int | None = None
+    """Added to the seed where the data are put in order, so that equal weights see another order; None for 0."""
+    slots: tuple[str, ...] = ()
+    """What the block has instead of the variant's own, as `slot=value`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Blocks that are trained alike."""
+
+    variants: Sequence[str]
+    """Names of the blocks."""
+    size: TextSize
+    """Sizes of model and training, and the text."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Further settings of the points."""
+    rates: Grid = field(default_factory=Grid)
+    """Learning rates of which each block takes its best."""
+    seeds: int | None = None
+    """How many, whatever is asked for; None for what is asked for."""
+
+
+def train_point(
+    settings: TrainedSettings, observer: Observer | None = None, change: Change | None = None
+) -> list[Row]:
+    """Train one model, or count pairs of tokens where that is the variant.
+
+    Args:
+        settings: of model and training.
+        observer: looks at the model before the first step and whenever a loss is taken.
+        change: is given the trainer before it trains.
+
+    Returns:
+        Parameters, validation losses, and what the observer saw.
+    """
+    if settings.variant == BIGRAMS:
+        return _bigram_rows(settings)
+    model = make_model(settings)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    rows = [measured("parameters", count, "exact")]
+    rows += train(model, run_settings(settings), text_of(settings.size), observer, change)
+    return [{**settings.owner, **row} for row in rows]
+
+
+def _bigram_rows(settings: TrainedSettings) -> list[Row]:
+    """The loss of the table on the held-out windows of the models, at the first and the last step."""
+    size, text = settings.size, text_of(settings.size)
+    windows = held_out(text, run_settings(settings))
+    drawn = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
+    loss = BigramTable(text.splits["train"], text.vocab_size).loss(drawn)
+    return level(settings, loss, size.batch_size * size.context)
+
+
+def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
+    """The rows of a loss that no training changes, at the first and the last step.
+
+    Args:
+        settings: of the point.
+        loss: in nats.
+        tokens: of a step.
+
+    Returns:
+        Two rows.
+    """
+    return [
+        {**settings.owner, **measured(LOSS, loss, "exact", step=step, tokens=step * tokens)}
+        for step in (0, settings.size.steps)
+    ]
+
+
+def run_settings(settings: TrainedSettings) -> RunSettings:
+    """How the model of a point is trained."""
+    return run_of_size(
+        settings.size,
+        settings.variant,
+        settings.seed + (settings.order or 0),
+        optimiser=settings.optimiser or "adamw",
+        schedule=settings.decay or "linear",
+        warmup=settings.warmup,
+    )
+
+
+def make_model(settings: TrainedSettings) -> PreTrainedModel:
+    """The freshly initialised model of a point."""
+    size = settings.size
+    torch.manual_seed(settings.seed)
+    if settings.variant == GPT2:
+        return _gpt2(size)
+    sizes = {"width": size.width, "heads": size.heads, "mlp_width": size.mlp_width}
+    return build(
+        make_block(settings.variant, **sizes),
+        depth=size.depth,
+        vocab_size=size.vocab_size,
+        context=size.context,
+        slots=settings.slots,
+        embedding_std=settings.drawn_std,
+    )
+
+
+def _gpt2(size: TextSize) -> PreTrainedModel:
+    config = GPT2Config(
+        vocab_size=size.vocab_size,
+        n_positions=size.context,
+        n_embd=size.width,
+        n_layer=size.depth,
+        n_head=size.heads,
+        n_inner=size.mlp_width,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def _places(sweep: Sweep, variant: str) -> Iterator[tuple[dict[str, object], bool]]:
+    """Where a variant is trained, and whether with one seed: at each rate; the table of pairs has none."""
+    rates = () if variant == BIGRAMS else sweep.rates.of(variant)
+    if not rates:
+        yield {"size": sweep.size}, False
+    for rate in rates:
+        tuned = True if len(rates) > 1 else None
+        size = replace(sweep.size, learning_rate=rate)
+        yield {"size": size, "tuned": tuned}, rate != rates[0]
+
+
+def _start(sweep: Sweep, variant: str) -> dict[str, float | None]:
+    """The best start of one of our blocks, where the sweep names none."""
+    name = "embedding_std"
+    if variant not in VARIANTS or name in sweep.settings:
+        return {}
+    return {name: best_start(variant, sweep.size.width)}
+
+
+def trained_study(
+    name: str,
+    *,
+    sweeps: Callable[[Scale], Sequence[Sweep]],
+    kind: type[Any] = TrainedSettings,
+    seeds: Mapping[Scale, int] = SEEDS,
+    **about: Any,
+) -> Study[Any]:
+    """A study with a point for each variant, size and seed.
+
+    Args:
+        name: of the study.
+        sweeps: variants and sizes of a scale.
+        kind: dataclass of the points.
+        seeds: of each scale.
+        **about: title, source, published and summarise of the `Study`; also measure, columns and revision
+            where they are not those of `train_point`.
+
+    Returns:
+        The study; its points come sweep by sweep, all seeds of a variant and rate together.
+    """
+
+    def settings(scale: Scale, count: int | None) -> list[Any]:
+        return [
+            kind(study=name, variant=variant, seed=seed, **place, **start, **sweep.settings)
+            for sweep in sweeps(scale)
+            for variant in sweep.variants
+            for start in [_start(sweep, variant)]
+            for place, once in _places(sweep, variant)
+            for seed in range(1 if once else sweep.seeds or count or seeds[scale])
+        ]
+
+    usual = {"measure": train_point, "columns": TRAINED_COLUMNS, "revision": TRAINED_REVISION}
+    return Study(name=name, settings=settings, gpus=1, **{**usual, **about})

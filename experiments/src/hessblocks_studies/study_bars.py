@@ -1,0 +1,67 @@
+"""Show how far studies are, on standard error: bars on a terminal, a line a minute elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+from rich.progress import MofNCompleteColumn, Progress, TaskID
+
+from hessblocks.cli.terminal import task_bars
+from hessblocks_studies.engine import Reporter, StudyProgress
+
+EVERY = 60.0
+"""Seconds between lines."""
+
+
+class BarReporter:
+    """One bar a study."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, progress: StudyProgress) -> None:
+        """Move the study's bar."""
+        study, over = progress.study, progress.done + progress.failed
+        if study not in self._tasks:
+            self._tasks[study] = self._bars.add_task(study, total=progress.total, left="")
+        self._bars.update(self._tasks[study], completed=over, left=time_left(progress))
+
+
+class LineReporter:
+    """A line when a study begins and when it is over, and one a minute in between."""
+
+    def __init__(self) -> None:
+        self._said = 0.0
+
+    def show(self, progress: StudyProgress) -> None:
+        """Write where the study stands, where that is due."""
+        over = progress.done + progress.failed == progress.total
+        now = time.monotonic()
+        if over or progress.seconds_left is None or now - self._said >= EVERY:
+            self._said = now
+            failed = f", {progress.failed} failed" if progress.failed else ""
+            left = f", {time_left(progress)}" if progress.seconds_left and not over else ""
+            counted = f"{progress.study}: {progress.done} of {progress.total} points"
+            print(f"{counted}{failed}{left}", file=sys.stderr, flush=True)
+
+
+def time_left(progress: StudyProgress) -> str:
+    """Time to go, in hours, minutes and seconds."""
+    if progress.seconds_left is None:
+        return ""
+    return f"{timedelta(seconds=round(progress.seconds_left))} left"
+
+
+@contextlib.contextmanager
+def make_reporter() -> Iterator[Reporter]:
+    """Bars where standard error is a terminal, else lines."""
+    if not sys.stderr.isatty():
+        yield LineReporter()
+        return
+    with task_bars(MofNCompleteColumn(), field="left", transient=False) as bars:
+        yield BarReporter(bars)

@@ -1,0 +1,90 @@
+"""The bigram table against counting by hand."""
+
+import math
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from hessblocks.errors import ArgumentError
+from hessblocks_studies.data.bigrams import BigramTable
+
+V = 7
+TEXT = np.random.default_rng(0).choice(V - 1, size=60, p=[0.4, 0.3, 0.1, 0.1, 0.05, 0.05])
+TABLE = BigramTable(TEXT.astype(np.uint16), V)
+HELD_OUT = torch.from_numpy(np.random.default_rng(1).choice(V, size=(5, 8)))
+
+
+def probability(before: int | None, token: int) -> float:
+    """From the definition; token 6 is never met."""
+    pairs, words = Counter(pairwise(TEXT.tolist())), Counter(TEXT.tolist())
+    alone = (words[token] + 1) / (len(TEXT) + V)
+    if before is None:
+        return alone
+    kinds = sum(pairs[before, b] > 0 for b in range(V))
+    begun = sum(pairs[before, b] for b in range(V))
+    total = begun + kinds
+    return (pairs[before, token] + kinds * alone) / total if total else alone
+
+
+def test_the_loss_is_that_of_the_definition() -> None:
+    losses = [-math.log(probability(a, b)) for row in HELD_OUT.tolist() for a, b in pairwise(row)]
+    assert TABLE.loss(HELD_OUT) == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+
+
+def test_probabilities_sum_to_one() -> None:
+    for before in (None, *range(V)):
+        assert sum(probability(before, token) for token in range(V)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_masked_token_is_told_from_both_neighbours_that_are_seen(share: float) -> None:
+    masked = torch.from_numpy(np.random.default_rng(2).random(HELD_OUT.shape) < share)
+    losses = []
+    for row, hidden in zip(HELD_OUT.tolist(), masked.tolist(), strict=True):
+        seen = [None if h else t for t, h in zip(row, hidden, strict=True)]
+        for place, token in enumerate(row):
+            if not hidden[place]:
+                continue
+            left = seen[place - 1] if place > 0 else None
+            right = seen[place + 1] if place + 1 < len(row) else None
+            every = [
+                probability(left, b) * (1 if right is None else probability(b, right))
+                for b in range(V)
+            ]
+            losses.append(-math.log(every[token] / sum(every)))
+    assert TABLE.masked_loss(HELD_OUT, masked) == pytest.approx(
+        sum(losses) / len(losses), rel=1e-12
+    )
+
+
+def test_of_a_chain_it_is_the_entropy_of_a_step() -> None:
+    """Held-out text of the same chain costs what a step of it does, in nats."""
+    step = np.array([[0.9, 0.1, 0.0], [0.0, 0.5, 0.5], [0.7, 0.0, 0.3]])
+    draw = np.random.default_rng(3)
+    chain = [0]
+    for _ in range(60_000):
+        chain.append(int(draw.choice(3, p=step[chain[-1]])))
+    text = np.array(chain)
+    table = BigramTable(text[:50_000], 3)
+    share = np.bincount(text, minlength=3) / len(text)
+    entropy = -sum(share[a] * p * math.log(p) for a in range(3) for p in step[a] if p)
+    found = table.loss(torch.from_numpy(text[50_000:60_000])[None])
+    assert found == pytest.approx(entropy, abs=0.02)
+
+
+@pytest.mark.bad_input
+def test_what_the_table_cannot_tell_is_refused() -> None:
+    none = torch.zeros(1, 3, dtype=torch.bool)
+    for tokens in ([[0, -100, 1]], [[0, V, 1]]):
+        for ask in (TABLE.loss, lambda given: TABLE.masked_loss(given, ~none)):
+            with pytest.raises(ArgumentError, match="expected numbers from 0 to 6"):
+                ask(torch.tensor(tokens))
+    with pytest.raises(ArgumentError, match="at least two"):
+        TABLE.loss(torch.zeros(2, 1, dtype=torch.long))
+    with pytest.raises(ArgumentError, match="no token is"):
+        TABLE.masked_loss(torch.zeros(1, 3, dtype=torch.long), none)
+    with pytest.raises(ArgumentError, match="expected numbers from 0 to 2"):
+        BigramTable(np.array([0, 3]), 3)

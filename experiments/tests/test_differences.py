@@ -1,0 +1,90 @@
+"""Differences over seeds: what diverges, what all seeds share, and what one seed can say."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from experiments.tests import toy
+from hessblocks.figures.figure import Series
+from hessblocks.statistics import mean_and_error
+from hessblocks_studies.engine.study import Check, Summary
+from hessblocks_studies.shared.differences import (
+    UNDECIDED,
+    Difference,
+    difference,
+    judged_by,
+    over_seeds,
+)
+
+LOST = math.inf
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "above", "words"),
+    [
+        ([3.0, 3.2, 3.1], [1.0, 1.2, 1.1], True, "+2.000 ± 0.000 nats (3 seeds)"),
+        ([3.0, 1.0, 2.0], [2.0, 2.0, 2.0], None, "+0.000 ± 0.577 nats (3 seeds)"),
+        ([LOST, LOST], [1.0, 1.0], True, "first diverged in 2 of 2 seeds"),
+        ([1.0, 1.0], [LOST, LOST], False, "second diverged in 2 of 2 seeds"),
+        ([LOST, 1.0], [1.0, 1.0], None, "first diverged in 1 of 2 seeds"),
+        ([LOST, LOST], [LOST, LOST], None, "not finished, or diverged"),
+        ([LOST, 1.0], [1.0, LOST], None, "not finished, or diverged"),
+        ([3.0], [1.0], None, "+2.000 nats (1 seed)"),
+        ([LOST], [1.0], None, "first diverged in 1 of 1 seeds"),
+    ],
+)
+def test_runs_that_diverge_decide_where_all_of_one_block_do(
+    first: list[float], second: list[float], above: bool | None, words: str
+) -> None:
+    values = {"first": dict(enumerate(first)), "second": dict(enumerate(second))}
+    found = difference(values, "first", "second")
+    assert found.above(0.5) is above
+    assert found.text("nats") == words
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({0: 0.5, 3: 0.7}, "0.600 ± 0.100 times (2 seeds)"),
+        ({2: -0.5}, "-0.500 times (1 seed)"),
+        ({}, "not finished, or diverged"),
+    ],
+)
+def test_a_block_of_its_own_has_no_sign_and_no_other_block(
+    values: dict[int, float], words: str
+) -> None:
+    assert over_seeds(values).text("times", signed=False) == words
+
+
+def test_what_all_seeds_share_counts_beside_their_spread() -> None:
+    sure = Difference(mean=-0.07, error=0.014, seeds=3)
+    assert sure.above(0.0) is False
+    unsure = Difference(mean=-0.07, error=0.014, seeds=3, common=0.12)
+    assert unsure.above(0.0) is None
+    assert unsure.text("times", digits=2) == "-0.07 ± 0.12 times (3 seeds)"
+
+
+def test_a_verdict_needs_95_percent_on_both_sides() -> None:
+    """Of three seeds the mean must be 4.303 errors away: Student's t at 0.975, 2 degrees of freedom."""
+    near, far = (Difference(mean=0.01 * t, error=0.01, seeds=3) for t in (4.25, 4.35))
+    assert (near.above(0.0), far.above(0.0)) == (None, True)
+    wide = Difference(mean=1.95, error=0.0, seeds=3, common=1.0)
+    assert (wide.above(0.0), wide.above(-0.02)) == (None, True)
+
+
+def test_one_seed_has_no_error() -> None:
+    mean, error = mean_and_error([2.0])
+    assert (mean, math.isnan(error)) == (2.0, True)
+    assert Series(name="one", x=(1.0,), y=(mean,), error=(error,)).error == ()
+    summary = Summary(figure=toy.summarise([]).figure, checks=(), tables={"t": [{"error": error}]})
+    assert summary.to_dict()["tables"] == {"t": [{"error": None}]}
+
+
+def test_a_reason_is_said_once_however_many_controls_give_it() -> None:
+    check = Check(fact="f", expected="e", ours="1", holds=True)
+    open_, failed = (replace(check, holds=holds) for holds in (None, False))
+    for _ in range(2):
+        check = judged_by(open_, check, "void")
+    assert (check.ours, check.holds) == (f"1; {UNDECIDED}", None)
+    assert judged_by(failed, check, "void").ours == f"1; {UNDECIDED}; void"

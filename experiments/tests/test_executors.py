@@ -1,0 +1,189 @@
+"""Executors agree with each other, and neither death nor failure of a point loses another."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.tests import toy
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.storage.tables import Row
+from hessblocks_studies.engine.executors import InProcess
+from hessblocks_studies.engine.point import Point
+from hessblocks_studies.engine.reporter import Silent
+from hessblocks_studies.engine.store import POINTS, read
+from hessblocks_studies.engine.workers import LocalProcesses
+from hessblocks_studies.runner import measure_study
+
+
+def stored(folder: Path, points: int = 12) -> list[dict]:
+    made = [toy.point(each) for each in toy.settings("smoke", points)]
+    return read(folder).of(made).rows
+
+
+def test_local_processes_give_what_this_process_gives_though_one_dies(tmp_path: Path) -> None:
+    points = [toy.ToySettings(number=number) for number in range(5)]
+    dying = toy.ToySettings(number=5, die=str(tmp_path / "mark"))
+    there = toy.run(tmp_path / "there", [dying, *points], workers=2)
+    assert there.retried == 1
+    here = toy.run(tmp_path / "here", [dying, *points])
+    assert here.retried == 0
+    assert here.rows == there.rows
+    files = [(tmp_path / where / "results.csv").read_text() for where in ("here", "there")]
+    assert files[0] == files[1]
+
+
+def test_a_finished_point_is_never_measured_again(tmp_path: Path) -> None:
+    toy.run(tmp_path, 5)
+    before = (tmp_path / POINTS).read_bytes()
+    again = toy.run(tmp_path, 8)
+    assert (again.points, again.measured) == (8, 3)
+    assert (tmp_path / POINTS).read_bytes().startswith(before)
+
+
+def test_a_point_that_kills_every_worker_fails_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hessblocks_studies.engine.executors.MOST_ATTEMPTS", 2)
+    points = [
+        toy.ToySettings(number=0, die_always=True),
+        toy.ToySettings(number=1),
+        toy.ToySettings(number=2),
+    ]
+    with pytest.raises(RunError, match=r"1 point\(s\) failed.*died 2 times"):
+        toy.run(tmp_path, points, workers=1)
+    assert len(read(tmp_path)) == 2
+
+
+def test_an_error_in_a_point_is_told_with_its_settings(tmp_path: Path) -> None:
+    points = [toy.ToySettings(number=7, fail="no such thing"), toy.ToySettings(number=1)]
+    with pytest.raises(RunError, match=r"\(number 7.*no such thing"):
+        toy.run(tmp_path, points)
+    assert len(read(tmp_path)) == 1
+
+
+def test_what_is_dropped_is_not_taken_for_what_comes_next() -> None:
+    first, second = (
+        [toy.point(toy.ToySettings(number=n, pause=0.2)) for n in r] for r in ((0, 1), (2, 3))
+    )
+    crew = LocalProcesses(2)
+    try:
+        dropped = crew.outcomes(toy.measure, first)
+        next(dropped)
+        dropped.close()
+        found = [outcome.point for outcome in crew.outcomes(toy.measure, second)]
+    finally:
+        crew.close()
+    assert sorted(found, key=lambda point: point.key) == sorted(second, key=lambda point: point.key)
+
+
+def seen_device(settings: toy.ToySettings) -> list[Row]:
+    """The accelerator that a worker sees, and the worker."""
+    time.sleep(0.2)
+    return [{"device": os.environ["CUDA_VISIBLE_DEVICES"], "process": os.getpid()}]
+
+
+def test_points_that_need_an_accelerator_have_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hessblocks_studies.engine.workers.accelerators", lambda: ["4", "6"])
+    points = [toy.point(toy.ToySettings(number=number), gpus=1) for number in range(6)]
+    crew = LocalProcesses(3)
+    try:
+        rows = [outcome.rows[0] for outcome in crew.outcomes(seen_device, points)]
+    finally:
+        crew.close()
+    assert {row["device"] for row in rows} == {"4", "6"}
+    assert len({row["process"] for row in rows}) == 2
+
+
+def test_no_workers_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="workers: expected at least 1, got 0"):
+        toy.run(tmp_path, workers=0)
+    with pytest.raises(ArgumentError, match="either ray or workers"):
+        toy.run(tmp_path, workers=1, ray="auto")
+
+
+def kill_and_finish(folder: Path, delays: list[float], points: int, workers: int) -> None:
+    """Start the toy study as a program, SIGKILL it after each delay, then let it end."""
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.tests.toy",
+        str(folder),
+        str(points),
+        str(workers),
+    ]
+    for delay in delays:
+        program = subprocess.Popen(command)
+        deadline = time.monotonic() + 60
+        before = len(read(folder))
+        while len(read(folder)) == before and program.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(delay)
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+    subprocess.run(command, check=True)
+
+
+def check_undisturbed(folder: Path, points: int) -> None:
+    lines = (folder / POINTS).read_bytes().splitlines()
+    assert len(lines) == points
+    assert stored(folder, points) == [
+        row for each in toy.settings("smoke", points) for row in toy.measure(each)
+    ]
+
+
+def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
+    kill_and_finish(tmp_path, [0.033], 60, workers=0)
+    check_undisturbed(tmp_path, 60)
+
+
+@pytest.mark.slow
+def test_ten_kills_change_nothing(tmp_path: Path) -> None:
+    kill_and_finish(tmp_path, [0.007 * step for step in range(10)], 400, workers=2)
+    check_undisturbed(tmp_path, 400)
+
+
+def test_keys_tell_points_apart() -> None:
+    one, other = toy.ToySettings(number=1, pause=0.1), toy.ToySettings(number=2, pause=0.1)
+    base = Point(study="toy", settings=one)
+    assert base.key == Point(study="toy", settings=toy.ToySettings(pause=0.1, number=1)).key
+    others = [
+        Point(study="toy", settings=other),
+        Point(study="toy", settings=replace(one, pause=0.1 + 1e-16), revision=2),
+        Point(study="tow", settings=one),
+    ]
+    assert len({base.key, *(other.key for other in others)}) == 4
+
+
+def test_a_key_is_plain_names_and_values() -> None:
+    """Stores on disk hold these texts."""
+    point = Point(study="toy", settings=toy.ToySettings(number=1, pause=0.5), revision=2)
+    assert point.key == '{"revision":2,"settings":{"number":1,"pause":0.5},"study":"toy"}'
+    assert point.label == "number 1, pause 0.5"
+
+
+def measure_with_one_nan(settings: toy.ToySettings) -> list[Row]:
+    return [{"number": settings.number, "square": float("nan") if settings.number == 2 else 1.0}]
+
+
+def test_a_value_that_is_no_number_fails_its_point_alone(tmp_path: Path) -> None:
+    points = [toy.point(toy.ToySettings(number=number)) for number in range(4)]
+    match = (
+        r"toy: 1 point\(s\) failed, the first \(number 2\) with: square of its row 1 is nan, not a"
+    )
+    with pytest.raises(RunError, match=match):
+        measure_study(
+            replace(toy.STUDY, measure=measure_with_one_nan),
+            points,
+            folder=tmp_path,
+            config={"scale": "smoke"},
+            where=InProcess(),
+            reporter=Silent(),
+        )
+    assert read(tmp_path).of(points).missing == [points[2]]

@@ -1,0 +1,214 @@
+"""The pages of results are what the committed stores give, and the quickstart's commands run."""
+
+import importlib.util
+import json
+import lzma
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hessblocks.cli.app import main
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks_studies.catalogue import names
+from hessblocks_studies.engine.store import POINTS
+from hessblocks_studies.our_questions.optimiser_plan import SHOWN
+from hessblocks_studies.runner import run_studies
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def quickstart() -> list[list[str]]:
+    """The words of every command of the quickstart."""
+    text = (DOCS / "quickstart.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    return [shlex.split(line) for block in blocks for line in block.splitlines() if line]
+
+
+@pytest.mark.slow
+def test_every_command_of_the_quickstart_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
+    commands = quickstart()
+    assert len(commands) == 8
+    for program, *words in commands:
+        assert program == "hessblocks"
+        assert main(words) == 0, words
+    for name in ("figures", "curvature", "mine"):
+        assert (tmp_path / "runs" / name / "report.html").exists()
+    assert (tmp_path / "runs" / "mine" / "model" / "model.safetensors").exists()
+
+
+def script(name: str) -> ModuleType:
+    """A script of the docs as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def make_results() -> ModuleType:
+    return script("make_results")
+
+
+def test_the_page_of_results_shows_what_is_there_and_lists_what_is_missing(
+    tmp_path: Path, make_results: ModuleType
+) -> None:
+    run_studies(["mlp", "histograms"], out=tmp_path / "runs", scale="smoke", seeds=1)
+    points = tmp_path / "runs" / "mlp" / POINTS
+    points.write_bytes(b"".join(points.read_bytes().splitlines(keepends=True)[:-5]))
+    assert main(["report", str(tmp_path / "runs")]) == 0
+    make_results.main(tmp_path / "runs", tmp_path / "docs")
+    page = (tmp_path / "docs" / "results.md").read_text()
+    for name in names():
+        missing = f"- {name}: " in page
+        assert missing == (name != "histograms")
+    assert "- mlp: 5 of 200 points. `hessblocks reproduce mlp --scale smoke --seeds 1`" in page
+    assert "`hessblocks reproduce speed`" in page
+    for target in re.findall(r"\]\((results/[^)]+)\)", page):
+        assert (tmp_path / "docs" / target).stat().st_size < 1_000_000
+    anchors = re.findall(r"\]\(#([^)]+)\)", page)
+    headings = re.findall(r"^## (.+)$", page, flags=re.MULTILINE)
+    made = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(anchors) <= made
+    assert len(anchors) == 2
+    shutil.rmtree(tmp_path / "runs" / "histograms")
+    make_results.main(tmp_path / "runs", tmp_path / "docs")
+    assert (tmp_path / "docs" / "results.md").read_text() == page, "what is gone is kept"
+    assert "uperseded" not in page.partition("| study |")[2]
+    told = tmp_path / "docs" / "results" / "histograms.json"
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"revision": 0}))
+    for _ in range(2):
+        make_results.main(tmp_path / "runs", tmp_path / "docs")
+    page = (tmp_path / "docs" / "results.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| [histograms]"))
+    assert row.endswith("| smoke |  |  |  | superseded |")
+    assert page.count(make_results.SUPERSEDED) == 1
+    assert page.index(make_results.SUPERSEDED) > page.index("## histograms")
+
+
+def test_no_results_without_studies(tmp_path: Path, make_results: ModuleType) -> None:
+    with pytest.raises(ArgumentError, match=r"RUNS: .* holds no study"):
+        make_results.main(tmp_path, tmp_path)
+
+
+@pytest.fixture
+def made_pages(tmp_path: Path) -> tuple[ModuleType, Path]:
+    """What makes pages from results, and a copy of what is committed, made anew."""
+    mine, folder = script("make_pages"), tmp_path / "docs"
+    (folder / "results").mkdir(parents=True)
+    studies = {study for table in mine.TABLES for study in table.studies}
+    files = {
+        *(table.page for table in mine.TABLES),
+        *(f"results/{study}.json" for study in studies),
+        *(f"results/{each.study}-figure.json" for each in mine.PICTURES),
+    }
+    for name in files:
+        shutil.copyfile(DOCS / name, folder / name)
+    mine.main(folder)
+    return mine, folder
+
+
+def test_pages_have_the_numbers_of_their_studies(made_pages: tuple[ModuleType, Path]) -> None:
+    """Written again from the committed results, they stay as they are."""
+    mine, folder = made_pages
+    texts = {table.page: (folder / table.page).read_text("utf-8") for table in mine.TABLES}
+    assert texts == {page: (DOCS / page).read_text("utf-8") for page in texts}
+    for each in mine.PICTURES:
+        picture = f"results/{each.name}.png"
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+        assert picture in "".join(texts.values())
+
+
+def test_other_numbers_change_a_page(made_pages: tuple[ModuleType, Path]) -> None:
+    mine, folder = made_pages
+    changed = (
+        ("trial", "sas", ("comparison.md", "../README.md")),
+        ("simplification", "op", ("findings.md",)),
+        ("optimisers", "op, sgd", ("findings.md",)),
+        ("optimisers", "sas, sgd", ("findings.md", "../README.md")),
+    )
+    old: list[tuple[str, str]] = []
+    for study, variant, pages in changed:
+        file = folder / "results" / f"{study}.json"
+        data = json.loads(file.read_text())
+        line = next(line for line in data["tables"]["losses"] if line["variant"] == variant)
+        gone = f"| {line['final_loss']:.3f} ± {line['standard_error']:.3f} |"
+        old += [(page, gone) for page in pages]
+        line |= {"final_loss": 1.25, "standard_error": None}
+        file.write_text(json.dumps(data))
+    mine.main(folder)
+    for page, gone in old:
+        before = (DOCS / page).read_text(encoding="utf-8")
+        after = (folder / page).read_text(encoding="utf-8")
+        count = [name for name, _ in old].count(page)
+        assert (before.count(gone), after.count("| 1.250 |")) == (1, count)
+        assert gone not in after
+
+
+def test_another_clock_changes_a_page(made_pages: tuple[ModuleType, Path]) -> None:
+    mine, folder = made_pages
+    file = folder / "results" / "speed.json"
+    data = json.loads(file.read_text())
+    own = {"variant": "sas-p", "width": 512}
+    line = next(line for line in data["tables"]["speeds"] if own.items() <= line.items())
+    cell = f"{line['training_speed']:.2f} / {line['decoding_speed']:.2f} |\n"
+    line["decoding_speed"] = 2.5
+    file.write_text(json.dumps(data))
+    before = (folder / "comparison.md").read_text("utf-8")
+    mine.main(folder)
+    after = (folder / "comparison.md").read_text("utf-8")
+    assert after == before.replace(cell, f"{line['training_speed']:.2f} / 2.50 |\n") != before
+    assert before.count(cell) == 1
+
+
+def test_pages_name_optimisers_as_the_figure_does(made_pages: tuple[ModuleType, Path]) -> None:
+    mine, _ = made_pages
+    assert list(mine.OPTIMISERS.items()) == list(SHOWN.items())
+
+
+def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> None:
+    mine, _ = made_pages
+    figure = mine.read_figure(DOCS / "results" / "trial-figure.json")
+    with pytest.raises(RunError, match="simplification: its figure has no panel"):
+        mine.picture(mine.FINDINGS, figure)
+
+
+UNFINISHED: set[str] = set()
+"""Stores that a run goes on from; their results are not told yet."""
+STORES = sorted({path.name for path in (DOCS / "results" / "stores").iterdir()} - UNFINISHED)
+SLOW_STORES = {"baseline"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW_STORES else n for n in STORES],
+)
+def test_results_are_those_of_the_committed_points(name: str, tmp_path: Path) -> None:
+    """A store of many rows is packed: no file of the repository is above 1 MB."""
+    shutil.copytree(DOCS / "results" / "stores" / name, tmp_path / name)
+    for packed in (tmp_path / name).glob("*.xz"):
+        packed.with_suffix("").write_bytes(lzma.decompress(packed.read_bytes()))
+        packed.unlink()
+    own = json.loads((tmp_path / name / "config.json").read_text(encoding="utf-8"))
+    place = {"scale": "laptop", "seeds": own["seeds"]}
+    asked = {"command": "reproduce", "studies": {name: place}}
+    (tmp_path / "config.json").write_text(json.dumps(asked))
+    assert main(["report", str(tmp_path)]) == 0
+    found, told = (
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in (tmp_path / name / "summary.json", DOCS / "results" / f"{name}.json")
+    )
+    assert found["points"] == told["points"]
+    assert found["checks"] == told["checks"]
+    assert found["tables"] == told["tables"]

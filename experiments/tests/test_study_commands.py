@@ -1,0 +1,59 @@
+"""What the library's commands and `hessblocks reproduce` have in common: options, sentences, a quick start."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hessblocks.cli.commands.demo import RATE, START
+from hessblocks_studies.fair_trial.trial_plan import BEST, NARROW
+from hessblocks_studies.shared.variants import best_start
+from tests.cli.helpers import Shell
+from tests.cli.test_start import HEAVY, answer
+
+
+def test_its_help_loads_nothing_heavy() -> None:
+    told, said, _, spent = answer("reproduce", "--help")
+    assert told["status"] == 0
+    assert not HEAVY & set(told["loaded"])  # type: ignore[call-overload]
+    assert spent < 0.6
+    assert all(name in said for name in ("--out", "--json", "--traceback", "--scale"))
+
+
+def test_the_help_of_all_commands_lists_it_with_its_line() -> None:
+    told, said, errors, spent = answer("--help")
+    assert "  reproduce  Measure a figure or table again" in said
+    assert errors == ""
+    assert spent < 0.6
+    assert not HEAVY & set(told["loaded"])  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "expected"),
+    [
+        (("fig9", "--out", "out"), 2, "study: 'fig9' is unknown"),
+        ((), 0, ""),
+        (("fig3a", "--scale", "huge"), 2, "--scale: 'huge' is unknown"),
+        (("fig3a", "--workers", "0"), 2, "'--workers'"),
+        (("fig3a", "--ray", "bad", "--out", "out"), 2, "--ray: expected host:port"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_a_sentence(
+    shell: Shell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    status: int,
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = shell("reproduce", *words)
+    assert outcome.status == status
+    assert "Traceback" not in outcome.errors
+    assert re.search(expected, outcome.errors)
+
+
+def test_the_demo_trains_at_the_rate_that_a_study_found() -> None:
+    assert {BEST[NARROW][name] for name in ("pre-ln, zero queries", "sas", "sas-p")} == {RATE}
+    assert best_start("pre-ln", 64) == START
