@@ -27,7 +27,7 @@ from hessblocks_studies.fair_trial.batch_size import (
     upper,
 )
 from hessblocks_studies.runner import run_study
-from hessblocks_studies.shared import texts
+from hessblocks_studies.data import texts
 from hessblocks_studies.shared.trained_points import make_model
 from tests.data.helpers import write_code
 

@@ -28,7 +28,7 @@ from hessblocks_studies.our_questions import (
     simplification,
 )
 from hessblocks_studies.runner import run_study
-from hessblocks_studies.shared import texts
+from hessblocks_studies.data import texts
 from hessblocks_studies.shared import trained_points as trained
 from hessblocks_studies.shared.differences import UNDECIDED, match_check
 from hessblocks_studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME
