@@ -1,4 +1,4 @@
-"""Self-attention assembled from parts: softmax or linear scores, plain or shaped, any weight slots.
+"""Self-attention assembled from parts: softmax or linear, plain or shaped, any weight slots.
 
 Letters: B sequences, T queries, S keys, D width, H heads, G key-value heads, K head width.
 """
@@ -28,7 +28,7 @@ Cache = Callable[
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(BlockPart, kind="attention"):
-    """How tokens are mixed."""
+    """Attention slot: how tokens are mixed."""
 
     scores: str = one_of("softmax", "linear")
     """softmax: rows of A are softmax(scores); linear: A is the masked scores themselves."""
@@ -70,16 +70,16 @@ class Attention(BlockPart, kind="attention"):
         return self.query_key_norm if self.query_norm is None else self.query_norm
 
     def value_of(self, layer: int) -> Weight:
-        """W_V of layer number `layer`, counted from 0."""
+        """Return W_V of layer number `layer`, counted from 0."""
         return self.first_value if layer == 0 and self.first_value is not None else self.value
 
     def build(self, width: int, heads: int, key_value_heads: int, layer: int) -> SelfAttention:
-        """The module of layer number `layer`, counted from 0."""
+        """Build the module of layer number `layer`, counted from 0."""
         return SelfAttention(self, width, heads, key_value_heads, layer)
 
 
 class SelfAttention(nn.Module):
-    """Self-attention of one layer; see `Attention`."""
+    """Self-attention module of one layer; see `Attention`."""
 
     def __init__(
         self, part: Attention, width: int, heads: int, key_value_heads: int, layer: int
@@ -129,7 +129,7 @@ class SelfAttention(nn.Module):
         return projected
 
     def matrix(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B H T T"]:
-        """What multiplies the values of each head, before its gate: A, or αI + βA − γC.
+        """Compute the matrix on each head's values, before its gate: A, or αI + βA − γC.
 
         For looking at: it is the mixing of an identity in the place of the values, and needs the
         tokens × tokens buffer that `forward` does without.
@@ -156,7 +156,7 @@ class SelfAttention(nn.Module):
     def _mix(
         self, query: Tensor, key: Tensor, value: Tensor, own: Tensor, context: Context
     ) -> Tensor:
-        """A V or (αI + βA − γC) V; `own` are the values of the queries' tokens."""
+        """Mix A V or (αI + βA − γC) V; `own` are the values of the queries' tokens."""
         attended = self._attend(query, key, value, context)
         if self.gains is None:
             return attended
@@ -174,7 +174,10 @@ class SelfAttention(nn.Module):
         return kernel(self, query, key, value, mask, scale=self.scale, causal=causal)
 
     def _centre(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        """C V: a running mean or, behind a cache, in a window or under another mask, attention at zero scores."""
+        """Compute C V as a running mean, where the mask is plain.
+
+        Behind a cache, in a window or under another mask it is attention at zero scores.
+        """
         if context.aligned and self.window is None and value.shape[2] == query.shape[2]:
             return self._repeat(centre(value, causal=context.causal, allowed=context.allowed))
         return self._attend(torch.zeros_like(query), key, value, context)
@@ -183,6 +186,6 @@ class SelfAttention(nn.Module):
         return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
     def _repeat(self, x: Tensor) -> Tensor:
-        """Values of each query head, from those of its group."""
+        """Repeat the values of each group for its query heads."""
         groups: int = self.num_key_value_groups
         return x if groups == 1 else x.repeat_interleave(groups, dim=1)

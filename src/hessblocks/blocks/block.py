@@ -1,4 +1,4 @@
-"""One transformer block: attention and MLP, their norms, skips and gains."""
+"""Transformer block: attention and MLP, their norms, skips and gains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Vectors = Float[Tensor, "*tokens width"]
 
 
 class Block(nn.Module):
-    """Layer number `layer` of a model of `depth` layers; see `BlockConfig` for the formulas."""
+    """Transformer block, number `layer` of `depth`; see `BlockConfig` for the formulas."""
 
     def __init__(self, config: BlockConfig, layer: int, depth: int) -> None:
         """Build the parts.
@@ -54,7 +54,7 @@ class Block(nn.Module):
         x: Vectors,
         inputs: Vectors,
     ) -> Vectors:
-        """The rest of the block, which acts on each token by itself.
+        """Run the rest of the block, which acts on each token by itself.
 
         Args:
             attended: output of the attention sub-block.

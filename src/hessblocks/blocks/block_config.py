@@ -1,4 +1,4 @@
-"""The description of a block: frozen, checked when made, the same for every layer of a model; its slots by name."""
+"""Block configuration: frozen, checked when made, the same for every layer; its slots by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HERE = object()
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig(BlockFields, kind="block"):
-    """A transformer block as a choice of parts.
+    """Transformer block as a choice of parts.
 
     sequential, pre:  x̂ = attention_branch(attention(norm(x)), x); out = mlp_branch(mlp(norm(x̂)), x̂)
     sequential, post: x̂ = norm(attention_branch(attention(x), x)); out = norm(mlp_branch(mlp(x̂), x̂))
@@ -48,7 +48,7 @@ class BlockConfig(BlockFields, kind="block"):
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> BlockConfig:
-        """The configuration that `to_dict` described."""
+        """Read the configuration that `to_dict` described."""
         config = BlockPart.from_dict(values)
         if not isinstance(config, BlockConfig):
             raise ArgumentError(
@@ -68,7 +68,7 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
-    """A block with some of its slots filled anew, all at once.
+    """Fill some slots of a block anew, all at once.
 
     Args:
         block: that is changed.
@@ -102,7 +102,7 @@ def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
 
 
 def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
-    """Paths and values, from any way of giving them.
+    """Read paths and values, from any way of giving them.
 
     Returns:
         The pairs, in their order; values that were typed are words still.
@@ -132,7 +132,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _changed(part: Any, tree: Mapping[str, Any], path: str) -> Any:
-    """A part with the changes of a tree of fields."""
+    """Change a part by a tree of fields."""
     if not isinstance(part, BlockPart):
         raise ArgumentError(f"{path}: holds {part!r}, which has no fields; give it a part first.")
     hints, fields = typing.get_type_hints(type(part)), {}
@@ -154,7 +154,7 @@ def _changed(part: Any, tree: Mapping[str, Any], path: str) -> Any:
 
 
 def _value(given: Any, hint: Any, place: str) -> Any:
-    """What is given for a field, as its annotation wants it."""
+    """Read what is given for a field, as its annotation wants it."""
     wanted = [one for one in (typing.get_args(hint) or (hint,)) if one is not types.NoneType]
     optional = types.NoneType in typing.get_args(hint)
     if optional and (given is None or given == "none"):
@@ -181,7 +181,7 @@ def _read(word: str) -> Any:
 
 
 def part_of(given: Any, base: type[BlockPart], place: str) -> BlockPart:
-    """A part, from itself, its JSON values or its kind.
+    """Read a part, from itself, its JSON values or its kind.
 
     Args:
         given: one of them.

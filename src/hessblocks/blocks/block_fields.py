@@ -1,4 +1,4 @@
-"""The choices that describe a block, before they are checked against each other."""
+"""Fields of a block: the choices that describe it, before they are checked with each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hessblocks.blocks.positions import Position, RotaryPosition
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFields(BlockPart):
-    """What a block is made of; `BlockConfig` adds the checks."""
+    """Fields of a block; `BlockConfig` adds the checks."""
 
     width: int = 256
     """Entries of a token's vector."""

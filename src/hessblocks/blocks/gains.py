@@ -1,4 +1,4 @@
-"""Trainable scalars: the gains of shaped attention and of a sub-block's branch."""
+"""Trainable scalars: the gains of shaped attention and of a residual branch."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Shaping(BlockPart, kind="shaping"):
             )
 
     def build(self, heads: int) -> ShapedGains:
-        """A module holding α, β, γ for each head."""
+        """Build a module holding α, β, γ for each head."""
         return ShapedGains(self, heads)
 
 
 class ShapedGains(nn.Module):
-    """α, β, γ, each (heads,)."""
+    """Gains α, β, γ of shaped attention, each (heads,)."""
 
     def __init__(self, part: Shaping, heads: int) -> None:
         super().__init__()
@@ -66,14 +66,14 @@ class ShapedGains(nn.Module):
     def per_head(
         self,
     ) -> tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]]:
-        """α, β, γ shaped (heads, 1, 1), to multiply (batch, heads, tokens, width)."""
+        """Shape α, β, γ as (heads, 1, 1), to multiply (batch, heads, tokens, width)."""
         alpha, beta, gamma = (g[:, None, None] for g in (self.alpha, self.beta, self.gamma))
         return alpha, beta, gamma
 
 
 @dataclass(frozen=True, kw_only=True)
 class Branch(BlockPart, kind="branch"):
-    """One residual sum: skip · x + gain · f(x)."""
+    """Residual branch: the sum skip · x + gain · f(x)."""
 
     skip: float = finite(1.0)
     """Gain of the skip (the papers' α); a fixed 0 removes it."""
@@ -97,20 +97,20 @@ class Branch(BlockPart, kind="branch"):
 
     @property
     def has_skip(self) -> bool:
-        """Whether the input is added to the branch, now or later in training."""
+        """True where the input is added to the branch, now or later in training."""
         return self.trainable_skip or self.skip != 0
 
     def initial_gain(self, depth: int) -> float:
-        """The branch gain at initialisation in a model of `depth` layers."""
+        """Compute the branch gain at initialisation in a model of `depth` layers."""
         return self.gain / math.sqrt(depth) if self.over_sqrt_depth else self.gain
 
     def build(self, depth: int) -> ResidualSum:
-        """A module that adds skip and branch."""
+        """Build a module that adds skip and branch."""
         return ResidualSum(self, depth)
 
 
 class ResidualSum(nn.Module):
-    """skip · x + gain · branch; a fixed skip of 0 and fixed gains of 1 cost nothing."""
+    """Residual sum skip · x + gain · branch; a fixed skip of 0 and gains of 1 cost nothing."""
 
     def __init__(self, part: Branch, depth: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class ResidualSum(nn.Module):
 
 
 def scalar(value: float, trainable: bool) -> Float[Tensor, ""] | float:
-    """A gain: a parameter, to be set to the value, where it is trained; else the value itself."""
+    """Make a gain: where it is trained a parameter, to be set to the value, else the value itself."""
     return nn.Parameter(torch.empty(())) if trainable else float(value)
 
 

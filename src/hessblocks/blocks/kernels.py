@@ -1,4 +1,4 @@
-"""What computes A V, and what it is told about masks and positions.
+"""Attention kernels: functions that compute A V, and their masks and positions.
 
 Letters: B sequences, T queries, S keys, H heads, G key-value heads, K head width, V value width.
 """
@@ -19,7 +19,7 @@ from hessblocks.errors import ArgumentError
 
 
 class Kernel(Protocol):
-    """A V, however it is computed."""
+    """Attention kernel: computes A V, by whatever way."""
 
     def __call__(
         self,
@@ -48,7 +48,7 @@ def fused_kernel(
     scale: float,
     causal: bool,
 ) -> Float[Tensor, "B H T V"]:
-    """Softmax attention by `torch.nn.functional.scaled_dot_product_attention`."""
+    """Compute softmax attention by `torch.nn.functional.scaled_dot_product_attention`."""
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -70,7 +70,7 @@ def linear_kernel(
     scale: float,
     causal: bool,
 ) -> Float[Tensor, "B H T V"]:
-    """A is the scores themselves, 0 where attention is not permitted.
+    """Compute linear attention: A is the scores themselves, 0 where attention is not permitted.
 
     Returns:
         A V of each head.
@@ -97,7 +97,7 @@ def _permitted(scores: Tensor, mask: object, causal: bool) -> Tensor | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What one forward pass tells every layer."""
+    """Context of one forward pass: what every layer is told."""
 
     causal: bool = True
     """Whether a token attends to itself and what stands before it only."""
@@ -115,7 +115,7 @@ class Context:
     """Computes A V of softmax attention."""
 
     def mask_of(self, window: int | None) -> Any:
-        """The mask of a layer that attends to so many tokens; None for one that attends to all.
+        """Return the mask of a layer with this window; None stands for one that attends to all.
 
         Returns:
             It, in the form that the kernel understands.

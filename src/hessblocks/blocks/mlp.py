@@ -1,4 +1,4 @@
-"""The MLP slot: input matrix, activation (gated or not), output matrix."""
+"""MLP slot: input matrix, activation (gated or not), output matrix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hessblocks.blocks.weights import Dense, Weight
 
 @dataclass(frozen=True, kw_only=True)
 class MLP(BlockPart, kind="mlp"):
-    """activation(x W_in) W_out; gated: (activation(x W_gate) · x W_in) W_out.
+    """MLP: activation(x W_in) W_out; gated: (activation(x W_gate) · x W_in) W_out.
 
     Source of relu-squared: So et al. (2021), Primer, arXiv 2109.08668, section 4.1.
     """
@@ -37,12 +37,12 @@ class MLP(BlockPart, kind="mlp"):
         super().__post_init__()
 
     def build(self, width: int, hidden: int) -> FeedForward:
-        """The module, width → hidden → width."""
+        """Build the module, width → hidden → width."""
         return FeedForward(self, width, hidden)
 
 
 class FeedForward(nn.Module):
-    """The MLP sub-block; see `MLP`."""
+    """MLP module; see `MLP`."""
 
     def __init__(self, part: MLP, width: int, hidden: int) -> None:
         super().__init__()

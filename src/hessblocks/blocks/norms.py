@@ -1,4 +1,4 @@
-"""The norm slot: LayerNorm, RMSNorm, DyT or none."""
+"""Norm slot: LayerNorm, RMSNorm, DyT or none."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hessblocks.blocks.parts import BlockPart, above_zero, finite
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(BlockPart, abc.ABC):
-    """What rescales each token's vector."""
+    """Norm of each token's vector."""
 
     scale_free: ClassVar[bool] = False
     """Whether the output ignores the length of the input, so that a zero input has no gradient."""
 
     @abc.abstractmethod
     def build(self, width: int) -> nn.Module:
-        """A module that maps (..., width) to (..., width)."""
+        """Build a module that maps (..., width) to (..., width)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm(Norm, kind="rms-norm"):
-    """x / sqrt(mean(x²) + eps), times a trainable gain (Zhang & Sennrich, 2019, eq. 4)."""
+    """RMSNorm: x / sqrt(mean(x²) + eps), with a trainable gain (Zhang & Sennrich, 2019, eq. 4)."""
 
     scale_free: ClassVar[bool] = True
 
@@ -37,13 +37,13 @@ class RMSNorm(Norm, kind="rms-norm"):
     """Initial value of the trainable gain; None means no gain, and so no parameter."""
 
     def build(self, width: int) -> nn.Module:
-        """A `torch.nn.RMSNorm`."""
+        """Build a `torch.nn.RMSNorm`."""
         return ScaledRMSNorm(self, width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Norm, kind="layer-norm"):
-    """(x − mean) / sqrt(variance + eps), times a trainable gain, plus a trainable shift."""
+    """LayerNorm: (x − mean) / sqrt(variance + eps), with a trainable gain and shift."""
 
     scale_free: ClassVar[bool] = True
 
@@ -53,7 +53,7 @@ class LayerNorm(Norm, kind="layer-norm"):
     """Initial value of the trainable gain."""
 
     def build(self, width: int) -> nn.Module:
-        """A `torch.nn.LayerNorm`."""
+        """Build a `torch.nn.LayerNorm`."""
         return ScaledLayerNorm(self, width)
 
 
@@ -65,21 +65,21 @@ class DyT(Norm, kind="dyt"):
     """Initial value of the trainable scale inside the tanh."""
 
     def build(self, width: int) -> nn.Module:
-        """A `DynamicTanh` module."""
+        """Build a `DynamicTanh` module."""
         return DynamicTanh(width, self.scale)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoNorm(Norm, kind="no-norm"):
-    """The identity."""
+    """No norm: the identity."""
 
     def build(self, width: int) -> nn.Module:
-        """A `torch.nn.Identity`."""
+        """Build a `torch.nn.Identity`."""
         return nn.Identity()
 
 
 class ScaledRMSNorm(nn.RMSNorm):
-    """A `torch.nn.RMSNorm` that knows its initial gain."""
+    """RMSNorm of torch that knows its initial gain."""
 
     def __init__(self, part: RMSNorm, width: int) -> None:
         self._initial_gain = part.gain
@@ -92,7 +92,7 @@ class ScaledRMSNorm(nn.RMSNorm):
 
 
 class ScaledLayerNorm(nn.LayerNorm):
-    """A `torch.nn.LayerNorm` that knows its initial gain."""
+    """LayerNorm of torch that knows its initial gain."""
 
     def __init__(self, part: LayerNorm, width: int) -> None:
         self._initial_gain = part.gain
@@ -105,7 +105,7 @@ class ScaledLayerNorm(nn.LayerNorm):
 
 
 class DynamicTanh(nn.Module):
-    """Elementwise tanh in the place of a norm; see `DyT`."""
+    """Dynamic tanh (DyT) in the place of a norm; see `DyT`."""
 
     def __init__(self, width: int, scale: float) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class DynamicTanh(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Scale as configured, gain 1, shift 0."""
+        """Set the configured scale, gain 1 and shift 0."""
         nn.init.constant_(self.scale, self._initial_scale)
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)

@@ -1,4 +1,4 @@
-"""A part: a small frozen description that builds a module and travels as JSON.
+"""Parts of a block: small frozen descriptions that build modules and travel as JSON.
 
 Blocks are assembled from parts that are passed in (`norm=RMSNorm(eps=1e-8)`), not from switches.
 """
@@ -19,7 +19,7 @@ Self = TypeVar("Self", bound="BlockPart")
 
 @runtime_checkable
 class Resettable(Protocol):
-    """A module that knows its initial values."""
+    """Module that knows its initial values."""
 
     def reset_parameters(self) -> None:
         """Set the initial values again."""
@@ -53,14 +53,14 @@ class BlockPart:
                 raise ArgumentError(f"{place}: expected {expected}, got {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The part as JSON values: its kind and its fields."""
+        """Describe the part as JSON values: its kind and its fields."""
         return {"kind": self.kind} | {
             field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)
         }
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> BlockPart:
-        """The part that `to_dict` described.
+        """Read the part that `to_dict` described.
 
         Returns:
             A part of the kind that is named.
@@ -77,7 +77,7 @@ class BlockPart:
 
     @staticmethod
     def kinds(base: type[BlockPart]) -> dict[str, type[BlockPart]]:
-        """The kinds of part that fit a slot, by the word that stands for each.
+        """List the kinds of part that fit a slot, by the word that stands for each.
 
         Args:
             base: what the slot holds.
@@ -88,7 +88,7 @@ class BlockPart:
         return {kind: made for kind, made in BlockPart._by_kind.items() if issubclass(made, base)}
 
     def replace(self: Self, **fields: Any) -> Self:
-        """A copy with some fields changed.
+        """Copy the part with some fields changed.
 
         Returns:
             The copy, checked as any new part is.
@@ -124,7 +124,7 @@ def check_parts(part: BlockPart) -> None:
 
 @functools.cache
 def _slots(cls: type[Any]) -> dict[str, tuple[type[BlockPart], bool]]:
-    """The fields that hold parts: the kind of part, and whether None is allowed."""
+    """Find the fields that hold parts: the kind of part, and whether None is allowed."""
     slots = {}
     for name, hint in typing.get_type_hints(cls).items():
         options = typing.get_args(hint) or (hint,)
@@ -135,18 +135,18 @@ def _slots(cls: type[Any]) -> dict[str, tuple[type[BlockPart], bool]]:
 
 
 def finite(default: float, *, optional: bool = False) -> Any:
-    """A field that must be a finite number, or None where it is optional."""
+    """Declare a field that must be a finite number, or None where it is optional."""
     metadata = {"above": -math.inf, "optional": optional}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def above_zero(default: float | None) -> Any:
-    """A field that must be a finite number above zero; None may stand where it is the default."""
+    """Declare a field that must be a finite number above zero; a default of None passes too."""
     return dataclasses.field(default=default, metadata={"above": 0, "optional": default is None})
 
 
 def one_of(*choices: str, default: str = "") -> Any:
-    """A field that must be one of these words, by default the first."""
+    """Declare a field that must be one of these words, by default the first."""
     return dataclasses.field(default=default or choices[0], metadata={"choices": choices})
 
 

@@ -1,4 +1,4 @@
-"""The position slot: learned or sinusoidal vectors added to the embeddings, RoPE, or none.
+"""Position slot: learned or sinusoidal vectors added to the embeddings, RoPE, or none.
 
 Letters: B sequences, H heads, T tokens, K head width, D width.
 """
@@ -19,43 +19,43 @@ Rotation = tuple[Float[Tensor, "#B 1 T K"], Float[Tensor, "#B 1 T K"]]
 
 @dataclass(frozen=True, kw_only=True)
 class Position(BlockPart, abc.ABC):
-    """How a token's place enters the model; the default adds nothing anywhere."""
+    """Position slot: how a token's place enters the model; this default adds nothing."""
 
     def build(self, context: int, width: int) -> nn.Module | None:
-        """A module from positions (B, T) to vectors (B, T, width) added to the embeddings, or None."""
+        """Build a module from positions (B, T) to vectors (B, T, width) to be added, or None."""
         return None
 
     def rotation(
         self, positions: Int[Tensor, "B T"], head_width: int, dtype: torch.dtype
     ) -> Rotation | None:
-        """Cosines and sines, each (B, 1, T, K), that turn queries and keys, or None."""
+        """Compute cosines and sines, each (B, 1, T, K), that turn queries and keys, or None."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedPosition(Position, kind="learned-position"):
-    """A trainable vector a position, as in GPT-2."""
+    """Learned positions: a trainable vector a position, as in GPT-2."""
 
     def build(self, context: int, width: int) -> nn.Module | None:
-        """A `torch.nn.Embedding`."""
+        """Build a `torch.nn.Embedding`."""
         return nn.Embedding(context, width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinusoidalPosition(Position, kind="sinusoidal-position"):
-    """Fixed sines and cosines (Vaswani et al., 2017), scaled to the entry size of the embeddings."""
+    """Sinusoidal positions (Vaswani et al., 2017), scaled to the size of the embeddings."""
 
     scale: float = finite(0.02)
     """Root mean square of the entries times sqrt(2)."""
 
     def build(self, context: int, width: int) -> nn.Module | None:
-        """A `Sinusoids` module; it has no parameters and no longest context."""
+        """Build a `Sinusoids` module; it has no parameters and no longest context."""
         return Sinusoids(width, self.scale)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryPosition(Position, kind="rotary-position"):
-    """RoPE: queries and keys are turned by an angle proportional to their position (Su et al., 2021)."""
+    """Rotary positions (RoPE): queries and keys turn by position (Su et al., 2021)."""
 
     base: float = above_zero(10_000.0)
     """Longest wavelength over 2π, in tokens."""
@@ -63,7 +63,7 @@ class RotaryPosition(Position, kind="rotary-position"):
     def rotation(
         self, positions: Int[Tensor, "B T"], head_width: int, dtype: torch.dtype
     ) -> Rotation | None:
-        """Cosines and sines for halves of the head width."""
+        """Compute cosines and sines for halves of the head width."""
         angles = _angles(positions, head_width, self.base)
         both = torch.cat([angles, angles], dim=-1)[:, None]
         return both.cos().to(dtype), both.sin().to(dtype)
@@ -71,11 +71,11 @@ class RotaryPosition(Position, kind="rotary-position"):
 
 @dataclass(frozen=True, kw_only=True)
 class NoPosition(Position, kind="no-position"):
-    """Nothing: order enters through the causal mask only."""
+    """No positions: order enters through the causal mask only."""
 
 
 class Sinusoids(nn.Module):
-    """See `SinusoidalPosition`."""
+    """Sinusoidal position vectors; see `SinusoidalPosition`."""
 
     def __init__(self, width: int, scale: float) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Sinusoids(nn.Module):
         self.scale = scale
 
     def forward(self, positions: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Vectors of the positions."""
+        """Compute the vectors of the positions."""
         angles = _angles(positions, self.width + self.width % 2, 10_000.0)
         return self.scale * torch.cat([angles.sin(), angles.cos()], dim=-1)[..., : self.width]
 

@@ -1,4 +1,4 @@
-"""Named blocks: each preset edits the plain Pre-LN block, one removal at a time where it can.
+"""Presets: named edits of the plain Pre-LN block, one removal at a time where they can.
 
 Source: He & Hofmann (2024), sections 3 and 4; `op`: He et al. (2024), arXiv 2405.19279.
 """
@@ -21,7 +21,7 @@ from hessblocks.errors import check_name
 
 @dataclass(frozen=True)
 class Preset:
-    """A named edit of the Pre-LN block."""
+    """Preset: a named edit of the Pre-LN block."""
 
     summary: str
     """What it is, against pre-ln."""
@@ -30,7 +30,7 @@ class Preset:
 
 
 def _mlp_gain(block: BlockConfig) -> float:
-    """β_FF before depth scaling: 0.1 at 18 layers for an MLP of 4 widths, 0.2 for 2 widths."""
+    """Choose β_FF before depth scaling: 0.1 at 18 layers for an MLP of 4 widths, 0.2 for 2."""
     return 1.7 * block.width / block.resolved_mlp_width
 
 
@@ -117,7 +117,7 @@ JOIN = "+"
 
 
 def preset(name: str, **fields: Any) -> BlockConfig:
-    """The block of a preset.
+    """Build the block of a preset.
 
     Args:
         name: one of `PRESETS`.
@@ -142,7 +142,7 @@ def preset(name: str, **fields: Any) -> BlockConfig:
 
 
 def pattern_names(name: str) -> list[str]:
-    """The presets of a pattern, which its layers take in turns; a preset alone is a pattern of one.
+    """Split a pattern into its presets, which layers take in turns; one preset is a pattern too.
 
     Returns:
         Their names.
@@ -154,7 +154,7 @@ def pattern_names(name: str) -> list[str]:
 
 
 def summary(name: str) -> str:
-    """What a preset is, in one line.
+    """Describe a preset in one line.
 
     Returns:
         Words without the name.

@@ -1,4 +1,4 @@
-"""Which parts of a block exclude each other, and why; each rule yields the reasons against a block.
+"""Rules on which parts of a block exclude each other; each yields reasons against a block.
 
 A reason names both parts, by the fields of the block, and what to do instead.
 """
@@ -20,7 +20,7 @@ NO_SIGNAL = "exclude each other: no signal would pass"
 
 
 def first_refusal(block: BlockFields) -> str | None:
-    """The first reason against the block; None where its parts fit."""
+    """Find the first reason against the block; None where its parts fit."""
     return next((reason for rule in RULES for reason in rule(block)), None)
 
 
@@ -57,7 +57,7 @@ def _tied(block: BlockFields) -> Iterator[str]:
 
 
 def _squares(block: BlockFields) -> Iterator[str]:
-    """W_V = I needs heads · head width = width, and so does every other square matrix."""
+    """Require heads · head width = width of W_V = I, and of every other square matrix."""
     for name, weight in _weights(block):
         if weight.square and _grouped(block) and name in ("key", "value", "first_value"):
             yield (
@@ -104,7 +104,7 @@ def _rotary(block: BlockFields) -> Iterator[str]:
 
 
 def _zero_scores(block: BlockFields) -> Iterator[str]:
-    """Scores are a product: where both factors start at zero, neither ever gets a gradient."""
+    """Refuse two zero factors of the scores, a product: neither would ever get a gradient."""
     for name, weight, norm in _factors(block):
         if weight.initial == "zeros" and norm.scale_free:
             yield (
@@ -118,7 +118,7 @@ def _zero_scores(block: BlockFields) -> Iterator[str]:
 
 
 def _zero_norms(block: BlockFields) -> Iterator[str]:
-    """A norm whose output starts at zero leaves a sub-block, or the model, without a signal."""
+    """Refuse a norm whose output starts at zero: a sub-block, or the model, has no signal."""
     for name in ("norm", "first_norm", "final_norm"):
         norm = getattr(block, name)
         for field in ("gain", "scale"):
@@ -127,7 +127,7 @@ def _zero_norms(block: BlockFields) -> Iterator[str]:
 
 
 def _zero_pairs(block: BlockFields) -> Iterator[str]:
-    """What a sub-block returns is a product: with two factors at zero, none ever gets a gradient."""
+    """Refuse two zero factors of a sub-block's output: none would ever get a gradient."""
     mlp = block.mlp
     branches = {"attention_branch": _attention_zeros(block), "mlp_branch": _mlp_zeros(block)}
     for name, zeros in branches.items():
@@ -158,7 +158,7 @@ def _linear(block: BlockFields) -> Iterator[str]:
 
 
 def _silent_without_skip(block: BlockFields) -> Iterator[str]:
-    """Without a skip, a sub-block whose output starts at zero stops the signal; in parallel, two of them."""
+    """Refuse zero output without a skip, which stops the signal; in parallel, two of them."""
     attention, mlp = _attention_zeros(block)[:1], _mlp_zeros(block)[:1]
     if block.layout == "parallel":
         attention = [f"{one}, mlp_branch's {other}" for one in attention for other in mlp]
@@ -200,19 +200,19 @@ def _layout(block: BlockFields) -> Iterator[str]:
 
 
 def _grouped(block: BlockFields) -> bool:
-    """Whether there are fewer key-value heads than heads."""
+    """Tell whether there are fewer key-value heads than heads."""
     return block.resolved_key_value_heads != block.heads
 
 
 def _factors(block: BlockFields) -> Iterator[tuple[str, Weight, Norm]]:
-    """The two factors of the scores: name, weight and norm."""
+    """Yield the two factors of the scores: name, weight and norm."""
     attention = block.attention
     yield "query", attention.query, attention.resolved_query_norm
     yield "key", attention.key, attention.query_key_norm
 
 
 def _score_zeros(block: BlockFields) -> list[str]:
-    """What makes queries, then keys, zero at initialisation."""
+    """Name what makes queries, then keys, zero at initialisation."""
     found = []
     for name, weight, norm in _factors(block):
         if weight.initial == "zeros":
@@ -223,20 +223,20 @@ def _score_zeros(block: BlockFields) -> list[str]:
 
 
 def _attention_zeros(block: BlockFields) -> list[str]:
-    """Factors of what attention adds that are zero at initialisation."""
+    """Name the factors of what attention adds that are zero at initialisation."""
     values = _zeros(block.attention, ("value", "first_value"))[:1]
     zeros = values + _zeros(block.attention, ("projection",)) + _zero_shaping(block)
     return zeros + (["gain=0"] if block.attention_branch.gain == 0 else [])
 
 
 def _mlp_zeros(block: BlockFields) -> list[str]:
-    """Factors of what the MLP adds that are zero at initialisation."""
+    """Name the factors of what the MLP adds that are zero at initialisation."""
     zeros = _zeros(block.mlp, ("input", "output"))
     return zeros + (["gain=0"] if block.mlp_branch.gain == 0 else [])
 
 
 def _zero_shaping(block: BlockFields) -> list[str]:
-    """Words for αI + βA − γC = 0: without gains, or with α = 0, β = γ where A is its own centre C."""
+    """Name why αI + βA − γC = 0: no gains, or α = 0 and β = γ where A is its own centre C."""
     shaping = block.attention.shaping
     if shaping is None or shaping.alpha != 0:
         return []
@@ -253,7 +253,7 @@ def _zeros(part: Attention | MLP, names: Iterable[str]) -> list[str]:
 
 
 def _weights(block: BlockFields) -> Iterator[tuple[str, Weight]]:
-    """Every weight of the block that is not left out."""
+    """Yield every weight of the block that is not left out."""
     names = ("query", "key", "value", "first_value", "projection", "gate")
     yield from _named(block.attention, names)
     yield from _named(block.mlp, ("input", "output"))

@@ -1,4 +1,4 @@
-"""Shaped attention (αI + βA − γC) V without any tokens × tokens buffer of its own.
+"""Shaped attention (αI + βA − γC) V, without any tokens × tokens buffer of its own.
 
 Letters: B sequences, H heads, T tokens, V value width of a head, C chunks, N tokens of a chunk.
 
@@ -28,7 +28,7 @@ def shape_attention(
     middle: Float[Tensor, "B H #T V"] | None,
     gains: Gains,
 ) -> Float[Tensor, "B H T V"]:
-    """(αI + βA − γC) V from A V, V and C V.
+    """Combine A V, V and C V to shaped attention (αI + βA − γC) V.
 
     Args:
         attended: A V, from any attention kernel.
@@ -47,7 +47,7 @@ def shape_attention(
 def centre(
     values: Float[Tensor, "B H T V"], *, causal: bool, allowed: Bool[Tensor, "B T"] | None = None
 ) -> Float[Tensor, "B H #T V"]:
-    """C V: for each token the mean of the values that it may attend to.
+    """Compute C V: for each token the mean of the values that it may attend to.
 
     Args:
         values: of all tokens.
@@ -90,7 +90,7 @@ def _running_mean(
 
 
 def _running_sums(x_BCND: Tensor, allowed_BCN1: Tensor | None) -> Tensor:
-    """Sums over the tokens so far: a matrix product within each chunk, `cumsum` over chunks."""
+    """Sum over the tokens so far: a matrix product in each chunk, `cumsum` over chunks."""
     lower = torch.ones(CHUNK, CHUNK, dtype=x_BCND.dtype, device=x_BCND.device).tril()
     if allowed_BCN1 is not None:
         lower = lower * allowed_BCN1.transpose(-1, -2)
@@ -100,7 +100,7 @@ def _running_sums(x_BCND: Tensor, allowed_BCN1: Tensor | None) -> Tensor:
 
 
 def _chunks(x: Tensor) -> Tensor:
-    """(B, T, ...) to (B, C, N, ...), zeros after the last token."""
+    """Cut (B, T, ...) into (B, C, N, ...), zeros after the last token."""
     missing = -x.shape[1] % CHUNK
     padded = F.pad(x, (0, 0, 0, missing)) if missing else x
     chunks: Tensor = padded.unflatten(1, (-1, CHUNK))

@@ -1,4 +1,4 @@
-"""The weight slot: what stands in the place of a query, key, value, projection or MLP matrix.
+"""Weight slot: the matrix of query, key, value, projection or MLP, or what replaces it.
 
 Letters follow torch: a weight is stored (outputs, inputs) and applied as x @ weight.T.
 """
@@ -27,7 +27,7 @@ SQUARE = ("identity", TIED)
 
 @dataclass(frozen=True, kw_only=True)
 class Weight(BlockPart, abc.ABC):
-    """What maps (..., inputs) to (..., outputs)."""
+    """Weight slot: a map from (..., inputs) to (..., outputs)."""
 
     @property
     @abc.abstractmethod
@@ -36,12 +36,12 @@ class Weight(BlockPart, abc.ABC):
 
     @property
     def square(self) -> bool:
-        """Whether there must be as many outputs as inputs."""
+        """True where there must be as many outputs as inputs."""
         return self.initial in SQUARE
 
     @abc.abstractmethod
     def build(self, inputs: int, outputs: int) -> nn.Module:
-        """The module; raises `ArgumentError` where the sizes do not allow it."""
+        """Build the module; raise `ArgumentError` where the sizes do not allow it."""
 
     def _check_sizes(self, inputs: int, outputs: int) -> None:
         if self.square and inputs != outputs:
@@ -53,7 +53,7 @@ class Weight(BlockPart, abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(Weight, kind="dense"):
-    """A trainable matrix."""
+    """Dense weight: a trainable matrix."""
 
     init: str = one_of("normal", "zeros", "identity", "orthogonal", TIED)
     """Initial value: normal, zeros, identity, orthogonal or (projections only) tied-orthogonal."""
@@ -68,29 +68,29 @@ class Dense(Weight, kind="dense"):
         return self.init
 
     def build(self, inputs: int, outputs: int) -> DenseLinear:
-        """A `torch.nn.Linear` with this initial value."""
+        """Build a `torch.nn.Linear` with this initial value."""
         self._check_sizes(inputs, outputs)
         return DenseLinear(self, inputs, outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity(Weight, kind="identity"):
-    """No matrix: the input itself."""
+    """Identity in place of a weight: no matrix, the input itself."""
 
     @property
     def initial(self) -> str:
-        """The identity, for good."""
+        """Name of the initial value: the identity, for good."""
         return "identity"
 
     def build(self, inputs: int, outputs: int) -> nn.Module:
-        """A `torch.nn.Identity`."""
+        """Build a `torch.nn.Identity`."""
         self._check_sizes(inputs, outputs)
         return nn.Identity()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reparametrised(Weight, kind="reparametrised"):
-    """α W_init + β ΔW: W_init fixed, ΔW trainable from zero (He & Hofmann, section 4.2, eq. 6)."""
+    """Reparametrised weight α W_init + β ΔW, ΔW from zero (He & Hofmann, section 4.2, eq. 6)."""
 
     init: str = one_of("normal", "identity", "orthogonal", TIED, default="orthogonal")
     """W_init: normal, identity, orthogonal or (projections only) tied-orthogonal."""
@@ -119,11 +119,11 @@ class Reparametrised(Weight, kind="reparametrised"):
 
     @property
     def square(self) -> bool:
-        """Whether W_init is square."""
+        """True where W_init is square."""
         return self.init in SQUARE
 
     def build(self, inputs: int, outputs: int) -> ReparametrisedLinear:
-        """A `ReparametrisedLinear`."""
+        """Build a `ReparametrisedLinear`."""
         self._check_sizes(inputs, outputs)
         return ReparametrisedLinear(self, inputs, outputs)
 
@@ -150,7 +150,7 @@ def _orthogonal(weight: Tensor) -> None:
 
 
 class Tied:
-    """A weight whose initial value may be the transposed one of another, which is set before it."""
+    """Tied weight: its initial value may be another's, transposed, which is set before it."""
 
     _source: tuple[Any, ...] = ()  # in a tuple, so that it does not become a submodule
 
@@ -182,7 +182,7 @@ class Tied:
 
 
 class DenseLinear(nn.Linear, Tied):
-    """A `torch.nn.Linear` that knows its initial value."""
+    """Linear layer of torch that knows its initial value."""
 
     def __init__(self, part: Dense, inputs: int, outputs: int) -> None:
         self._part = part
@@ -196,12 +196,14 @@ class DenseLinear(nn.Linear, Tied):
 
     @property
     def initial_weight(self) -> Float[Tensor, "outputs inputs"]:
-        """The matrix that the initial value is written to."""
+        """Matrix that the initial value is written to."""
         return self.weight
 
 
 class ReparametrisedLinear(nn.Module, Tied):
-    """x @ (α W_init + β ΔW).T; W_init is a buffer, so it is saved, loaded and moved with the model.
+    """Reparametrised linear layer x @ (α W_init + β ΔW).T.
+
+    W_init is a buffer, so it is saved, loaded and moved with the model.
 
     An identity W_init is not stored: α x is added instead.
     """
@@ -230,11 +232,11 @@ class ReparametrisedLinear(nn.Module, Tied):
 
     @property
     def initial_weight(self) -> Float[Tensor, "outputs inputs"] | None:
-        """The matrix that the initial value is written to; None for an identity."""
+        """Matrix that the initial value is written to; None for an identity."""
         return self.initial
 
     def effective_weight(self) -> Float[Tensor, "outputs inputs"]:
-        """α W_init + β ΔW, (outputs, inputs)."""
+        """Compute α W_init + β ΔW, (outputs, inputs)."""
         initial = (
             torch.eye(self.update.shape[0], dtype=self.update.dtype, device=self.update.device)
             if self.initial is None

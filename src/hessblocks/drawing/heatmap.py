@@ -37,7 +37,7 @@ def draw_heatmap(
     part: str,
     ax: Axes | None = None,
 ) -> Figure:
-    """A map on a logarithmic colour scale, groups labelled, layers separated by lines.
+    """Draw a map on a logarithmic colour scale, groups labelled, layers separated by lines.
 
     Args:
         names: of the groups, in the order of rows and columns.
@@ -80,7 +80,11 @@ def draw_heatmap(
 
 
 def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
-    """Colour blocks that are zero or not told from it, and whether there are any, explained below the title."""
+    """Colour blocks that are zero or not told from it, explained below the title.
+
+    Returns:
+        Whether there are any.
+    """
     patches = []
     for marked, colour, words in (
         (norms == 0, ZERO, "exactly zero"),
@@ -101,7 +105,7 @@ def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
 
 
 def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> None:
-    """Short names at both sides, a line wherever the layer changes."""
+    """Write short names at both sides, and a line wherever the layer changes."""
     short = [re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", plain_math(name)) for name in names]
     size = 9 if len(names) <= 40 else 7
     axis.set_xticks(range(len(names)), short, rotation=90, fontsize=size)

@@ -63,7 +63,7 @@ Looks = Mapping[str, Mark]
 
 @mpl.rc_context(dict(MATPLOTLIB))
 def draw(figure: Figure) -> Drawn:
-    """The figure for `write_picture`; each name has its mark in all panels."""
+    """Draw the figure for `write_picture`; each name has its mark in all panels."""
     panels, looks = figure.panels, marks(figure.names)
     columns = min(figure.columns or MOST_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
@@ -125,7 +125,7 @@ def plot(panel: Panel, ax: Axes | None = None) -> Drawn:
 
 
 def _legend(figure: Figure, looks: Looks) -> list[Artist]:
-    """A sample of each entry; none for a single one, which the title names."""
+    """Draw a sample of each entry; none for a single one, which the title names."""
     entries = figure.legend
     if len(entries) < 2 and not any(panel.by_tick for panel in figure.plots):
         return []
@@ -172,7 +172,7 @@ def _draw_panel(axis: Axes, panel: Panel | Heatmap, looks: Looks, width: float) 
 
 
 def _few_ticks(axis: Axes) -> None:
-    """Numbers at 1, 2 and 5 of a short logarithmic axis; long ones are left to matplotlib."""
+    """Put numbers at 1, 2 and 5 of a short logarithmic axis; long ones are left to matplotlib."""
     low, high = axis.get_xlim()
     if high < 30 * low:
         axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -193,7 +193,10 @@ def _log_axis(axis: Axes, scale: LogScale) -> None:
 
 
 def _name_ticks(axis: Axes, panel: Panel, width: float) -> None:
-    """Names, slanted where they need room, and lines between categories of many points; of numbers a few."""
+    """Name the ticks, slanted where they need room; of numbers only a few.
+
+    Lines stand between categories of many points.
+    """
     slant: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     names = [plain_math(name) for name in panel.ticks]
     counted = all(name.isdecimal() for name in names[1:])
@@ -209,7 +212,7 @@ def _name_ticks(axis: Axes, panel: Panel, width: float) -> None:
 
 
 def _line(series: Series, look: Mark) -> dict[str, Any]:
-    """How a row of points looks; published ones are hollow and not joined."""
+    """Choose the look of a row of points; published ones are hollow and not joined."""
     loose = series.published or not series.line
     dashes = (0, look.dashes) if look.dashes else "solid"
     size = 7.0 if series.published else 3.5 if series.line else 6.0
@@ -226,7 +229,7 @@ def _line(series: Series, look: Mark) -> dict[str, Any]:
 
 
 def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Looks) -> None:
-    """One row of points, joined or not, with bars or with a band."""
+    """Draw one row of points, joined or not, with bars or with a band."""
     look, alone = looks[series.name], len(looks) == 1
     style = _line(series, look)
     if len(series.x) > MANY and style["linestyle"] != "none":
@@ -249,7 +252,7 @@ def _draw_guide(axis: Axes, series: Series) -> None:
 
 
 def _bar(panel: Panel, series: Series) -> dict[str, Any]:
-    """How bars look; of a pair the first is hatched, which tells them apart without colours."""
+    """Choose the look of bars; of a pair the first is hatched, told apart without colours."""
     hatched = len(panel.shown) == 2 and series is panel.shown[0]
     return {"fill": not hatched and not series.published, "hatch": "////" if hatched else None}
 
@@ -278,14 +281,14 @@ def _draw_bars(axis: Axes, panel: Panel, series: Series, order: int, looks: Look
 
 
 def _lengths(panel: Panel, series: Series) -> list[list[float]] | None:
-    """Of error bars, down and up; one without a length is left out, cap and all."""
+    """Measure error bars, down and up; one without a length is left out, cap and all."""
     if not series.error:
         return None
     return [[length or math.nan for length in side] for side in panel.reach(series)]
 
 
 def _draw_map(axis: Axes, panel: Heatmap) -> None:
-    """A matrix as colours, lines between blocks."""
+    """Draw a matrix as colours, lines between blocks."""
     values = np.asarray(panel.values)
     low = float(np.quantile(values, 0.02))
     image = axis.imshow(values, cmap="cividis", vmin=low, interpolation="nearest")

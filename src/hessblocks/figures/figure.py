@@ -1,4 +1,4 @@
-"""A figure as data: what shall be shown, before anybody draws it for a file or for a page.
+"""Figure as data: what shall be shown, before anybody draws it for a file or for a page.
 
 Titles, labels and captions may hold $mathematics$; names of series and of ticks are taken as they are.
 """
@@ -22,7 +22,7 @@ OF_PAGES = ("note", "below", "log", "band", "by_tick", "rows", "columns")
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One row of points."""
+    """Series: one row of points."""
 
     name: str
     """In the legend; series of one name share a colour in all panels."""
@@ -44,7 +44,7 @@ class Series:
     """Whether it is a slope to compare with: thin, without points, named at its end and not in the legend."""
 
     def __post_init__(self) -> None:
-        """Leave out error bars that are not numbers: of a single seed."""
+        """Leave out error bars that are nan, as those of a single seed are."""
         unknown = [math.isnan(error) for error in self.error]
         if any(unknown):
             known = tuple(0.0 if math.isnan(error) else error for error in self.error)
@@ -52,13 +52,13 @@ class Series:
 
     @property
     def label(self) -> str:
-        """Its text in the legend."""
+        """Text in the legend."""
         return f"{self.name} (published)" if self.published else self.note or self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One pair of axes."""
+    """Panel: one pair of axes."""
 
     title: str
     """Above it."""
@@ -87,15 +87,15 @@ class Panel:
 
     @property
     def shown(self) -> tuple[Series, ...]:
-        """The series with any point."""
+        """Series with any point."""
         return tuple(series for series in self.series if series.x)
 
     def place(self, value: float) -> float:
-        """Where an ordinate is drawn."""
+        """Return the ordinate at which a value is drawn."""
         return self.log.place(value) if self.log else value
 
     def reach(self, series: Series) -> tuple[list[float], list[float]]:
-        """How far each error bar of a series goes below and above its point, within the axis."""
+        """Measure each error bar of a series below and above its point, within the axis."""
         below = series.below or series.error
         if not self.log:
             return list(below), list(series.error)
@@ -106,7 +106,7 @@ class Panel:
         return low, high
 
     def edges(self, series: Series) -> tuple[list[float], list[float]]:
-        """Lower and upper edge of the band around a series."""
+        """Compute the lower and upper edge of the band around a series."""
         places = [self.place(y) for y in series.y]
         below, above = self.reach(series)
         low = [place - length for place, length in zip(places, below, strict=True)]
@@ -115,7 +115,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Heatmap:
-    """A matrix as colours."""
+    """Heatmap: a matrix as colours."""
 
     title: str
     """Above it."""
@@ -135,7 +135,7 @@ class Heatmap:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Panels side by side under one title."""
+    """Figure: panels side by side under one title."""
 
     title: str
     """Above all."""
@@ -156,12 +156,12 @@ class Figure:
 
     @property
     def plots(self) -> tuple[Panel, ...]:
-        """The panels with series."""
+        """Panels with series."""
         return tuple(panel for panel in self.panels if isinstance(panel, Panel))
 
     @property
     def legend(self) -> dict[str, Series]:
-        """Text of each entry → the first series that it stands for, ours before published ones."""
+        """Legend: each entry's text and the first series it stands for, published ones last."""
         every = [one for panel in self.plots for one in panel.shown if not one.guide]
         every.sort(key=lambda one: (one.published, (*self.marked, one.name).index(one.name)))
         found: dict[str, Series] = {}
@@ -171,18 +171,21 @@ class Figure:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Whatever has a mark of its own."""
+        """Names that have a mark of their own."""
         every = (one.name for panel in self.plots for one in panel.series if not one.guide)
         return self.marked or tuple(dict.fromkeys(every))
 
     def to_dict(self) -> dict[str, Any]:
-        """The figure as plain data, as figure.json holds it."""
+        """Describe the figure as plain data, as figure.json holds it."""
         panels = [asdict(panel, dict_factory=_stored) for panel in self.panels]
         return {"title": self.title, "caption": self.caption, "panels": panels}
 
 
 def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Fields of a file; that a series is no guide and a panel has no limits goes without saying, as in files from before them."""
+    """Keep the fields of a file.
+
+    As in older files, that a series is no guide and a panel has no limits goes without saying.
+    """
     silent = (("guide", False), ("limits", None))
     return {
         name: value for name, value in pairs if name not in OF_PAGES and (name, value) not in silent
@@ -190,7 +193,7 @@ def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_figure(path: AnyPath) -> Figure:
-    """The figure that a study wrote as figure.json.
+    """Read the figure that a study wrote as figure.json.
 
     Returns:
         The figure, as the study made it.

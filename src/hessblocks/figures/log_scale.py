@@ -1,4 +1,4 @@
-"""A logarithmic axis that has a place for zero."""
+"""Logarithmic axis that has a place for zero."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LogScale:
-    """Whole decades, and below them, where it is needed, a line for zero."""
+    """Logarithmic scale: whole decades, and below them, where it is needed, a line for zero."""
 
     lowest: int
     """Exponent of the lowest decade."""
@@ -20,12 +20,12 @@ class LogScale:
 
     @property
     def zero(self) -> float:
-        """Where zero is drawn: one decade below the lowest."""
+        """Place of zero: one decade below the lowest."""
         return 10.0 ** (self.lowest - 1)
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Both ends of the axis."""
+        """Limits of the axis, low and high."""
         low = self.lowest - (1.3 if self.has_zero else 0.0)
         return 10.0**low, 10.0 ** (self.highest + 0.05)
 
@@ -36,7 +36,7 @@ class LogScale:
         return tuple(range(self.highest, self.lowest - 1, -step))[::-1]
 
     def labelled(self, power: str) -> tuple[list[float], list[str]]:
-        """Places of the labels, that of zero among them, and their texts.
+        """Place the labels, that of zero among them, and write their texts.
 
         Args:
             power: text of a power of ten, `{}` where its exponent stands.
@@ -49,18 +49,18 @@ class LogScale:
         return ([self.zero, *places], ["0", *texts]) if self.has_zero else (places, texts)
 
     def place(self, value: float) -> float:
-        """Where a value is drawn."""
+        """Return where a value is drawn."""
         return value if value > 0 else self.zero
 
     def reach(self, value: float, error: float) -> tuple[float, float]:
-        """How far an error bar reaches below and above the value; it ends at the lower limit."""
+        """Measure an error bar below and above the value; it ends at the lower limit."""
         if value <= 0:
             return 0.0, 0.0
         return min(error, value - self.limits[0]), error
 
 
 def log_scale(values: Iterable[float]) -> LogScale:
-    """The decades around finite values ≥ 0.
+    """Choose the decades around finite values ≥ 0.
 
     Args:
         values: what the axis must show.

@@ -1,4 +1,4 @@
-"""One look for all figures: a preset, control or reference has its colour, marker and line in every one of them.
+"""Style of all figures: a preset, control or reference has one colour, marker and line.
 
 The colours are those of Okabe and Ito (told apart with every common colour blindness), its yellow,
 too faint on white, exchanged; the others are from Paul Tol's muted scheme. Marker and line style
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """How one name is drawn, in the words of matplotlib."""
+    """Mark of one name: how it is drawn, in the words of matplotlib."""
 
     colour: str
     """Hexadecimal sRGB."""
@@ -74,7 +74,7 @@ MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(
 
 
 def marks(names: Iterable[str]) -> dict[str, Mark]:
-    """A mark for each name: its own where it has one, else the first that nobody here uses.
+    """Choose a mark for each name: its own where it has one, else the first that nobody here uses.
 
     Args:
         names: of presets or of others, in the order of the legend.

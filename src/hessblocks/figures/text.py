@@ -32,12 +32,12 @@ SYMBOL = re.compile(r"(\\[a-z]+|\\?.)(?:_(?:\\mathrm)?(?:\{(\w+)\}|(\w)))?")
 
 
 def plain_math(text: str) -> str:
-    """Text in which nobody sees mathematics, and whose control characters are visible."""
+    """Escape text so that nobody sees mathematics and control characters are visible."""
     return printable(text).replace("$", r"\$")
 
 
 def page_text(text: str) -> str:
-    """A text with $mathematics$ as HTML: letters in italics, indices below the line.
+    """Turn text with $mathematics$ into HTML: letters in italics, indices below the line.
 
     Args:
         text: as matplotlib takes it; of mathematics letters, `SIGNS` and indices.
@@ -62,7 +62,7 @@ def _formula(formula: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, with commas from a thousand on: 0.0123, 12.3, 12,300."""
+    """Format three significant digits, with commas from a thousand on: 0.0123, 12.3, 12,300."""
     if value == 0 or abs(value) < 1e-3 or abs(value) >= LARGE:
         return f"{value:.3g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))

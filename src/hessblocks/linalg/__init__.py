@@ -1,4 +1,4 @@
-"""Linear operators and randomised estimators with standard errors."""
+"""Linear algebra: matvec operators, Kronecker sums, Hutchinson, Lanczos, all with errors."""
 
 from hessblocks.linalg.estimators import (
     FEWEST_PROBES,

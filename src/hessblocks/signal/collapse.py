@@ -10,7 +10,7 @@ COLLAPSED = 0.99
 
 
 def rank_collapse(similarities: Sequence[float], *, above: float = COLLAPSED) -> int | None:
-    """The first layer from which on the token similarity stays above a threshold.
+    """Find the layer from which on the token similarity stays above a threshold.
 
     Args:
         similarities: mean cosine between tokens after each layer, in order.

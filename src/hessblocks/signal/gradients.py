@@ -23,7 +23,7 @@ ROLES = {
 
 
 def gradient_norms(layers: list[nn.Module], loss: Float[Tensor, ""]) -> list[dict[str, float]]:
-    """Euclidean norm of the loss gradient of each role, layer by layer.
+    """Compute the Euclidean norm of the loss gradient of each role, layer by layer.
 
     Layers of other libraries have the names of their modules as roles.
 

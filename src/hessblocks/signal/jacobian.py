@@ -1,4 +1,4 @@
-"""The condition number of a layer's Jacobian, from products with it.
+"""Jacobian of a layer: its condition number, from Jacobian-vector and vector-Jacobian products.
 
 Letters: J the Jacobian of all output entries of one sequence by all its input entries, N × N with
 N = tokens · width; T tokens, D width; V orthonormal columns, k of them.
@@ -25,7 +25,7 @@ ROUNDING = 1e-13
 
 @dataclass(frozen=True, kw_only=True)
 class Conditioning:
-    """The range of the singular values of a Jacobian."""
+    """Range of the singular values of a Jacobian."""
 
     largest: float
     """Largest singular value; where not exact, a lower bound."""
@@ -36,14 +36,14 @@ class Conditioning:
 
     @property
     def condition(self) -> float:
-        """Largest / smallest, a lower bound where not exact; infinite for a singular Jacobian."""
+        """Condition number, a lower bound where not exact; infinite for a singular Jacobian."""
         if self.smallest <= ROUNDING * self.largest:
             return math.inf
         return self.largest / self.smallest
 
 
 def conditioning(layer: Function, x: Vectors, *, dense_limit: int, steps: int) -> Conditioning:
-    """The singular values of the Jacobian of `layer` at `x`.
+    """Find the extreme singular values of the Jacobian of `layer` at `x`.
 
     Args:
         layer: one sequence's vectors to the same shape.
@@ -71,13 +71,13 @@ def conditioning(layer: Function, x: Vectors, *, dense_limit: int, steps: int) -
 
 
 def _transposed(function: Function, x: Vectors) -> Function:
-    """U ↦ Jᵀu, with J the Jacobian of `function` at x."""
+    """Build the vector-Jacobian product u ↦ Jᵀu of `function` at x."""
     pull: Any = torch.func.vjp(function, x)[1]
     return lambda u: pull(u)[0]
 
 
 def _restricted(pull: Function, x: Vectors, steps: int) -> Float[Tensor, "N k"]:
-    """J V, with V the Krylov subspace of JᵀJ from a fixed random start, orthogonalised in full."""
+    """Compute J V, V the Krylov subspace of JᵀJ from a fixed random start, orthogonal in full."""
     push = _transposed(pull, torch.zeros_like(x))  # u ↦ Jᵀu is linear: its transpose is v ↦ Jv
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(x.numel(), generator=generator, dtype=x.dtype).to(x.device)
@@ -94,7 +94,7 @@ def _restricted(pull: Function, x: Vectors, steps: int) -> Float[Tensor, "N k"]:
 
 
 def _orthogonalised(vector: Tensor, basis: Tensor) -> Tensor:
-    """A unit vector at right angles to the columns of `basis`; zero where nothing is left."""
+    """Project the columns of `basis` out and scale to length 1; zero where nothing is left."""
     rest = vector
     for _ in range(2):
         rest = rest - basis @ (basis.T @ rest)

@@ -1,4 +1,4 @@
-"""One forward pass of any model, seen at its layers."""
+"""Forward hooks: one pass of any model, seen at its layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batch = Mapping[str, Shaped[Tensor, "sequences ..."]]
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """How a module was called in a forward pass, and what came out."""
+    """Call of a module in a forward pass, and what came out."""
 
     module: nn.Module
     """What was called."""
@@ -31,19 +31,19 @@ class Call:
 
     @property
     def x(self) -> Float[Tensor, "sequences tokens width"]:
-        """The vectors that went in."""
+        """Vectors that went in."""
         first: Tensor = self.arguments[0]
         return first
 
     def again(
         self, x: Float[Tensor, "sequences tokens width"]
     ) -> Float[Tensor, "sequences tokens outputs"]:
-        """The first output for other vectors."""
+        """Call the module with other vectors; return the first output."""
         return _first(self.module(x, *self.arguments[1:], **self.keywords))
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model: its longest list of modules.
+    """Find the layers of a model: its longest list of modules.
 
     Returns:
         The layers from the first to the last.
@@ -90,7 +90,7 @@ def calls(model: nn.Module, modules: list[nn.Module], batch: Batch) -> tuple[lis
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Dropout and recomputation off, as they were afterwards."""
+    """Switch dropout and recomputation off; restore every module's mode afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -101,7 +101,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def real_tokens(batch: Batch) -> Bool[Tensor, "sequences tokens"]:
-    """True at unpadded tokens, (sequences, tokens)."""
+    """Mark unpadded tokens as True, (sequences, tokens)."""
     if "attention_mask" in batch:
         return batch["attention_mask"].bool()
     inputs = batch["input_ids"]

@@ -1,4 +1,4 @@
-"""How attention mixes tokens: entropy and spectral gap of what multiplies the values.
+"""Attention mixing: entropy and spectral gap of the matrix that multiplies the values.
 
 For shaped attention that is αI + βA − γC and not the softmax A alone. It has negative entries, so
 its entropy is that of the absolute weights.
@@ -16,7 +16,7 @@ from torch import Tensor
 def attention_entropy(
     matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
-    """Mean entropy of a token's absolute weights |m_j| / Σ|m_j|, in nats.
+    """Compute the mean entropy of a token's absolute weights |m_j| / Σ|m_j|, in nats.
 
     0 says that each token takes from one token only (the identity does), log i that token number i
     takes from all i tokens alike. A token without any weight counts as 0.
@@ -32,7 +32,7 @@ def attention_entropy(
 
 
 def spectral_gap(matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """1 − s₂/s₁ of the two largest singular values, mean over sequences and heads.
+    """Compute 1 − s₂/s₁ of the two largest singular values, mean over sequences and heads.
 
     1 says that one direction over tokens survives, which is rank collapse in one layer; 0, as for the
     identity, that the first two survive alike.

@@ -1,4 +1,4 @@
-"""Whether signal passes: one look at every layer of a model on one batch."""
+"""Signal propagation: one look at every layer of a model on one batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = ("layer", "quantity", "role", "value", "method")
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSignal:
-    """One layer."""
+    """Signal at one layer."""
 
     layer: int
     """Counted from 0."""
@@ -47,7 +47,7 @@ class LayerSignal:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Signal(Tabular):
-    """The signal through all layers."""
+    """Signal through all layers."""
 
     inputs: TokenSignal
     """What enters the first layer."""
@@ -55,13 +55,13 @@ class Signal(Tabular):
     """Every layer, in order."""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One measured value a row: layer (empty for the inputs), quantity, role, value, method."""
+        """List a measured value a row: layer (empty for inputs), quantity, role, value, method."""
         inputs = [("", name, "", value, "exact") for name, value in asdict(self.inputs).items()]
         layers = [(layer.layer, *value) for layer in self.layers for value in _values(layer)]
         return [dict(zip(COLUMNS, row, strict=True)) for row in (*inputs, *layers)]
 
     def __str__(self) -> str:
-        """How alike the tokens are, before the first layer and after the last."""
+        """Print how alike the tokens are, before the first layer and after the last."""
         first, last = self.inputs.token_similarity, self.layers[-1].tokens.token_similarity
         return (
             f"signal through {len(self.layers)} layers: similarity of tokens {first:.3g} at the input, "
@@ -69,7 +69,7 @@ class Signal(Tabular):
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """The similarity of tokens along depth; 1 is rank collapse.
+        """Plot the similarity of tokens along depth; 1 is rank collapse.
 
         Args:
             ax: axes of matplotlib to draw on; None for a figure of its own.
@@ -103,7 +103,7 @@ def propagate(
     jacobian_steps: int = 16,
     dense_limit: int = 512,
 ) -> Signal:
-    """Measure the signal at every layer.
+    """Measure signal propagation at every layer of a model.
 
     Args:
         model: a model of this library, or any whose layers stand in a `torch.nn.ModuleList` and take
@@ -201,7 +201,7 @@ def _jacobians(
 
 
 def _values(layer: LayerSignal) -> Iterator[tuple[str, str, float, str]]:
-    """Quantity, role, value and method."""
+    """Yield quantity, role, value and method of each measurement."""
     mixing = {"attention_entropy": layer.attention_entropy, "spectral_gap": layer.spectral_gap}
     for name, value in (asdict(layer.tokens) | mixing).items():
         if value is not None:

@@ -1,4 +1,4 @@
-"""How alike, how large and how spiky the vectors of tokens are.
+"""Token similarity: how alike, how large and how spiky the vectors of tokens are.
 
 Letters: B sequences, T tokens, D width; x are the vectors, real is False at padding.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSignal:
-    """The vectors of all tokens at one depth."""
+    """Signal at one depth: the vectors of all tokens."""
 
     token_similarity: float
     """Mean cosine between different tokens of a sequence, −1 to 1; 1 is rank collapse."""
@@ -52,7 +52,7 @@ def token_signal(x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]) -> TokenS
 
 
 def _similarities(x: Tensor, real: Tensor) -> Float[Tensor, " B"]:
-    """Σ_{s≠t} cos(x_s, x_t) = ‖Σ_t x̂_t‖² − tokens, divided by the number of pairs."""
+    """Average cosines: Σ_{s≠t} cos(x_s, x_t) = ‖Σ_t x̂_t‖² − tokens, by the number of pairs."""
     directions = torch.nn.functional.normalize(x, dim=-1)
     tokens = real.sum(dim=1)
     together = directions.sum(dim=1).square().sum(dim=-1)

@@ -1,4 +1,4 @@
-"""How uneven norms are: the largest over the smallest that is not zero, as far as estimates tell.
+"""Heterogeneity of norms: the largest over the smallest non-zero one, with an interval.
 
 The largest of noisy estimates is too large on average, the smallest too small: 24 equal norms, 16 probes
 each, look uneven by 2.5 of the plain errors. So we ask for each end which true value t explains what was
@@ -36,7 +36,7 @@ FAR = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Heterogeneity(Generic[Ratio]):
-    """Largest over smallest group norm, with whatever carries the ratio's error."""
+    """Heterogeneity: largest over smallest group norm, with whatever carries the ratio's error."""
 
     ratio: Ratio
     """Largest over smallest norm; no unit, 1 is perfectly even, 0 where every norm is zero."""
@@ -52,7 +52,7 @@ class Heterogeneity(Generic[Ratio]):
     """Groups whose norm is exactly 0, left out of the ratio."""
 
     def __str__(self) -> str:
-        """The ratio, its interval, and between which groups."""
+        """Print the ratio, its interval, and between which groups."""
         if not self.largest:
             return "every norm is zero"
         number = getattr(self.ratio, "value", self.ratio)
@@ -61,13 +61,13 @@ class Heterogeneity(Generic[Ratio]):
         return f"{number:.3g} times{between}: {self.largest} over {self.smallest}{zeros}"
 
     def __repr__(self) -> str:
-        """The same line."""
+        """Print the same line."""
         return str(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """The largest and the smallest of one set of norms."""
+    """Extremes of one set of norms: the largest and the smallest."""
 
     largest: str
     """Name of the largest."""
@@ -82,12 +82,12 @@ class Ends:
 
     @property
     def standard_error(self) -> float | None:
-        """A fourth of the interval's width, for those who ask for one number; 0 where it is exact."""
+        """Quarter of the interval's width, for those who ask for one number; 0 if exact."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 4
 
 
 def ends(norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL) -> Ends | None:
-    """The largest and the smallest positive finite norm, and their ratio with an interval.
+    """Find the largest and smallest positive finite norm, and their ratio with an interval.
 
     A norm whose error is large is no reason to leave it out: a square that is not 0 shows that the norm
     is not 0, and the interval gets as wide as the error asks for.
@@ -123,7 +123,7 @@ def ends(norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL) 
 
 
 def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Numbers, Numbers]:
-    """Logarithm of the largest over the smallest norm, and its interval.
+    """Estimate the logarithm of the largest over the smallest norm, and its interval.
 
     Estimate t_max − t_min, each with chance ½. Lower end: the distances of both ends to their values of
     chance α = (1 − level) / 2, squared and added (Zou and Donner 2008). Upper end: max_ij x_i − x_j +
@@ -153,7 +153,7 @@ def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Nu
 
 
 def _end(logs: Numbers, errors: Numbers, chance: float) -> Numbers:
-    """The t at which some group stands out as far as the farthest did with the given chance ≤ ½.
+    """Find the t at which some group stands out as far as the farthest did, by chance ≤ ½.
 
     With z_i = (x_i − t) / e_i the chance at t is 1 − Π_i F(max_j z_j − min(z_i, 0)). It is next to 0 far
     below all x_i, and ½ or more at the largest of them.

@@ -12,7 +12,7 @@ Total = Callable[[Iterable[float]], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Average:
-    """A mean over seeds."""
+    """Mean over seeds."""
 
     value: float
     """The mean over the seeds with a finite value."""
@@ -23,7 +23,9 @@ class Average:
 
 
 def mean_and_error(values: Sequence[float], total: Total = sum) -> tuple[float, float]:
-    """Mean and its standard error; the error of a single value, or beside one that is not finite, is nan.
+    """Compute mean and standard error s / √n.
+
+    The error of a single value, or beside one that is not finite, is nan.
 
     Args:
         values: at least one.
@@ -39,13 +41,13 @@ def mean_and_error(values: Sequence[float], total: Total = sum) -> tuple[float, 
 
 
 def variance(values: Sequence[float], total: Total = sum) -> float:
-    """Sample variance Σ (x − x̄)² / (n − 1) of n ≥ 2 finite values."""
+    """Compute the sample variance Σ (x − x̄)² / (n − 1) of n ≥ 2 finite values."""
     mean = total(values) / len(values)
     return total((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def average(values: Iterable[float], own_error: float | None = None) -> Average | None:
-    """The mean of the finite values with its standard error.
+    """Average the finite values, with a standard error.
 
     Args:
         values: one value a seed.

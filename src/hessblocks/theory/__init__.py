@@ -1,4 +1,4 @@
-"""Closed-form curvature of self-attention."""
+"""Closed-form Hessian of self-attention: H = H_o + H_f, Gauss-Newton (GGN) part and the rest."""
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian

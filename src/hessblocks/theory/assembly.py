@@ -1,4 +1,4 @@
-"""The whole matrix of one head by way of the product W = W_Q W_Kᵀ.
+"""Assembly of one head's whole Hessian by way of the product W = W_Q W_Kᵀ.
 
 The scores depend on the product alone, so the chain rule gives the blocks of W_Q and W_K from those
 of W: with entry (a c), (b d) of the Hessian in W, a and b on the side of W_Q,
@@ -27,7 +27,7 @@ from hessblocks.theory.token_curvature import TokenCurvature
 
 
 class Blocks(Protocol):
-    """The blocks of a layer's Hessian, one at a time."""
+    """Blocks of a layer's Hessian, one at a time."""
 
     layer: AttentionLayer
     groups: tuple[str, ...]
@@ -35,14 +35,14 @@ class Blocks(Protocol):
 
     @property
     def heads(self) -> list[HeadTokens]:
-        """What each head knows about the tokens that enter the loss."""
+        """Heads, each with the tokens that enter the loss."""
 
     def block(self, row: str, column: str, part: Part) -> ExactOperator:
-        """The block of two groups."""
+        """Return the block of two groups."""
 
 
 def pays_off(layer: AttentionLayer) -> bool:
-    """Whether the way through the product takes fewer multiplications: one head, and D ≤ 2 K."""
+    """Tell whether the way through the product is cheaper: one head, and D ≤ 2 K."""
     if layer.key is None or layer.joined or not {"query", "key"} <= set(layer.parameters):
         return False
     heads, width, head_width = layer.query.shape
@@ -50,7 +50,7 @@ def pays_off(layer: AttentionLayer) -> bool:
 
 
 def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> Float[Tensor, "P P"]:
-    """The whole matrix of a layer with one head, (P, P), groups in the order of `hessian.groups`.
+    """Assemble the Hessian (P, P) of a layer with one head, in the order of `hessian.groups`.
 
     Args:
         hessian: in W_Q and W_K.
@@ -79,7 +79,7 @@ def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> F
 
 
 def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
-    """The block of another group and W, (X, D·D).
+    """Assemble the block of another group and W, (X, D·D).
 
     Where all tokens share Λ, that of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2, whose second factor
     is symmetric.
@@ -108,7 +108,7 @@ def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
 def _score_blocks(
     in_product: Tensor, w_query: Tensor, w_key: Tensor
 ) -> dict[tuple[str, str], Tensor]:
-    """Blocks of W_Q and W_K from that of W, (D·D, D·D), but for the gradient term."""
+    """Derive the blocks of W_Q and W_K from that of W, (D·D, D·D), but for the gradient term."""
     on_keys = _rows_on_keys(in_product, w_key)  # (a c), (b w)
     on_queries = _rows_on_queries(in_product, w_query)  # (a c), (d w)
     width, head_width = w_query.shape
@@ -142,7 +142,7 @@ def _add_to_diagonals(query_key: Tensor, gradient: Tensor) -> None:
 
 
 def _placed(blocks: dict[tuple[str, str], Tensor], groups: tuple[str, ...]) -> Tensor:
-    """The symmetric matrix with each block and its transpose in place."""
+    """Place each block and its transpose in the symmetric matrix."""
     lengths = [len(blocks[group, group]) for group in groups]
     places = dict(zip(groups, slices(lengths), strict=True))
     out = blocks[groups[0], groups[0]].new_empty(sum(lengths), sum(lengths))

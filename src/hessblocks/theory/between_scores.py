@@ -1,4 +1,4 @@
-"""The functional part where norms or rotary positions stand between the weights and the scores.
+"""Functional part H_f where norms or rotary positions stand between the weights and the scores.
 
 A score is a product y_i · z_j of final queries and keys, y = R norm(W_Qᵀ x), z likewise. With ρ, s, β and
 N_3 as in `functional`, y' and z' the derivatives in the weights (or in the parameters of a norm), each a
@@ -32,7 +32,7 @@ _KINDS = {"query_norm": "query", "key_norm": "key"}
 
 
 def terms_between(head: HeadTokens, row: str, column: str) -> Terms | None:
-    """What first derivatives of the scores give to the block of two groups of one head.
+    """Collect the terms that first derivatives of the scores give to a block of one head.
 
     Args:
         head: with norms or rotary positions.
@@ -51,7 +51,7 @@ def terms_between(head: HeadTokens, row: str, column: str) -> Terms | None:
 
 
 def bent_terms(head: HeadTokens, row: str, column: str) -> Terms:
-    """What second derivatives of the scores give: those of the norms, and a product of query and key.
+    """Collect the terms of second derivatives of the scores: norms, and query times key.
 
     Args:
         head: with norms or rotary positions.
@@ -93,7 +93,7 @@ def _key_key(head: HeadTokens, row: str, column: str) -> Terms:
 
 
 def _bent_keys(head: HeadTokens, bent: Float[Tensor, "keys S S"], row: str, column: str) -> Tensor:
-    """Σ_j x_j ⊗ (second derivative at key j) ⊗ x_j, without x_j for the norm's own parameters."""
+    """Sum x_j ⊗ (second derivative at key j) ⊗ x_j; no x_j for the norm's own parameters."""
     left, right = (head.x.flatten(0, 1) if name == "key" else _ones(bent) for name in (row, column))
     entries = bent[:, head.place(row), head.place(column)]
     total: Tensor = torch.einsum("ja,jrs,jb->arbs", left, entries, right)
@@ -101,7 +101,7 @@ def _bent_keys(head: HeadTokens, bent: Float[Tensor, "keys S S"], row: str, colu
 
 
 def _summed(total: Tensor, *, symmetric: bool) -> KroneckerTerm:
-    """A matrix between two long vectors."""
+    """Wrap a matrix between two long vectors as one term."""
     one = total.new_ones(1, 1)
     return KroneckerTerm(
         row=one,
@@ -166,7 +166,7 @@ _BLOCKS: dict[tuple[str, str], Callable[[HeadTokens, str, str], Terms]] = {
 def _toward_rows(
     head: HeadTokens, matrices: Float[Tensor, "N K W"], group: str
 ) -> Float[Tensor, "N R W"]:
-    """Rows in the final query, as rows in the query or in its norm's parameters."""
+    """Pull rows in the final query back to the query or to its norm's parameters."""
     return head.toward_query(matrices.mT, group).mT
 
 
@@ -182,7 +182,7 @@ def _term(head: HeadTokens, row: str, column: str, matrices: TokenMatrices) -> K
 
 
 def _vector(head: HeadTokens, group: str) -> tuple[Float[Tensor, "N P"], bool]:
-    """What stands beside the matrices of a group, and whether it comes after them."""
+    """Choose the vector beside the matrices of a group; tell whether it comes after them."""
     if group == "query":
         return head.x_query, False
     if group == "value":

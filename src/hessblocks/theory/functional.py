@@ -1,4 +1,4 @@
-"""The functional part H_f = Σ_n ⟨∂ℓ/∂F_n, ∂²F_n⟩, block by block; zero between different heads.
+"""Functional part H_f = Σ_n ⟨∂ℓ/∂F_n, ∂²F_n⟩, block by block; zero between different heads.
 
 With ρ the score gradient of `heads`, e = Σ_j ρ_j x_j, N_3 the third moment along the loss gradient,
 s the scale and β the gain of A, entry (p r), (t w) of Σ_n is:
@@ -43,7 +43,7 @@ Swapped = Literal["neither", "row", "column", "both"]
 
 
 def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
-    """The block of two groups of one head; an empty list where it is zero.
+    """Collect the terms of H_f between two groups of one head; an empty list where it is zero.
 
     Args:
         head: the head.
@@ -57,7 +57,7 @@ def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
 
 
 def softmax_terms(head: HeadTokens, row: str, column: str) -> Terms:
-    """What first derivatives of the scores give to the block of two groups of one head, as H_o^T of Remark D.1.
+    """Collect the terms from first derivatives of the scores, H_o^T of Remark D.1.
 
     Args:
         head: the head.
@@ -78,7 +78,7 @@ def softmax_terms(head: HeadTokens, row: str, column: str) -> Terms:
 
 
 def score_terms(head: HeadTokens, row: str, column: str) -> Terms:
-    """What second derivatives of the scores give to it, H_f^T of Remark D.1.
+    """Collect the terms from second derivatives of the scores, H_f^T of Remark D.1.
 
     Args:
         head: the head.
@@ -136,7 +136,7 @@ def _key_key(head: HeadTokens) -> Terms:
 
 
 def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
-    """Σ_n x (sβ e)ᵀ, the gradient of the loss in W_Q W_Kᵀ, (D, D)."""
+    """Compute Σ_n x (sβ e)ᵀ, the gradient of the loss in W_Q W_Kᵀ, (D, D)."""
     return head.x_query.T @ (head.scale * head.beta * _score_response(head))
 
 
@@ -220,12 +220,12 @@ _BLOCKS: dict[tuple[str, str], Callable[[HeadTokens], Terms]] = {
 
 
 def _wide(head: HeadTokens) -> bool:
-    """Whether a (D, D) matrix a token would outweigh the matrices a key."""
+    """Tell whether a (D, D) matrix a token would outweigh the matrices a key."""
     return head.w_query.shape[0] > 2 * max(head.w_query.shape[1], head.w_value.shape[1])
 
 
 def _few_keys(head: HeadTokens) -> bool:
-    """Whether a (K, K) matrix a token holds at least twice the numbers of its two factors over the keys."""
+    """Tell whether a token's (K, K) matrix is at least twice its two factors over the keys."""
     return 4 * head.x.shape[1] <= head.carried_keys.shape[2]
 
 
@@ -234,32 +234,36 @@ def _identity(size: int, head: HeadTokens) -> Tensor:
 
 
 def _score_response(head: HeadTokens) -> Tensor:
-    """E = Σ_j ρ_j x_j = M_2 u, (N, D)."""
+    """Compute E = Σ_j ρ_j x_j = M_2 u, (N, D)."""
     return head.respond_along(head.carried_x)
 
 
 def _sum_by_key(head: HeadTokens, weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Σ over queries of weight left rightᵀ for each key, (B·L, E, U), from (B, Q, L), (N, E), (N, U)."""
+    """Sum weight left rightᵀ over queries for each key, (B·L, E, U).
+
+    Returns:
+        The sums, from weights (B, Q, L), left (N, E) and right (N, U).
+    """
     pairs = (left[:, :, None] * right[:, None, :]).flatten(1)
     summed = (weights.mT @ pairs.view(*weights.shape[:2], -1)).flatten(0, 1)
     return summed.view(-1, left.shape[1], right.shape[1])
 
 
 def _by_key(head: HeadTokens, matrices: Tensor) -> KroneckerTerm:
-    """Σ_j x_j x_jᵀ ⊗ (a matrix for each key)."""
+    """Build the term Σ_j x_j x_jᵀ ⊗ (a matrix for each key)."""
     carried = head.carried_x.flatten(0, 1)
     return _term(carried, carried, matrices)
 
 
 def _gain_row(vector: Tensor, other: Tensor, *, swapped: Swapped = "neither") -> KroneckerTerm:
-    """A row of the block of one gain: Σ_n vector_n ⊗ other_n."""
+    """Build a row of the block of one gain: Σ_n vector_n ⊗ other_n."""
     return _term(vector.new_ones(len(vector), 1), vector, other[:, None], swapped=swapped)
 
 
 def _term(
     row: Tensor, column: Tensor, matrices: TokenMatrices | Tensor, *, swapped: Swapped = "neither"
 ) -> KroneckerTerm:
-    """A term, and whose matrix index comes first: that of the row, of the column or of both."""
+    """Build a term; `swapped` says whose matrix index comes first: row, column or both."""
     return KroneckerTerm(
         row=row,
         column=column,

@@ -1,4 +1,4 @@
-"""The Hessian of a loss in the weights of one self-attention layer, in closed form.
+"""Hessian of a loss in the weights of one self-attention layer, in closed form.
 
 Letters: B sequences, L tokens, D width, H heads, K query-key width, V value width, O output width,
 C rank of a curvature factor, N = B·L, Q positions of a sequence, P all parameters.
@@ -34,7 +34,7 @@ ALWAYS = 1 << 26
 
 
 class AttentionHessian(PiecewiseHessian):
-    """Every block of H = H_o + H_f of one attention layer, as operators that are never assembled.
+    """Hessian H = H_o + H_f of one attention layer, in blocks that are never assembled.
 
     Groups are flattened head by head, each head's weight row by row; `groups` gives their order.
     """
@@ -73,7 +73,7 @@ class AttentionHessian(PiecewiseHessian):
         self.curvature = self._restricted(curvature)
 
     def dense(self, part: Part = "full") -> Float[Tensor, "P P"]:
-        """The whole matrix, assembled; groups in the order of `groups`, each flattened row by row.
+        """Assemble the whole matrix; groups in the order of `groups`, each row by row.
 
         Returns:
             The matrix, in the dtype of the input.
@@ -89,7 +89,7 @@ class AttentionHessian(PiecewiseHessian):
         return super().dense(part)
 
     def in_product(self) -> AttentionHessian:
-        """The Hessian of the same layer in one matrix, the product W_Q W_Kᵀ, instead of W_Q and W_K.
+        """Change variables to one matrix, W_Q W_Kᵀ, instead of W_Q and W_K.
 
         One head; the group is called query_key, and the scores keep their scale.
 
@@ -112,7 +112,7 @@ class AttentionHessian(PiecewiseHessian):
         return self.with_layer(replace(self.layer, query=query, key=None, parameters=parameters))
 
     def with_layer(self, layer: AttentionLayer) -> AttentionHessian:
-        """The Hessian of another layer with the same gradient and curvature of the loss at its output."""
+        """Build the Hessian of another layer, loss gradient and curvature held."""
         return AttentionHessian(
             layer,
             gradient=self._gradient,
@@ -123,12 +123,12 @@ class AttentionHessian(PiecewiseHessian):
 
     @cached_property
     def moments(self) -> AttentionMoments:
-        """First, second and third moments of the inputs under the attention rows, for every token."""
+        """Moments of the inputs under the attention rows, first to third, for every token."""
         return AttentionMoments(layer=self.layer, gradient=self._gradient)
 
     @cached_property
     def heads(self) -> list[HeadTokens]:
-        """What each head knows about the tokens that enter the loss."""
+        """Heads, each with the tokens that enter the loss."""
         return list(self.layer.heads(self._gradient, self._positions))
 
     @cached_property
@@ -141,7 +141,7 @@ class AttentionHessian(PiecewiseHessian):
         return None if given is None else OuterPart(self.heads, self._restricted(given))
 
     def pieces(self, group: str, head: int | None = None) -> list[Piece]:
-        """The pieces of a group in the order of its parameters, or those of one head.
+        """List the pieces of a group in the order of its parameters, or those of one head.
 
         Returns:
             At least one.
@@ -160,7 +160,7 @@ class AttentionHessian(PiecewiseHessian):
     def block(
         self, row: str, column: str, part: Part = "full", head: int | tuple[int, int] | None = None
     ) -> ExactOperator:
-        """The Hessian block of two groups; see `PiecewiseHessian.block`."""
+        """Return the Hessian block of two groups; see `PiecewiseHessian.block`."""
         if row == column == "projection" and head is None and row in self.groups:
             check_name("part", part, PARTS)
             whole = self.layer.joined_projection()  # all heads share the matrices
@@ -168,14 +168,14 @@ class AttentionHessian(PiecewiseHessian):
         return super().block(row, column, part, head)
 
     def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
-        """The terms of H_o or H_f between two pieces."""
+        """Collect the terms of H_o or H_f between two pieces."""
         if part == "functional":
             return [*self.softmax_terms(row, column), *self.score_terms(row, column)]
         self._check_reach(row, column)
         return self._outer.terms(row, column)
 
     def softmax_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
-        """Terms of H_f from first derivatives of the scores, and of what follows the attention."""
+        """Collect the terms of H_f from first derivatives of the scores and from behind."""
         self._check_reach(row, column)
         terms = self._of_heads(softmax_terms, row, column)
         if self._functional_outer is not None:
@@ -183,13 +183,16 @@ class AttentionHessian(PiecewiseHessian):
         return terms
 
     def score_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
-        """Terms of H_f from second derivatives of the scores."""
+        """Collect the terms of H_f from second derivatives of the scores."""
         self._check_reach(row, column)
         return self._of_heads(score_terms, row, column)
 
     @property
     def key_work(self) -> int:
-        """Multiplications for the key block of one head where it is one long vector, N L (D K)²; else 0."""
+        """Multiplications, N L (D K)², for one head's key block where it is one long vector.
+
+        0 where it is not.
+        """
         if not self.layer.joined:
             return 0
         assert self.layer.key is not None
@@ -222,7 +225,7 @@ class AttentionHessian(PiecewiseHessian):
             )
 
     def jacobians(self, piece: Piece) -> list[TokenJacobian]:
-        """∂F/∂(piece) of every token that matters, one for each head that uses it."""
+        """Collect ∂F/∂(piece) of every token that matters, one for each head that uses it."""
         return self._plain.of_piece(piece)
 
     @cached_property
@@ -237,16 +240,16 @@ class AttentionHessian(PiecewiseHessian):
         row: Piece,
         column: Piece,
     ) -> list[KroneckerTerm]:
-        """Those of every head that both pieces belong to."""
+        """Collect the terms of every head that both pieces belong to."""
         shared = [head for head in row.heads if head in column.heads]
         return [term for h in shared for term in terms(self.heads[h], row.group, column.group)]
 
     def semidefinite(self, part: Part) -> bool:
-        """H_o is a sum of squares where Λ has no negative eigenvalue."""
+        """Tell whether H_o is a sum of squares: Λ has no negative eigenvalue."""
         return part == "outer" and self.curvature.positive_semidefinite
 
     def _restricted(self, curvature: TokenCurvature) -> TokenCurvature:
-        """Λ at the positions that matter."""
+        """Restrict Λ to the positions that matter."""
         if curvature.shared or self._at is not None:
             return curvature
         sequences = self.layer.x.shape[0]
@@ -256,7 +259,7 @@ class AttentionHessian(PiecewiseHessian):
 
 
 def _positions_that_matter(gradient: Tensor, curvatures: list[TokenCurvature]) -> Tensor:
-    """Positions with a gradient or a curvature in any sequence; the others add nothing."""
+    """Find the positions with a gradient or curvature in any sequence; others add nothing."""
     matters = (gradient != 0).any(-1).any(0)
     for curvature in curvatures:
         if curvature.shared:

@@ -1,4 +1,4 @@
-"""One layer of self-attention with its input: the numbers from which every block follows.
+"""Self-attention layer with its input: the numbers from which every block follows.
 
 Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
 O width of the output, Q positions whose output is asked for.
@@ -20,7 +20,7 @@ from hessblocks.theory.pieces import GAINS, NORMS, Piece
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionLayer:
-    """F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h, row by row.
+    """Self-attention layer F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h, row by row.
 
     The projection may have a bias: the layer then counts (1, O) more parameters in that group. Biases of
     the other weights are rows of the weights themselves, met by a column of ones in `x`.
@@ -58,7 +58,7 @@ class AttentionLayer:
     """Bytes that intermediate results of one operation may take."""
 
     def pieces(self, group: str) -> list[Piece]:
-        """The pieces of a group, in the order in which its parameters are flattened."""
+        """List the pieces of a group, in the order in which its parameters are flattened."""
         heads = range(self.query.shape[0])
         if group in GAINS:
             return [Piece(group=group, heads=(h,), shape=(1, 1)) for h in heads]
@@ -84,19 +84,22 @@ class AttentionLayer:
 
     @property
     def joined(self) -> bool:
-        """Whether something stands between keys and scores, so that W_K is one long vector in the sums."""
+        """True where a norm or rotation stands between keys and scores.
+
+        W_K is one long vector in the sums then.
+        """
         between = (self.rotation, self.query_norm, self.key_norm)
         return any(each is not None for each in between)
 
     def joined_projection(self) -> Piece:
-        """All pieces of the projection in one, in the same order."""
+        """Join all pieces of the projection in one, in the same order."""
         pieces = self.pieces("projection")
         rows = sum(piece.shape[0] for piece in pieces)
         heads = tuple(range(self.query.shape[0]))
         return Piece(group="projection", heads=heads, shape=(rows, pieces[0].shape[1]))
 
     def attention(self, head: int) -> Float[Tensor, "B L L"]:
-        """A of one head."""
+        """Compute A of one head."""
         queries = self.x @ self.query[head]
         keys = self.x if self.key is None else self.x @ self._shared(self.key, head)
         if self.query_norm is not None:
@@ -113,7 +116,7 @@ class AttentionLayer:
     def heads(
         self, gradient: Float[Tensor, "B L O"], positions: Int[Tensor, " Q"] | None = None
     ) -> Iterator[HeadTokens]:
-        """What each head knows about the tokens whose output enters the loss.
+        """Yield each head with the tokens whose output enters the loss.
 
         Args:
             gradient: ∂ℓ/∂F of every token.
@@ -145,12 +148,12 @@ class AttentionLayer:
             )
 
     def output(self, positions: Int[Tensor, " Q"] | None = None) -> Float[Tensor, "B Q O"]:
-        """F(X), without the projection's bias, at some positions (Q,) or at all."""
+        """Compute F(X), without the projection's bias, at some positions (Q,) or at all."""
         no_gradient = self.x.new_zeros(*self.x.shape[:2], self.projection.shape[2])
         heads = self.heads(no_gradient, positions)
         total = torch.stack([head.values @ head.w_projection for head in heads]).sum(0)
         return total.view(self.x.shape[0], -1, self.projection.shape[2])
 
     def _shared(self, weight: Tensor, head: int) -> Tensor:
-        """The weight of the key-value head that this head uses."""
+        """Pick the weight of the key-value head that this head uses."""
         return weight[head * weight.shape[0] // self.query.shape[0]]

@@ -1,4 +1,6 @@
-"""Moments of the inputs under the attention rows: why a block of the Hessian is large or small.
+"""Attention moments: moments of the inputs under the attention rows.
+
+They say why a block of the Hessian is large or small.
 
 One-hot attention and identical tokens (rank collapse) make the second and third moment vanish, and
 with them every query and key block. Letters: B sequences, L tokens, H heads, D width,
@@ -20,7 +22,7 @@ from hessblocks.theory.layer import AttentionLayer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionMoments:
-    """First, second and third moments for every sequence, head and token.
+    """Attention moments M_1, M_2 and M_3 for every sequence, head and token.
 
     With linear scores the second moment is Σ x_j x_jᵀ over the permitted keys and the third is zero.
 
@@ -49,11 +51,11 @@ class AttentionMoments:
 
     @property
     def second_by_key(self) -> Float[Tensor, "B H L L"]:
-        """a_ij ‖x_j − m_i‖², what key j (last axis) adds to tr M_2 of token i; ‖x_j‖² where scores are linear."""
+        """Share a_ij ‖x_j − m_i‖² of key j (last axis) in tr M_2; ‖x_j‖² for linear scores."""
         return self._stacked(_second_by_key)
 
     def norms(self) -> dict[str, Float[Tensor, "B H L"]]:
-        """Frobenius norm of each moment of every token, under first, second and third."""
+        """Compute the Frobenius norm of each moment of every token: first, second, third."""
         return {
             "first": self._stacked(lambda head: head.mean.norm(dim=-1)),
             "second": self._stacked(lambda head: _second(head).flatten(1).norm(dim=-1)),
@@ -61,7 +63,7 @@ class AttentionMoments:
         }
 
     def _stacked(self, of_head: Callable[[HeadTokens], Tensor]) -> Tensor:
-        """One quantity of every head, (B, H, L, ...)."""
+        """Stack one quantity of every head, (B, H, L, ...)."""
         heads = self.layer.heads(self.gradient)
         per_head = [of_head(head).unflatten(0, self.layer.x.shape[:2]) for head in heads]
         return torch.stack(per_head, dim=1)
@@ -72,7 +74,7 @@ def _second(head: HeadTokens) -> Tensor:
 
 
 def _second_by_key(head: HeadTokens) -> Tensor:
-    """Distances by differences: ‖x_j‖² − 2 x_j·m_i + ‖m_i‖² would cancel."""
+    """Take distances by differences: ‖x_j‖² − 2 x_j·m_i + ‖m_i‖² would cancel."""
     carried = head.carried_x
     centres = head.slope @ carried if head.softmax else torch.zeros_like(carried)
     distances = torch.cdist(centres, carried, compute_mode="donot_use_mm_for_euclid_dist")

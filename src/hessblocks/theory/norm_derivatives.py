@@ -1,4 +1,4 @@
-"""First and second derivative of layer norm and of the norm over root mean squares, in closed form.
+"""Derivatives of LayerNorm and RMSNorm, first and second, in closed form.
 
 With C = I − 11ᵀ/D for layer norm and C = I for root mean squares, σ² = ‖Cx‖²/D + ε and y = Cx/σ:
 
@@ -25,7 +25,10 @@ from hessblocks.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NormDerivatives:
-    """The norm of each vector and its derivatives; `second` takes D³ numbers a vector, `second_along` D²."""
+    """LayerNorm or RMSNorm of each vector, and its derivatives.
+
+    `second` takes D³ numbers a vector, `second_along` D².
+    """
 
     output: Float[Tensor, "*rows D"]
     """y."""
@@ -36,13 +39,13 @@ class NormDerivatives:
 
     @cached_property
     def first(self) -> Float[Tensor, "*rows D D"]:
-        """∂y_a/∂x_b, symmetric."""
+        """First derivative ∂y_a/∂x_b, symmetric."""
         y = self.output
         return (self._projection - self._pairs / y.shape[-1]) / self.deviation[..., None]
 
     @cached_property
     def second(self) -> Float[Tensor, "*rows D D D"]:
-        """∂²y_a/∂x_b∂x_c, symmetric in all three."""
+        """Second derivative ∂²y_a/∂x_b∂x_c, symmetric in all three."""
         y, width = self.output, self.output.shape[-1]
         once = self._projection[..., None] * y[..., None, None, :]
         thrice = self._pairs[..., None] * y[..., None, None, :]
@@ -50,7 +53,7 @@ class NormDerivatives:
         return -total / (width * self.deviation[..., None, None].square())
 
     def second_along(self, direction: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D D"]:
-        """Σ_a u_a ∂²y_a/∂x_b∂x_c.
+        """Contract the second derivative: Σ_a u_a ∂²y_a/∂x_b∂x_c.
 
         Args:
             direction: u of each vector, such as the loss gradient at the output.
@@ -79,7 +82,7 @@ class NormDerivatives:
 def norm_derivatives(
     x: Shaped[Tensor, "*rows D"], *, eps: float = 1e-5, centred: bool = True
 ) -> NormDerivatives:
-    """Layer norm without gain and shift, or the norm over root mean squares, and its derivatives.
+    """Differentiate LayerNorm without gain and shift, or RMSNorm.
 
     Args:
         x: vectors along the last axis.

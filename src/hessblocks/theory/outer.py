@@ -1,4 +1,4 @@
-"""The outer-product part H_o = Σ_n J_nᵀ Λ_n J_n, block by block, from the Jacobians of every head.
+"""Gauss-Newton (GGN) part H_o = Σ_n J_nᵀ Λ_n J_n, block by block, from every head's Jacobians.
 
 The Jacobian of the attention output of token n with respect to one weight is (vector) ⊗ (matrix), and
 so is every block. Per head, with s the scale, β the gain of A and covariances over the attention row:
@@ -35,7 +35,7 @@ from hessblocks.theory.token_curvature import TokenCurvature
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenJacobian:
-    """∂F_n/∂(weight) = mapᵀ (matrix_n ⊗ vector_n) for every token."""
+    """Jacobian ∂F_n/∂(weight) = mapᵀ (matrix_n ⊗ vector_n) of every token."""
 
     vector: Float[Tensor, "N P"]
     """(N, P)."""
@@ -53,7 +53,7 @@ class TokenJacobian:
 
 
 class OuterPart:
-    """Terms of Σ_n J_nᵀ Λ_n J_n for any two pieces of a layer's parameters."""
+    """Gauss-Newton terms Σ_n J_nᵀ Λ_n J_n of any two pieces of a layer's parameters."""
 
     def __init__(self, heads: Sequence[HeadTokens], curvature: TokenCurvature) -> None:
         """Hold what the blocks are made of.
@@ -70,7 +70,7 @@ class OuterPart:
         self._ones = heads[0].x.new_ones(heads[0].gradient.shape[0], 1)
 
     def terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
-        """The block of two pieces: one term for each pair of heads that use them."""
+        """Build the block of two pieces: one term for each pair of heads that use them."""
         return [
             KroneckerTerm(
                 row=left.vector,
@@ -84,7 +84,7 @@ class OuterPart:
         ]
 
     def of_piece(self, piece: Piece) -> list[TokenJacobian]:
-        """The Jacobians of a piece, one for each head that uses it."""
+        """Build the Jacobians of a piece, one for each head that uses it."""
         if not piece.heads:
             return [self._projection(self._ones)]
         if piece.group == "projection":
@@ -94,7 +94,7 @@ class OuterPart:
         return [self._jacobian(piece.group, head) for head in piece.heads]
 
     def _matrices(self, left: TokenJacobian, right: TokenJacobian) -> TokenMatrices:
-        """(left matrix)ᵀ U Λ U'ᵀ (right matrix), thin where that holds fewer numbers."""
+        """Multiply (left matrix)ᵀ U Λ U'ᵀ (right matrix), thin where that holds fewer numbers."""
         if self._factor is not None:
             assert right.matrix is not None
             inner = right.matrix
@@ -104,7 +104,7 @@ class OuterPart:
         return TokenMatrices(left=left.matrix, right=inner, symmetric=left is right).compact()
 
     def _between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
-        """U Λ U'ᵀ; half of it is kept, since one row of blocks has it in common."""
+        """Multiply U Λ U'ᵀ; half of it is kept, since one row of blocks has it in common."""
         whole = self._curvature.matrix
         if left is None or whole is None:
             return self._curvature.between(left, right)
@@ -147,12 +147,12 @@ class OuterPart:
         return TokenJacobian(vector=vector, matrix=self._factor, output_map=None)
 
     def _directions(self, index: int) -> Tensor | None:
-        """R W_Oᵀ, the directions of a low-rank Λ in this head's value space, (N, C, V)."""
+        """Map the factor R of a low-rank Λ to this head's value space: R W_Oᵀ, (N, C, V)."""
         return self._jacobian("value", index).matrix if self._factor is not None else None
 
 
 def gain_feature(head: HeadTokens, gain: str) -> Float[Tensor, "N D"]:
-    """∂f/∂(gain): x, m or −c̄, (N, D)."""
+    """Compute ∂f/∂(gain): x, m or −c̄, (N, D)."""
     if gain == "alpha":
         return head.x_query
     return head.mean if gain == "beta" else -head.uniform_mean

@@ -1,4 +1,4 @@
-"""Parameter groups of an attention layer and the pieces, mostly heads, they consist of."""
+"""Parameter groups of an attention layer, and the pieces, mostly heads, they consist of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROUPS = ("query", "query_key", "key", "value", "projection", *NORMS, *GAINS)
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The part of a parameter group that belongs to one head, or to heads that share it."""
+    """Piece of a parameter group: the part of one head, or of heads that share it."""
 
     group: str
     """One of `GROUPS`, or a group behind the attention."""

@@ -1,4 +1,4 @@
-"""A Hessian cut into pieces of parameters, block by block, as operators that are never assembled.
+"""Piecewise Hessian: blocks between groups of parameters, as operators that are not assembled.
 
 Letters: P all parameters.
 """
@@ -20,7 +20,7 @@ from hessblocks.theory.pieces import Piece
 
 
 class PiecewiseHessian(abc.ABC):
-    """Blocks of H = H_o + H_f between groups of parameters, each group one or several pieces.
+    """Hessian H = H_o + H_f in blocks between groups, each group one or several pieces.
 
     A subclass gives the Kronecker terms of two pieces.
     """
@@ -41,26 +41,26 @@ class PiecewiseHessian(abc.ABC):
         self._blocks: BoundedCache[Any] = BoundedCache(memory_limit // 4)
 
     def __repr__(self) -> str:
-        """Kind and groups, on one line."""
+        """Print kind and groups, on one line."""
         dtype = str(self._like.dtype).removeprefix("torch.")
         return f"{type(self).__name__}(exact, {dtype}, {self._like.device}, groups {', '.join(self.groups)})"
 
     @abc.abstractmethod
     def pieces(self, group: str, head: int | None) -> list[Piece]:
-        """The pieces of a group in the order in which it is flattened; those of one head, if asked for."""
+        """List the pieces of a group in the order in which it is flattened, or one head's."""
 
     @abc.abstractmethod
     def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
-        """The terms of H_o (outer) or H_f (functional) between two pieces."""
+        """Collect the terms of H_o (outer) or H_f (functional) between two pieces."""
 
     @abc.abstractmethod
     def semidefinite(self, part: Part) -> bool:
-        """Whether no eigenvalue of that part of the whole is negative."""
+        """Tell whether no eigenvalue of that part of the whole is negative."""
 
     def block(
         self, row: str, column: str, part: Part = "full", head: int | tuple[int, int] | None = None
     ) -> ExactOperator:
-        """The Hessian block of two groups, ∂²ℓ/∂(row)∂(column).
+        """Return the Hessian block of two groups, ∂²ℓ/∂(row)∂(column).
 
         Args:
             row: a name in `groups`.
@@ -84,13 +84,13 @@ class PiecewiseHessian(abc.ABC):
         return self._grid(rows, columns, part)
 
     def whole(self, part: Part = "full") -> ExactOperator:
-        """The Hessian of all groups together, in the order of `groups`."""
+        """Return the Hessian of all groups together, in the order of `groups`."""
         check_name("part", part, PARTS)
         pieces = [piece for group in self.groups for piece in self.pieces(group, None)]
         return self._grid(pieces, pieces, part)
 
     def dense(self, part: Part = "full") -> Float[Tensor, "P P"]:
-        """The whole matrix, assembled; groups in the order of `groups`.
+        """Assemble the whole matrix; groups in the order of `groups`.
 
         Returns:
             The matrix, in the dtype of the input.
@@ -101,7 +101,7 @@ class PiecewiseHessian(abc.ABC):
         return self.whole(part).dense()
 
     def norms(self, head: int | None = None) -> dict[tuple[str, str, Part], float]:
-        """Exact Frobenius norms of every block and part.
+        """Compute exact Frobenius norms of every block and part.
 
         Args:
             head: one head, or None for all heads together.
@@ -143,7 +143,7 @@ class PiecewiseHessian(abc.ABC):
             )
 
     def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:
-        """The norm of a block, remembered longer than the block itself."""
+        """Return the norm of a block, remembered longer than the block itself."""
         if part == "full" and self._is_zero(row, column, "functional"):
             part = "outer"
         key = (row, column, part)
@@ -156,7 +156,7 @@ class PiecewiseHessian(abc.ABC):
         return isinstance(block, KroneckerSum) and not block.terms
 
     def _made(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
-        """One part, or H_o + H_f; H_o itself where H_f is zero."""
+        """Build one part, or H_o + H_f; H_o itself where H_f is zero."""
         if part == "full":
             outer = self._piece_block(row, column, "outer")
             functional = self._piece_block(row, column, "functional")
@@ -184,7 +184,7 @@ class PiecewiseHessian(abc.ABC):
 
 
 def _pair(head: int | tuple[int, int] | None) -> tuple[int | None, int | None]:
-    """The heads of the rows and of the columns."""
+    """Read the heads of the rows and of the columns."""
     heads = head if isinstance(head, tuple) else (head, head)
     whole = all(h is None or (isinstance(h, int) and not isinstance(h, bool)) for h in heads)
     if len(heads) != 2 or not whole:

@@ -1,4 +1,4 @@
-"""Curvature of the loss at the output of attention, one matrix for each token.
+"""Loss curvature Λ_n at the attention output, one matrix for each token.
 
 Letters: N tokens (1 where all share one matrix), O width of the attention output, C rank of a factor,
 V and U widths of two heads' values.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenCurvature:
-    """Λ_n = ∂²ℓ/∂F_n², as a symmetric matrix or as a factor R_n with R_nᵀ R_n = Λ_n."""
+    """Loss curvature Λ_n = ∂²ℓ/∂F_n²: a symmetric matrix, or a factor R_n with R_nᵀ R_n = Λ_n."""
 
     matrix: Float[Tensor, "#N O O"] | None = None
     """(N | 1, O, O), symmetric; may be indefinite."""
@@ -30,25 +30,25 @@ class TokenCurvature:
 
     @property
     def numbers(self) -> Float[Tensor, "#N rows O"]:
-        """Whichever of the two is held."""
+        """Numbers held: those of the matrix or of the factor."""
         held = self.matrix if self.factor is None else self.factor
         assert held is not None
         return held
 
     @property
     def shared(self) -> bool:
-        """Whether all tokens have one Λ."""
+        """True where all tokens have one Λ."""
         return self.numbers.shape[0] == 1
 
     def low_rank(self, value_width: int) -> bool:
-        """Whether Jacobians are best held in the C directions of the factor."""
+        """Tell whether Jacobians are best held in the C directions of the factor."""
         factor = self.factor
         return factor is not None and factor.shape[0] > 1 and factor.shape[1] < value_width
 
     def between(
         self, left: Float[Tensor, "V O"] | None, right: Float[Tensor, "U O"] | None
     ) -> Float[Tensor, "#N rows columns"]:
-        """A Λ_n Bᵀ for maps A (V, O) and B (U, O), None being the identity; (N | 1, V, U)."""
+        """Multiply A Λ_n Bᵀ, maps A (V, O) and B (U, O), None: identity; (N | 1, V, U)."""
         if self.factor is not None:
             return _apply(self.factor, left).mT @ _apply(self.factor, right)
         assert self.matrix is not None
@@ -57,5 +57,5 @@ class TokenCurvature:
 
 
 def _apply(rows: Tensor, weight: Tensor | None) -> Tensor:
-    """Rows times the transposed map."""
+    """Multiply rows by the transposed map."""
     return rows if weight is None else rows @ weight.mT

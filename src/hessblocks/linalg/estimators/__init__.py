@@ -1,4 +1,4 @@
-"""Randomised estimates of norm, trace and diagonal, each with its standard error."""
+"""Randomised estimators of norm, trace (Hutchinson, Hutch++, XTrace) and diagonal, with errors."""
 
 from hessblocks.linalg.estimators.diagonal import diagonal
 from hessblocks.linalg.estimators.estimates import (

@@ -1,4 +1,6 @@
-"""The diagonal, and the running mean and variance of w = z ⊙ A z that it and the trace are read from.
+"""Hutchinson's diagonal estimator, and the running mean and variance of w = z ⊙ A z behind it.
+
+The trace is read from the same moments: it is the sum of the diagonal.
 
 Letters: N size, K probes, z a probe with entries ±1. E[w_i] = A_ii and Var(w_i) = Σ_{j≠i} A_ij².
 """
@@ -35,7 +37,7 @@ FEWEST_PROBES = 4
 
 
 class EntryMoments:
-    """Mean and variance over probes of every entry of z ⊙ A z, in the memory of two vectors."""
+    """Running mean and variance over probes of every entry of z ⊙ A z, in two vectors' memory."""
 
     def __init__(self, operator: LinearOperator, source: Probes, probe_chunk: int | None) -> None:
         """Start with no probes.
@@ -55,7 +57,7 @@ class EntryMoments:
         self._spread = torch.zeros_like(self.mean)  # roots of sums of squares, which stay in range
 
     def add(self, count: int) -> None:
-        """Draw, multiply and count in further probes, by the update of Chan, Golub and LeVeque (1983)."""
+        """Count in further probes by the update of Chan, Golub and LeVeque (1983)."""
         for probes in self._source.blocks(count, self._probe_chunk):
             entries = (probes * multiply(self._operator, probes)).to(self.mean.dtype)
             size, mean = entries.shape[1], entries.mean(1)
@@ -67,7 +69,9 @@ class EntryMoments:
             self.count = total
 
     def checked(self, seed: int) -> EntryMoments:
-        """These moments; of Gaussian probes where the signs agree by chance: none has any spread, and A is no diagonal.
+        """Return these moments, or those of Gaussian probes where the signs agree by chance.
+
+        That is so where no entry has any spread although A is no diagonal matrix.
 
         Args:
             seed: of the Gaussian probes.
@@ -85,7 +89,7 @@ class EntryMoments:
         return anew
 
     def trace(self) -> tuple[float, float]:
-        """Trace and standard error: Σ_i mean(w_i) and √(2 Σ_i Var(w_i) / K) · √(1 + 2/K).
+        """Sum the means: trace Σ_i mean(w_i), error √(2 Σ_i Var(w_i) / K) · √(1 + 2/K).
 
         For symmetric A the covariance of w_i and w_j is A_ij², so that the variance of zᵀA z is
         2 Σ_i Var(w_i); for others that is a bound.
@@ -98,7 +102,7 @@ class EntryMoments:
         return float(self.mean.double().sum()), share * spread * pooled_factor(self.count)
 
     def standard_errors(self) -> Float[Tensor, " N"]:
-        """Standard error of each entry's mean, with Student's factor for few probes."""
+        """Divide each entry's spread by √K, widened by Student's factor for few probes."""
         share = 1 / math.sqrt(self.count * (self.count - 1))
         return self._spread * (share * student_factor(self.count))
 
@@ -106,7 +110,7 @@ class EntryMoments:
 def diagonal(
     op: LinearOperator | Operand, probes: int = 16, seed: int = 0, *, probe_chunk: int | None = None
 ) -> DiagonalEstimate:
-    """Diagonal of a square operator: the mean over probes of z ⊙ A z, entries of z being ±1.
+    """Estimate the diagonal of a square operator: mean over probes of z ⊙ A z, z with entries ±1.
 
     An entry's variance is the sum of squares of the rest of its row over K. Exact, and said so,
     where the operator has its own `diagonal()` and where it is no larger than the probes are many.

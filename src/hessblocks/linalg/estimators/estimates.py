@@ -1,4 +1,4 @@
-"""Results that carry their uncertainty and say how they were obtained and how they ended."""
+"""Result classes: the value, its uncertainty, how it was obtained and how the run ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDS = 6
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Estimate(Tabular):
-    """A number, how far it may be off, and what was spent on it.
+    """Estimate of a number: its value, its standard error and what was spent on it.
 
     >>> print(Estimate(value=1.234, standard_error=0.05, probes=16))
     1.23 ± 0.05 (16 probes)
@@ -44,7 +44,7 @@ class Estimate(Tabular):
         return self.standard_error / abs(self.value) if self.value else float("inf")
 
     def to_row(self) -> dict[str, Any]:
-        """Value, standard error and method, as columns of a table."""
+        """Name value, standard error and method, as columns of a table."""
         return {
             "value": self.value,
             "standard_error": self.standard_error,
@@ -52,11 +52,11 @@ class Estimate(Tabular):
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row, with what was spent."""
+        """Build one row, with what was spent."""
         return [{**self.to_row(), "probes": self.probes}]
 
     def __str__(self) -> str:
-        """Value and standard error in three significant digits."""
+        """Print value and standard error in three significant digits."""
         if self.method == "exact":
             return f"{self.value:.4g} (exact)"
         spent = f"{self.probes} {'samples' if self.method == 'sampled' else 'probes'}"
@@ -66,7 +66,7 @@ class Estimate(Tabular):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DiagonalEstimate(Tabular):
-    """The diagonal of an operator, entry by entry with its uncertainty."""
+    """Diagonal of an operator, entry by entry with its uncertainty."""
 
     values: Float[Tensor, " size"]
     """Diagonal entries, on the operator's device."""
@@ -78,7 +78,7 @@ class DiagonalEstimate(Tabular):
     """`exact` (closed form or assembled matrix) or `estimate` (random probes)."""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Index, value, standard_error and method of each entry."""
+        """List index, value, standard_error and method of each entry."""
         return self._first(len(self.values))[0]
 
     def _first(self, most: int) -> tuple[list[dict[str, Any]], int]:
@@ -91,7 +91,7 @@ class DiagonalEstimate(Tabular):
         return rows, len(self.values)
 
     def __str__(self) -> str:
-        """How many entries, their range and what was spent."""
+        """Print the number of entries, their range and what was spent."""
         spent = "exact" if self.method == "exact" else f"{self.probes} probes"
         low, high = float(self.values.min()), float(self.values.max())
         return f"{len(self.values):,} diagonal entries from {low:.3g} to {high:.3g} ({spent})"
@@ -113,12 +113,12 @@ class Eigenvalues(Tabular):
     """Products with single vectors spent."""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Eigenvalue and residual, the largest eigenvalue first."""
+        """List eigenvalue and residual, the largest eigenvalue first."""
         pairs = zip(self.values.tolist(), self.residuals.tolist(), strict=True)
         return [{"eigenvalue": value, "residual": residual} for value, residual in pairs]
 
     def __str__(self) -> str:
-        """The values, the worst residual, and what was spent."""
+        """Print the values, the worst residual, and what was spent."""
         values = [f"{value:.4g}" for value in self.values.tolist()]
         shown = (
             values if len(values) <= ENDS else [*values[: ENDS // 2], "…", *values[-ENDS // 2 :]]
@@ -133,7 +133,7 @@ class Eigenvalues(Tabular):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ConditionNumber(Tabular):
-    """Largest over smallest singular value, and the interval that the residuals allow."""
+    """Condition number, with the interval that the residuals of both singular values allow."""
 
     value: float
     """The ratio; infinite where the smallest singular value is 0 to rounding."""
@@ -151,11 +151,11 @@ class ConditionNumber(Tabular):
     """Products with single vectors spent, those with the adjoint included."""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row: the ratio, its interval, both singular values and what was spent."""
+        """Build one row: the ratio, its interval, both singular values and what was spent."""
         return [asdict(self)]
 
     def __str__(self) -> str:
-        """The ratio, its interval, and what was spent."""
+        """Print the ratio, its interval, and what was spent."""
         ended = "" if self.converged else ", not converged"
         return (
             f"{self.value:.4g}, {self.lower:.4g} to {self.upper:.4g} by the residuals "

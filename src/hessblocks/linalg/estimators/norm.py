@@ -1,4 +1,4 @@
-"""Frobenius norm from random probes.
+"""Hutchinson's estimator of the Frobenius norm: ‖A‖_F² = E ‖A z‖².
 
 Letters: A the matrix, N its columns, K probes, z a probe with entries ±1, s the mean of ‖A z‖².
 """
@@ -42,7 +42,7 @@ def frobenius_norm(
     max_probes: int = 1024,
     probe_chunk: int | None = None,
 ) -> Estimate:
-    """Frobenius norm of an operator: √(mean over probes of ‖A z‖²).
+    """Estimate the Frobenius norm of an operator: √(mean over probes of ‖A z‖²).
 
     ‖A z‖² is unbiased for ‖A‖_F²; its root is low by Var(‖A z‖²) / (8 K s²) of itself at most: 1.6 %
     for a matrix of rank one and 16 probes (an eighth of the standard error), far less for most.
@@ -98,20 +98,20 @@ def frobenius_norm(
 def _with_block(
     sizes: Tensor, op: LinearOperator, source: Probes, count: int, probe_chunk: int | None
 ) -> Tensor:
-    """‖A z‖ of all probes so far and of `count` further ones."""
+    """Append ‖A z‖ of `count` further probes to those so far."""
     drawn = source.blocks(count, probe_chunk)
     return torch.cat([sizes, *(column_lengths(multiply(op, some)) for some in drawn)])
 
 
 def _norm_from_lengths(sizes: Float[Tensor, " probes"]) -> Estimate:
-    """As `norm_from_squares`, from ‖A z‖, whose squares may leave the range of float64."""
+    """Do as `norm_from_squares`, from ‖A z‖, whose squares may leave the range of float64."""
     unit = unit_of(sizes)
     found = norm_from_squares((sizes / unit).square())
     return replace(found, value=unit * found.value, standard_error=unit * found.standard_error)
 
 
 def norm_from_squares(squares: Float[Tensor, " probes"]) -> Estimate:
-    """The norm and its standard error from ‖A z‖² of each probe.
+    """Estimate the norm and its standard error from ‖A z‖² of each probe.
 
     With r = Var(‖A z‖²) / (K s²), from the sample variance, the standard error is
 

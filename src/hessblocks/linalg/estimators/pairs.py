@@ -1,4 +1,6 @@
-"""Norms of all blocks of A = F Fᵀ from inner products of samples g = F ε, without any product with A.
+"""U-statistics of block norms: ‖A_ij‖_F of A = F Fᵀ from inner products of samples g = F ε.
+
+No product with A is made.
 
 Letters: G groups, B batches of samples, S samples of a batch, U = ‖A_ij‖_F², K_i = F_iᵀF_i. Samples g_s = F ε_s have
 E g gᵀ = A, so that for s ≠ t the product of (g_sⁱ·g_tⁱ) and (g_sʲ·g_tʲ) has the mean tr K_i K_j = ‖A_ij‖_F². The mean
@@ -32,7 +34,7 @@ SKEW = 2.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairNorms:
-    """Norms of all blocks, with their errors."""
+    """Frobenius norms of all blocks, with their errors."""
 
     values: Float[Tensor, "G G"]
     """‖A_ij‖_F; below zero where the squared estimate is: not told from zero."""
@@ -44,7 +46,7 @@ class PairNorms:
     """S · B."""
 
     def norm(self, row: int, column: int) -> Estimate:
-        """Norm of one block."""
+        """Pick the norm of one block."""
         return Estimate(
             value=float(self.values[row, column]),
             standard_error=float(self.standard_errors[row, column]),
@@ -54,7 +56,7 @@ class PairNorms:
 
 
 def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
-    """Norms of all G² blocks from the samples' inner products, group by group.
+    """Estimate all G² block norms from the samples' inner products, group by group.
 
     The squared estimates are unbiased. With ρ = Var / U², at most 1, and w the share of ζ₁ in the variance, the bar of a
     square is √Var · (1 + 2 ρ w) · √((n−1)/(n−6)), n = S B; that of the norm is the longer way from it to the root of
@@ -140,7 +142,7 @@ def _root(squares: Tensor) -> Tensor:
 
 
 def _error_of_root(squares: Tensor, errors: Tensor) -> Tensor:
-    """From the root to those of both ends of a bar, whichever is farther."""
+    """Measure from the root to the roots of both ends of a bar; return the longer way."""
     low, high = ((squares + side * errors).clamp(min=0).sqrt() for side in (-1, 1))
     root = _root(squares)
     return torch.maximum(root - low, high - root)
@@ -149,7 +151,13 @@ def _error_of_root(squares: Tensor, errors: Tensor) -> Tensor:
 def _off_diagonal(
     squares: Tensor, spread: Tensor, units: Tensor, few: float, samples: int
 ) -> Estimate:
-    """1 − Σ_i U_ii / U with the delta method; the last row and column are those of the whole, whose unit is 1."""
+    """Estimate 1 − Σ_i U_ii / U with the delta method.
+
+    The last row and column are those of the whole matrix, whose unit is 1.
+
+    Returns:
+        The share, with its error.
+    """
     total = float(squares[-1, -1])
     if total == 0:
         return Estimate(value=0.0, probes=samples, method="sampled")

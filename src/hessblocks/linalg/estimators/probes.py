@@ -1,4 +1,4 @@
-"""Random probe vectors, and the products that every estimator asks of an operator.
+"""Random probe vectors, and the products (matvecs) that every estimator asks of an operator.
 
 Letters: M rows, N columns, K probes.
 """
@@ -23,7 +23,7 @@ ROUNDINGS = 100
 
 
 class Probes:
-    """A stream of probe vectors for one operator, the same however it is cut into blocks.
+    """Stream of probe vectors for one operator, the same however it is cut into blocks.
 
     Each vector is drawn on its own and on the CPU, so that the k-th depends on the seed and on k alone,
     whatever the device: about 4 ns an entry there, and a byte of each sign moved.
@@ -44,13 +44,13 @@ class Probes:
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, count: int) -> Float[Tensor, "size count"]:
-        """The next `count` probes as columns, each of them contiguous, as products want them."""
+        """Draw the next `count` probes as columns, each contiguous, as products want them."""
         if count == 1:  # needs no copy
             return self._draw_one()[:, None]
         return torch.stack([self._draw_one() for _ in range(count)]).T
 
     def blocks(self, count: int, at_once: int | None) -> Iterator[Float[Tensor, "size some"]]:
-        """The next `count` probes, at most `at_once` together; None: all of them."""
+        """Yield the next `count` probes, at most `at_once` together; None: all of them."""
         step = min(count, at_once or count)
         for start in range(0, count, step):
             yield self.draw(min(step, count - start))
@@ -66,7 +66,7 @@ class Probes:
 def multiply(
     operator: LinearOperator, columns: Float[Tensor, "size count"], probe_chunk: int | None = None
 ) -> Float[Tensor, "rows count"]:
-    """Product with columns, `probe_chunk` at a time.
+    """Multiply columns by the operator, `probe_chunk` at a time, and refuse what is not finite.
 
     Returns:
         The products, one column for each of the given ones.
@@ -83,7 +83,7 @@ def multiply(
 def missed_by_signs(
     operator: LinearOperator, diagonal: Float[Tensor, " size"] | None = None, *, seed: int
 ) -> bool:
-    """Whether A is another matrix than the signs have seen: zero, or a diagonal.
+    """Tell whether A differs from what the signs have seen: zero, or a diagonal.
 
     A row (1, 1) sends every second vector of signs to 0, so that a few of them can agree on what is not there. One
     Gaussian vector tells: two different matrices send it to the same place with probability 0.
@@ -136,7 +136,7 @@ def _check_range(operator: LinearOperator, products: Tensor) -> None:
 def assemble(
     operator: LinearOperator, probe_chunk: int | None = None
 ) -> Float[Tensor, "rows columns"]:
-    """The whole matrix, from N products."""
+    """Assemble the whole matrix from N products."""
     identity = torch.eye(operator.shape[1], dtype=operator.dtype, device=operator.device)
     return multiply(operator, identity, probe_chunk)
 

@@ -1,4 +1,4 @@
-"""When to stop drawing probes: after a fixed count, or by the standard error.
+"""Stopping rules for estimators: a fixed count of probes, or a bound on the standard error.
 
 The standard error is looked at only after whole blocks of probes and has to be small enough at two
 looks in a row, so that one lucky block does not end the run.
@@ -18,7 +18,7 @@ LOOKS_IN_A_ROW = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """How many probes to draw."""
+    """Number of probes to draw: one block, or blocks until a tolerance is met."""
 
     block: int
     """Probes of one block; without a tolerance, all there are."""

@@ -34,7 +34,7 @@ from hessblocks.linalg.operators import (
 
 
 class DeflatedOperator(LinearOperator):
-    """(I − QQᵀ) A (I − QQᵀ): an operator with the span of Q taken out on both sides."""
+    """Deflated operator (I − QQᵀ) A (I − QQᵀ): the span of Q is taken out on both sides."""
 
     def __init__(self, of: LinearOperator, basis: Float[Tensor, "size count"]) -> None:
         """Wrap `of`; nothing is computed."""
@@ -64,7 +64,7 @@ def trace(
     max_probes: int = 1024,
     probe_chunk: int | None = None,
 ) -> Estimate:
-    """Trace of a square operator.
+    """Estimate the trace of a square operator by Hutchinson, Hutch++ or XTrace.
 
     - `hutchinson`: the mean of zᵀA z. Spread spectra, any size.
     - `hutch++`: the trace inside the span of A S (a third of the products, S random signs), exact

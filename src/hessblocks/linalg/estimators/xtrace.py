@@ -1,4 +1,4 @@
-"""XTrace: every probe serves the sketch and the remainder in turn.
+"""XTrace estimator of the trace: every probe serves the sketch and the remainder in turn.
 
 Letters: A the matrix (N, N), m probes Ω = (ω_1 … ω_m), Y = AΩ, Q an orthonormal basis of Y, Q_i one of
 Y without its i-th column, of rank r_i: Q_i Q_iᵀ = Q (I − s_i s_iᵀ) Qᵀ. H = QᵀA Q; k columns of Y.
@@ -24,7 +24,7 @@ SPANNED_BY_OTHERS = 1e-6
 
 
 def xtrace(op: LinearOperator, source: Probes, count: int, probe_chunk: int | None) -> Estimate:
-    """Trace from `count` Gaussian probes, each left out of the sketch in turn.
+    """Estimate the trace from `count` Gaussian probes, each left out of the sketch in turn.
 
         tr_i = tr(Q_iᵀA Q_i) + (N − r_i) / ‖P_i ω_i‖² · ω_iᵀ P_i A P_i ω_i,   P_i = I − Q_i Q_iᵀ
 
@@ -88,7 +88,7 @@ def xtrace(op: LinearOperator, source: Probes, count: int, probe_chunk: int | No
 
 
 def _leave_one_out(columns: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Directions that span the chosen columns of R, s_i in their coordinates, and r_i.
+    """Find directions that span the chosen columns of R, s_i in their coordinates, and r_i.
 
     Directions below rounding are zero columns. A column that the others already span changes
     nothing when it is left out: s_i = 0.

@@ -1,4 +1,4 @@
-"""Sums of Kronecker products: products, norms and diagonals without forming them."""
+"""Kronecker-factored operators: products, norms and diagonals of Σ_n a_n b_nᵀ ⊗ D_n, unformed."""
 
 from hessblocks.linalg.kronecker.grid import BlockGrid
 from hessblocks.linalg.kronecker.matrices import TokenMatrices

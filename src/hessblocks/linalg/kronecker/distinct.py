@@ -1,4 +1,4 @@
-"""Fewer tokens where several carry the same vectors: their matrices are added up.
+"""Merge tokens of a Kronecker sum that carry the same vectors: their matrices are added up.
 
 In the first layer of a language model equal tokens at equal positions have equal inputs, so that a
 batch of many sequences may have few distinct ones.
@@ -26,7 +26,7 @@ TOGETHER = 1 << 20
 
 
 def distinct(term: KroneckerTerm) -> KroneckerTerm:
-    """The same sum with one product for each distinct pair of vectors, where at least half are spared.
+    """Merge tokens with equal pairs of vectors, where at least half of the products are spared.
 
     Returns:
         The term with merged tokens, or the given one where merging does not pay.
@@ -49,7 +49,7 @@ def distinct(term: KroneckerTerm) -> KroneckerTerm:
 
 
 def _summed(matrices: TokenMatrices, group: Tensor, groups: int) -> Tensor:
-    """Σ D_n over each group, (U, R, W); thin products are summed as they are multiplied out."""
+    """Sum D_n over each group, (U, R, W); thin products are summed as they are multiplied out."""
     R, W = matrices.rows, matrices.columns
     left, right = matrices.left, matrices.right
     if left is None or left.shape[0] != right.shape[0]:
@@ -76,7 +76,11 @@ def _too_wide(matrices: TokenMatrices) -> bool:
 
 
 def _equal_tokens(term: KroneckerTerm) -> tuple[Tensor, Tensor] | None:
-    """The first token of each group of equal ones (U,) and the group of each token (N,), or None."""
+    """Find the first token of each group of equal ones (U,) and each token's group (N,).
+
+    Returns:
+        Both; None where fewer than half of the tokens would be spared.
+    """
     prints = _fingerprints(term.row)
     if term.column is not term.row:
         prints = prints + torch.pi * _fingerprints(term.column)
@@ -93,6 +97,12 @@ def _equal_tokens(term: KroneckerTerm) -> tuple[Tensor, Tensor] | None:
 
 
 def _fingerprints(vectors: Tensor) -> Tensor:
-    """A number for each vector that equal vectors share; others hardly ever do, and are told apart after."""
+    """Hash each vector to one number.
+
+    Equal vectors share it. Others hardly ever do; the caller compares the vectors themselves.
+
+    Returns:
+        One float64 number a vector.
+    """
     generic = torch.arange(1, vectors.shape[1] + 1, device=vectors.device).double().sqrt().sin()
     return (vectors.double() * generic).sum(1)

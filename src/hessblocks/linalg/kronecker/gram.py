@@ -1,4 +1,4 @@
-"""Inner products of sums of Kronecker products, by Gram matrices over their tokens.
+"""Inner products of Kronecker sums, by Gram matrices over their tokens.
 
 ⟨Σ_n a_n b_nᵀ ⊗ D_n, Σ_m a_m b_mᵀ ⊗ D_m⟩ = Σ_nm (a_n·a_m)(b_n·b_m)⟨D_n, D_m⟩: three N × M matrices
 in place of one with P·T·R·W entries.
@@ -23,7 +23,7 @@ from hessblocks.linalg.operators import BoundedCache, chunks
 def inner_product(
     first: KroneckerTerm, second: KroneckerTerm, *, memory_limit: int, unit: float = 1.0
 ) -> float:
-    """Frobenius inner product of two terms of one shape.
+    """Compute the Frobenius inner product of two terms of one shape.
 
     Args:
         first: a term.
@@ -57,7 +57,7 @@ def inner_product(
 
 
 def inner_product_cost(first: KroneckerTerm, second: KroneckerTerm) -> int:
-    """Multiplications that `inner_product` takes: N M (P + T + the smaller way to compare D)."""
+    """Count the multiplications of `inner_product`: N M (P + T + the smaller way for D)."""
     P, R, T, W = first.sizes
     pairs = first.tokens * second.tokens
     if aligned(first, second):
@@ -66,7 +66,7 @@ def inner_product_cost(first: KroneckerTerm, second: KroneckerTerm) -> int:
 
 
 def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int) -> int:
-    """Tokens in a chunk: two chunks of matrices and the Gram tensors of a pair stay in the limit.
+    """Choose the tokens of a chunk: two chunks' matrices and Gram tensors stay in the limit.
 
     A term with itself is cut at least in three, so that half of the pairs of chunks can be left out.
 
@@ -88,7 +88,7 @@ def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int
 
 
 def aligned(first: KroneckerTerm, second: KroneckerTerm) -> bool:
-    """Whether the vectors of both stand on the same indices."""
+    """Tell whether the vectors of both terms stand on the same indices."""
     return first.row_swapped == second.row_swapped and first.column_swapped == second.column_swapped
 
 
@@ -97,7 +97,7 @@ def _thin_cost(first: TokenMatrices, second: TokenMatrices) -> int:
 
 
 def _thin(first: TokenMatrices, second: TokenMatrices) -> bool:
-    """Whether thin products are compared without being multiplied out."""
+    """Tell whether thin products are compared without being multiplied out."""
     both = first.left is not None and second.left is not None
     return both and _thin_cost(first, second) < first.rows * first.columns
 
@@ -142,7 +142,7 @@ class _Chunk:
 
 
 def _normalised(tensor: Tensor, *, within: float, own: bool = False) -> tuple[Tensor, float]:
-    """The tensor over its largest entry, and that entry; unchanged where it is close enough to 1.
+    """Divide a tensor by its largest entry, unless that is close enough to 1; return both.
 
     Args:
         tensor: any.
@@ -160,7 +160,7 @@ def _normalised(tensor: Tensor, *, within: float, own: bool = False) -> tuple[Te
 
 
 def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
-    """The inner product of two chunks.
+    """Compute the inner product of two chunks.
 
     Two terms whose row (column) vectors stand on the same index meet in their dot products;
     otherwise the vector of each runs through the matrix of the other.
@@ -191,7 +191,7 @@ def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
 
 
 def _matrix_gram(first: TokenMatrices, second: TokenMatrices) -> Tensor:
-    """⟨D_n, D_m⟩ for all pairs, (N | 1, M | 1)."""
+    """Compute ⟨D_n, D_m⟩ for all pairs, (N | 1, M | 1)."""
     if first.left is None or second.left is None:
         return first.whole().flatten(1) @ second.whole().flatten(1).T
     lefts = _cross(first.left, second.left)
@@ -201,6 +201,6 @@ def _matrix_gram(first: TokenMatrices, second: TokenMatrices) -> Tensor:
 
 
 def _cross(first: Tensor, second: Tensor) -> Tensor:
-    """All products of thin factors, (N, C, M, C')."""
+    """Multiply all pairs of thin factors, (N, C, M, C')."""
     flat = first.flatten(0, 1) @ second.flatten(0, 1).T
     return flat.view(first.shape[0], first.shape[1], second.shape[0], second.shape[1])

@@ -1,4 +1,4 @@
-"""A matrix of exact operators: several parameter groups or heads side by side."""
+"""Block matrix of exact operators: several parameter groups or heads side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hessblocks.linalg.operators import slices
 
 
 class BlockGrid(ExactOperator):
-    """Operators in a rectangle, each asked for when it is needed and let go after use."""
+    """Block matrix whose blocks are asked for when they are needed and let go after use."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class BlockGrid(ExactOperator):
         self._columns = slices(column_lengths)
 
     def block(self, i: int, j: int) -> ExactOperator:
-        """The operator in grid row i and grid column j."""
+        """Return the operator in grid row i and grid column j."""
         if self.symmetric and i > j:
             return self.block(j, i).adjoint()
         return self._give(i, j)
 
     def adjoint(self) -> ExactOperator:
-        """The transposed grid of transposed blocks."""
+        """Transpose the grid and each of its blocks."""
         if self.symmetric:
             return self
         return BlockGrid(
@@ -91,17 +91,17 @@ class BlockGrid(ExactOperator):
                 self.block(i, j).add_dense(out[rows, columns])
 
     def diagonal(self) -> Float[Tensor, " size"]:
-        """The diagonals of the diagonal blocks."""
+        """Join the diagonals of the diagonal blocks."""
         return torch.cat([self.block(i, i).diagonal() for i in range(len(self._rows))])
 
     def frobenius_norm(self) -> float:
-        """Root of the squared norms of the blocks; of a symmetric grid only half are computed."""
+        """Combine the blocks' norms; of a symmetric grid only half of them are computed."""
         norms = []
         for i, j in self._visited():
             norms += [self._norm(i, j)] * (2 if self.symmetric and i < j else 1)
         return math.hypot(*norms)
 
     def _visited(self) -> list[tuple[int, int]]:
-        """Places of the blocks that define the grid: all, or the upper half."""
+        """List the blocks that define the grid: all, or the upper half."""
         places = product(range(len(self._rows)), range(len(self._columns)))
         return [(i, j) for i, j in places if i <= j or not self.symmetric]

@@ -1,4 +1,4 @@
-"""One matrix for each token: whole, thin, shared by all tokens, or symmetric.
+"""Matrices of tokens, one each: whole, thin, shared by all tokens, or symmetric.
 
 Letters: N tokens (1 where all tokens share a matrix); R and W, rows and columns of the matrices; C, inner
 size of a thin product leftᵀ right; K, columns multiplied together; M vectors.
@@ -21,7 +21,7 @@ TOGETHER = 1 << 18
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UpperTriangle:
-    """Where the entries on and above the diagonal of a square matrix stand."""
+    """Indices of the entries on and above the diagonal of a square matrix."""
 
     rows: Int[Tensor, " entries"]
     """Row of each entry."""
@@ -35,7 +35,7 @@ class UpperTriangle:
 
 @lru_cache(maxsize=16)
 def upper_triangle(size: int, device: torch.device) -> UpperTriangle:
-    """The upper triangle of a (size, size) matrix."""
+    """Index the upper triangle of a (size, size) matrix."""
     rows, columns = torch.triu_indices(size, size, device=device)
     numbers = torch.empty(size, size, dtype=torch.long, device=device)
     numbers[rows, columns] = numbers[columns, rows] = torch.arange(len(rows), device=device)
@@ -46,7 +46,7 @@ def upper_triangle(size: int, device: torch.device) -> UpperTriangle:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenMatrices:
-    """One (R, W) matrix for each token: D_n = right_n, or the thin product D_n = left_nᵀ right_n."""
+    """Matrix D_n (R, W) of each token: right_n itself, or the thin product left_nᵀ right_n."""
 
     right: Float[Tensor, "#N C W"]
     """(N | 1, C, W); the matrices themselves where `left` is None."""
@@ -57,36 +57,36 @@ class TokenMatrices:
 
     @property
     def rows(self) -> int:
-        """R."""
+        """Rows R of each matrix."""
         return self.right.shape[1] if self.left is None else self.left.shape[2]
 
     @property
     def columns(self) -> int:
-        """W."""
+        """Columns W of each matrix."""
         return self.right.shape[2]
 
     @property
     def rank(self) -> int:
-        """C, the inner size; R for whole matrices."""
+        """Inner size C of the thin product; R for whole matrices."""
         return self.right.shape[1]
 
     @property
     def shared(self) -> bool:
-        """Whether all tokens have the same matrix."""
+        """True where all tokens have the same matrix."""
         return self.right.shape[0] == 1 and (self.left is None or self.left.shape[0] == 1)
 
     def whole(self) -> Float[Tensor, "#N R W"]:
-        """The matrices, (N | 1, R, W)."""
+        """Multiply thin products out: the matrices, (N | 1, R, W)."""
         return self.right if self.left is None else self.left.mT @ self.right
 
     def compact(self) -> TokenMatrices:
-        """Whole matrices where they hold no more numbers than the thin product."""
+        """Multiply thin products out where that holds no more numbers."""
         if self.left is None or self.rows * self.columns > self.rank * (self.rows + self.columns):
             return self
         return TokenMatrices(right=self.whole(), symmetric=self.symmetric)
 
     def plus(self, other: TokenMatrices) -> TokenMatrices:
-        """The sums D_n + D'_n: thin where both are and that holds fewer numbers."""
+        """Add token by token, D_n + D'_n: thin where both are and that holds fewer numbers."""
         symmetric = self.symmetric and other.symmetric
         if self.left is None or other.left is None:
             return TokenMatrices(right=self.whole() + other.whole(), symmetric=symmetric)
@@ -94,7 +94,7 @@ class TokenMatrices:
         return TokenMatrices(left=left, right=right, symmetric=symmetric).compact()
 
     def packed(self) -> TokenMatrices:
-        """Symmetric matrices as rows, (N | 1, 1, R (R + 1) / 2), with the same inner products."""
+        """Pack symmetric matrices as rows, (N | 1, 1, R (R + 1) / 2), inner products kept."""
         assert self.symmetric
         upper = upper_triangle(self.rows, self.right.device)
         weights = (1.0 + (upper.rows != upper.columns).to(self.right.dtype)).sqrt()
@@ -106,7 +106,7 @@ class TokenMatrices:
         return TokenMatrices(right=flat[:, None])
 
     def transposed(self) -> TokenMatrices:
-        """D_nᵀ."""
+        """Transpose every matrix, D_nᵀ."""
         if self.symmetric:
             return self
         if self.left is None:
@@ -114,28 +114,28 @@ class TokenMatrices:
         return TokenMatrices(left=self.right, right=self.left)
 
     def select(self, tokens: slice) -> TokenMatrices:
-        """The matrices of some tokens; shared ones stay as they are."""
+        """Take the matrices of some tokens; shared ones stay as they are."""
         left = None if self.left is None else _take(self.left, tokens)
         return replace(self, right=_take(self.right, tokens), left=left)
 
     def narrow_rows(self, rows: slice) -> TokenMatrices:
-        """Some rows of every matrix."""
+        """Take some rows of every matrix."""
         if self.left is None:
             return TokenMatrices(right=self.right[:, rows])
         return TokenMatrices(left=self.left[:, :, rows], right=self.right)
 
     def times(self, columns: Float[Tensor, "#N W K"]) -> Float[Tensor, "#N R K"]:
-        """D_n X_n for a stack (N, W, K), as (N, R, K)."""
+        """Multiply D_n X_n for a stack (N, W, K), as (N, R, K)."""
         inner = self.right @ columns
         return inner if self.left is None else self.left.mT @ inner
 
     def times_each(self, vectors: Float[Tensor, "M W"]) -> Float[Tensor, "#N R M"]:
-        """D_n v_m for every pair of a token and one of M vectors (M, W), as (N, R, M)."""
+        """Multiply D_n v_m for each token and each of M vectors (M, W), as (N, R, M)."""
         inner = self.right @ vectors.T
         return inner if self.left is None else self.left.mT @ inner
 
     def summed(self, weights: Float[Tensor, " N"]) -> TokenMatrices:
-        """Σ_n weights_n D_n as the matrix of one token."""
+        """Sum Σ_n weights_n D_n, as the matrix of one token."""
         if self.left is None:
             total = (weights @ self.right.flatten(1)).view(1, self.rows, self.columns)
         else:
@@ -151,7 +151,7 @@ class TokenMatrices:
         return self.right.nbytes + left
 
     def diagonals(self) -> Float[Tensor, "#N R"]:
-        """The diagonal of each square matrix, (N | 1, R)."""
+        """Take the diagonal of each square matrix, (N | 1, R)."""
         if self.left is None:
             return self.right.diagonal(dim1=1, dim2=2)
         return (self.left * self.right).sum(1)
@@ -162,6 +162,6 @@ def _take(tensor: Tensor, tokens: slice) -> Tensor:
 
 
 def _joined(first: Tensor, second: Tensor) -> Tensor:
-    """Two thin factors side by side, either of them possibly shared by all tokens."""
+    """Join two thin factors side by side, either of them possibly shared by all tokens."""
     count = max(first.shape[0], second.shape[0])
     return torch.cat([first.expand(count, -1, -1), second.expand(count, -1, -1)], dim=1)

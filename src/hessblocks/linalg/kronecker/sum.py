@@ -1,4 +1,4 @@
-"""Sums of Kronecker products over tokens, as operators that are never assembled.
+"""Kronecker sums over tokens, Σ_n a_n b_nᵀ ⊗ D_n, as operators that are never assembled.
 
 Letters: N tokens; a block has rows (P, R) and columns (T, W); K, columns multiplied together.
 """
@@ -28,19 +28,19 @@ MEMORY_LIMIT = 1 << 29
 
 
 class ExactOperator(LinearOperator):
-    """An operator whose trace, diagonal and Frobenius norm are known without random probes."""
+    """Operator whose trace, diagonal and Frobenius norm are known without random probes."""
 
     @abc.abstractmethod
     def adjoint(self) -> ExactOperator:
-        """The transposed operator."""
+        """Return the transposed operator."""
 
     @abc.abstractmethod
     def diagonal(self) -> Float[Tensor, " size"]:
-        """The main diagonal of a square operator."""
+        """Compute the main diagonal of a square operator."""
 
     @abc.abstractmethod
     def frobenius_norm(self) -> float:
-        """Square root of the sum of all squared entries."""
+        """Compute the square root of the sum of all squared entries."""
 
     @abc.abstractmethod
     def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
@@ -50,18 +50,18 @@ class ExactOperator(LinearOperator):
         return self.adjoint() @ columns
 
     def trace(self) -> float:
-        """Sum of the diagonal."""
+        """Sum the diagonal."""
         return float(self.diagonal().sum(dtype=torch.float64))
 
     def dense(self) -> Float[Tensor, "rows columns"]:
-        """The assembled matrix."""
+        """Assemble the matrix."""
         out = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         self.add_dense(out)
         return out
 
 
 class KroneckerSum(ExactOperator):
-    """Σ over terms and tokens of (row vector)(column vector)ᵀ ⊗ matrix."""
+    """Kronecker sum: Σ over terms and tokens of (row vector)(column vector)ᵀ ⊗ matrix."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class KroneckerSum(ExactOperator):
             assert (term.row_shape, term.column_shape) == (row_shape, column_shape)
 
     def adjoint(self) -> ExactOperator:
-        """The transposed sum; nothing is computed."""
+        """Transpose each term; nothing is computed."""
         if self.symmetric:
             return self
         return KroneckerSum(
@@ -127,7 +127,7 @@ class KroneckerSum(ExactOperator):
         return out
 
     def dense(self) -> Float[Tensor, "rows columns"]:
-        """The assembled sum."""
+        """Assemble the sum."""
         if not self.terms:
             return super().dense()
         pieces = self._assembled_pieces()
@@ -144,14 +144,14 @@ class KroneckerSum(ExactOperator):
             grid += piece
 
     def _assembled_pieces(self) -> Iterator[Tensor]:
-        """The sums over some tokens of one term at a time, with an axis for each of the four lengths."""
+        """Yield sums over some tokens of one term, one axis for each of the four lengths."""
         for term in self.terms:
             P, R, T, W = term.sizes
             for tokens in self._token_chunks(term, P * T + R * W):
                 yield term.select(tokens).assembled()
 
     def diagonal(self) -> Float[Tensor, " size"]:
-        """The main diagonal of a square sum. Cost: N P R multiplications."""
+        """Compute the main diagonal of a square sum. Cost: N P R multiplications."""
         out = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
         for term in self.terms:
             P, R, _, _ = term.sizes
@@ -160,7 +160,7 @@ class KroneckerSum(ExactOperator):
         return out
 
     def frobenius_norm(self) -> float:
-        """The exact Frobenius norm, by Gram matrices or by assembling, whichever costs less.
+        """Compute the Frobenius norm by Gram matrices or by assembling, whichever is cheaper.
 
         Returns:
             The norm; 0 for a sum without terms.
@@ -172,12 +172,12 @@ class KroneckerSum(ExactOperator):
 
     @cached_property
     def _unit(self) -> float:
-        """A power of 4 near the size of the largest term, so that squares stay in the range of float64."""
+        """Power of 4 near the size of the largest term; squares in it stay within float64."""
         return max((unit for term in self.terms if (unit := _unit_of(term))), default=1.0)
 
     @cached_property
     def _square(self) -> float:
-        """The squared norm, in units."""
+        """Squared norm, in units."""
         by_gram = sum(inner_product_cost(a, b) for a, b in self._meeting)
         by_assembling = sum(term.work for term in self.terms)
         return self._gram_square() if by_gram <= by_assembling else self._assembled_square()
@@ -207,7 +207,7 @@ class KroneckerSum(ExactOperator):
         return total
 
     def _assembled_square(self) -> float:
-        """Sum of squares of the assembled matrix, some of its rows at a time."""
+        """Sum the squares of the assembled matrix, some of its rows at a time."""
         row_numbers = self.row_shape[1] * self.shape[1] + 1
         numbers = self.memory_limit // (3 * self.dtype.itemsize)
         total = 0.0
@@ -224,13 +224,13 @@ class KroneckerSum(ExactOperator):
         return total
 
     def _token_chunks(self, term: KroneckerTerm, numbers: int) -> list[slice]:
-        """Slices of tokens whose intermediate results, `numbers` each, stay within the limit."""
+        """Slice the tokens: intermediate results, `numbers` a token, stay within the limit."""
         step = self.memory_limit // (2 * self.dtype.itemsize * max(1, numbers))
         return list(chunks(term.tokens, max(1, step)))
 
 
 def _unit_of(term: KroneckerTerm) -> float:
-    """A power of 4 near the size of a term; 0 for a zero one."""
+    """Find a power of 4 near the size of a term; 0 for a zero one."""
     matrices = term.matrices
     factors = [
         term.row,
@@ -242,7 +242,7 @@ def _unit_of(term: KroneckerTerm) -> float:
 
 
 def _merged(terms: Sequence[KroneckerTerm], memory_limit: int) -> tuple[KroneckerTerm, ...]:
-    """Add up the matrices of terms with the same vectors within the limit; drop terms without tokens."""
+    """Add up matrices of terms with equal vectors within the limit; drop terms without tokens."""
     kept: list[KroneckerTerm] = []
     for term in terms:
         for k, other in enumerate(kept):

@@ -17,7 +17,7 @@ from hessblocks.linalg.kronecker.matrices import TokenMatrices, upper_triangle
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KroneckerTerm:
-    """Σ_n (row_n column_nᵀ) ⊗ D_n, with either pair of indices possibly in the other order.
+    """Kronecker term Σ_n (row_n column_nᵀ) ⊗ D_n; either pair of indices may be swapped.
 
     Entry (p r), (t w) is Σ_n row_n[p] column_n[t] D_n[r, w]. With `row_swapped` the row index is
     (r p) instead of (p r), with `column_swapped` the column index is (w t) instead of (t w).
@@ -36,23 +36,23 @@ class KroneckerTerm:
 
     @property
     def tokens(self) -> int:
-        """N."""
+        """Number of tokens N."""
         return self.row.shape[0]
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """(P, R, T, W)."""
+        """Lengths (P, R, T, W)."""
         return self.row.shape[1], self.matrices.rows, self.column.shape[1], self.matrices.columns
 
     @property
     def row_shape(self) -> tuple[int, int]:
-        """The two lengths that the row index runs over, outer one first."""
+        """Two lengths that the row index runs over, outer one first."""
         P, R, _, _ = self.sizes
         return (R, P) if self.row_swapped else (P, R)
 
     @property
     def column_shape(self) -> tuple[int, int]:
-        """The two lengths that the column index runs over, outer one first."""
+        """Two lengths that the column index runs over, outer one first."""
         _, _, T, W = self.sizes
         return (W, T) if self.column_swapped else (T, W)
 
@@ -62,7 +62,7 @@ class KroneckerTerm:
         return self.row.nbytes + self.column.nbytes + self.matrices.nbytes
 
     def sum_bytes(self, other: KroneckerTerm) -> int:
-        """Bytes of the added matrices of two terms of one shape, at most."""
+        """Bound the bytes of the added matrices of two terms of one shape."""
         both = self.matrices.nbytes + other.matrices.nbytes
         _, R, _, W = self.sizes
         count = max(len(self.matrices.right), len(other.matrices.right))
@@ -72,17 +72,17 @@ class KroneckerTerm:
 
     @property
     def work(self) -> int:
-        """Multiplications that it takes to assemble the term, but for symmetries."""
+        """Multiplications that assembling the term takes, symmetries aside."""
         _, R, _, W = self.sizes
         rows, columns = self.places()
         return self.tokens * int(rows.sum()) * int(columns.sum()) * R * W
 
     def places(self) -> tuple[Bool[Tensor, " P"], Bool[Tensor, " T"]]:
-        """Where the row and the column vectors are not zero for every token."""
+        """Find the entries of row and column vectors that are not zero for every token."""
         return (self.row != 0).any(0), (self.column != 0).any(0)
 
     def adjoint(self) -> KroneckerTerm:
-        """The transposed term."""
+        """Transpose the term."""
         return KroneckerTerm(
             row=self.column,
             column=self.row,
@@ -92,19 +92,19 @@ class KroneckerTerm:
         )
 
     def select(self, tokens: slice) -> KroneckerTerm:
-        """The sum over some of the tokens only."""
+        """Sum over some of the tokens only."""
         row = self.row[tokens]
         column = row if self.column is self.row else self.column[tokens]
         return replace(self, row=row, column=column, matrices=self.matrices.select(tokens))
 
     def narrow_rows(self, rows: slice) -> KroneckerTerm:
-        """Some rows of the operator: a range of the outer of its two row indices."""
+        """Take a range of the outer row index: some rows of the operator."""
         if self.row_swapped:
             return replace(self, matrices=self.matrices.narrow_rows(rows))
         return replace(self, row=self.row[:, rows])
 
     def collapsed(self) -> KroneckerTerm:
-        """The same sum with fewer terms where the tokens share one matrix, or where their vectors are numbers.
+        """Shorten the sum where the tokens share one matrix, or where P = T = 1.
 
         Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens; or the matrices are
         added up, unless thin products of them hold fewer numbers than the sum.
@@ -128,7 +128,7 @@ class KroneckerTerm:
         return replace(self, row=identity, column=self.row.T @ self.column)
 
     def product(self, columns: Float[Tensor, "column_size K"]) -> Float[Tensor, "row_size K"]:
-        """The term times (T·W, K) columns, as (P·R, K). Cost: N (T W + R W + P R) K."""
+        """Multiply (T·W, K) columns by the term, as (P·R, K). Cost: N (T W + R W + P R) K."""
         P, R, T, W = self.sizes
         count = columns.shape[1]
         block = columns.reshape(*self.column_shape, count)
@@ -142,7 +142,7 @@ class KroneckerTerm:
         return out.reshape(P * R, count)
 
     def assembled(self) -> Float[Tensor, "outer_row inner_row outer_column inner_column"]:
-        """Every entry, (row outer, row inner, column outer, column inner).
+        """Assemble every entry, (row outer, row inner, column outer, column inner).
 
         Returns:
             The entries; reshaped to two axes they are the matrix.
@@ -168,7 +168,7 @@ class KroneckerTerm:
         return whole.permute(*row_order, *column_order)
 
     def _canonical(self) -> Tensor:
-        """The sum over tokens of (row columnᵀ, flat) (matrix, flat)ᵀ, (P·T, R·W)."""
+        """Sum (row columnᵀ, flat) (matrix, flat)ᵀ over the tokens, (P·T, R·W)."""
         P, R, T, _ = self.sizes
         whole = self.matrices.whole().flatten(1)
         if self.matrices.shared:
@@ -187,7 +187,7 @@ class KroneckerTerm:
         return summed
 
     def diagonal(self) -> Float[Tensor, " size"]:
-        """The diagonal of a square term, (P·R,)."""
+        """Compute the diagonal of a square term, (P·R,)."""
         if self.row_swapped == self.column_swapped:
             diagonals = self.matrices.diagonals().expand(self.tokens, -1)
             out = (self.row * self.column).T @ diagonals

@@ -1,4 +1,4 @@
-"""Matrices that are only applied: the base class, exact operators kept in memory, inner products."""
+"""Linear operators given by their matvec: base class, dense ones, inner products, CG solver."""
 
 from hessblocks.linalg.operators.bounded import BoundedCache, chunks, slices
 from hessblocks.linalg.operators.inner import (

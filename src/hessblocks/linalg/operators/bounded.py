@@ -1,4 +1,4 @@
-"""Results kept for reuse as long as they fit in a number of bytes."""
+"""Cache with a limit in bytes, and slices that cover a range."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Sized(Protocol):
-    """Something that knows how many bytes it holds, as tensors do."""
+    """Object that knows how many bytes it holds, as tensors do."""
 
     @property
     def nbytes(self) -> int:
@@ -20,7 +20,7 @@ Value = TypeVar("Value", bound=Sized)
 
 
 class BoundedCache(Generic[Value]):
-    """The most recently used results; what goes beyond the limit is forgotten and made again."""
+    """LRU cache limited in bytes; what goes beyond the limit is forgotten and made again."""
 
     def __init__(self, limit: int) -> None:
         """Start empty.
@@ -33,7 +33,7 @@ class BoundedCache(Generic[Value]):
         self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The result under `key`, made by `make` when it is not kept; its size must stay what it is."""
+        """Return what is kept under `key`, else make it; its size must stay what it is."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key][0]
@@ -47,12 +47,12 @@ class BoundedCache(Generic[Value]):
 
 
 def chunks(length: int, step: int) -> Iterator[slice]:
-    """Slices of at most `step` that cover range(length)."""
+    """Yield slices of at most `step` that cover range(length)."""
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
 
 def slices(lengths: Iterable[int]) -> list[slice]:
-    """Slices of these lengths, one behind the other."""
+    """Build slices of these lengths, one behind the other."""
     ends = accumulate(lengths, initial=0)
     return [slice(start, end) for start, end in pairwise(ends)]

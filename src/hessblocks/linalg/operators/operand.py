@@ -1,4 +1,4 @@
-"""What estimators take: an operator, or what stands for one, as a problem does for the Hessian of its loss."""
+"""Operands of estimators: an operator, or a problem that stands for its Hessian."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hessblocks.linalg.operators.operator import LinearOperator
 
 
 class Operand:
-    """What may be given in the place of an operator; whose, is said with `operator_of.register`."""
+    """Base class of what may stand for an operator; `operator_of.register` says for which."""
 
 
 @singledispatch
 def operator_of(given: LinearOperator | Operand) -> LinearOperator:
-    """The operator that is meant.
+    """Return the operator that an operand stands for.
 
     Args:
         given: an operator, or what stands for one.

@@ -1,4 +1,4 @@
-"""A matrix that is only ever applied: the base class of every curvature operator.
+"""Linear operators, given by their matvec: the base class of every curvature operator.
 
 Letters: M rows, N columns, K columns multiplied together.
 """
@@ -25,7 +25,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 class LinearOperator(abc.ABC):
-    """An (M, N) real matrix given by its product with a block of vectors.
+    """Linear operator: an (M, N) real matrix given by its product with a block of vectors.
 
     Subclasses define `_matmat`, and `_rmatmat` unless they are symmetric.
     """
@@ -55,7 +55,7 @@ class LinearOperator(abc.ABC):
         self.positive_semidefinite = positive_semidefinite
 
     def __repr__(self) -> str:
-        """Kind, shape and what it promises, on one line."""
+        """Print kind, shape and what it promises, on one line."""
         kind = (
             ", positive semi-definite"
             if self.positive_semidefinite
@@ -66,30 +66,30 @@ class LinearOperator(abc.ABC):
 
     @abc.abstractmethod
     def _matmat(self, columns: Tensor) -> Tensor:
-        """Product with (N, K) columns, as (M, K)."""
+        """Multiply (N, K) columns, as (M, K)."""
 
     def _rmatmat(self, columns: Tensor) -> Tensor:
-        """Product of the adjoint with (M, K) columns, as (N, K)."""
+        """Multiply (M, K) columns by the adjoint, as (N, K)."""
         if self.symmetric:
             return self._matmat(columns)
         raise NotImplementedError(f"{type(self).__name__} has no adjoint product")
 
     def __mul__(self, factor: float) -> LinearOperator:
-        """The operator times a number."""
+        """Multiply the operator by a number."""
         return CombinedOperator([(factor, self)])
 
     __rmul__ = __mul__
 
     def __neg__(self) -> LinearOperator:
-        """The operator times −1."""
+        """Multiply the operator by −1."""
         return self * -1.0
 
     def __add__(self, other: LinearOperator) -> LinearOperator:
-        """The sum with another operator of the same shape."""
+        """Add another operator of the same shape."""
         return CombinedOperator([(1.0, self), (1.0, other)])
 
     def __sub__(self, other: LinearOperator) -> LinearOperator:
-        """The difference from another operator of the same shape."""
+        """Subtract another operator of the same shape."""
         return CombinedOperator([(1.0, self), (-1.0, other)])
 
     @overload
@@ -131,15 +131,15 @@ class LinearOperator(abc.ABC):
         return self._matmat(vectors)
 
     def adjoint(self) -> LinearOperator:
-        """The transposed operator, (N, M)."""
+        """Return the transposed operator, (N, M)."""
         return self if self.symmetric else AdjointOperator(self)
 
     def dense(self) -> Float[Tensor, "M N"]:
-        """The whole matrix, (M, N); costs N products and M·N numbers."""
+        """Assemble the whole matrix, (M, N); costs N products and M·N numbers."""
         return self._matmat(torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
 
     def to_scipy(self) -> ScipyLinearOperator:
-        """The same operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh` and others)."""
+        """Wrap the operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh`, ...)."""
         from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
         def apply(operator: LinearOperator) -> Any:
@@ -160,11 +160,11 @@ class LinearOperator(abc.ABC):
         )
 
     def _tensors(self) -> tuple[Shapes, Shapes]:
-        """Shapes of the tensors that vectors of the columns, and of the rows, are made of."""
+        """List shapes of the tensors that vectors of the columns, and of the rows, are made of."""
         return [(self.shape[1],)], [(self.shape[0],)]
 
     def to_curvlinops(self) -> PyTorchLinearOperator:
-        """The same operator for curvlinops' estimators and solvers (`xtrace`, spectra, conjugate gradients and others).
+        """Wrap the operator for curvlinops (`xtrace`, spectra, conjugate gradients, ...).
 
         It takes flat vectors (N,) and matrices (N, K), and lists of tensors: of curvature, its sums and multiples one for each
         parameter, in its shape (of a group that cuts parameters, one for each cut), in the order in which the group names
@@ -185,7 +185,7 @@ class LinearOperator(abc.ABC):
             ) from error
 
         class Wrapped(PyTorchLinearOperator):  # type: ignore[misc, unused-ignore]
-            """Tensors in, tensors out, each with a last axis of several vectors."""
+            """Operator from tensors to tensors, each with a last axis of several vectors."""
 
             def __init__(self, of: LinearOperator) -> None:
                 super().__init__(*of._tensors())
@@ -207,7 +207,7 @@ class LinearOperator(abc.ABC):
 
 
 class AdjointOperator(LinearOperator):
-    """The transpose of another operator."""
+    """Adjoint (transpose) of another operator."""
 
     def __init__(self, of: LinearOperator) -> None:
         """Wrap `of`; nothing is computed."""
@@ -225,12 +225,12 @@ class AdjointOperator(LinearOperator):
         return rows, columns
 
     def adjoint(self) -> LinearOperator:
-        """The operator that was wrapped."""
+        """Return the operator that was wrapped."""
         return self._of
 
 
 class CombinedOperator(LinearOperator):
-    """Σ c_k A_k: sums, differences and multiples of operators."""
+    """Linear combination Σ c_k A_k: sums, differences and multiples of operators."""
 
     terms: Sequence[tuple[float, LinearOperator]]
     """c_k and A_k, none of them a sum itself."""
@@ -272,7 +272,7 @@ class CombinedOperator(LinearOperator):
         return self._added(one._rmatmat(columns) for _, one in self.terms)
 
     def _tensors(self) -> tuple[Shapes, Shapes]:
-        """Those of the operator that knows most of them: an identity knows a flat vector alone."""
+        """Take the operator that knows most tensors: an identity knows a flat vector alone."""
         return max(
             (one._tensors() for _, one in self.terms), key=lambda found: sum(map(len, found[0]))
         )
@@ -286,7 +286,7 @@ class CombinedOperator(LinearOperator):
 
 
 class ComposedOperator(LinearOperator):
-    """A B, applied one after the other."""
+    """Product A B of two operators, applied one after the other."""
 
     def __init__(self, left: LinearOperator, right: LinearOperator) -> None:
         """Hold A, (M, N), and B, (N, L).
@@ -311,10 +311,10 @@ class ComposedOperator(LinearOperator):
 
 
 class IdentityOperator(LinearOperator):
-    """Every vector as it is."""
+    """Identity operator: every vector as it is."""
 
     def __init__(self, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        """Of vectors of `size` entries."""
+        """Make an identity for vectors of `size` entries."""
         super().__init__((size, size), dtype=dtype, device=device, positive_semidefinite=True)
 
     def _matmat(self, columns: Tensor) -> Tensor:
@@ -322,7 +322,7 @@ class IdentityOperator(LinearOperator):
 
 
 def identity_like(operator: LinearOperator) -> IdentityOperator:
-    """An identity that can be added to an operator.
+    """Make an identity that can be added to an operator.
 
     Returns:
         An operator of the same size, dtype and device.
@@ -346,7 +346,7 @@ def _check_alike(
 
 
 class DenseOperator(LinearOperator):
-    """A matrix held in memory, as an operator."""
+    """Dense operator: a matrix held in memory."""
 
     def __init__(
         self,
@@ -384,5 +384,5 @@ class DenseOperator(LinearOperator):
         return self._matrix.T @ columns
 
     def dense(self) -> Float[Tensor, "M N"]:
-        """The matrix itself."""
+        """Return the matrix itself."""
         return self._matrix

@@ -1,4 +1,4 @@
-"""Systems (A + damping · I) x = b by conjugate gradients, with the residual that was reached and why it ended.
+"""Conjugate gradients (CG) for (A + damping · I) x = b, with residual and reason of the end.
 
 Letters: N rows, K right-hand sides.
 """
@@ -26,7 +26,7 @@ SLACK = 10.0
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Solution(Tabular):
-    """Solutions of one system for K right-hand sides."""
+    """Solution of one system for K right-hand sides."""
 
     values: Float[Tensor, "N ..."]
     """x, shaped as b."""
@@ -40,11 +40,11 @@ class Solution(Tabular):
 
     @property
     def converged(self) -> bool:
-        """Whether all of them did."""
+        """True where all columns converged."""
         return all(reason == "converged" for reason in self.reasons)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Column, residual and reason of each right-hand side."""
+        """List column, residual and reason of each right-hand side."""
         pairs = zip(self.residuals.tolist(), self.reasons, strict=True)
         return [
             {"column": column, "residual": residual, "reason": reason}
@@ -52,7 +52,7 @@ class Solution(Tabular):
         ]
 
     def __str__(self) -> str:
-        """How many, the worst residual and how they ended."""
+        """Print the number of systems, the worst residual and how they ended."""
         ended = ", ".join(sorted(set(self.reasons)))
         return (
             f"solutions of {len(self.reasons)} systems, residuals up to {float(self.residuals.max()):.1g} "
@@ -173,7 +173,7 @@ def _sizes(columns: Tensor) -> Tensor:
 
 
 class InverseOperator(LinearOperator):
-    """(A + damping · I)⁻¹ by conjugate gradients; see `inverse`."""
+    """Inverse (A + damping · I)⁻¹ by conjugate gradients; see `inverse`."""
 
     def __init__(
         self, operator: LinearOperator, damping: float, tolerance: float, max_products: int
@@ -213,7 +213,7 @@ def inverse(
     tolerance: float = 1e-6,
     max_products: int = 1000,
 ) -> InverseOperator:
-    """(A + damping · I)⁻¹ as an operator; each product is solved by conjugate gradients, or refused.
+    """Invert A + damping · I; each product is solved by conjugate gradients, or refused.
 
     Args:
         operator: A, symmetric; positive definite with the damping; a `Problem` stands for its Hessian.

@@ -1,4 +1,4 @@
-"""Eigenvalues and spectral densities by Krylov methods."""
+"""Krylov methods: Lanczos eigenvalues, stochastic Lanczos quadrature, condition numbers."""
 
 from hessblocks.linalg.spectra.condition import condition_number
 from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues

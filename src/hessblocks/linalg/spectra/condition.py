@@ -1,4 +1,4 @@
-"""Condition number of an operator by Lanczos.
+"""Condition number of an operator, by Lanczos at both ends of the spectrum.
 
 Letters: σ_1 largest, σ_n smallest singular value.
 """
@@ -31,7 +31,7 @@ def condition_number(
     seed: int = 0,
     probe_chunk: int | None = None,
 ) -> ConditionNumber:
-    """σ_1 / σ_n of an operator (M, N); n = min(M, N).
+    """Estimate the condition number σ_1 / σ_n of an operator (M, N), n = min(M, N), by Lanczos.
 
     From the ends of the spectrum of A where it is declared positive semidefinite, else of AᵀA
     (AAᵀ for a wide matrix),
@@ -99,7 +99,10 @@ def _ratio(top: float, bottom: float) -> float:
 
 
 class NormalOperator(LinearOperator):
-    """AᵀA / `unit`, a power of 4 near the size of A's first products: AᵀA itself can leave the range of the dtype."""
+    """Normal operator AᵀA / `unit`; AᵀA itself can leave the range of the dtype.
+
+    `unit` is a power of 4 near the size of A's first products.
+    """
 
     def __init__(self, of: LinearOperator) -> None:
         """Wrap `of`; nothing is computed."""

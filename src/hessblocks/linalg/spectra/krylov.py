@@ -1,4 +1,4 @@
-"""A growing orthonormal basis and the projection of an operator on it (block Lanczos).
+"""Block Lanczos: a growing orthonormal Krylov basis, and an operator's projection on it.
 
 Letters: A symmetric (N, N), V the basis (N, k), T = VᵀA V, b vectors in a block, C the coupling to the
 next block V': A V = V T + V' C, but for what rounding or a lack of symmetry takes away.
@@ -50,7 +50,7 @@ def check_definite(
 
 
 class KrylovBasis:
-    """The basis V, its projection T and the block that comes next.
+    """Krylov basis V of block Lanczos, its projection T and the block that comes next.
 
     Every new vector is orthogonalised against the whole basis, so that eigenvalues appear as often
     as they should and no more. Memory is the basis and two blocks: the next one, and the products that
@@ -97,17 +97,17 @@ class KrylovBasis:
 
     @property
     def vectors(self) -> Float[Tensor, "N k"]:
-        """V, copied together."""
+        """Basis vectors V, copied together."""
         return torch.cat(self._filled()).T
 
     @property
     def full(self) -> bool:
-        """Whether the next block no longer fits into the room."""
+        """True where the next block no longer fits into the room."""
         return self.size + len(self._next) > self._room
 
     @property
     def complete(self) -> bool:
-        """Whether the basis spans the whole space."""
+        """True where the basis spans the whole space."""
         return self.size == self._length
 
     def extend(self) -> None:
@@ -122,7 +122,7 @@ class KrylovBasis:
         self._find_next()
 
     def residuals(self, rotation: Float[Tensor, "k some"]) -> Float[Tensor, " some"]:
-        """‖A v − θ v‖ of Ritz vectors V · rotation with their Ritz values, from the products that were made."""
+        """Compute ‖A v − θ v‖ of the Ritz vectors V · rotation; no product is made for it."""
         coupled = (self._coupling @ rotation).square().sum(0)
         lost = torch.einsum("ks,kl,ls->s", rotation, self._lost, rotation).clamp_min(0)
         return (coupled + lost).sqrt()
@@ -136,7 +136,7 @@ class KrylovBasis:
         self._lost = rotation.T @ self._lost @ rotation
 
     def combine(self, rotation: Float[Tensor, "k results"]) -> Float[Tensor, "N results"]:
-        """The vectors V · rotation, in the memory of the basis, which ends here."""
+        """Compute V · rotation in the memory of the basis, which ends here."""
         rotate(self._filled(), rotation)
         head = self._stacks[0]
         self._stacks = []
@@ -195,7 +195,10 @@ class KrylovBasis:
         self._lost = torch.block_diag(self._lost, lost.square().diag()) + uneven.T @ uneven
 
     def _draw(self, number: int, start: Float[Tensor, " N"] | None = None) -> None:
-        """Put a random vector into the next block, orthogonal to all before it, or a start with a little of it."""
+        """Put a random vector, or a start with a little of one, into the next block.
+
+        It is made orthogonal to all before it.
+        """
         row = self._next[number]
         row.copy_(self._source.draw(1)[:, 0])
         if start is not None:

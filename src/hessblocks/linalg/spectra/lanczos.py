@@ -31,7 +31,7 @@ SAFETY = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which eigenvalues are looked for."""
+    """Eigenvalues that are looked for: how many, at which ends."""
 
     count: int
     """Eigenvalues at each end named."""
@@ -40,11 +40,11 @@ class Wanted:
 
     @property
     def ends(self) -> int:
-        """How many ends there are."""
+        """Number of ends: 1 or 2."""
         return 2 if self.which == "both" else 1
 
     def among(self, values: Float[Tensor, " k"], more: int = 0) -> Int[Tensor, " chosen"]:
-        """Where they stand among rising values, up to `more` further ones at each end with them."""
+        """Find the wanted ones among rising values, with up to `more` further ones at each end."""
         size, count = len(values), self.count + more
         if self.which == "magnitude":
             return values.abs().sort(stable=True).indices[-count:].sort().values
@@ -65,7 +65,7 @@ def extreme_eigenvalues(
     probe_chunk: int | None = None,
     start: Eigenvalues | Float[Tensor, "N ..."] | None = None,
 ) -> Eigenvalues:
-    """The algebraically largest or smallest eigenvalues of a symmetric operator, both, or the largest in size.
+    """Find extreme eigenvalues of a symmetric operator by block Lanczos with thick restarts.
 
     Block Lanczos: the block is as wide as the eigenvalues asked for at one end, so that eigenvalues
     up to that multiplicity are all found; re-orthogonalised against the whole basis; restarted with
@@ -140,7 +140,7 @@ def find_extremes(
     probe_chunk: int | None,
     start: Float[Tensor, "N some"] | None = None,
 ) -> Eigenvalues:
-    """Lanczos until the residuals are allowed, without a warning where they are not.
+    """Run Lanczos until the residuals are allowed, without a warning where they are not.
 
     Args:
         op: symmetric operator.
@@ -196,7 +196,11 @@ def _iterate(
     allowed: Allowed,
     max_products: int,
 ) -> tuple[Float[Tensor, " wanted"], Float[Tensor, "k wanted"], float]:
-    """Grow the basis until the wanted values are settled; they, their rotation, the largest |θ|, in its unit."""
+    """Grow the basis until the wanted values are settled.
+
+    Returns:
+        The values, their rotation and the largest |θ|, all in the basis' unit.
+    """
     ends, total = wanted.ends, wanted.ends * wanted.count
     while True:
         basis.extend()
@@ -215,7 +219,7 @@ def _iterate(
 
 
 def _start(op: LinearOperator, start: Any) -> Float[Tensor, "N some"] | None:
-    """The vectors to begin with, of length 1 each.
+    """Scale the vectors to begin with to length 1.
 
     Returns:
         Columns on the operator's device; None where none were given.

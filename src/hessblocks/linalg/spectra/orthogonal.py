@@ -1,4 +1,4 @@
-"""Orthonormal rows that a vector is made orthogonal to, in as few passes over memory as there can be.
+"""Gram-Schmidt against orthonormal rows, in as few passes over memory as there can be.
 
 Rows lie whole in memory, and what is done to them goes over them piece by piece: sums are kept in
 float64 and no copy of a basis is made, whatever its dtype.
@@ -26,7 +26,7 @@ MOST_PASSES = 4
 def _pieces(
     *tensors: Float[Tensor, "... N"], at_once: int = AT_ONCE
 ) -> Iterator[tuple[Tensor, ...]]:
-    """The same stretches of the last axis of all tensors, one after the other."""
+    """Cut all tensors along the last axis into the same stretches, one after the other."""
     return zip(*(tensor.split(at_once, dim=-1) for tensor in tensors), strict=True)
 
 
@@ -68,7 +68,7 @@ def orthogonalise(
 
 
 def length(vector: Float[Tensor, " N"]) -> float:
-    """Euclidean length; pieces are summed in float64."""
+    """Compute the Euclidean length; pieces are summed in float64."""
     squares = [piece @ piece for (piece,) in _pieces(vector)]
     return math.sqrt(float(torch.stack(squares).sum(dtype=torch.float64)))
 
@@ -89,7 +89,7 @@ def rotate(stacks: Sequence[Float[Tensor, "rows N"]], rotation: Float[Tensor, "k
 
 
 def _behind(stacks: Sequence[Tensor], start: int) -> list[Tensor]:
-    """The rows from number `start` on."""
+    """Take the rows from number `start` on."""
     found = []
     for stack in stacks:
         found.append(stack[min(start, len(stack)) :])
@@ -98,7 +98,13 @@ def _behind(stacks: Sequence[Tensor], start: int) -> list[Tensor]:
 
 
 def _project_out(vector: Tensor, stacks: Sequence[Tensor], tolerated: float = 0.0) -> Tensor:
-    """One pass: the coefficients, and the vector without its part, in place, unless all are tolerated."""
+    """Project the rows' part out of the vector in place, in one pass; return the coefficients.
+
+    Where all of them are tolerated the vector stays, and they are zero.
+
+    Returns:
+        The coefficients, float64 on the CPU.
+    """
     sizes = [len(stack) for stack in stacks]
     total = torch.zeros(sum(sizes), dtype=torch.float64, device=vector.device)
     for piece, *some in _pieces(vector, *stacks):

@@ -1,4 +1,4 @@
-"""Stochastic Lanczos quadrature: each probe's view of a spectrum as nodes and weights.
+"""Stochastic Lanczos quadrature (SLQ): each probe's view of a spectrum as nodes and weights.
 
 Letters: A symmetric (N, N), K probes z, S steps, V_k the basis of probe k, T_k its tridiagonal matrix.
 """
@@ -39,7 +39,7 @@ def spectral_density(
     points: int = 512,
     probe_chunk: int | None = None,
 ) -> Spectrum:
-    """Density of the eigenvalues of a symmetric operator.
+    """Estimate a symmetric operator's spectral density by stochastic Lanczos quadrature.
 
     Lanczos from each probe gives nodes θ_s (eigenvalues of T_k) and weights τ_s (squared first
     entries of its eigenvectors) with Σ_s τ_s f(θ_s) = zᵀf(A) z / N, exactly so for polynomials of
@@ -97,7 +97,7 @@ def spectral_density(
 def lanczos_quadrature(
     op: LinearOperator, probes: Float[Tensor, "size count"], steps: int
 ) -> tuple[Float[Tensor, "count steps"], Float[Tensor, "count steps"]]:
-    """Nodes and weights (summing to 1) of the Gauss quadrature of each probe.
+    """Run Lanczos from each probe: nodes and weights (summing to 1) of its Gauss quadrature.
 
     A probe whose Krylov space ends early keeps zero vectors from there on; its further nodes have
     weight 0.

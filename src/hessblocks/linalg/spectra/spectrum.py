@@ -1,4 +1,4 @@
-"""The spectrum of an operator as seen by random probes: density, moments, averages.
+"""Spectral density of an operator as random probes see it, with moments and averages.
 
 Letters: N eigenvalues λ, K probes, θ and τ nodes and weights of one probe's quadrature.
 """
@@ -33,7 +33,7 @@ DECADES = 6
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Spectrum(Tabular):
-    """Density of eigenvalues with its uncertainty, and the quadrature that it comes from."""
+    """Spectral density with its uncertainty, and the quadrature that it comes from."""
 
     nodes: Float[Tensor, "probes steps"]
     """Nodes of each probe's quadrature; of an exact spectrum the eigenvalues, in one row."""
@@ -96,7 +96,7 @@ class Spectrum(Tabular):
         return replace(spectrum, density=density, standard_error=error)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Eigenvalue, density, standard_error and method at each point of the grid."""
+        """List eigenvalue, density, standard_error and method at each point of the grid."""
         columns = (self.grid.tolist(), self.density.tolist(), self.standard_error.tolist())
         return [
             {"eigenvalue": at, "density": density, "standard_error": error, "method": self.method}
@@ -104,7 +104,7 @@ class Spectrum(Tabular):
         ]
 
     def __str__(self) -> str:
-        """How many eigenvalues, their range, mean and spread, and what was spent."""
+        """Print the number of eigenvalues, their range, mean and spread, and what was spent."""
         seen = self.nodes[self.weights > NO_WEIGHT]
         unit = unit_of(seen)
         mean, square = (self._scaled_moment(power, unit).value for power in (1, 2))
@@ -116,7 +116,7 @@ class Spectrum(Tabular):
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """The density with a band of one standard error, on a logarithmic axis.
+        """Plot the density with a band of one standard error, on a logarithmic axis.
 
         Args:
             ax: axes of matplotlib to draw on; None for a figure of its own.
@@ -147,12 +147,12 @@ class Spectrum(Tabular):
 
     @property
     def probes(self) -> int:
-        """Random probes; 0 for exact spectra."""
+        """Number of random probes; 0 for exact spectra."""
         return 0 if self.method == "exact" else self.nodes.shape[0]
 
     @property
     def moments(self) -> tuple[Estimate, Estimate, Estimate, Estimate]:
-        """Mean of λ, λ², λ³ and λ⁴ over the eigenvalues; a warning where one leaves the range of float64."""
+        """Moments: mean of λ, λ², λ³, λ⁴; a warning where one leaves the range of float64."""
         return self._moment(1), self._moment(2), self._moment(3), self._moment(4)
 
     def _moment(self, power: int) -> Estimate:
@@ -175,7 +175,7 @@ class Spectrum(Tabular):
     def average(
         self, function: Callable[[Float[Tensor, "probes steps"]], Float[Tensor, "probes steps"]]
     ) -> Estimate:
-        """Mean of f(λ) over the eigenvalues; N times that is the trace of f(A).
+        """Average f(λ) over the eigenvalues; N times that is the trace of f(A).
 
         Args:
             function: f, applied to a tensor of eigenvalues entry by entry.
@@ -194,7 +194,7 @@ class Spectrum(Tabular):
     def density_on(
         self, grid: Float[Tensor, " points"], broadening: float | None = None
     ) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
-        """Density and its standard error at any points.
+        """Evaluate the density and its standard error at any points.
 
         With f = normal density around the point, the variance of zᵀf(A) z / N for signs z is at
         most 2/N times the variance of f over the eigenvalues, whatever the eigenvectors; the
@@ -214,7 +214,7 @@ class Spectrum(Tabular):
     def _averages(
         self, values: Float[Tensor, "probes steps points"]
     ) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
-        """Means over the eigenvalues of what has these values at the nodes, and their errors."""
+        """Average over the eigenvalues what has these values at the nodes, with errors."""
         count = self.nodes.shape[0]
         weights, unit = self.weights / count, unit_of(values)
         mean = torch.einsum("ks,ksp->p", weights, values)
@@ -227,7 +227,7 @@ class Spectrum(Tabular):
 def _width_and_grid(
     seen: Tensor, broadening: float | None, points: int
 ) -> tuple[float, Float[Tensor, " points"]]:
-    """The broadening, and points over all nodes and the tails of the normal densities at their ends.
+    """Choose the broadening, and points over all nodes and their densities' tails.
 
     Returns:
         The broadening, by default 2 % of the nodes' range (of a single one 2 % of its size, or of 1
@@ -243,7 +243,7 @@ def _width_and_grid(
 def jensen_shannon_distance(
     a: Spectrum, b: Spectrum, *, broadening: float | None = None, points: int = 1024
 ) -> float:
-    """Jensen-Shannon distance between two densities of eigenvalues, on a common grid.
+    """Compute the Jensen-Shannon distance of two spectral densities on a common grid.
 
     √(½ KL(p ‖ m) + ½ KL(q ‖ m)) with m = (p + q) / 2 and logarithms to base 2: a metric, 0 for equal
     and 1 for disjoint densities. Both are broadened alike. The noise of the probes adds to the
@@ -270,5 +270,5 @@ def jensen_shannon_distance(
 
 
 def _relative_entropy(p: Float[Tensor, " points"], q: Float[Tensor, " points"]) -> float:
-    """KL(p ‖ q) in bits; q is positive wherever p is."""
+    """Compute KL(p ‖ q) in bits; q is positive wherever p is."""
     return float((torch.xlogy(p, p) - torch.xlogy(p, q)).sum()) / math.log(2)

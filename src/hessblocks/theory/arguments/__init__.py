@@ -1,3 +1,3 @@
-"""The arguments of `attention_hessian`, checked, and what they mean."""
+"""Arguments of `attention_hessian`: checks and meaning."""
 
 from hessblocks.theory.arguments.attention_hessian import attention_hessian

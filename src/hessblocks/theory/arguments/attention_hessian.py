@@ -1,4 +1,4 @@
-"""The public door to the closed form: plain tensors in, `AttentionHessian` out.
+"""Entry point of the closed-form attention Hessian: plain tensors in, `AttentionHessian` out.
 
 Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
 O output width, C rank of a curvature factor.
@@ -51,7 +51,7 @@ def attention_hessian(
     temperature: float = 1.0,
     memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
-    """The Hessian of a loss in the weights of one self-attention layer, in closed form.
+    """Build the Hessian of a loss in one self-attention layer's weights, in closed form.
 
     F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h with A_h = softmax(T_h) or T_h, and
     T_h = X W_Q^h (X W_K^h)ᵀ / sqrt(K), or X W_QK^h Xᵀ without a scale where there is one matrix, both divided by the
@@ -156,7 +156,7 @@ def attention_hessian(
 def _check_key(
     query: Tensor, w_key: Tensor | None, x: Tensor, *, one_matrix: bool
 ) -> Tensor | None:
-    """W_K as (G, D, K), or None with one matrix."""
+    """Check W_K and return it as (G, D, K); None with one matrix."""
     heads, width, head_width = query.shape
     if one_matrix:
         if w_key is not None:
@@ -192,7 +192,7 @@ def _check_scores(x: Tensor, query: Tensor, key: Tensor | None) -> None:
 
 
 def _value_or_identity(w_value: Tensor | None, heads: int, x: Tensor) -> Tensor:
-    """W_V as (G, D, V); for identity values the column blocks of the identity."""
+    """Check W_V and return it as (G, D, V); identity values are the identity's column blocks."""
     width = x.shape[2]
     if w_value is not None:
         value = _check_weight("w_value", w_value, width, x)
@@ -209,7 +209,7 @@ def _value_or_identity(w_value: Tensor | None, heads: int, x: Tensor) -> Tensor:
 def _projection_or_identity(
     w_projection: Tensor | None, heads: int, value_width: int, x: Tensor
 ) -> Tensor:
-    """W_O as (H, V, O); without projection the row blocks of the identity."""
+    """Check W_O and return it as (H, V, O); without it, the row blocks of the identity."""
     if w_projection is None:
         identity = torch.eye(heads * value_width, dtype=x.dtype, device=x.device)
         return identity.view(heads, value_width, -1)
@@ -230,7 +230,7 @@ def _check_heads(name: str, weight: Tensor, heads: int) -> None:
 
 
 def _check_weight(name: str, weight: Tensor, rows: int, like: Tensor) -> Tensor:
-    """A weight of one head or stacked by head, as (heads, rows, columns)."""
+    """Check a weight of one head, or stacked by head; return it as (heads, rows, columns)."""
     weight = check_tensor(name, weight, like)
     if weight.ndim not in (2, 3) or weight.numel() == 0:
         raise ArgumentError(

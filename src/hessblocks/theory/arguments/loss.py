@@ -1,4 +1,4 @@
-"""What the loss is told by in `attention_hessian`, checked: a target, or gradient and curvature.
+"""Loss arguments of `attention_hessian`, checked: a target, or gradient and curvature.
 
 Letters: B sequences, L tokens, D width, O output width, C rank of a curvature factor.
 """
@@ -22,7 +22,9 @@ def checked_loss(
     curvature: Float[Tensor, "... L O O"] | None,
     curvature_factor: Float[Tensor, "... L C O"] | None,
 ) -> tuple[Float[Tensor, "B L O"], TokenCurvature]:
-    """Gradient (B, L, O) and curvature of each token; see `attention_hessian` for the arguments.
+    """Check the loss; return gradient (B, L, O) and curvature of each token.
+
+    See `attention_hessian` for the arguments.
 
     Returns:
         The gradient with its batch axis, and Λ of each token or of all.
@@ -72,7 +74,7 @@ def checked_loss(
 def check_per_token(
     name: str, tensor: Float[Tensor, "..."], like: Float[Tensor, "B L D"], *lengths: int
 ) -> Float[Tensor, "B L ..."]:
-    """A tensor of one value, vector or matrix a token, as (B, L, ...).
+    """Check a tensor of one value, vector or matrix a token; return it as (B, L, ...).
 
     Args:
         name: of the argument.
@@ -98,7 +100,7 @@ def check_per_token(
 
 
 def check_curvature(matrix: Float[Tensor, "B L O O"]) -> TokenCurvature:
-    """A symmetric Λ for each token, (B, L, O, O), and whether it is positive semi-definite.
+    """Check that each Λ (B, L, O, O) is symmetric; find whether it is positive semi-definite.
 
     Returns:
         Λ, one matrix a token, N = B·L.

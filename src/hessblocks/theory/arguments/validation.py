@@ -1,4 +1,4 @@
-"""Checks of the input, mask and gains of `attention_hessian`; every message names the argument.
+"""Checks of the input, mask and gains of `attention_hessian`; every message names its argument.
 
 Letters: B sequences, L tokens, D width, H heads, K query-key width.
 """
@@ -20,7 +20,7 @@ PRECISIONS = (torch.float32, torch.float64)
 
 
 def check_input(x: Float[Tensor, "... L D"]) -> Float[Tensor, "B L D"]:
-    """The input as (B, L, D).
+    """Check the input and return it as (B, L, D).
 
     Returns:
         The input without graph, with its batch axis.
@@ -48,7 +48,7 @@ def check_input(x: Float[Tensor, "... L D"]) -> Float[Tensor, "B L D"]:
 def check_tensor(
     name: str, tensor: Float[Tensor, "*shape"], like: Float[Tensor, "..."]
 ) -> Float[Tensor, "*shape"]:
-    """A finite tensor with the dtype and device of the input, cut from any graph.
+    """Check that a tensor is finite and fits the input's dtype and device; cut it from any graph.
 
     Returns:
         The tensor without graph.
@@ -70,7 +70,7 @@ def check_tensor(
 def check_mask(
     mask: str | Bool[Tensor, "... L L"] | None, sequences: int, x: Float[Tensor, "B L D"]
 ) -> Bool[Tensor, "#B L L"]:
-    """The mask as booleans (1 | B, L, L), True where a query may attend to a key.
+    """Check the mask; return booleans (1 | B, L, L), True where a query may attend to a key.
 
     Returns:
         The mask; its first axis is 1 where all sequences share it.
@@ -111,7 +111,7 @@ def check_mask(
 def check_gains(
     gains: Sequence[Float[Tensor, "..."] | float] | None, heads: int, like: Float[Tensor, "..."]
 ) -> dict[str, Float[Tensor, " H"]]:
-    """Gains of shaped attention as {alpha, beta, gamma: (H,)}; empty for None.
+    """Check the gains of shaped attention; return {alpha, beta, gamma: (H,)}, empty for None.
 
     Returns:
         One number a head under each name.
@@ -144,7 +144,7 @@ def check_rotary(
     *,
     one_matrix: bool,
 ) -> Rotation | None:
-    """Rotary positions as a rotation of whole queries and keys; None for None.
+    """Check rotary positions; return a rotation of whole queries and keys, None for None.
 
     Returns:
         The rotation, its first axis 1 where all sequences share it.
@@ -179,7 +179,7 @@ def check_rotary(
 def check_norm(
     name: str, norm: HeadNorm | None, query: Float[Tensor, "H D K"], *, one_matrix: bool
 ) -> None:
-    """Refuse what is no norm over the entries of each head's queries or keys; None is none.
+    """Refuse what is no norm over the entries of each head's queries or keys; None passes.
 
     Raises:
         ArgumentError: not a HeadNorm, parameters of another dtype or device, a function that does not map

@@ -1,4 +1,4 @@
-"""What follows from the closed form: growth, the split at the scores, ranks, limits of attention."""
+"""Consequences of the closed form: growth, the split at the scores, rank bounds, limits."""
 
 from hessblocks.theory.consequences.growth import GROWTH, Growth, measured_power
 from hessblocks.theory.consequences.limits import LIMITS, Limit, at_limit

@@ -1,4 +1,4 @@
-"""How each block of the Hessian of one attention layer grows with its input, weights and moments.
+"""Growth of each Hessian block of an attention layer with its input, weights and moments.
 
 The powers hold for small scores (attention near uniform) with the loss gradient and curvature at the
 attention output held fixed; under the squared loss H_f has the residual as a further factor. Read them
@@ -36,7 +36,7 @@ and `projection` those of W_K, W_V and W_O; `first`, `second` and `third` are th
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """A block, a part, and the terms it is a sum of; no terms: it is zero.
+    """Growth of a block: its part, and the terms it is a sum of; no terms: it is zero.
 
     >>> Growth(row="key", column="key", part="outer", terms=({"x": 4}, {"x": 6}), source="").power("x")
     4
@@ -54,14 +54,14 @@ class Growth:
     """Where the powers come from."""
 
     def power(self, quantity: str) -> int | None:
-        """Power of a quantity, named as in `Powers`, for small inputs; None for a block that is zero."""
+        """Return the power of a quantity of `Powers` for small inputs; None for a zero block."""
         if not self.terms:
             return None
         return min(self.terms, key=lambda term: term["x"]).get(quantity, 0)
 
 
 def _growth(line: str) -> Growth:
-    """From a line: row column part | powers of each term, or 0 | where they come from."""
+    """Read a line: row column part | powers of each term, or 0 | where they come from."""
     block, terms, source = (field.strip() for field in line.split("|"))
     row, column, part = block.split()
     return Growth(
@@ -128,7 +128,7 @@ GROWTH: Mapping[str, tuple[Growth, ...]] = {
 
 
 def measured_power(kind: str, growth: Growth, quantity: str, *, seed: int = 0) -> float | None:
-    """Power of a quantity in a block by measurement: the log-log slope between two small sizes.
+    """Measure the power of a quantity in a block: the log-log slope between two small sizes.
 
     Args:
         kind: a key of `GROWTH`.
@@ -144,7 +144,7 @@ def measured_power(kind: str, growth: Growth, quantity: str, *, seed: int = 0) -
 
 
 def _norm(kind: str, growth: Growth, quantity: str, factor: float, seed: int) -> float:
-    """Norm of the block of a random causal layer with small inputs, one of its tensors scaled."""
+    """Compute a block's norm in a random causal layer, small inputs, one of its tensors scaled."""
     case = Case(
         name=kind,
         batch=3,

@@ -1,4 +1,4 @@
-"""The two limits of softmax attention, where the blocks have simple closed forms.
+"""Limits of softmax attention, one-hot and uniform, where the blocks have simple closed forms.
 
 Low temperature, or large scores: attention is one-hot, a row is the token x_* with its largest score. Then M_2 = 0 and
 N_3 = 0, and with f = α x + β x_* − γ c̄ what is left of the Hessian is
@@ -37,7 +37,9 @@ CLOSE = 1e-9
 
 
 def at_limit(hessian: AttentionHessian, limit: Limit) -> AttentionHessian:
-    """The Hessian with attention in one of its limits: the same weights, scale, loss gradient and curvature.
+    """Build the Hessian with attention in one of its limits.
+
+    Weights, scale, loss gradient and curvature stay the same.
 
     Under the squared loss the gradient changes with the output. It is held here: for the limit of the whole layer give
     `attention_hessian` the gradient at the limit's output, `at_limit(h, limit).layer.output()`.
@@ -69,12 +71,12 @@ def at_limit(hessian: AttentionHessian, limit: Limit) -> AttentionHessian:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _LimitLayer(AttentionLayer):
-    """A layer whose attention is one-hot or uniform."""
+    """Attention layer whose attention is one-hot or uniform."""
 
     limit: Limit
 
     def attention(self, head: int) -> Float[Tensor, "B L L"]:
-        """A of one head."""
+        """Compute A of one head."""
         found = super().attention(head)
         if self.limit == "uniform":
             permitted = self.permitted.to(found.dtype)

@@ -1,4 +1,4 @@
-"""How many directions a block can have: bounds of its rank from its factors, without assembling it.
+"""Rank bounds of a block, from its Kronecker factors, without assembling it.
 
 A block is a sum over tokens of (row vector)(column vector)ᵀ ⊗ D_n. So its rank is at most
 
@@ -32,7 +32,7 @@ Terms = Sequence[KroneckerTerm]
 def rank_bound(
     hessian: AttentionHessian, row: str, column: str, part: Part = "full", head: int | None = None
 ) -> int:
-    """The largest rank that a block can have.
+    """Bound the rank of a block from above.
 
     With one head, the value block of H_o under squared loss and the block of query and key in H_f with linear scores
     have exactly this rank.
@@ -66,7 +66,7 @@ def rank_bound(
 def _bounds(
     hessian: AttentionHessian, rows: list[Piece], columns: list[Piece], parts: Sequence[Part]
 ) -> list[int]:
-    """By the spaces of rows, by those of columns, by tokens, by what the loss sees (H_o alone)."""
+    """Bound by the spaces of rows, by those of columns, by tokens, by the loss (H_o alone)."""
 
     def cell(row: Piece, column: Piece) -> Terms:
         terms = [term for part in parts for term in hessian.terms(row, column, part)]
@@ -91,7 +91,7 @@ def _bounds(
 
 
 def _rows(terms: Terms) -> int:
-    """Dimension of a product of two spaces, of the outer and the inner row index, that holds all rows."""
+    """Multiply the dimensions of two spaces, of outer and inner row index, that hold all rows."""
     if not terms:
         return 0
     spans = [_spans(term)[:: -1 if term.row_swapped else 1] for term in terms]
@@ -101,7 +101,7 @@ def _rows(terms: Terms) -> int:
 def _spans(
     term: KroneckerTerm,
 ) -> tuple[Float[Tensor, "vectors P"], Float[Tensor, "others R"]]:
-    """Vectors that span the row vectors, and others that span the column spaces of all matrices."""
+    """Find vectors spanning the row vectors, others spanning the column spaces of all matrices."""
     held = term.matrices
     of_matrices = held.right.mT if held.left is None else held.left
     vectors = term.column.T @ term.row if held.shared else term.row
@@ -109,7 +109,7 @@ def _spans(
 
 
 def _of_tokens(term: KroneckerTerm) -> int:
-    """Σ_n rank D_n, or the rank itself where all tokens share D."""
+    """Sum the ranks of all D_n, or take the one rank where all tokens share D."""
     if term.matrices.shared:
         return _rank(term.row.T @ term.column) * _rank(term.matrices.whole()[0])
     left, right = term.matrices.left, term.matrices.right
@@ -121,7 +121,7 @@ def _rank(matrix: Float[Tensor, "rows columns"]) -> int:
 
 
 def _ranks(matrices: Float[Tensor, "N rows columns"]) -> int:
-    """Sum of the ranks, 0 being what is small beside the largest of all."""
+    """Sum the ranks, 0 being what is small beside the largest of all."""
     values = torch.linalg.svdvals(matrices)
     if not values.numel():
         return 0

@@ -1,4 +1,4 @@
-"""H_f of attention split once more, at the scores: H_f = H_o^T + H_f^T.
+"""Gauss-Newton split of H_f at the attention scores: H_f = H_o^T + H_f^T.
 
 Let z be the scores T of all heads, with the parameters that T does not depend on (W_V, W_O, gains), and φ(z) the loss
 gradient times the network's output, ⟨∂ℓ/∂F, F⟩, so that H_f = ∂²φ. The Gauss-Newton split of φ at z is exact:
@@ -24,7 +24,7 @@ from hessblocks.theory.piecewise import PiecewiseHessian
 
 
 class ScoreSplit(PiecewiseHessian):
-    """H_f in two parts that add up exactly: outer is H_o^T, functional H_f^T, full their sum H_f."""
+    """Split of H_f that adds up exactly: outer is H_o^T, functional H_f^T, full their sum H_f."""
 
     def __init__(self, hessian: AttentionHessian) -> None:
         """Split the functional part of a Hessian. No block is computed yet.
@@ -37,15 +37,15 @@ class ScoreSplit(PiecewiseHessian):
         self._hessian = hessian
 
     def pieces(self, group: str, head: int | None = None) -> list[Piece]:
-        """The pieces of a group, as the Hessian has them."""
+        """List the pieces of a group, as the Hessian has them."""
         return self._hessian.pieces(group, head)
 
     def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
-        """The terms of H_o^T (outer) or H_f^T (functional) between two pieces."""
+        """Collect the terms of H_o^T (outer) or H_f^T (functional) between two pieces."""
         if part == "functional":
             return self._hessian.score_terms(row, column)
         return self._hessian.softmax_terms(row, column)
 
     def semidefinite(self, part: Part) -> bool:
-        """Both parts have eigenvalues of both signs."""
+        """Return False: both parts have eigenvalues of both signs."""
         return False

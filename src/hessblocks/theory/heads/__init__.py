@@ -1,4 +1,4 @@
-"""One attention head over a batch: its queries and keys, its moments, norms and rotary positions."""
+"""Attention heads over a batch: queries and keys, moments, norms and rotary positions."""
 
 from hessblocks.theory.heads.head_norm import HeadNorm
 from hessblocks.theory.heads.head_tokens import HeadTokens

@@ -1,4 +1,4 @@
-"""A norm over the entries of each head's queries or keys, between weights and scores.
+"""Query-key norm: a norm over the entries of each head's queries or keys, before the scores.
 
 Letters: N vectors, K entries of a vector, P parameters of the norm, S = K + P.
 """
@@ -18,7 +18,7 @@ from hessblocks.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadNorm:
-    """Any differentiable function of one vector and of the norm's own parameters; all heads share it.
+    """Query-key norm: any differentiable function of a vector and parameters, shared by all heads.
 
     Source: Henry et al. (2020), query-key normalisation.
     """
@@ -30,7 +30,7 @@ class HeadNorm:
 
     @classmethod
     def rms(cls, gain: Float[Tensor, " K"], eps: float = 1e-6) -> HeadNorm:
-        """Of v the vector gain · v / sqrt(mean(v²) + eps).
+        """Build the RMS norm: v becomes gain · v / sqrt(mean(v²) + eps).
 
         Args:
             gain: the trained parameters.
@@ -74,19 +74,19 @@ class HeadNorm:
             raise ArgumentError(f"it gives {found.dtype}, expected {vectors.dtype}")
 
     def output(self, vectors: Float[Tensor, "*N K"]) -> Float[Tensor, "*N K"]:
-        """The normed vectors, in the same places."""
+        """Norm the vectors, each in its place."""
         flat = vectors.flatten(0, -2)
         return vmap(self.function, in_dims=(0, None))(flat, self.parameters).view_as(vectors)
 
     def slope(self, vectors: Float[Tensor, "N K"]) -> Float[Tensor, "N K S"]:
-        """Derivative of the output in the vector, and behind it in the parameters."""
+        """Differentiate the output in the vector, and behind it in the parameters."""
         found = vmap(jacrev(self.function, argnums=(0, 1)), in_dims=(0, None))
         return torch.cat(found(vectors, self.parameters), dim=-1)
 
     def curvature(
         self, vectors: Float[Tensor, "N K"], along: Float[Tensor, "N K"]
     ) -> Float[Tensor, "N S S"]:
-        """Second derivative of along · output in vector and parameters together."""
+        """Differentiate along · output twice, in vector and parameters together."""
 
         def bent(both: Tensor, direction: Tensor) -> Tensor:
             def value(both: Tensor) -> Tensor:

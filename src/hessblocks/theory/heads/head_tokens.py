@@ -1,4 +1,4 @@
-"""What one attention head knows about each token: its moments, seen through weights and directions.
+"""Attention head with its tokens: moments, seen through weights and directions.
 
 Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a sequence,
 N = B·Q; D width of the input, K query-key width, V value width, O width of the output, C directions,
@@ -28,7 +28,7 @@ Carried = Float[Tensor, "B L _"] | Callable[[slice], Float[Tensor, "B _ L _"]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadTokens(HeadVectors):
-    """One head over a batch. Frozen; what is derived from the fields is computed once, when asked for."""
+    """Attention head over a batch. What follows from the fields is computed once, on demand."""
 
     attention: Float[Tensor, "B Q L"]
     """Rows of A at those positions, (B, Q, L)."""
@@ -58,30 +58,36 @@ class HeadTokens(HeadVectors):
 
     @cached_property
     def uniform_mean(self) -> Float[Tensor, "N D"]:
-        """c̄, the mean input over the permitted keys, (N, D)."""
+        """Mean input c̄ over the permitted keys, (N, D)."""
         weights = self.permitted.to(self.x.dtype)
         uniform = (weights / weights.sum(-1, keepdim=True)).expand(self.x.shape[0], -1, -1)
         return (uniform @ self.x).flatten(0, 1)
 
     @cached_property
     def features(self) -> Float[Tensor, "N D"]:
-        """F = α x + β m − γ c̄, what W_V acts on, (N, D)."""
+        """Features f = α x + β m − γ c̄, on which W_V acts, (N, D)."""
         if (self.alpha, self.beta, self.gamma) == (0.0, 1.0, 0.0):
             return self.mean
         return self.alpha * self.x_query + self.beta * self.mean - self.gamma * self.uniform_mean
 
     @cached_property
     def values(self) -> Float[Tensor, "N V"]:
-        """Z = W_Vᵀ f, what W_O acts on, (N, V)."""
+        """Values z = W_Vᵀ f, on which W_O acts, (N, V)."""
         return self.features @ self.w_value
 
     @cached_property
     def value_gradient(self) -> Float[Tensor, "N V"]:
-        """W_O g, the loss gradient at this head's values, (N, V)."""
+        """Loss gradient W_O g at this head's values, (N, V)."""
         return self.gradient @ self.w_projection.T
 
     def key_slope_by_query(self, group: str) -> Float[Tensor, "N K E"]:
-        """Σ_j ρ_j times the derivative of each key's slope (W_K, or the norm's parameters) in the final query."""
+        """Sum ρ_j times the derivative of key j's slope in the final query.
+
+        The slope is that in W_K or in the norm's parameters, by `group`.
+
+        Returns:
+            One matrix a query.
+        """
         sequences, tokens, _ = self.x.shape
         width = self.w_query.shape[1]
         slope = torch.eye(width, dtype=self.x.dtype, device=self.x.device)
@@ -97,7 +103,7 @@ class HeadTokens(HeadVectors):
 
     @cached_property
     def bent_query(self) -> Float[Tensor, "N S S"] | None:
-        """Curvature of the scores in queries and the query norm's parameters, along the loss; None for zero."""
+        """Scores' curvature in queries and query norm parameters, along the loss; None: zero."""
         if self.query_norm is None:
             return None
         along = self.scale * self.beta * self.respond_along(self.carried_keys)
@@ -107,7 +113,7 @@ class HeadTokens(HeadVectors):
 
     @cached_property
     def bent_key(self) -> Float[Tensor, "N S S"] | None:
-        """The same of every key (B·L of them) and the key norm's parameters; None for zero."""
+        """Scores' curvature in every key (B·L) and the key norm's parameters; None: zero."""
         if self.key_norm is None:
             return None
         along = self.scale * self.beta * (self.score_gradient.mT @ self.final_queries).flatten(0, 1)
@@ -117,31 +123,31 @@ class HeadTokens(HeadVectors):
 
     @cached_property
     def carried_values(self) -> Float[Tensor, "B L V"]:
-        """Y = W_Vᵀ x as the keys carry it, (B, L, V)."""
+        """Values y = W_Vᵀ x as the keys carry them, (B, L, V)."""
         return self.carried_x @ self.w_value
 
     @cached_property
     def slope(self) -> Float[Tensor, "B Q L"]:
-        """p: the attention row (softmax) or 1 at the permitted keys (linear), (B, Q, L)."""
+        """Slope p: the attention row (softmax) or 1 at permitted keys (linear), (B, Q, L)."""
         if self.softmax:
             return self.attention
         return self.permitted.to(self.x.dtype).expand_as(self.attention)
 
     @cached_property
     def score_gradient(self) -> Float[Tensor, "B Q L"]:
-        """ρ along the loss gradient, (B, Q, L): ∂ℓ/∂T but for β."""
+        """Score gradient ρ along the loss gradient, (B, Q, L): ∂ℓ/∂T but for β."""
         gradient = self.value_gradient.view(self.x.shape[0], -1, 1, self.w_value.shape[1])
         return self._response(gradient, slice(None))[:, :, 0]
 
     @cached_property
     def second_moment(self) -> Float[Tensor, "N D D"]:
-        """S β M_2 of the inputs, (N, D, D); for narrow inputs only."""
+        """Second moment s β M_2 of the inputs, (N, D, D); for narrow inputs only."""
         return self.covariance(self.carried_x, self.scale * self.beta * self.carried_x)
 
     def respond(
         self, directions: Float[Tensor, "N C V"] | None, carried: Carried
     ) -> Float[Tensor, "N C E"]:
-        """Σ_j ρ_j (what key j carries), for each direction.
+        """Compute Σ_j ρ_j (what key j carries), for each direction.
 
         Args:
             directions: (N, C, V), or None for the V unit directions.
@@ -162,13 +168,13 @@ class HeadTokens(HeadVectors):
         return self._gathered(count, response, carried)
 
     def respond_along(self, carried: Carried) -> Float[Tensor, "N E"]:
-        """Σ_j ρ_j (what key j carries) along the loss gradient."""
+        """Compute Σ_j ρ_j (what key j carries) along the loss gradient."""
         if isinstance(carried, Tensor):
             return (self.score_gradient @ carried).flatten(0, 1)
         return self._gathered(1, lambda some: self.score_gradient[:, some, None], carried)[:, 0]
 
     def covariance(self, left: Float[Tensor, "B L E"], right: Carried) -> Float[Tensor, "N E U"]:
-        """Second moment of what the keys carry, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ, (N, E, U).
+        """Compute the covariance of what keys carry, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ.
 
         For linear scores Σ_j left_j right_jᵀ over the permitted keys.
 
@@ -185,7 +191,7 @@ class HeadTokens(HeadVectors):
         return self._gathered(left.shape[2], weighted, right)
 
     def third_moment(self, left: Carried, right: Carried) -> Float[Tensor, "N E U"]:
-        """Third central moment along u = W_V W_O g, (N, E, U); softmax only (zero for linear scores).
+        """Compute the third central moment along u = W_V W_O g, (N, E, U); softmax only.
 
         Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i) right_jᵀ
 
@@ -197,7 +203,7 @@ class HeadTokens(HeadVectors):
         return self._gathered(first.shape[3], lambda some: self._third(left, some), right)
 
     def third_total(self, left: Carried, right: Carried) -> Float[Tensor, "E U"]:
-        """`third_moment` summed over the tokens, (E, U), without one matrix a token."""
+        """Sum `third_moment` over the tokens, (E, U), without one matrix a token."""
         assert self.softmax
         widths = [_of_queries(each, slice(1)).shape[3] for each in (left, right)]
         total = self.x.new_zeros(*widths)
@@ -208,7 +214,7 @@ class HeadTokens(HeadVectors):
         return total
 
     def _third(self, carried: Carried, queries: slice) -> Tensor:
-        """ρ_j (carried_j − mean) − p_j Σ_i ρ_i carried_i, (B, q, E, L)."""
+        """Compute ρ_j (carried_j − mean) − p_j Σ_i ρ_i carried_i, (B, q, E, L)."""
         left = _of_queries(carried, queries)
         slope, weights = self.slope[:, queries], self.score_gradient[:, queries]
         centred = left.mT - _weighted(slope, left)[..., None]
@@ -218,7 +224,7 @@ class HeadTokens(HeadVectors):
     def third_factors(
         self, left: Float[Tensor, "B L E"], right: Float[Tensor, "B L U"]
     ) -> tuple[Float[Tensor, "N L E"], Float[Tensor, "N L U"]]:
-        """`third_moment` as a thin product over the keys, (N, L, E) and (N, L, U)."""
+        """Factor `third_moment` over the keys, thin: (N, L, E) and (N, L, U)."""
         assert self.softmax
         slope, weights = self.slope[..., None], self.score_gradient[..., None]
         mean, along = ((w @ left)[:, :, None] for w in (self.slope, self.score_gradient))
@@ -229,7 +235,13 @@ class HeadTokens(HeadVectors):
     def _gathered(
         self, count: int, weighting: Callable[[slice], Tensor], carried: Carried
     ) -> Tensor:
-        """Σ_j weighting_j carried_j, (N, count, E), the (B, q, count, L) weightings made chunk by chunk."""
+        """Sum weighting_j carried_j over the keys, (N, count, E).
+
+        The weightings (B, q, count, L) are made chunk by chunk.
+
+        Returns:
+            The sums, one a query.
+        """
         sequences, queries = self.attention.shape[:2]
         if not isinstance(carried, Tensor):
             width = carried(slice(1)).shape[3]
@@ -247,11 +259,11 @@ class HeadTokens(HeadVectors):
         return out.flatten(0, 1)
 
     def average(self, carried: Float[Tensor, "B L E"]) -> Float[Tensor, "N E"]:
-        """Attention-weighted mean of what the keys carry, (N, E)."""
+        """Average what the keys carry, weighted by attention, (N, E)."""
         return (self.slope @ carried).flatten(0, 1)
 
     def _response(self, directions: Tensor | None, queries: slice) -> Tensor:
-        """ρ for some queries, (B, q, C, L); directions (B, q, C, V) or None for unit directions."""
+        """Compute ρ for some queries, (B, q, C, L); directions (B, q, C, V), None for units."""
         values = self.carried_values.mT[:, None]  # (B, 1, V, L)
         along = values if directions is None else directions @ values
         slope = self.slope[:, queries, None, :]
@@ -260,18 +272,18 @@ class HeadTokens(HeadVectors):
         return slope * (along - (slope * along).sum(-1, keepdim=True))
 
     def _query_chunks(self, count: int) -> list[slice]:
-        """Slices of queries whose (B, q, count, L) weightings stay within the memory limit."""
+        """Slice the queries: (B, q, count, L) weightings stay within the memory limit."""
         one = self.x.shape[0] * count * self.x.shape[1] * self.x.element_size()
         return list(chunks(len(self.query_positions), max(1, self.memory_limit // (3 * one))))
 
 
 def _of_queries(carried: Carried, queries: slice) -> Tensor:
-    """What the keys carry for some of the queries, (B, q | 1, L, E)."""
+    """Select what the keys carry for some of the queries, (B, q | 1, L, E)."""
     return carried[:, None] if isinstance(carried, Tensor) else carried(queries)
 
 
 def _weighted(weights: Tensor, carried: Tensor) -> Tensor:
-    """Σ_j weights_j carried_j, (B, q, E), from (B, q, L) and (B, q | 1, L, E)."""
+    """Compute Σ_j weights_j carried_j, (B, q, E), from (B, q, L) and (B, q | 1, L, E)."""
     if carried.shape[1] == 1:
         return weights @ carried[:, 0]
     return (weights[:, :, None] @ carried)[:, :, 0]

@@ -1,4 +1,4 @@
-"""What one attention head computes its scores from: queries and keys, normed and turned where that is done.
+"""Queries and keys of one attention head, normed and turned where that is done.
 
 Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a sequence,
 N = B·Q; D width of the input, K query-key width, E width of what the keys carry; S entries of a query or
@@ -20,7 +20,7 @@ from hessblocks.theory.heads.rotation import Rotation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadVectors:
-    """Inputs, queries and keys of one head. Frozen; what is derived from the fields is computed once, when asked for."""
+    """Inputs, queries and keys of one head. What follows from the fields is computed once."""
 
     x: Float[Tensor, "B L D"]
     """Input of the layer, (B, L, D); a last column of ones makes the biases rows of the weights."""
@@ -46,7 +46,7 @@ class HeadVectors:
 
     @cached_property
     def queries(self) -> Float[Tensor, "N K"]:
-        """Q = W_Qᵀ x, (N, K)."""
+        """Queries q = W_Qᵀ x, (N, K)."""
         return self.x_query @ self.w_query
 
     @cached_property
@@ -60,13 +60,13 @@ class HeadVectors:
 
     @cached_property
     def keys(self) -> Float[Tensor, "N K"]:
-        """W_Kᵀ x of every token, (B·L, K)."""
+        """Keys k = W_Kᵀ x of every token, (B·L, K)."""
         assert self.w_key is not None
         return (self.x @ self.w_key).flatten(0, 1)
 
     @cached_property
     def carried_keys(self) -> Float[Tensor, "B L K"]:
-        """W_Kᵀ x as the keys carry it, normed and turned where that is done, (B, L, K)."""
+        """Keys as the sums carry them, normed and turned where that is done, (B, L, K)."""
         if self.w_key is None:
             return self.carried_x
         if not self.joined:
@@ -77,7 +77,7 @@ class HeadVectors:
 
     @property
     def joined(self) -> bool:
-        """Whether norms or rotary positions stand between the weights and the scores."""
+        """True where norms or rotary positions stand between the weights and the scores."""
         between = (self.rotation, self.query_norm, self.key_norm)
         return any(each is not None for each in between)
 
@@ -91,7 +91,7 @@ class HeadVectors:
     def toward_query(
         self, rows: Float[Tensor, "N *rows K"], group: str = "query"
     ) -> Float[Tensor, "N *rows S"]:
-        """From derivatives in the final query to those in what W_Q gives, or in the norm's parameters."""
+        """Pull derivatives in the final query back to W_Qᵀ x, or to the norm's parameters."""
         if self._turned is not None:
             rows = self._turned.turn_back(rows)
         if self._query_slope is None:
@@ -100,7 +100,7 @@ class HeadVectors:
         return (rows[:, None] @ slope)[:, 0] if rows.ndim == 2 else rows @ slope
 
     def place(self, group: str) -> slice:
-        """Where a group stands in the derivatives of a norm: what it reads, then its parameters."""
+        """Slice a norm's derivatives for a group: what the norm reads, then its parameters."""
         width = self.w_query.shape[1]
         return slice(width, None) if group.endswith("_norm") else slice(width)
 
@@ -117,14 +117,14 @@ class HeadVectors:
 
     @cached_property
     def _key_slope(self) -> Tensor | None:
-        """Of every token, (B, L, K, S)."""
+        """Slope of the key norm at every token, (B, L, K, S)."""
         if self.key_norm is None:
             return None
         slope: Tensor = self.key_norm.slope(self.keys).unflatten(0, self.x.shape[:2])
         return slope
 
     def key_slopes(self, group: str) -> Callable[[slice], Float[Tensor, "B _ L E"]]:
-        """Derivative of the products query · key in W_K, entry by entry, or in the key norm's parameters.
+        """Differentiate the products query · key in W_K, or in the key norm's parameters.
 
         Args:
             group: key or key_norm.

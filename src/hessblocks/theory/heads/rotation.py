@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned pair by pair, by an angle that depends on the token.
+"""Rotary positions (RoPE): queries and keys turned pair by pair, by an angle of the token.
 
 The score of tokens i and j is s (R_i q_i)·(R_j k_j) (Su et al., 2021).
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rotation:
-    """R_j v = cos_j ⊙ v + sin_j ⊙ (v Q) for row vectors v of token j."""
+    """Rotation R_j v = cos_j ⊙ v + sin_j ⊙ (v Q) of row vectors v of token j."""
 
     cosines: Float[Tensor, "#B L K"]
     """1 where nothing turns."""
@@ -29,7 +29,7 @@ class Rotation:
     def of_halves(
         cls, cosines: Float[Tensor, "#B L turned"], sines: Float[Tensor, "#B L turned"], width: int
     ) -> Rotation:
-        """Pairs (i, i + half) of the first `turned` entries, as GPT-NeoX and Llama have them.
+        """Pair entries (i, i + half) of the first `turned` ones, as GPT-NeoX and Llama do.
 
         Args:
             cosines: of the angles, the same for both of a pair.
@@ -52,7 +52,7 @@ class Rotation:
         )
 
     def at(self, positions: Int[Tensor, " I"]) -> Rotation:
-        """The same for some of the tokens."""
+        """Restrict the rotation to some of the tokens."""
         return Rotation(
             cosines=self.cosines[:, positions],
             sines=self.sines[:, positions],
@@ -60,11 +60,11 @@ class Rotation:
         )
 
     def turn(self, vectors: Float[Tensor, "B L K"]) -> Float[Tensor, "B L K"]:
-        """R_j v_j."""
+        """Turn the vectors, R_j v_j."""
         return vectors * self.cosines + (vectors @ self.quarter) * self.sines
 
     def turn_back(self, vectors: Float[Tensor, "I *rows K"]) -> Float[Tensor, "I *rows K"]:
-        """R_jᵀ v_j, any number of vectors a token (sequence by sequence)."""
+        """Turn back, R_jᵀ v_j, any number of vectors a token (sequence by sequence)."""
         shape = (-1, *(1,) * (vectors.ndim - 2), vectors.shape[-1])
         sequences = vectors.shape[0] // self.cosines.shape[1]
         cosines, sines = (
@@ -73,5 +73,5 @@ class Rotation:
         return vectors * cosines + (vectors * sines) @ self.quarter.T
 
     def matrices(self) -> Float[Tensor, "#B L K K"]:
-        """R_j as matrices that row vectors are multiplied with."""
+        """Build R_j as matrices that row vectors are multiplied with."""
         return self.cosines.diag_embed() + self.quarter * self.sines[..., None, :]

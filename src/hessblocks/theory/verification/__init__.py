@@ -1,4 +1,4 @@
-"""Closed forms against automatic differentiation, case by case."""
+"""Verification of the closed forms against automatic differentiation, case by case."""
 
 from hessblocks.theory.verification.cases import CASES, Case, arguments
 from hessblocks.theory.verification.reference import attention_output

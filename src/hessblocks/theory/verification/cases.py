@@ -1,4 +1,4 @@
-"""Small attention layers of every kind, on which the closed form is held against autodiff."""
+"""Test cases: small attention layers of every kind, for closed form against autodiff."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Special = Literal["none", "zero query", "zero value", "one-hot", "identical toke
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Sizes and options of one layer."""
+    """Test case: sizes and options of one layer."""
 
     name: str
     """What is particular about it."""
@@ -118,7 +118,7 @@ CASES = (
 def arguments(
     case: Case, *, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 0
 ) -> dict[str, Any]:
-    """Arguments of `attention_hessian` for a case, drawn from normal distributions.
+    """Draw arguments of `attention_hessian` for a case from normal distributions.
 
     Args:
         case: the layer.
@@ -159,7 +159,7 @@ def arguments(
 
 
 def _norms(case: Case, draw: Any) -> dict[str, HeadNorm]:
-    """A gain that is no vector of ones; of fixed norms it is part of the function."""
+    """Draw a gain that is no vector of ones; of fixed norms it is part of the function."""
     found = {}
     for name in ("query", "key"):
         if case.norms in (name, "both", "fixed"):
@@ -176,7 +176,7 @@ def _on_sphere(vector: Tensor, none: Tensor) -> Tensor:
 
 
 def _rotary(case: Case, draw: Any) -> tuple[Tensor, Tensor]:
-    """Angles of each sequence and token, one a pair; the second frequency turns at the first one's pace."""
+    """Draw an angle a pair for each sequence and token, freely: no frequency, no order."""
     angles = draw(case.batch, case.tokens, case.turned // 2)
     both = torch.cat([angles, angles], dim=-1)
     return both.cos(), both.sin()
@@ -194,7 +194,7 @@ def _mask(case: Case, generator: torch.Generator, device: str) -> Any:
 
 
 def _loss(case: Case, out: int, draw: Any) -> dict[str, Tensor]:
-    """What the loss is told by; the low-rank curvature has rank 2."""
+    """Draw the loss: a target, or gradient and curvature; the low-rank one has rank 2."""
     rows = (case.batch, case.tokens)
     if case.loss == "squared":
         return {"target": draw(*rows, out)}

@@ -1,4 +1,4 @@
-"""The same Hessian by dense automatic differentiation: slow, small, and independent of the closed form.
+"""Reference Hessian by dense autodiff: slow, small, and independent of the closed form.
 
 Letters: B sequences, L tokens, H heads, P parameters, O width of the output.
 """
@@ -21,7 +21,7 @@ Parameters = dict[str, Float[Tensor, "..."]]
 
 
 def reference_hessian(arguments: Mapping[str, Any]) -> dict[str, Float[Tensor, "P P"]]:
-    """Dense H_o, H_f and H of `attention_hessian(**arguments)`, by autodiff in float64.
+    """Compute dense H_o, H_f and H of `attention_hessian(**arguments)`, by autodiff in float64.
 
     Args:
         arguments: as `attention_hessian` takes them; `x` batched, weights stacked by head.
@@ -51,7 +51,7 @@ def reference_hessian(arguments: Mapping[str, Any]) -> dict[str, Float[Tensor, "
 def attention_output(
     arguments: Mapping[str, Any], parameters: Parameters
 ) -> Float[Tensor, "B L O"]:
-    """F(X) of the layer, written as plainly as it can be.
+    """Compute F(X) of the layer, written as plainly as it can be.
 
     Args:
         arguments: as `attention_hessian` takes them.
@@ -101,7 +101,7 @@ def attention_output(
 
 
 def _turned(vectors: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """The first entries turned in pairs (i, i + half), as complex numbers."""
+    """Turn the first entries in pairs (i, i + half), as complex numbers."""
     half = cosines.shape[-1] // 2
     first, second, rest = vectors.split([half, half, vectors.shape[-1] - 2 * half], dim=-1)
     numbers = torch.complex(first, second) * torch.complex(cosines, sines)[..., :half]
@@ -120,7 +120,7 @@ def _permitted(mask: Tensor | str | None, x: Tensor) -> Tensor:
 
 
 def _loss(arguments: Mapping[str, Any], at: Tensor) -> Callable[[Tensor], Tensor]:
-    """The squared loss, or the quadratic with the given gradient and curvature at F = `at`."""
+    """Build the squared loss, or the quadratic with given gradient and curvature at F = `at`."""
     target = arguments.get("target")
     if target is not None:
         return lambda F: (F - target).square().mean()
@@ -138,7 +138,7 @@ def _loss(arguments: Mapping[str, Any], at: Tensor) -> Callable[[Tensor], Tensor
 
 
 def _parameters(arguments: Mapping[str, Any]) -> Parameters:
-    """The differentiated weights, stacked by head, in the order of the whole matrix."""
+    """Collect the differentiated weights, stacked by head, in the order of the whole matrix."""
     one_matrix = arguments.get("query_key") == "one-matrix"
     found = {
         "query_key" if one_matrix else "query": arguments["w_query"],

@@ -1,4 +1,4 @@
-"""The closed form against dense autodiff, for every case, block and part."""
+"""Sweep of closed form against dense autodiff: every case, block and part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One block of one case, by both ways."""
+    """Comparison of one block of one case, by both ways."""
 
     case: str
     """Name of the case."""
@@ -39,7 +39,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the error keeps the bound; an error that is not a number does not."""
+        """True where the error keeps the bound; an error that is not a number does not."""
         return self.error <= self.bound
 
 
@@ -80,7 +80,7 @@ def compare(
     reference: dict[str, Float[Tensor, "size size"]],
     bound: float,
 ) -> list[Check]:
-    """Rows for one layer.
+    """Compare every block of one layer.
 
     Args:
         name: of the case.
