@@ -41,7 +41,8 @@ class Attention(BlockPart, kind="attention"):
     query_norm: Norm | None = None
     """Norm over each head's queries, where it differs from the keys'."""
     window: int | None = None
-    """Tokens that a token attends to, itself the last of them (Jiang et al., 2023, section 2); None: all before it."""
+    """Tokens that a token attends to, itself the last of them (Jiang et al., 2023, section 2);
+    None: all before it."""
     temperature: float = above_zero(1.0)
     """Divides the scores."""
     query: Weight = Dense()
@@ -55,7 +56,8 @@ class Attention(BlockPart, kind="attention"):
     projection: Weight = Dense()
     """The output projection."""
     gate: Weight | None = None
-    """W_G: what each head returns is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5, position G1)."""
+    """W_G: what each head returns is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5, position
+    G1)."""
     gate_per: str = one_of("entry", "head")
     """Whether each entry of a head, or each head, has a gate of its own."""
 

@@ -16,7 +16,8 @@ from hessblocks.errors import ArgumentError, check_name
 from hessblocks.storage import parse_json
 
 Slots = Mapping[str, Any] | Iterable[str | tuple[str, Any]] | None
-"""Values by path (`{"attention.query.init": "zeros"}`), also as pairs, or `path=value` as it is typed."""
+"""Values by path (`{"attention.query.init": "zeros"}`), also as pairs, or `path=value` as it is
+typed."""
 SIZES = ("width", "heads", "mlp_width")
 """Fields of a block that what a preset does may depend on."""
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
@@ -72,17 +73,17 @@ def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
 
     Args:
         block: that is changed.
-        slots: a path is the name of a field, behind those of the slots that it lies in. The value of a
-            slot is a part, its JSON values or its kind (rotary-position; rotary is enough); that of any
-            other field a number, a word, true, false or none. A kind comes with its own defaults, which
-            longer paths change.
+        slots: a path is the name of a field, behind those of the slots that it lies in. The value
+            of a slot is a part, its JSON values or its kind (rotary-position; rotary is enough);
+            that of any other field a number, a word, true, false or none. A kind comes with its own
+            defaults, which longer paths change.
 
     Returns:
         The block, checked as any new one is.
 
     Raises:
-        ArgumentError: a path that leads nowhere or is given twice, a value that does not fit, or parts
-            that exclude each other.
+        ArgumentError: a path that leads nowhere or is given twice, a value that does not fit, or
+            parts that exclude each other.
 
     >>> from hessblocks.blocks import preset
     >>> block = with_slots(preset("pre-ln"), ["position=rotary", "attention.query.init=zeros"])

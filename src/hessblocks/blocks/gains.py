@@ -135,7 +135,8 @@ class ResidualSum(nn.Module):
 
 
 def scalar(value: float, trainable: bool) -> Float[Tensor, ""] | float:
-    """Make a gain: where it is trained a parameter, to be set to the value, else the value itself."""
+    """Make a gain: where it is trained a parameter, to be set to the value, else the value
+    itself."""
     return nn.Parameter(torch.empty(())) if trainable else float(value)
 
 

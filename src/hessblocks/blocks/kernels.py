@@ -108,7 +108,8 @@ class Context:
     allowed: Bool[Tensor, "B S"] | None = None
     """False marks padding keys; None means no padding."""
     aligned: bool = True
-    """Whether `causal` and `allowed` say all that the mask does; not so for a mask of the user's own."""
+    """Whether `causal` and `allowed` say all that the mask does; not so for a mask of the user's
+    own."""
     rotation: Rotation | None = None
     """Cosines and sines of rotary positions."""
     kernel: Kernel = fused_kernel

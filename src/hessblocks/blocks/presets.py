@@ -121,8 +121,8 @@ def preset(name: str, **fields: Any) -> BlockConfig:
 
     Args:
         name: one of `PRESETS`.
-        **fields: fields of `BlockConfig`; sizes and position are set before the preset's edits, which may
-            depend on them, every field but sizes after them.
+        **fields: fields of `BlockConfig`; sizes and position are set before the preset's edits,
+            which may depend on them, every field but sizes after them.
 
     Returns:
         The block's configuration.

@@ -55,7 +55,8 @@ def centre(
         allowed: False marks padding; None means no padding.
 
     Returns:
-        The means, one for all tokens where `causal` is false; a token with no allowed key gets zeros.
+        The means, one for all tokens where `causal` is false; a token with no allowed key gets
+        zeros.
 
     Cost: one pass over the values, no tokens × tokens buffer.
     """

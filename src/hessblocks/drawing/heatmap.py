@@ -42,7 +42,8 @@ def draw_heatmap(
     Args:
         names: of the groups, in the order of rows and columns.
         layers: of the groups; None outside the layers.
-        values: norms, row by row; NaN where a block was not measured, below zero where it is not told from zero.
+        values: norms, row by row; NaN where a block was not measured, below zero where it is not
+            told from zero.
         part: outer, functional or full.
         ax: axes to draw on; None for a figure of the map alone.
 

@@ -1,6 +1,7 @@
 """Figure as data: what shall be shown, before anybody draws it for a file or for a page.
 
-Titles, labels and captions may hold $mathematics$; names of series and of ticks are taken as they are.
+Titles, labels and captions may hold $mathematics$; names of series and of ticks are taken as they
+are.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ class Series:
     y: tuple[float, ...]
     """Ordinates."""
     error: tuple[float, ...] = ()
-    """Half length of each error bar; 0 draws none and stands where it is not known, empty where none is."""
+    """Half length of each error bar; 0 draws none and stands where it is not known, empty where
+    none is."""
     below: tuple[float, ...] = ()
-    """How far each error bar goes down where `error` is how far it goes up; empty where both are equal."""
+    """How far each error bar goes down where `error` is how far it goes up; empty where both are
+    equal."""
     published: bool = False
     """Whether these are the paper's numbers, drawn hollow."""
     line: bool = True
@@ -41,7 +44,8 @@ class Series:
     note: str = ""
     """What the legend says in place of the name."""
     guide: bool = False
-    """Whether it is a slope to compare with: thin, without points, named at its end and not in the legend."""
+    """Whether it is a slope to compare with: thin, without points, named at its end and not in the
+    legend."""
 
     def __post_init__(self) -> None:
         """Leave out error bars that are nan, as those of a single seed are."""
@@ -150,7 +154,8 @@ class Figure:
     size: tuple[float, float] = (4.6, 3.6)
     """Width and height of a panel, in inches."""
     shares: Literal["none", "labels", "x", "both"] = "none"
-    """What all panels have in common: labels, which then stand at the edges of the figure, and axes."""
+    """What all panels have in common: labels, which then stand at the edges of the figure, and
+    axes."""
     marked: tuple[str, ...] = ()
     """All names that get a mark, in their order; those of the series where empty."""
 

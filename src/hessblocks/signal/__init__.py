@@ -1,6 +1,7 @@
 """Signal propagation: rank collapse, token similarity, attention entropy, Jacobians, gradients.
 
-The package can be called: `hessblocks.signal(model, batch)` is `hessblocks.signal.propagate(model, batch)`.
+The package can be called: `hessblocks.signal(model, batch)` is `hessblocks.signal.propagate(model,
+batch)`.
 """
 
 import sys

@@ -54,7 +54,8 @@ def conditioning(layer: Function, x: Vectors, *, dense_limit: int, steps: int) -
     Returns:
         The largest and the smallest singular value, and whether they are exact.
 
-    Cost: N backward passes (batched) and an N³ decomposition, or `steps` passes forward and backward.
+    Cost: N backward passes (batched) and an N³ decomposition, or `steps` passes forward and
+    backward.
     """
     size = x.numel()
     with sdpa_kernel(SDPBackend.MATH):  # fused kernels have no second derivative

@@ -34,8 +34,8 @@ def attention_entropy(
 def spectral_gap(matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """Compute 1 − s₂/s₁ of the two largest singular values, mean over sequences and heads.
 
-    1 says that one direction over tokens survives, which is rank collapse in one layer; 0, as for the
-    identity, that the first two survive alike.
+    1 says that one direction over tokens survives, which is rank collapse in one layer; 0, as for
+    the identity, that the first two survive alike.
 
     Returns:
         The gap, 0 to 1.

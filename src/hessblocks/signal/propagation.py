@@ -36,7 +36,8 @@ class LayerSignal:
     tokens: TokenSignal
     """The layer's output."""
     attention_entropy: float | None
-    """Mean entropy of a token's absolute weights, nats; None where the attention cannot be looked into."""
+    """Mean entropy of a token's absolute weights, nats; None where the attention cannot be looked
+    into."""
     spectral_gap: float | None
     """1 − s₂/s₁ of the attention's singular values; None as above."""
     jacobian: Conditioning | None
@@ -106,11 +107,11 @@ def propagate(
     """Measure signal propagation at every layer of a model.
 
     Args:
-        model: a model of this library, or any whose layers stand in a `torch.nn.ModuleList` and take
-            (sequences, tokens, width) first; attention is looked into where it has a method
+        model: a model of this library, or any whose layers stand in a `torch.nn.ModuleList` and
+            take (sequences, tokens, width) first; attention is looked into where it has a method
             `matrix(x, context)`, as this library's has.
-        batch: inputs by name, or `input_ids` alone, on any device; with `labels`, gradient norms are measured
-            too.
+        batch: inputs by name, or `input_ids` alone, on any device; with `labels`, gradient norms
+            are measured too.
         jacobian_steps: products with each layer's Jacobian for its condition number, on the first
             sequence; 0 leaves it out.
         dense_limit: tokens × width up to which the Jacobian is built instead, and the number exact.
@@ -122,7 +123,8 @@ def propagate(
         ArgumentError: no list of layers, no `input_ids`, or a sequence of fewer than two tokens.
 
     Cost: one pass forward (and backward, with labels), tokens × tokens buffers of one layer's
-        attention and their singular values; for the Jacobians a copy of the model in double precision.
+        attention and their singular values; for the Jacobians a copy of the model in double
+        precision.
     """
     given = {"input_ids": batch} if isinstance(batch, Tensor) else batch
     device = next((p.device for p in model.parameters()), None)

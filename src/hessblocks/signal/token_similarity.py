@@ -23,13 +23,15 @@ class TokenSignal:
     norm: float
     """Root mean square of the entries."""
     kurtosis: float
-    """How unevenly the mean square is spread over entries: 1 is even, the width is one outlier entry."""
+    """How unevenly the mean square is spread over entries: 1 is even, the width is one outlier
+    entry."""
 
 
 def token_signal(x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]) -> TokenSignal:
     """Measure the vectors of the unpadded tokens.
 
-    Kurtosis is that of the root mean squares s_j of the entries j over tokens, mean(s⁴) / mean(s²)².
+    Kurtosis is that of the root mean squares s_j of the entries j over tokens,
+    mean(s⁴) / mean(s²)².
 
     Returns:
         The measured values of this layer.

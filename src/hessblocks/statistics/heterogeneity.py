@@ -1,13 +1,14 @@
 """Heterogeneity of norms: the largest over the smallest non-zero one, with an interval.
 
-The largest of noisy estimates is too large on average, the smallest too small: 24 equal norms, 16 probes
-each, look uneven by 2.5 of the plain errors. So we ask for each end which true value t explains what was
-seen. Put the groups that were found above t at t: how often would some group then stand out from t as far
-as the farthest did? Half of the time at the estimate of t, seldom at the least that t can be.
+The largest of noisy estimates is too large on average, the smallest too small: 24 equal norms, 16
+probes each, look uneven by 2.5 of the plain errors. So we ask for each end which true value t
+explains what was seen. Put the groups that were found above t at t: how often would some group then
+stand out from t as far as the farthest did? Half of the time at the estimate of t, seldom at the
+least that t can be.
 
-Letters: x_i logarithm of an estimated norm, e_i its relative standard error, t logarithm of the true end,
-F the logistic distribution of variance 1. Its tails are about those of Student's t with 9 degrees of
-freedom (Mudholkar and George 1978), since few probes know their own error badly.
+Letters: x_i logarithm of an estimated norm, e_i its relative standard error, t logarithm of the
+true end, F the logistic distribution of variance 1. Its tails are about those of Student's t with 9
+degrees of freedom (Mudholkar and George 1978), since few probes know their own error badly.
 """
 
 from __future__ import annotations
@@ -89,16 +90,17 @@ class Ends:
 def ends(norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL) -> Ends | None:
     """Find the largest and smallest positive finite norm, and their ratio with an interval.
 
-    A norm whose error is large is no reason to leave it out: a square that is not 0 shows that the norm
-    is not 0, and the interval gets as wide as the error asks for.
+    A norm whose error is large is no reason to leave it out: a square that is not 0 shows that the
+    norm is not 0, and the interval gets as wide as the error asks for.
 
     Args:
-        norms: name → norm ≥ 0 and its standard error, 0 where it is exact and None where it is not known.
+        norms: name → norm ≥ 0 and its standard error, 0 where it is exact and None where it is not
+            known.
         level: share of cases in which the interval is to hold the true ratio.
 
     Returns:
-        Both ends; None where no norm is positive and finite. Where an error is not known, the ratio is
-        that of the estimates as they are, and there is no interval.
+        Both ends; None where no norm is positive and finite. Where an error is not known, the ratio
+        is that of the estimates as they are, and there is no interval.
     """
     positive = {
         name: norm for name, norm in norms.items() if math.isfinite(norm[0]) and norm[0] > 0
@@ -125,10 +127,10 @@ def ends(norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL) 
 def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Numbers, Numbers]:
     """Estimate the logarithm of the largest over the smallest norm, and its interval.
 
-    Estimate t_max − t_min, each with chance ½. Lower end: the distances of both ends to their values of
-    chance α = (1 − level) / 2, squared and added (Zou and Donner 2008). Upper end: max_ij x_i − x_j +
-    F⁻¹(1 − α) √(e_i² + e_j²), which is below the truth only if the pair that is truly at the ends is off
-    by that much. All are at least 0.
+    Estimate t_max − t_min, each with chance ½. Lower end: the distances of both ends to their
+    values of chance α = (1 − level) / 2, squared and added (Zou and Donner 2008). Upper end:
+    max_ij x_i − x_j + F⁻¹(1 − α) √(e_i² + e_j²), which is below the truth only if the pair that is
+    truly at the ends is off by that much. All are at least 0.
 
     Args:
         logs: (..., groups) of the estimates.
@@ -155,8 +157,8 @@ def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Nu
 def _end(logs: Numbers, errors: Numbers, chance: float) -> Numbers:
     """Find the t at which some group stands out as far as the farthest did, by chance ≤ ½.
 
-    With z_i = (x_i − t) / e_i the chance at t is 1 − Π_i F(max_j z_j − min(z_i, 0)). It is next to 0 far
-    below all x_i, and ½ or more at the largest of them.
+    With z_i = (x_i − t) / e_i the chance at t is 1 − Π_i F(max_j z_j − min(z_i, 0)). It is next to
+    0 far below all x_i, and ½ or more at the largest of them.
 
     Returns:
         t, by halving.

@@ -6,9 +6,8 @@ of W: with entry (a c), (b d) of the Hessian in W, a and b on the side of W_Q,
     query, query: contract c and d with W_K      key, key: contract a and b with W_Q
     query, key:   contract c with W_K, b with W_Q, and add (∂ℓ/∂W) ⊗ I_K
 
-and one large matrix product, with both of its factors symmetric, stands in for three. Letters: D width
-of the input, K query-key width, X parameters of any other group,
-P all parameters.
+and one large matrix product, with both of its factors symmetric, stands in for three. Letters: D
+width of the input, K query-key width, X parameters of any other group, P all parameters.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> F
     Returns:
         The matrix, symmetric to rounding.
 
-    Cost: N D² (D² / 4 + X) multiplications for the blocks of W, X the parameters of the other groups,
-        then K D² (D² + X) for each contraction.
+    Cost: N D² (D² / 4 + X) multiplications for the blocks of W, X the parameters of the other
+        groups, then K D² (D² + X) for each contraction.
     """
     assert hessian.layer.key is not None
     w_query, w_key = hessian.layer.query[0], hessian.layer.key[0]
@@ -81,8 +80,8 @@ def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> F
 def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
     """Assemble the block of another group and W, (X, D·D).
 
-    Where all tokens share Λ, that of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2, whose second factor
-    is symmetric.
+    Where all tokens share Λ, that of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2, whose second
+    factor is symmetric.
 
     Returns:
         Rows of the other group, columns of W.

@@ -1,8 +1,8 @@
 """Functional part H_f where norms or rotary positions stand between the weights and the scores.
 
-A score is a product y_i · z_j of final queries and keys, y = R norm(W_Qᵀ x), z likewise. With ρ, s, β and
-N_3 as in `functional`, y' and z' the derivatives in the weights (or in the parameters of a norm), each a
-vector times a matrix for queries and one long vector a pair (i, j) for keys:
+A score is a product y_i · z_j of final queries and keys, y = R norm(W_Qᵀ x), z likewise. With ρ, s,
+β and N_3 as in `functional`, y' and z' the derivatives in the weights (or in the parameters of a
+norm), each a vector times a matrix for queries and one long vector a pair (i, j) for keys:
 
 | block | softmax | linear scores |
 | query, query | s²β y' N_3(z, z) y' + sβ Σ_j ρ_j z_j·y'' | second term |
@@ -12,8 +12,8 @@ vector times a matrix for queries and one long vector a pair (i, j) for keys:
 | query / key, projection | sβ (W_Vᵀ M_2(x, z) y') g / sβ (W_Vᵀ M_2(x, y·z')) g | the same |
 | beta, query / key | s Σ_j ρ_j z_j·y' / s Σ_j ρ_j y·z_j' | the same |
 
-Letters: N tokens that enter the loss, K query-key width, R and W rows and columns of their matrices, P entries of their vectors;
-S entries of a query or key and of its norm's parameters.
+Letters: N tokens that enter the loss, K query-key width, R and W rows and columns of their
+matrices, P entries of their vectors; S entries of a query or key and of its norm's parameters.
 """
 
 from __future__ import annotations

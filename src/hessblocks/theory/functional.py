@@ -15,12 +15,12 @@ s the scale and β the gain of A, entry (p r), (t w) of Σ_n is:
 | beta, query / key | s x_t (W_Kᵀ e)_w / s e_t q_w | the same |
 | gain, value / projection | φ_t g_w / (W_Vᵀ φ)_t g_w, φ = x, m, −c̄ | the same |
 
-g is the loss gradient at the head's values (value rows) or at the output (projection columns).
-(D, D) matrices of wide inputs are never held: Σ_j over keys changes places with Σ_n over tokens, and
+g is the loss gradient at the head's values (value rows) or at the output (projection columns). (D,
+D) matrices of wide inputs are never held: Σ_j over keys changes places with Σ_n over tokens, and
 x_j x_jᵀ ⊗ (one small matrix a key) takes their place.
 
-Letters: B sequences, L tokens, Q queries, N tokens that enter the loss, D width of the input, K query-key
-width, V value width, E and U any widths.
+Letters: B sequences, L tokens, Q queries, N tokens that enter the loss, D width of the input, K
+query-key width, V value width, E and U any widths.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Self-attention layer with its input: the numbers from which every block follows.
 
-Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
-O width of the output, Q positions whose output is asked for.
+Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value
+width, O width of the output, Q positions whose output is asked for.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hessblocks.theory.pieces import GAINS, NORMS, Piece
 class AttentionLayer:
     """Self-attention layer F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h, row by row.
 
-    The projection may have a bias: the layer then counts (1, O) more parameters in that group. Biases of
-    the other weights are rows of the weights themselves, met by a column of ones in `x`.
+    The projection may have a bias: the layer then counts (1, O) more parameters in that group.
+    Biases of the other weights are rows of the weights themselves, met by a column of ones in `x`.
     """
 
     x: Float[Tensor, "B L D"]
@@ -31,7 +31,8 @@ class AttentionLayer:
     query: Float[Tensor, "H D K"]
     """W_Q of each head; W_QK (K = D) where there is one matrix."""
     key: Float[Tensor, "G D K"] | None
-    """W_K of each key-value head, each used by H / G heads in a row; None where there is one matrix."""
+    """W_K of each key-value head, each used by H / G heads in a row; None where there is one
+    matrix."""
     value: Float[Tensor, "G D V"]
     """W_V of each key-value head; columns of the identity where values are the inputs."""
     projection: Float[Tensor, "H V O"]

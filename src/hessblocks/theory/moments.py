@@ -24,9 +24,11 @@ from hessblocks.theory.layer import AttentionLayer
 class AttentionMoments:
     """Attention moments M_1, M_2 and M_3 for every sequence, head and token.
 
-    With linear scores the second moment is Σ x_j x_jᵀ over the permitted keys and the third is zero.
+    With linear scores the second moment is Σ x_j x_jᵀ over the permitted keys and the third is
+    zero.
 
-    Source: Ormaniec et al. 2025, section 4 (their first, second and third attention moment matrices).
+    Source: Ormaniec et al. 2025, section 4 (their first, second and third attention moment
+    matrices).
     """
 
     layer: AttentionLayer

@@ -33,7 +33,8 @@ class PiecewiseHessian(abc.ABC):
 
         Args:
             like: a tensor with the dtype and device of the blocks.
-            memory_limit: bytes that one operation may take; a quarter of it may hold blocks that are kept.
+            memory_limit: bytes that one operation may take; a quarter of it may hold blocks that
+                are kept.
         """
         self._like = torch.empty(0, dtype=like.dtype, device=like.device)
         self._limit = memory_limit

@@ -1,7 +1,7 @@
 """Loss curvature Λ_n at the attention output, one matrix for each token.
 
-Letters: N tokens (1 where all share one matrix), O width of the attention output, C rank of a factor,
-V and U widths of two heads' values.
+Letters: N tokens (1 where all share one matrix), O width of the attention output, C rank of a
+factor, V and U widths of two heads' values.
 """
 
 from __future__ import annotations

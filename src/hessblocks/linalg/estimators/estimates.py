@@ -31,8 +31,8 @@ class Estimate(Tabular):
     probes: int = 0
     """Products spent: random probes and the bases made of them, or samples; 0 for exact results."""
     method: Method = "estimate"
-    """`exact` (closed form or assembled matrix), `estimate` (random probes) or `sampled` (inner products of
-    samples: a norm below zero is not told from zero)."""
+    """`exact` (closed form or assembled matrix), `estimate` (random probes) or `sampled` (inner
+    products of samples: a norm below zero is not told from zero)."""
     stopped_by: Stop = "count"
     """`count` (the probes asked for), `tolerance` (met) or `limit` (tolerance not met)."""
 
@@ -104,7 +104,8 @@ class Eigenvalues(Tabular):
     values: Float[Tensor, " count"]
     """Eigenvalues in falling order, float64 on the CPU."""
     residuals: Float[Tensor, " count"]
-    """‖A v − λ v‖ of each unit vector, from the products made; an eigenvalue of A lies within it."""
+    """‖A v − λ v‖ of each unit vector, from the products made; an eigenvalue of A lies within
+    it."""
     vectors: Float[Tensor, "size count"]
     """Unit eigenvectors as columns, in the operator's dtype and on its device."""
     converged: bool

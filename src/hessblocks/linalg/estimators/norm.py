@@ -44,12 +44,13 @@ def frobenius_norm(
 ) -> Estimate:
     """Estimate the Frobenius norm of an operator: √(mean over probes of ‖A z‖²).
 
-    ‖A z‖² is unbiased for ‖A‖_F²; its root is low by Var(‖A z‖²) / (8 K s²) of itself at most: 1.6 %
-    for a matrix of rank one and 16 probes (an eighth of the standard error), far less for most.
+    ‖A z‖² is unbiased for ‖A‖_F²; its root is low by Var(‖A z‖²) / (8 K s²) of itself at most:
+    1.6 % for a matrix of rank one and 16 probes (an eighth of the standard error), far less for
+    most.
 
     Exact, and said so, where the operator has its own `frobenius_norm()` and where it has no more
-    columns than there are probes. Where all products are 0, which signs can give of a matrix that is not,
-    a Gaussian vector tells; if it is not, Gaussian probes take the place of the signs.
+    columns than there are probes. Where all products are 0, which signs can give of a matrix that
+    is not, a Gaussian vector tells; if it is not, Gaussian probes take the place of the signs.
 
     Args:
         op: operator (M, N), square or not; a `Problem` stands for its Hessian.

@@ -2,15 +2,17 @@
 
 No product with A is made.
 
-Letters: G groups, B batches of samples, S samples of a batch, U = ‖A_ij‖_F², K_i = F_iᵀF_i. Samples g_s = F ε_s have
-E g gᵀ = A, so that for s ≠ t the product of (g_sⁱ·g_tⁱ) and (g_sʲ·g_tʲ) has the mean tr K_i K_j = ‖A_ij‖_F². The mean
-over all pairs of a batch is a U-statistic. For entries of ε that are ±1 (or normal, where it is an equality), by
-Hoeffding's decomposition and the fourth moments of ε, with i and j in the place of every block,
+Letters: G groups, B batches of samples, S samples of a batch, U = ‖A_ij‖_F², K_i = F_iᵀF_i. Samples
+g_s = F ε_s have E g gᵀ = A, so that for s ≠ t the product of (g_sⁱ·g_tⁱ) and (g_sʲ·g_tʲ) has the
+mean tr K_i K_j = ‖A_ij‖_F². The mean over all pairs of a batch is a U-statistic. For entries of ε
+that are ±1 (or normal, where it is an equality), by Hoeffding's decomposition and the fourth
+moments of ε, with i and j in the place of every block,
 
     Var ≤ 4 (S−2) / (S (S−1)) · ζ₁ + 2 / (S (S−1)) · ζ₂,   ζ₁ = tr K_i²K_j² + tr K_iK_jK_iK_j,
     ζ₂ = U_ii U_jj + U_ij² + 4 tr K_i²K_j² + 2 tr K_iK_jK_iK_j,
 
-and each trace has its own unbiased estimate: the mean over walks s → t → u → v → s through four samples.
+and each trace has its own unbiased estimate: the mean over walks s → t → u → v → s through four
+samples.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from hessblocks.linalg.operators import unit_of
 FEWEST_SAMPLES = 8
 """Samples of a batch below which too few pairs and walks are left for an error bar."""
 SKEW = 2.0
-"""How much wider a bar is where few directions dominate; chosen with the factor for few samples (docs/estimators.md)."""
+"""How much wider a bar is where few directions dominate; chosen with the factor for few samples
+(docs/estimators.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,14 +61,15 @@ class PairNorms:
 def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
     """Estimate all G² block norms from the samples' inner products, group by group.
 
-    The squared estimates are unbiased. With ρ = Var / U², at most 1, and w the share of ζ₁ in the variance, the bar of a
-    square is √Var · (1 + 2 ρ w) · √((n−1)/(n−6)), n = S B; that of the norm is the longer way from it to the root of
-    either end of that bar, below zero counting as zero. (1 + 2 ρ w) is for the skewness where few directions
-    dominate: the estimate of the variance is then low just when the norm is.
+    The squared estimates are unbiased. With ρ = Var / U², at most 1, and w the share of ζ₁ in the
+    variance, the bar of a square is √Var · (1 + 2 ρ w) · √((n−1)/(n−6)), n = S B; that of the norm
+    is the longer way from it to the root of either end of that bar, below zero counting as zero.
+    (1 + 2 ρ w) is for the skewness where few directions dominate: the estimate of the variance is
+    then low just when the norm is.
 
     Args:
-        grams: g_sⁱ·g_tⁱ by group and batch of samples; the diagonals are not used. Batches are independent, and
-            pairs are taken within them.
+        grams: g_sⁱ·g_tⁱ by group and batch of samples; the diagonals are not used. Batches are
+            independent, and pairs are taken within them.
 
     Returns:
         Norms, errors, and the share off the diagonal.

@@ -25,8 +25,8 @@ ROUNDINGS = 100
 class Probes:
     """Stream of probe vectors for one operator, the same however it is cut into blocks.
 
-    Each vector is drawn on its own and on the CPU, so that the k-th depends on the seed and on k alone,
-    whatever the device: about 4 ns an entry there, and a byte of each sign moved.
+    Each vector is drawn on its own and on the CPU, so that the k-th depends on the seed and on k
+    alone, whatever the device: about 4 ns an entry there, and a byte of each sign moved.
     """
 
     def __init__(
@@ -85,8 +85,9 @@ def missed_by_signs(
 ) -> bool:
     """Tell whether A differs from what the signs have seen: zero, or a diagonal.
 
-    A row (1, 1) sends every second vector of signs to 0, so that a few of them can agree on what is not there. One
-    Gaussian vector tells: two different matrices send it to the same place with probability 0.
+    A row (1, 1) sends every second vector of signs to 0, so that a few of them can agree on what is
+    not there. One Gaussian vector tells: two different matrices send it to the same place with
+    probability 0.
 
     Args:
         operator: A.
@@ -108,7 +109,8 @@ def missed_by_signs(
 
 
 def _check_range(operator: LinearOperator, products: Tensor) -> None:
-    """Refuse products that are not finite, or whose squares would not be; warn where digits are lost."""
+    """Refuse products that are not finite, or whose squares would not be; warn where digits are
+    lost."""
     if not products.numel():
         return
     low, high = products.aminmax()

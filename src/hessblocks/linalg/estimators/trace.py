@@ -88,8 +88,8 @@ def trace(
 
     Returns:
         The trace. Standard error of `hutchinson` and of the random part of `hutch++`:
-        √(2 Σ_i Var(z_i (A z)_i) / K · (1 + 2/K)), the variance of zᵀA z entry by entry, which few probes give
-        steadily; of `xtrace`: the jackknife's, 1.2 to 4 times the true one.
+        √(2 Σ_i Var(z_i (A z)_i) / K · (1 + 2/K)), the variance of zᵀA z entry by entry, which few
+        probes give steadily; of `xtrace`: the jackknife's, 1.2 to 4 times the true one.
 
     Raises:
         ArgumentError: unknown method, too few probes, or an operator that is not square.

@@ -1,7 +1,8 @@
 """XTrace estimator of the trace: every probe serves the sketch and the remainder in turn.
 
-Letters: A the matrix (N, N), m probes Ω = (ω_1 … ω_m), Y = AΩ, Q an orthonormal basis of Y, Q_i one of
-Y without its i-th column, of rank r_i: Q_i Q_iᵀ = Q (I − s_i s_iᵀ) Qᵀ. H = QᵀA Q; k columns of Y.
+Letters: A the matrix (N, N), m probes Ω = (ω_1 … ω_m), Y = AΩ, Q an orthonormal basis of Y, Q_i one
+of Y without its i-th column, of rank r_i: Q_i Q_iᵀ = Q (I − s_i s_iᵀ) Qᵀ. H = QᵀA Q; k columns of
+Y.
 """
 
 from __future__ import annotations

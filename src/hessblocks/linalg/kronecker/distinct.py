@@ -20,7 +20,8 @@ from hessblocks.linalg.operators import chunks
 FEWEST = 64
 """Tokens below which looking for equal ones does not pay."""
 WIDEST = 8
-"""How many times the numbers of a thin product its whole matrix may have to be worth multiplying out."""
+"""How many times the numbers of a thin product its whole matrix may have to be worth multiplying
+out."""
 TOGETHER = 1 << 20
 """Numbers of whole matrices that are held at a time."""
 

@@ -68,7 +68,8 @@ def inner_product_cost(first: KroneckerTerm, second: KroneckerTerm) -> int:
 def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int) -> int:
     """Choose the tokens of a chunk: two chunks' matrices and Gram tensors stay in the limit.
 
-    A term with itself is cut at least in three, so that half of the pairs of chunks can be left out.
+    A term with itself is cut at least in three, so that half of the pairs of chunks can be left
+    out.
 
     Returns:
         Tokens, at least one.

@@ -36,8 +36,10 @@ class BlockGrid(ExactOperator):
             column_lengths: columns of the blocks of each grid column.
             like: a tensor with the dtype and device of the operator.
             norm: gives the Frobenius norm of that block, where its owner remembers it.
-            symmetric: whether block (i, j) is the transpose of block (j, i); then only i ≤ j is asked for.
-            positive_semidefinite: whether no eigenvalue of the whole is negative; implies `symmetric`.
+            symmetric: whether block (i, j) is the transpose of block (j, i); then only i ≤ j is
+                asked for.
+            positive_semidefinite: whether no eigenvalue of the whole is negative; implies
+                `symmetric`.
         """
         super().__init__(
             (sum(row_lengths), sum(column_lengths)),

@@ -1,7 +1,7 @@
 """Matrices of tokens, one each: whole, thin, shared by all tokens, or symmetric.
 
-Letters: N tokens (1 where all tokens share a matrix); R and W, rows and columns of the matrices; C, inner
-size of a thin product leftᵀ right; K, columns multiplied together; M vectors.
+Letters: N tokens (1 where all tokens share a matrix); R and W, rows and columns of the matrices; C,
+inner size of a thin product leftᵀ right; K, columns multiplied together; M vectors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 from hessblocks.linalg.operators import chunks
 
 TOGETHER = 1 << 18
-"""Numbers of whole matrices that are made at a time where they are packed; they stay in the cache."""
+"""Numbers of whole matrices that are made at a time where they are packed; they stay in the
+cache."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

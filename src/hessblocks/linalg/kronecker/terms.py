@@ -106,8 +106,8 @@ class KroneckerTerm:
     def collapsed(self) -> KroneckerTerm:
         """Shorten the sum where the tokens share one matrix, or where P = T = 1.
 
-        Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens; or the matrices are
-        added up, unless thin products of them hold fewer numbers than the sum.
+        Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens; or the
+        matrices are added up, unless thin products of them hold fewer numbers than the sum.
 
         Returns:
             The shorter term, or this one where it has no more tokens than row entries.
@@ -147,8 +147,8 @@ class KroneckerTerm:
         Returns:
             The entries; reshaped to two axes they are the matrix.
 
-        Cost: N P T R W multiplications; half as many for each symmetric factor. Entries at which all
-            vectors are zero cost nothing.
+        Cost: N P T R W multiplications; half as many for each symmetric factor. Entries at which
+            all vectors are zero cost nothing.
         """
         P, R, T, W = self.sizes
         row_order = (2, 0) if self.row_swapped else (0, 2)

@@ -166,12 +166,14 @@ class LinearOperator(abc.ABC):
     def to_curvlinops(self) -> PyTorchLinearOperator:
         """Wrap the operator for curvlinops (`xtrace`, spectra, conjugate gradients, ...).
 
-        It takes flat vectors (N,) and matrices (N, K), and lists of tensors: of curvature, its sums and multiples one for each
-        parameter, in its shape (of a group that cuts parameters, one for each cut), in the order in which the group names
-        them, that of `model.named_parameters()` unless the group is your own.
+        It takes flat vectors (N,) and matrices (N, K), and lists of tensors: of curvature, its sums
+        and multiples one for each parameter, in its shape (of a group that cuts parameters, one for
+        each cut), in the order in which the group names them, that of `model.named_parameters()`
+        unless the group is your own.
 
         Returns:
-            An operator with the same products and adjoint; products come in the form in which vectors went in.
+            An operator with the same products and adjoint; products come in the form in which
+            vectors went in.
 
         Raises:
             RunError: curvlinops is not installed.
@@ -239,7 +241,8 @@ class CombinedOperator(LinearOperator):
         """Hold numbers c_k and operators A_k; sums of sums become one.
 
         Raises:
-            ArgumentError: a factor that is no finite number, or operators that differ in shape, dtype or device.
+            ArgumentError: a factor that is no finite number, or operators that differ in shape,
+                dtype or device.
         """
         flat: list[tuple[float, LinearOperator]] = []
         for factor, one in terms:

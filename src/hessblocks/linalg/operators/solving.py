@@ -21,7 +21,8 @@ from hessblocks.storage import Tabular
 
 Reason = Literal["converged", "negative curvature", "limit", "rounding"]
 SLACK = 10.0
-"""How many times the tolerance a residual may measure that the iteration believes to be within it."""
+"""How many times the tolerance a residual may measure that the iteration believes to be within
+it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -33,8 +34,8 @@ class Solution(Tabular):
     residuals: Float[Tensor, " K"]
     """‖b − A x‖ / ‖b‖ of each, from a product made at the end."""
     reasons: tuple[Reason, ...]
-    """Of each: `converged`, `negative curvature` (a direction p with pᵀAp ≤ 0 was met), `limit`, or `rounding` (the
-    iteration believes in less than the residual that was measured)."""
+    """Of each: `converged`, `negative curvature` (a direction p with pᵀAp ≤ 0 was met), `limit`, or
+    `rounding` (the iteration believes in less than the residual that was measured)."""
     products: int
     """Products with single vectors spent."""
 
@@ -71,21 +72,24 @@ def solve(
     """Solve (A + damping · I) x = b by conjugate gradients.
 
     Args:
-        operator: A, symmetric; positive definite with the damping; a `Problem` stands for its Hessian.
+        operator: A, symmetric; positive definite with the damping; a `Problem` stands for its
+            Hessian.
         right: b, (N,) or (N, K) of the operator's dtype and device.
         damping: at least 0, in the unit of A.
         tolerance: ‖b − A x‖ / ‖b‖ at which a column is done.
         max_products: with single vectors, for each column.
 
     Returns:
-        x with its residual and why each column ended; where A has negative curvature, what was reached before.
+        x with its residual and why each column ended; where A has negative curvature, what was
+        reached before.
 
     Raises:
-        ArgumentError: an operator that is not symmetric, a bad damping, tolerance or number, or a b that does not fit.
+        ArgumentError: an operator that is not symmetric, a bad damping, tolerance or number, or a b
+            that does not fit.
         RunError: numbers that are not finite.
 
-    Cost: a product an iteration and column, at most about the root of the condition number times ln(2 / tolerance);
-        four vectors a column.
+    Cost: a product an iteration and column, at most about the root of the condition number times
+        ln(2 / tolerance); four vectors a column.
 
     Source: Hestenes and Stiefel (1952).
     """
@@ -216,14 +220,15 @@ def inverse(
     """Invert A + damping · I; each product is solved by conjugate gradients, or refused.
 
     Args:
-        operator: A, symmetric; positive definite with the damping; a `Problem` stands for its Hessian.
+        operator: A, symmetric; positive definite with the damping; a `Problem` stands for its
+            Hessian.
         damping: at least 0, in the unit of A.
         tolerance: relative residual of each product.
         max_products: with A, for each column.
 
     Returns:
-        An operator. A product with it raises RunError where it does not converge, or where A has negative curvature
-        along the way; `solve` gives residual and reason instead.
+        An operator. A product with it raises RunError where it does not converge, or where A has
+        negative curvature along the way; `solve` gives residual and reason instead.
 
     Raises:
         ArgumentError: an operator that is not symmetric, a bad damping, tolerance or number.

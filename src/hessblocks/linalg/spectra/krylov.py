@@ -1,7 +1,7 @@
 """Block Lanczos: a growing orthonormal Krylov basis, and an operator's projection on it.
 
-Letters: A symmetric (N, N), V the basis (N, k), T = VᵀA V, b vectors in a block, C the coupling to the
-next block V': A V = V T + V' C, but for what rounding or a lack of symmetry takes away.
+Letters: A symmetric (N, N), V the basis (N, k), T = VᵀA V, b vectors in a block, C the coupling to
+the next block V': A V = V T + V' C, but for what rounding or a lack of symmetry takes away.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from hessblocks.linalg.operators import LinearOperator, unit_of, working_dtype
 from hessblocks.linalg.spectra.orthogonal import NEGLIGIBLE, orthogonalise, rotate
 
 NOISE = 0.01
-"""Length of the random part of a start that was given, so that no eigenvector is missed for good."""
+"""Length of the random part of a start that was given, so that no eigenvector is missed for
+good."""
 
 SURELY_NEGATIVE = 1e-6
-"""Share of the largest |θ| below zero that is no rounding, also of float32 inside a float64 model; in lower
-precision the root of the dtype's rounding."""
+"""Share of the largest |θ| below zero that is no rounding, also of float32 inside a float64 model;
+in lower precision the root of the dtype's rounding."""
 
 
 def check_definite(
     operator: LinearOperator, values: Float[Tensor, "*k"], unit: float = 1.0
 ) -> None:
-    """Refuse an operator that is declared positive semi-definite where Lanczos has met a negative value.
+    """Refuse an operator that is declared positive semi-definite where Lanczos has met a negative
+    value.
 
-    A Ritz value is vᵀA v of a unit vector v, and no such number of a positive semi-definite A is negative.
+    A Ritz value is vᵀA v of a unit vector v, and no such number of a positive semi-definite A is
+    negative.
 
     Args:
         operator: A.
@@ -53,8 +56,9 @@ class KrylovBasis:
     """Krylov basis V of block Lanczos, its projection T and the block that comes next.
 
     Every new vector is orthogonalised against the whole basis, so that eigenvalues appear as often
-    as they should and no more. Memory is the basis and two blocks: the next one, and the products that
-    become it. T, C and residuals are in `unit`, so that their squares stay in the range of any dtype.
+    as they should and no more. Memory is the basis and two blocks: the next one, and the products
+    that become it. T, C and residuals are in `unit`, so that their squares stay in the range of any
+    dtype.
     """
 
     def __init__(
@@ -143,7 +147,8 @@ class KrylovBasis:
         return head[: rotation.shape[1]].T
 
     def _to_units(self, products: Float[Tensor, "b N"]) -> None:
-        """Divide products by the unit in place; where they are larger than all before, the unit grows."""
+        """Divide products by the unit in place; where they are larger than all before, the unit
+        grows."""
         unit = unit_of(products) if products.any() else 0.0
         if unit > self.unit:
             share = self.unit / unit
@@ -154,7 +159,8 @@ class KrylovBasis:
         products /= self.unit or 1.0
 
     def _find_next(self) -> None:
-        """Make the products A V' the next block, column by column; T and C grow by their coefficients."""
+        """Make the products A V' the next block, column by column; T and C grow by their
+        coefficients."""
         block, old = self._next, self.size - len(self._next)
         width = min(len(block), self._length - self.size)
         coupled = self._coupling.any(0).nonzero()

@@ -74,29 +74,32 @@ def extreme_eigenvalues(
     Args:
         op: symmetric operator (N, N); a `Problem` stands for its Hessian.
         count: eigenvalues wanted at each end; all N if the ends meet.
-        which: `largest`, `smallest`, `both` ends, or `magnitude`, the largest |θ|; also scipy's `LA`, `SA`
-            and `LM`.
+        which: `largest`, `smallest`, `both` ends, or `magnitude`, the largest |θ|; also scipy's
+            `LA`, `SA` and `LM`.
         tolerance: largest residual ‖A v − θ v‖ wanted, as a share of the largest |θ|; None: the
             root of the dtype's rounding (1.5e-8 in float64, 3e-4 in float32).
         max_products: products with single vectors after which the search ends, with a warning.
         basis_size: vectors held at most, besides two more; memory is that times N numbers.
         seed: of the random start.
         probe_chunk: vectors multiplied at once; bounds the operator's memory.
-        start: what was found before, of an operator near this one: vectors, or the result of a call.
-            They are shared out among the vectors of the first block, with 1 % of a random vector each.
-            An eigenvalue that they have no part in is found late, or not before the search ends.
+        start: what was found before, of an operator near this one: vectors, or the result of a
+            call. They are shared out among the vectors of the first block, with 1 % of a random
+            vector each. An eigenvalue that they have no part in is found late, or not before the
+            search ends.
 
     Returns:
         Values in falling order, their residuals, which follow from the products that were made, and
-        whether all are within the tolerance. A residual bounds the distance to the nearest eigenvalue.
+        whether all are within the tolerance. A residual bounds the distance to the nearest
+        eigenvalue.
 
     Raises:
-        ArgumentError: the operator is not symmetric, or is declared positive semi-definite and is not;
-            the basis is too small for what is asked, a tolerance below 0, or a start that does not fit.
+        ArgumentError: the operator is not symmetric, or is declared positive semi-definite and is
+            not; the basis is too small for what is asked, a tolerance below 0, or a start that does
+            not fit.
         RunError: a product is not finite.
 
-    Cost: as many products as the gaps need, at most `max_products` and a block. For each product the
-    basis is read twice.
+    Cost: as many products as the gaps need, at most `max_products` and a block. For each product
+    the basis is read twice.
 
     Source: Golub and Underwood (1977), block Lanczos; Wu and Simon (2000), thick restart.
     """
@@ -156,8 +159,8 @@ def find_extremes(
         Values in falling order; `converged` says whether the residuals are allowed.
 
     Raises:
-        ArgumentError: the basis is too small for what is asked, or the operator is declared positive
-            semi-definite and is not.
+        ArgumentError: the basis is too small for what is asked, or the operator is declared
+            positive semi-definite and is not.
     """
     size = op.shape[0]
     block, total = min(wanted.count, size), min(wanted.ends * wanted.count, size)

@@ -51,7 +51,8 @@ def orthogonalise(
     Returns:
         The coefficients (float64, on the CPU) and the length of what remains.
 
-    Cost: reads the rows twice, where none but the last two are near; once where what is left is tolerated.
+    Cost: reads the rows twice, where none but the last two are near; once where what is left is
+    tolerated.
 
     Source: Daniel, Gragg, Kaufman and Stewart (1976); Parlett (1998), section 6.9.
     """

@@ -1,6 +1,7 @@
 """Stochastic Lanczos quadrature (SLQ): each probe's view of a spectrum as nodes and weights.
 
-Letters: A symmetric (N, N), K probes z, S steps, V_k the basis of probe k, T_k its tridiagonal matrix.
+Letters: A symmetric (N, N), K probes z, S steps, V_k the basis of probe k, T_k its tridiagonal
+matrix.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def spectral_density(
     Lanczos from each probe gives nodes θ_s (eigenvalues of T_k) and weights τ_s (squared first
     entries of its eigenvectors) with Σ_s τ_s f(θ_s) = zᵀf(A) z / N, exactly so for polynomials of
     degree up to 2 S − 1; its mean over probes is unbiased for the mean of f over the eigenvalues.
-    All probes advance together, each kept orthogonal to its whole basis to the root of rounding, which
-    leaves T exact to rounding (Simon 1984). Exact, and said so, where N ≤ S.
+    All probes advance together, each kept orthogonal to its whole basis to the root of rounding,
+    which leaves T exact to rounding (Simon 1984). Exact, and said so, where N ≤ S.
 
     Args:
         op: symmetric operator (N, N); a `Problem` stands for its Hessian.
@@ -62,7 +63,8 @@ def spectral_density(
         The spectrum: density on a grid with its standard error, moments, nodes and weights.
 
     Raises:
-        ArgumentError: not symmetric, declared positive semi-definite and is not, no probes or no steps.
+        ArgumentError: not symmetric, declared positive semi-definite and is not, no probes or no
+            steps.
         RunError: a product is not finite.
 
     Cost: S K products; memory N · S · probe_chunk numbers.

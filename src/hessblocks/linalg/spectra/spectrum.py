@@ -245,9 +245,9 @@ def jensen_shannon_distance(
 ) -> float:
     """Compute the Jensen-Shannon distance of two spectral densities on a common grid.
 
-    √(½ KL(p ‖ m) + ½ KL(q ‖ m)) with m = (p + q) / 2 and logarithms to base 2: a metric, 0 for equal
-    and 1 for disjoint densities. Both are broadened alike. The noise of the probes adds to the
-    distance: two runs with other seeds on one operator show how much.
+    √(½ KL(p ‖ m) + ½ KL(q ‖ m)) with m = (p + q) / 2 and logarithms to base 2: a metric, 0 for
+    equal and 1 for disjoint densities. Both are broadened alike. The noise of the probes adds to
+    the distance: two runs with other seeds on one operator show how much.
 
     Args:
         a: one spectrum.

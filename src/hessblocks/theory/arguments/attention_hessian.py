@@ -1,7 +1,7 @@
 """Entry point of the closed-form attention Hessian: plain tensors in, `AttentionHessian` out.
 
-Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value width,
-O output width, C rank of a curvature factor.
+Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value
+width, O output width, C rank of a curvature factor.
 """
 
 from __future__ import annotations
@@ -53,16 +53,15 @@ def attention_hessian(
 ) -> AttentionHessian:
     """Build the Hessian of a loss in one self-attention layer's weights, in closed form.
 
-    F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h with A_h = softmax(T_h) or T_h, and
-    T_h = X W_Q^h (X W_K^h)ᵀ / sqrt(K), or X W_QK^h Xᵀ without a scale where there is one matrix, both divided by the
-    temperature.
-    C is uniform over the permitted keys. The Hessian splits by Gauss and Newton at F:
-    H = H_o + H_f, H_o = (∂F)ᵀ(∂²ℓ/∂F²)(∂F), H_f = Σ (∂ℓ/∂F) ∂²F.
+    F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h with A_h = softmax(T_h) or T_h, and T_h = X
+    W_Q^h (X W_K^h)ᵀ / sqrt(K), or X W_QK^h Xᵀ without a scale where there is one matrix, both
+    divided by the temperature. C is uniform over the permitted keys. The Hessian splits by Gauss
+    and Newton at F: H = H_o + H_f, H_o = (∂F)ᵀ(∂²ℓ/∂F²)(∂F), H_f = Σ (∂ℓ/∂F) ∂²F.
 
-    Our names beside the paper's: width, tokens = their d_V (of the embedding), L; head width K = d_K;
-    value width V = d_V; w_query, w_key, w_value = W_Q, W_K, W_V; outer and functional = H_o and H_f;
-    moments.first, second, third = M_1, M_2, M_3. Weights act as `x @ w` and are flattened row by row
-    (their vec_r).
+    Our names beside the paper's: width, tokens = their d_V (of the embedding), L; head width
+    K = d_K; value width V = d_V; w_query, w_key, w_value = W_Q, W_K, W_V; outer and
+    functional = H_o and H_f; moments.first, second, third = M_1, M_2, M_3. Weights act as `x @ w`
+    and are flattened row by row (their vec_r).
 
     Args:
         x: input, (batch, tokens, width), or (tokens, width) for one sequence.
@@ -72,43 +71,46 @@ def attention_hessian(
             None with one matrix.
         w_value: W_V, (width, value width), or stacked by head as `w_key`; None for identity values
             (head h passes on the h-th column block of x), which have no block.
-        w_projection: W_O, (value width, out), or (heads, value width, out); None where heads stand side
-            by side in the output, which has no block.
-        target: Y for the squared loss, (batch, tokens, out). The loss is ‖F − Y‖² / (batch · tokens · out),
-            the paper's ℓ averaged over the batch.
-        gradient: instead of `target`, ∂ℓ/∂F of each token, (batch, tokens, out), with whatever averaging
-            the loss has.
+        w_projection: W_O, (value width, out), or (heads, value width, out); None where heads stand
+            side by side in the output, which has no block.
+        target: Y for the squared loss, (batch, tokens, out). The loss is
+            ‖F − Y‖² / (batch · tokens · out), the paper's ℓ averaged over the batch.
+        gradient: instead of `target`, ∂ℓ/∂F of each token, (batch, tokens, out), with whatever
+            averaging the loss has.
         curvature: with `gradient`, Λ = ∂²ℓ/∂F² of each token, (batch, tokens, out, out), symmetric.
         curvature_factor: instead of `curvature`, R with RᵀR = Λ, (batch, tokens, rank, out).
-        mask: None, "causal", or booleans (tokens, tokens) or (batch, tokens, tokens), True = may attend.
+        mask: None, "causal", or booleans (tokens, tokens) or (batch, tokens, tokens), True = may
+            attend.
         scores: "softmax", or "linear" (A = T, 0 where not permitted).
         query_key: "two-matrix", or "one-matrix".
-        gains: (alpha, beta, gamma) of shaped attention, each one number or one a head; they become groups
-            of their own. None is plain attention, (0, 1, 0) without gain groups.
-        rotary: (cosines, sines) of rotary positions, each (tokens, turned) or (batch, tokens, turned): the
-            first `turned` entries of each head's queries and keys are turned in pairs (i, i + turned/2), as
-            Llama and GPT-NeoX do.
-        query_norm: what each head's queries pass before they are turned, such as `HeadNorm.rms(gain)`; all
-            heads share it. Its parameters become a group of their own.
+        gains: (alpha, beta, gamma) of shaped attention, each one number or one a head; they become
+            groups of their own. None is plain attention, (0, 1, 0) without gain groups.
+        rotary: (cosines, sines) of rotary positions, each (tokens, turned) or (batch, tokens,
+            turned): the first `turned` entries of each head's queries and keys are turned in pairs
+            (i, i + turned/2), as Llama and GPT-NeoX do.
+        query_norm: what each head's queries pass before they are turned, such as
+            `HeadNorm.rms(gain)`; all heads share it. Its parameters become a group of their own.
         key_norm: the same for keys.
-        temperature: τ, above 0, what the scores are divided by besides. Without a norm of queries the blocks are those of
-            W_Q / τ, divided by τ once for each query or query_key among row and column; their limits are `theory.at_limit`.
+        temperature: τ, above 0, what the scores are divided by besides. Without a norm of queries
+            the blocks are those of W_Q / τ, divided by τ once for each query or query_key among row
+            and column; their limits are `theory.at_limit`.
         memory_limit: bytes that the intermediate results of one operation may take.
 
     Returns:
-        The Hessian: `.block(row, column, part)`, `.whole(part)`, `.dense(part)`, `.norms()`, `.moments`;
-        groups among query (query_key with one matrix), key, value, projection, query_norm, key_norm, alpha,
-        beta, gamma.
+        The Hessian: `.block(row, column, part)`, `.whole(part)`, `.dense(part)`, `.norms()`,
+        `.moments`; groups among query (query_key with one matrix), key, value, projection,
+        query_norm, key_norm, alpha, beta, gamma.
 
     Raises:
-        ArgumentError: shapes that do not fit, integer, half-precision or mixed dtypes, mixed devices,
-            entries that are not finite or overflow the scores, a mask row that allows nothing, a temperature that
-            is not above 0, target and gradient together.
+        ArgumentError: shapes that do not fit, integer, half-precision or mixed dtypes, mixed
+            devices, entries that are not finite or overflow the scores, a mask row that allows
+            nothing, a temperature that is not above 0, target and gradient together.
 
     Cost: nothing is computed here beyond F (for `target`); see the operators' methods.
 
-    Source: Ormaniec, Dangel & Singh 2025 (arXiv 2410.10986), theorems 3.1 (outer), 3.2 (functional),
-    there for one head, softmax, squared loss; token form and the rest: docs/theory.md.
+    Source: Ormaniec, Dangel & Singh 2025 (arXiv 2410.10986), theorems 3.1 (outer), 3.2
+    (functional), there for one head, softmax, squared loss; token form and the rest:
+    docs/theory.md.
     """
     x = check_input(x)
     check_memory_limit(memory_limit)
@@ -180,7 +182,8 @@ def _check_key(
 
 
 def _check_scores(x: Tensor, query: Tensor, key: Tensor | None) -> None:
-    """Raise an ArgumentError where finite inputs and weights are so large that scores may overflow."""
+    """Raise an ArgumentError where finite inputs and weights are so large that scores may
+    overflow."""
     width = x.shape[2]
     sides = (query, torch.eye(width, dtype=x.dtype, device=x.device)[None] if key is None else key)
     longest = [float((x.flatten(0, 1) @ side).norm(dim=-1).amax()) for side in sides]

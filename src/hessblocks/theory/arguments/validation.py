@@ -26,8 +26,8 @@ def check_input(x: Float[Tensor, "... L D"]) -> Float[Tensor, "B L D"]:
         The input without graph, with its batch axis.
 
     Raises:
-        ArgumentError: not a tensor of two or three axes in single or double precision, empty, or not
-            finite.
+        ArgumentError: not a tensor of two or three axes in single or double precision, empty, or
+            not finite.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise ArgumentError(f"x: expected a floating-point tensor, got {_kind(x)}; use x.double().")
@@ -150,8 +150,8 @@ def check_rotary(
         The rotation, its first axis 1 where all sequences share it.
 
     Raises:
-        ArgumentError: not a pair of tensors of one shape, or of a shape that does not fit; one matrix,
-            between whose two sides nothing can be turned.
+        ArgumentError: not a pair of tensors of one shape, or of a shape that does not fit; one
+            matrix, between whose two sides nothing can be turned.
     """
     if rotary is None:
         return None
@@ -182,8 +182,8 @@ def check_norm(
     """Refuse what is no norm over the entries of each head's queries or keys; None passes.
 
     Raises:
-        ArgumentError: not a HeadNorm, parameters of another dtype or device, a function that does not map
-            a vector to one as long; one matrix, which has no queries to norm.
+        ArgumentError: not a HeadNorm, parameters of another dtype or device, a function that does
+            not map a vector to one as long; one matrix, which has no queries to norm.
     """
     if norm is None:
         return

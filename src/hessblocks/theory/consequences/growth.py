@@ -1,12 +1,12 @@
 """Growth of each Hessian block of an attention layer with its input, weights and moments.
 
-The powers hold for small scores (attention near uniform) with the loss gradient and curvature at the
-attention output held fixed; under the squared loss H_f has the residual as a further factor. Read them
-off the table of docs/theory.md: softmax moments bring M_1 one power of X, M_2 two and M_3 three; linear
-scores bring M_1 three (A itself has two) and M_2 two.
+The powers hold for small scores (attention near uniform) with the loss gradient and curvature at
+the attention output held fixed; under the squared loss H_f has the residual as a further factor.
+Read them off the table of docs/theory.md: softmax moments bring M_1 one power of X, M_2 two and M_3
+three; linear scores bring M_1 three (A itself has two) and M_2 two.
 
-Source: Ormaniec, Dangel & Singh 2025, section 4 and table 1, for query, key and value; projection and
-one matrix follow from the same formulas.
+Source: Ormaniec, Dangel & Singh 2025, section 4 and table 1, for query, key and value; projection
+and one matrix follow from the same formulas.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ SOURCES = {
 Powers = Mapping[str, int]
 """One term of a block: the power of each quantity it is made of, where that is not 0.
 
-`x` is the entry size of the input, `query` that of W_Q (of W_QK where there is one matrix), `key`, `value`
-and `projection` those of W_K, W_V and W_O; `first`, `second` and `third` are the moments M_1, M_2 and M_3.
+`x` is the entry size of the input, `query` that of W_Q (of W_QK where there is one matrix), `key`,
+`value` and `projection` those of W_K, W_V and W_O; `first`, `second` and `third` are the moments
+M_1, M_2 and M_3.
 """
 
 
@@ -38,8 +39,8 @@ and `projection` those of W_K, W_V and W_O; `first`, `second` and `third` are th
 class Growth:
     """Growth of a block: its part, and the terms it is a sum of; no terms: it is zero.
 
-    >>> Growth(row="key", column="key", part="outer", terms=({"x": 4}, {"x": 6}), source="").power("x")
-    4
+    >>> Growth(row="key", column="key", part="outer", terms=({"x": 4}, {"x": 6}),
+    source="").power("x") 4
     """
 
     row: str
@@ -124,7 +125,8 @@ _LINES = {
 GROWTH: Mapping[str, tuple[Growth, ...]] = {
     kind: tuple(map(_growth, lines.strip().splitlines())) for kind, lines in _LINES.items()
 }
-"""The blocks by kind of attention: W_Q and W_K apart, softmax or linear scores, or one matrix W_QK."""
+"""The blocks by kind of attention: W_Q and W_K apart, softmax or linear scores, or one matrix
+W_QK."""
 
 
 def measured_power(kind: str, growth: Growth, quantity: str, *, seed: int = 0) -> float | None:

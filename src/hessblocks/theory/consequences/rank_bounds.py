@@ -2,11 +2,11 @@
 
 A block is a sum over tokens of (row vector)(column vector)ᵀ ⊗ D_n. So its rank is at most
 
-    dim span(row vectors) · dim span(column spaces of all D_n), dim span(column vectors) · dim span(row spaces
-    of all D_n), and Σ_n rank D_n,
+    dim span(row vectors) · dim span(column spaces of all D_n), dim span(column vectors) · dim
+    span(row spaces of all D_n), and Σ_n rank D_n,
 
-and where all tokens share D exactly rank(Σ_n row columnᵀ) · rank D. Several pieces (heads) add up. H_o = JᵀΛJ has
-at most Σ_n rank Λ_n besides.
+and where all tokens share D exactly rank(Σ_n row columnᵀ) · rank D. Several pieces (heads) add up.
+H_o = JᵀΛJ has at most Σ_n rank Λ_n besides.
 
 Letters: N tokens, R and W rows and columns of a matrix, P and T lengths of the vectors.
 """
@@ -34,8 +34,8 @@ def rank_bound(
 ) -> int:
     """Bound the rank of a block from above.
 
-    With one head, the value block of H_o under squared loss and the block of query and key in H_f with linear scores
-    have exactly this rank.
+    With one head, the value block of H_o under squared loss and the block of query and key in H_f
+    with linear scores have exactly this rank.
 
     Args:
         hessian: of the layer.
@@ -45,8 +45,8 @@ def rank_bound(
         head: one head in both groups, or None for all heads.
 
     Returns:
-        The bound. Directions below a share of the largest count as none: 2e-12 in float64, 6e-6 in float32, which
-        is too much for many blocks; give float64.
+        The bound. Directions below a share of the largest count as none: 2e-12 in float64, 6e-6 in
+        float32, which is too much for many blocks; give float64.
 
     Raises:
         ArgumentError: an unknown group, part or head.

@@ -55,8 +55,9 @@ class HeadNorm:
             width: K.
 
         Raises:
-            ArgumentError: parameters that are not one vector; a function that does not map a vector to one as long,
-                of the same dtype, or that cannot be differentiated or mapped over vectors.
+            ArgumentError: parameters that are not one vector; a function that does not map a vector
+                to one as long, of the same dtype, or that cannot be differentiated or mapped over
+                vectors.
         """
         if self.parameters.ndim != 1:
             raise ArgumentError(

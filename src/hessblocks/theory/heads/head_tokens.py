@@ -1,12 +1,14 @@
 """Attention head with its tokens: moments, seen through weights and directions.
 
-Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a sequence,
-N = B·Q; D width of the input, K query-key width, V value width, O width of the output, C directions,
-E and U widths of whatever the keys carry; S entries of a query or key and of its norm's parameters.
+Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a
+sequence, N = B·Q; D width of the input, K query-key width, V value width, O width of the output, C
+directions, E and U widths of whatever the keys carry; S entries of a query or key and of its norm's
+parameters.
 
-A derivative of attention with respect to its scores is a weighting of the keys. Along a direction r in
-value space it is ρ_j = p_j (r·y_j − Σ_j p_j r·y_j), with p the attention row (softmax), or ρ_j = r·y_j
-over the permitted keys (linear scores). Everything else is Σ_j ρ_j (something carried by key j).
+A derivative of attention with respect to its scores is a weighting of the keys. Along a direction r
+in value space it is ρ_j = p_j (r·y_j − Σ_j p_j r·y_j), with p the attention row (softmax), or
+ρ_j = r·y_j over the permitted keys (linear scores). Everything else is Σ_j ρ_j (something carried
+by key j).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from hessblocks.linalg import chunks
 from hessblocks.theory.heads.head_vectors import HeadVectors
 
 Carried = Float[Tensor, "B L _"] | Callable[[slice], Float[Tensor, "B _ L _"]]
-"""What the keys carry, (B, L, E): the same for every query, or from some q queries to theirs, (B, q, L, E)."""
+"""What the keys carry, (B, L, E): the same for every query, or from some q queries to theirs, (B,
+q, L, E)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,7 +196,8 @@ class HeadTokens(HeadVectors):
     def third_moment(self, left: Carried, right: Carried) -> Float[Tensor, "N E U"]:
         """Compute the third central moment along u = W_V W_O g, (N, E, U); softmax only.
 
-        Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i) right_jᵀ
+        Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i)
+        right_jᵀ
 
         Returns:
             One matrix a token.

@@ -1,8 +1,8 @@
 """Queries and keys of one attention head, normed and turned where that is done.
 
-Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a sequence,
-N = B·Q; D width of the input, K query-key width, E width of what the keys carry; S entries of a query or
-key and of its norm's parameters.
+Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a
+sequence, N = B·Q; D width of the input, K query-key width, E width of what the keys carry; S
+entries of a query or key and of its norm's parameters.
 """
 
 from __future__ import annotations
