@@ -56,8 +56,8 @@ class Attention(BlockPart, kind="attention"):
     projection: Weight = Dense()
     """The output projection."""
     gate: Weight | None = None
-    """W_G: what each head returns is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5, position
-    G1)."""
+    """W_G: what each head returns is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5,
+    position G1)."""
     gate_per: str = one_of("entry", "head")
     """Whether each entry of a head, or each head, has a gate of its own."""
 
@@ -176,10 +176,7 @@ class SelfAttention(nn.Module):
         return kernel(self, query, key, value, mask, scale=self.scale, causal=causal)
 
     def _centre(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        """Compute C V as a running mean, where the mask is plain.
-
-        Behind a cache, in a window or under another mask it is attention at zero scores.
-        """
+        """Compute C V: a running mean, or attention at zero scores where the mask is not plain."""
         if context.aligned and self.window is None and value.shape[2] == query.shape[2]:
             return self._repeat(centre(value, causal=context.causal, allowed=context.allowed))
         return self._attend(torch.zeros_like(query), key, value, context)

@@ -16,8 +16,7 @@ from hessblocks.errors import ArgumentError, check_name
 from hessblocks.storage import parse_json
 
 Slots = Mapping[str, Any] | Iterable[str | tuple[str, Any]] | None
-"""Values by path (`{"attention.query.init": "zeros"}`), also as pairs, or `path=value` as it is
-typed."""
+"""Values by path (`{"attention.query.init": "zeros"}`), as pairs, or typed as `path=value`."""
 SIZES = ("width", "heads", "mlp_width")
 """Fields of a block that what a preset does may depend on."""
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
@@ -29,8 +28,10 @@ _HERE = object()
 class BlockConfig(BlockFields, kind="block"):
     """Transformer block as a choice of parts.
 
-    sequential, pre:  x̂ = attention_branch(attention(norm(x)), x); out = mlp_branch(mlp(norm(x̂)), x̂)
-    sequential, post: x̂ = norm(attention_branch(attention(x), x)); out = norm(mlp_branch(mlp(x̂), x̂))
+    sequential, pre:  x̂ = attention_branch(attention(norm(x)), x)
+                      out = mlp_branch(mlp(norm(x̂)), x̂)
+    sequential, post: x̂ = norm(attention_branch(attention(x), x))
+                      out = norm(mlp_branch(mlp(x̂), x̂))
     parallel:         out = attention_branch(attention(n), x) + mlp_branch(mlp(n)), n = norm(x)
 
     Source: He & Hofmann (2024), equations 1 and 3, section 4.
@@ -119,7 +120,8 @@ def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
         whole = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
         if not (whole and all(one[0].split("."))):
             raise ArgumentError(
-                f"--set: expected SLOT=VALUE, such as position=rotary, with a name on each side of a "
+                "--set: expected SLOT=VALUE, such as position=rotary, with a name on each side "
+                "of a "
                 f"point, got {one!r}."
             )
     return pairs

@@ -39,8 +39,7 @@ class BlockFields(BlockPart):
     attention: Attention = Attention()
     """The attention sub-block."""
     attention_branch: Branch = Branch()
-    """Skip and gain of the attention sub-block; in the parallel layout its skip is the shared
-    one."""
+    """Skip and gain of the attention sub-block; a parallel layout has this skip alone."""
     mlp: MLP = MLP()
     """The MLP sub-block."""
     mlp_branch: Branch = Branch()

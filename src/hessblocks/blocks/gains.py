@@ -36,7 +36,8 @@ class Shaping(BlockPart, kind="shaping"):
         super().__post_init__()
         if self.beta == 0 and not self.trainable:
             raise ArgumentError(
-                "shaping: beta=0 and trainable=False exclude each other: queries and keys would never "
+                "shaping: beta=0 and trainable=False exclude each other: queries and keys would "
+                "never "
                 "have an effect; train the gains or give beta another value"
             )
 
@@ -91,7 +92,8 @@ class Branch(BlockPart, kind="branch"):
         super().__post_init__()
         if self.gain == 0 and not self.trainable:
             raise ArgumentError(
-                "branch: gain=0 and trainable=False exclude each other: the sub-block would never have "
+                "branch: gain=0 and trainable=False exclude each other: the sub-block would "
+                "never have "
                 "an effect; train the gain or give it another value"
             )
 
@@ -135,8 +137,7 @@ class ResidualSum(nn.Module):
 
 
 def scalar(value: float, trainable: bool) -> Float[Tensor, ""] | float:
-    """Make a gain: where it is trained a parameter, to be set to the value, else the value
-    itself."""
+    """Make a gain: a trained one is a parameter still to be set, another is the value itself."""
     return nn.Parameter(torch.empty(())) if trainable else float(value)
 
 

@@ -90,7 +90,8 @@ def _permitted(scores: Tensor, mask: object, causal: bool) -> Tensor | None:
         return torch.ones_like(scores, dtype=torch.bool).tril() if causal else None
     if not isinstance(mask, Tensor) or mask.ndim != 4:
         raise ArgumentError(
-            "attention: scores='linear' has no fused kernel; set attn_implementation to sdpa or eager"
+            "attention: scores='linear' has no fused kernel; set attn_implementation to sdpa or "
+            "eager"
         )
     return mask if mask.dtype == torch.bool else mask == 0
 
@@ -108,8 +109,7 @@ class Context:
     allowed: Bool[Tensor, "B S"] | None = None
     """False marks padding keys; None means no padding."""
     aligned: bool = True
-    """Whether `causal` and `allowed` say all that the mask does; not so for a mask of the user's
-    own."""
+    """Whether `causal` and `allowed` say all that the mask does; False for the user's own mask."""
     rotation: Rotation | None = None
     """Cosines and sines of rotary positions."""
     kernel: Kernel = fused_kernel
@@ -128,6 +128,7 @@ class Context:
             return self.mask
         if window not in self.windows:
             raise ArgumentError(
-                f"windows: expected a mask of attention.window={window}, got those of {sorted(self.windows)}"
+                f"windows: expected a mask of attention.window={window}, got those of "
+                f"{sorted(self.windows)}"
             )
         return self.windows[window]

@@ -118,7 +118,8 @@ def check_parts(part: BlockPart) -> None:
         if not isinstance(value, kind) and not (optional and value is None):
             fitting = sorted(made.__name__ for made in BlockPart.kinds(kind).values())
             raise ArgumentError(
-                f"{part.kind}: {name}: expected one of hessblocks.blocks' {', '.join(fitting)}, got {value!r}"
+                f"{part.kind}: {name}: expected one of hessblocks.blocks' {', '.join(fitting)}, "
+                f"got {value!r}"
             )
 
 

@@ -39,19 +39,24 @@ def _heads(block: BlockFields) -> Iterator[str]:
 def _tied(block: BlockFields) -> Iterator[str]:
     for name, weight in _weights(block):
         if getattr(weight, "init", None) == TIED and name != "projection":
-            yield f"{name}: initial value {TIED!r} is for attention's projection, which takes that of the values"
+            yield (
+                f"{name}: initial value {TIED!r} is for attention's projection, which takes that "
+                "of the values"
+            )
     attention = block.attention
     if getattr(attention.projection, "init", None) != TIED:
         return
     if _grouped(block):
         yield (
-            f"key_value_heads: a {TIED} projection needs as many key-value heads as heads ({block.heads}), "
+            f"key_value_heads: a {TIED} projection needs as many key-value heads as heads "
+            f"({block.heads}), "
             f"got {block.key_value_heads}"
         )
     for values in filter(None, (attention.value, attention.first_value)):
         if values.initial != "orthogonal":
             yield (
-                f"attention: projection with initial value {TIED!r} needs values with initial value 'orthogonal', "
+                f"attention: projection with initial value {TIED!r} needs values with initial "
+                "value 'orthogonal', "
                 f"got {values.initial!r}"
             )
 
@@ -61,8 +66,10 @@ def _squares(block: BlockFields) -> Iterator[str]:
     for name, weight in _weights(block):
         if weight.square and _grouped(block) and name in ("key", "value", "first_value"):
             yield (
-                f"key_value_heads: attention's {name} with initial value {weight.initial!r} needs as many key-value "
-                f"heads as heads ({block.heads}), got {block.key_value_heads}; leave key_value_heads out or use dense {name}s"
+                f"key_value_heads: attention's {name} with initial value {weight.initial!r} needs "
+                "as many key-value "
+                f"heads as heads ({block.heads}), got {block.key_value_heads}; leave "
+                f"key_value_heads out or use dense {name}s"
             )
 
 
@@ -73,13 +80,21 @@ def _one_matrix(block: BlockFields) -> Iterator[str]:
     if _grouped(block):
         yield "key_value_heads: grouped queries and query_key='one-matrix' exclude each other"
     if isinstance(block.position, RotaryPosition):
-        yield "position: rotary positions and query_key='one-matrix' exclude each other; use position='learned'"
+        yield (
+            "position: rotary positions and query_key='one-matrix' exclude each other; use "
+            "position='learned'"
+        )
     if attention.key != Dense():
-        yield "attention: key and query_key='one-matrix' exclude each other: there is no W_K; leave key alone"
+        yield (
+            "attention: key and query_key='one-matrix' exclude each other: there is no W_K; "
+            "leave key alone"
+        )
     if attention.query.square and block.heads > 1:
         yield (
-            f"attention: query with initial value {attention.query.initial!r} and query_key='one-matrix' exclude "
-            f"each other with {block.heads} heads, each of which has a matrix of its own; use one head"
+            f"attention: query with initial value {attention.query.initial!r} and "
+            "query_key='one-matrix' exclude "
+            f"each other with {block.heads} heads, each of which has a matrix of its own; use one "
+            "head"
         )
 
 
@@ -87,10 +102,14 @@ def _gate(block: BlockFields) -> Iterator[str]:
     attention = block.attention
     per_head = attention.gate_per == "head"
     if per_head and attention.gate is None:
-        yield "attention: gate_per='head' and no gate exclude each other; give gate a weight, such as dense"
+        yield (
+            "attention: gate_per='head' and no gate exclude each other; give gate a weight, such "
+            "as dense"
+        )
     elif per_head and attention.gate is not None and attention.gate.square and block.head_width > 1:
         yield (
-            f"attention: gate with initial value {attention.gate.initial!r} and gate_per='head' exclude each other: "
+            f"attention: gate with initial value {attention.gate.initial!r} and gate_per='head' "
+            "exclude each other: "
             f"{block.width} inputs give {block.heads} gates; use a dense gate or gate_per='entry'"
         )
 
@@ -98,7 +117,8 @@ def _gate(block: BlockFields) -> Iterator[str]:
 def _rotary(block: BlockFields) -> Iterator[str]:
     if isinstance(block.position, RotaryPosition) and block.head_width % 2:
         yield (
-            f"position: rotary positions turn pairs and need an even head width, got {block.head_width}"
+            "position: rotary positions turn pairs and need an even head width, got "
+            f"{block.head_width}"
             f" (width {block.width}, {block.heads} heads); use position='learned'"
         )
 
@@ -108,8 +128,10 @@ def _zero_scores(block: BlockFields) -> Iterator[str]:
     for name, weight, norm in _factors(block):
         if weight.initial == "zeros" and norm.scale_free:
             yield (
-                f"attention: a zero {name} and a query-key norm exclude each other (the norm of a zero vector has a "
-                "gradient of size 1/eps); use a dense query and query_norm=rms-norm with gain=0, which starts with "
+                f"attention: a zero {name} and a query-key norm exclude each other (the norm of a "
+                "zero vector has a "
+                "gradient of size 1/eps); use a dense query and query_norm=rms-norm with gain=0, "
+                "which starts with "
                 "zero scores too"
             )
     zeros = _score_zeros(block)
@@ -146,7 +168,8 @@ def _linear(block: BlockFields) -> Iterator[str]:
         return
     if attention.shaping is not None and attention.shaping.centred:
         yield (
-            "attention: scores='linear' and a centre exclude each other: linear attention is 0 at zero scores, so there "
+            "attention: scores='linear' and a centre exclude each other: linear attention is 0 "
+            "at zero scores, so there "
             "is nothing to subtract; use shaping with centred=False"
         )
     zeros = _score_zeros(block)
@@ -173,7 +196,8 @@ def _mlp_squares(block: BlockFields) -> Iterator[str]:
     for name, weight in _named(block.mlp, ("input", "output")):
         if weight.square and wide != block.width:
             yield (
-                f"mlp_width: mlp's {name} with initial value {weight.initial!r} needs mlp_width = width = {block.width}, "
+                f"mlp_width: mlp's {name} with initial value {weight.initial!r} needs mlp_width = "
+                f"width = {block.width}, "
                 f"got {wide}"
             )
 
@@ -182,19 +206,22 @@ def _layout(block: BlockFields) -> Iterator[str]:
     parallel, post = block.layout == "parallel", block.norm_placement == "post"
     if parallel and block.mlp_branch.has_skip:
         yield (
-            "mlp_branch: a skip and layout='parallel' exclude each other: the parallel layout has one skip, in "
+            "mlp_branch: a skip and layout='parallel' exclude each other: the parallel layout "
+            "has one skip, in "
             "attention_branch; set mlp_branch's skip to 0"
         )
     if parallel and post:
         yield (
-            "norm_placement: post and layout='parallel' exclude each other: the parallel layout has its norm before "
+            "norm_placement: post and layout='parallel' exclude each other: the parallel layout "
+            "has its norm before "
             "the sub-blocks; use pre"
         )
     if post and isinstance(block.norm, NoNorm):
         yield "norm_placement: post and norm no-norm exclude each other; use pre"
     if post and block.first_norm is not None:
         yield (
-            "first_norm: it stands before the first attention, which norm_placement='post' leaves without a norm; "
+            "first_norm: it stands before the first attention, which norm_placement='post' "
+            "leaves without a norm; "
             "use pre or leave first_norm out"
         )
 

@@ -32,20 +32,17 @@ class Series:
     y: tuple[float, ...]
     """Ordinates."""
     error: tuple[float, ...] = ()
-    """Half length of each error bar; 0 draws none and stands where it is not known, empty where
-    none is."""
+    """Half length of each error bar; 0 where it is not known, empty where none is."""
     below: tuple[float, ...] = ()
-    """How far each error bar goes down where `error` is how far it goes up; empty where both are
-    equal."""
+    """Length of each error bar downwards, where `error` is that upwards; empty where both agree."""
     published: bool = False
     """Whether these are the paper's numbers, drawn hollow."""
     line: bool = True
     """Whether the points are joined."""
     note: str = ""
-    """What the legend says in place of the name."""
+    """Text of the legend in place of the name."""
     guide: bool = False
-    """Whether it is a slope to compare with: thin, without points, named at its end and not in the
-    legend."""
+    """Whether it is a slope to compare with: thin, no points, a name at its end, no legend."""
 
     def __post_init__(self) -> None:
         """Leave out error bars that are nan, as those of a single seed are."""
@@ -71,7 +68,7 @@ class Panel:
     y_label: str
     """In words, with symbol and unit."""
     series: tuple[Series, ...]
-    """What is drawn."""
+    """Series that are drawn."""
     x_scale: Scaling = "linear"
     """Of the abscissa."""
     y_scale: Scaling = "linear"
@@ -154,8 +151,7 @@ class Figure:
     size: tuple[float, float] = (4.6, 3.6)
     """Width and height of a panel, in inches."""
     shares: Literal["none", "labels", "x", "both"] = "none"
-    """What all panels have in common: labels, which then stand at the edges of the figure, and
-    axes."""
+    """Shared by all panels: labels, which then stand at the figure's edges, and axes."""
     marked: tuple[str, ...] = ()
     """All names that get a mark, in their order; those of the series where empty."""
 
@@ -187,10 +183,7 @@ class Figure:
 
 
 def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Keep the fields of a file.
-
-    As in older files, that a series is no guide and a panel has no limits goes without saying.
-    """
+    """Keep the fields of figure.json; as in older files, no guide and no limits stay unsaid."""
     silent = (("guide", False), ("limits", None))
     return {
         name: value for name, value in pairs if name not in OF_PAGES and (name, value) not in silent

@@ -36,8 +36,7 @@ class LayerSignal:
     tokens: TokenSignal
     """The layer's output."""
     attention_entropy: float | None
-    """Mean entropy of a token's absolute weights, nats; None where the attention cannot be looked
-    into."""
+    """Mean entropy of a token's absolute weights, nats; None without access to the attention."""
     spectral_gap: float | None
     """1 − s₂/s₁ of the attention's singular values; None as above."""
     jacobian: Conditioning | None
@@ -65,7 +64,8 @@ class Signal(Tabular):
         """Print how alike the tokens are, before the first layer and after the last."""
         first, last = self.inputs.token_similarity, self.layers[-1].tokens.token_similarity
         return (
-            f"signal through {len(self.layers)} layers: similarity of tokens {first:.3g} at the input, "
+            f"signal through {len(self.layers)} layers: similarity of tokens {first:.3g} at the "
+            "input, "
             f"{last:.3g} at the output"
         )
 

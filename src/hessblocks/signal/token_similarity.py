@@ -23,8 +23,7 @@ class TokenSignal:
     norm: float
     """Root mean square of the entries."""
     kurtosis: float
-    """How unevenly the mean square is spread over entries: 1 is even, the width is one outlier
-    entry."""
+    """Unevenness of the mean square over entries: 1 is even, the width is one outlier entry."""
 
 
 def token_signal(x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]) -> TokenSignal:

@@ -101,7 +101,8 @@ class AttentionHessian(PiecewiseHessian):
         """
         if self.layer.joined:
             raise ArgumentError(
-                "query_key: with rotary positions or norms of queries and keys the scores are not bilinear in the inputs through one matrix; "
+                "query_key: with rotary positions or norms of queries and keys the scores are "
+                "not bilinear in the inputs through one matrix; "
                 "ask for the blocks of query and key"
             )
         assert self.layer.key is not None
@@ -219,8 +220,10 @@ class AttentionHessian(PiecewiseHessian):
         )
         if needed > limit:
             raise ArgumentError(
-                f"key: rotary positions or norms of queries and keys make its blocks hold {tokens} × {held} × "
-                f"{key.length} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are allowed); raise "
+                "key: rotary positions or norms of queries and keys make its blocks hold "
+                f"{tokens} × {held} × "
+                f"{key.length} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are allowed); "
+                "raise "
                 "memory_limit, use fewer tokens or hessblocks.Hessian"
             )
 

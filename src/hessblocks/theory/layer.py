@@ -31,8 +31,7 @@ class AttentionLayer:
     query: Float[Tensor, "H D K"]
     """W_Q of each head; W_QK (K = D) where there is one matrix."""
     key: Float[Tensor, "G D K"] | None
-    """W_K of each key-value head, each used by H / G heads in a row; None where there is one
-    matrix."""
+    """W_K of each key-value head, used by H / G heads in a row; None with one matrix."""
     value: Float[Tensor, "G D V"]
     """W_V of each key-value head; columns of the identity where values are the inputs."""
     projection: Float[Tensor, "H V O"]

@@ -44,7 +44,10 @@ class PiecewiseHessian(abc.ABC):
     def __repr__(self) -> str:
         """Print kind and groups, on one line."""
         dtype = str(self._like.dtype).removeprefix("torch.")
-        return f"{type(self).__name__}(exact, {dtype}, {self._like.device}, groups {', '.join(self.groups)})"
+        return (
+            f"{type(self).__name__}(exact, {dtype}, {self._like.device}, groups "
+            f"{', '.join(self.groups)})"
+        )
 
     @abc.abstractmethod
     def pieces(self, group: str, head: int | None) -> list[Piece]:
@@ -140,7 +143,8 @@ class PiecewiseHessian(abc.ABC):
     def _check_autocast(self) -> None:
         if torch.is_autocast_enabled(self._like.device.type):
             raise ArgumentError(
-                "autocast: it would round an exact block to half precision; ask for the block outside of it"
+                "autocast: it would round an exact block to half precision; ask for the block "
+                "outside of it"
             )
 
     def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:

@@ -104,8 +104,9 @@ class Eigenvalues(Tabular):
     values: Float[Tensor, " count"]
     """Eigenvalues in falling order, float64 on the CPU."""
     residuals: Float[Tensor, " count"]
-    """‖A v − λ v‖ of each unit vector, from the products made; an eigenvalue of A lies within
-    it."""
+    """‖A v − λ v‖ of each unit vector, from the products made.
+
+    An eigenvalue of A lies within it."""
     vectors: Float[Tensor, "size count"]
     """Unit eigenvectors as columns, in the operator's dtype and on its device."""
     converged: bool

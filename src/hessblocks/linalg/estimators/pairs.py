@@ -31,8 +31,8 @@ from hessblocks.linalg.operators import unit_of
 FEWEST_SAMPLES = 8
 """Samples of a batch below which too few pairs and walks are left for an error bar."""
 SKEW = 2.0
-"""How much wider a bar is where few directions dominate; chosen with the factor for few samples
-(docs/estimators.md)."""
+"""Widening of a bar where few directions dominate, chosen together with the factor for few samples:
+docs/estimators.md."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

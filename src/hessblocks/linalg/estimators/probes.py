@@ -109,8 +109,7 @@ def missed_by_signs(
 
 
 def _check_range(operator: LinearOperator, products: Tensor) -> None:
-    """Refuse products that are not finite, or whose squares would not be; warn where digits are
-    lost."""
+    """Refuse products or squares of them that are not finite; warn where digits are lost."""
     if not products.numel():
         return
     low, high = products.aminmax()
@@ -123,13 +122,15 @@ def _check_range(operator: LinearOperator, products: Tensor) -> None:
         )
     if largest > math.sqrt(torch.finfo(working_dtype(products.dtype)).max / len(products)):
         raise RunError(
-            f"{name} gave values up to {largest:.1e}, whose squares overflow; scale the loss down or "
+            f"{name} gave values up to {largest:.1e}, whose squares overflow; scale the loss down "
+            "or "
             "use a wider dtype."
         )
     limits = torch.finfo(products.dtype)
     if 0 < largest < limits.tiny / limits.eps:
         warnings.warn(
-            f"{name} gave values up to {largest:.1e} only, near the smallest numbers of the dtype, where digits are "
+            f"{name} gave values up to {largest:.1e} only, near the smallest numbers of the "
+            "dtype, where digits are "
             "lost; scale the loss up or use a wider dtype.",
             stacklevel=3,
         )

@@ -56,7 +56,8 @@ class Stopping:
             if drawn + self.block > self.max_probes:
                 warnings.warn(
                     f"{name}: relative standard error {estimate.relative_error:.2g} after {drawn} "
-                    f"probes, tolerance {self.tolerance:.2g} not met; raise max_probes or tolerance",
+                    f"probes, tolerance {self.tolerance:.2g} not met; raise max_probes or "
+                    "tolerance",
                     stacklevel=4,
                 )
                 return replace(estimate, stopped_by="limit")

@@ -20,8 +20,7 @@ from hessblocks.linalg.operators import chunks
 FEWEST = 64
 """Tokens below which looking for equal ones does not pay."""
 WIDEST = 8
-"""How many times the numbers of a thin product its whole matrix may have to be worth multiplying
-out."""
+"""Most numbers of a whole matrix, in those of its thin product, for which it is multiplied out."""
 TOGETHER = 1 << 20
 """Numbers of whole matrices that are held at a time."""
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from hessblocks.linalg.operators import chunks
 
 TOGETHER = 1 << 18
-"""Numbers of whole matrices that are made at a time where they are packed; they stay in the
-cache."""
+"""Numbers of whole matrices that are packed at a time, few enough to stay in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -28,5 +28,6 @@ def operator_of(given: LinearOperator | Operand) -> LinearOperator:
     if isinstance(given, LinearOperator):
         return given
     raise ArgumentError(
-        f"expected an operator, such as hb.Hessian(problem), or a problem, got {type(given).__name__}"
+        "expected an operator, such as hb.Hessian(problem), or a problem, got "
+        f"{type(given).__name__}"
     )

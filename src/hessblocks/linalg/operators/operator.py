@@ -62,7 +62,10 @@ class LinearOperator(abc.ABC):
             else ", symmetric" * self.symmetric
         )
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{type(self).__name__}({self.shape[0]:,} × {self.shape[1]:,}, {dtype}, {self.device}{kind})"
+        return (
+            f"{type(self).__name__}({self.shape[0]:,} × {self.shape[1]:,}, {dtype}, "
+            f"{self.device}{kind})"
+        )
 
     @abc.abstractmethod
     def _matmat(self, columns: Tensor) -> Tensor:
@@ -124,7 +127,8 @@ class LinearOperator(abc.ABC):
         if vectors.dtype != self.dtype or vectors.device != self.device:
             raise ArgumentError(
                 f"operator @ vectors: expected {self.dtype} on {self.device}, "
-                f"got {vectors.dtype} on {vectors.device}; use vectors.to(operator.device, operator.dtype)"
+                f"got {vectors.dtype} on {vectors.device}; use vectors.to(operator.device, "
+                "operator.dtype)"
             )
         if vectors.ndim == 1:
             return self._matmat(vectors[:, None])[:, 0]
@@ -252,7 +256,8 @@ class CombinedOperator(LinearOperator):
                 raise ArgumentError(f"operator: expected a finite number as factor, got {got}")
             if not isinstance(one, LinearOperator):
                 raise ArgumentError(
-                    f"operator: expected another operator to add, got {type(one).__name__}; a multiple of the "
+                    f"operator: expected another operator to add, got {type(one).__name__}; a "
+                    "multiple of the "
                     "identity is c * linalg.identity_like(operator)"
                 )
             inner = one.terms if isinstance(one, CombinedOperator) else [(1.0, one)]
@@ -300,7 +305,8 @@ class ComposedOperator(LinearOperator):
         _check_alike(left, [right], ())
         if left.shape[1] != right.shape[0]:
             raise ArgumentError(
-                f"operator @ operator: expected {left.shape[1]} rows on the right, got {right.shape[0]}"
+                f"operator @ operator: expected {left.shape[1]} rows on the right, got "
+                f"{right.shape[0]}"
             )
         shape = (left.shape[0], right.shape[1])
         super().__init__(shape, dtype=left.dtype, device=left.device)

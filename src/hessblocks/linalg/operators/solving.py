@@ -21,8 +21,7 @@ from hessblocks.storage import Tabular
 
 Reason = Literal["converged", "negative curvature", "limit", "rounding"]
 SLACK = 10.0
-"""How many times the tolerance a residual may measure that the iteration believes to be within
-it."""
+"""Largest measured residual, in tolerances, of a column that the iteration takes for converged."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -56,7 +55,8 @@ class Solution(Tabular):
         """Print the number of systems, the worst residual and how they ended."""
         ended = ", ".join(sorted(set(self.reasons)))
         return (
-            f"solutions of {len(self.reasons)} systems, residuals up to {float(self.residuals.max()):.1g} "
+            f"solutions of {len(self.reasons)} systems, residuals up to "
+            f"{float(self.residuals.max()):.1g} "
             f"({ended}, {self.products} products)"
         )
 
@@ -98,7 +98,8 @@ def solve(
     damped = operator + damping * identity_like(operator) if damping else operator
     if right.ndim not in (1, 2) or right.shape[0] != operator.shape[0]:
         raise ArgumentError(
-            f"right: expected ({operator.shape[0]},) or ({operator.shape[0]}, columns), got {tuple(right.shape)}"
+            f"right: expected ({operator.shape[0]},) or ({operator.shape[0]}, columns), got "
+            f"{tuple(right.shape)}"
         )
     columns = right[:, None] if right.ndim == 1 else right
     units = [unit_of(column) for column in columns.T]  # the squares of b have to stay in range
@@ -204,7 +205,8 @@ class InverseOperator(LinearOperator):
         )
         if not found.converged:
             raise RunError(
-                f"inverse: {found}; use more damping, a larger tolerance or max_products, or linalg.solve, which "
+                f"inverse: {found}; use more damping, a larger tolerance or max_products, or "
+                "linalg.solve, which "
                 "gives what was reached"
             )
         return found.values

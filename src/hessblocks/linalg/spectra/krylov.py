@@ -18,8 +18,7 @@ from hessblocks.linalg.operators import LinearOperator, unit_of, working_dtype
 from hessblocks.linalg.spectra.orthogonal import NEGLIGIBLE, orthogonalise, rotate
 
 NOISE = 0.01
-"""Length of the random part of a start that was given, so that no eigenvector is missed for
-good."""
+"""Length of the random part added to a given start, so that no eigenvector is missed for good."""
 
 SURELY_NEGATIVE = 1e-6
 """Share of the largest |θ| below zero that is no rounding, also of float32 inside a float64 model;
@@ -29,8 +28,7 @@ in lower precision the root of the dtype's rounding."""
 def check_definite(
     operator: LinearOperator, values: Float[Tensor, "*k"], unit: float = 1.0
 ) -> None:
-    """Refuse an operator that is declared positive semi-definite where Lanczos has met a negative
-    value.
+    """Refuse an operator declared positive semi-definite where Lanczos met a negative value.
 
     A Ritz value is vᵀA v of a unit vector v, and no such number of a positive semi-definite A is
     negative.
@@ -47,7 +45,8 @@ def check_definite(
     lowest = float(values.min())
     if operator.positive_semidefinite and lowest < -share * float(values.abs().max()):
         raise ArgumentError(
-            f"{operator!r}: it is declared positive semi-definite, but Lanczos met vᵀA v = {lowest * unit:.4g} of a "
+            f"{operator!r}: it is declared positive semi-definite, but Lanczos met vᵀA v = "
+            f"{lowest * unit:.4g} of a "
             "unit vector; declare it symmetric only"
         )
 
@@ -147,8 +146,7 @@ class KrylovBasis:
         return head[: rotation.shape[1]].T
 
     def _to_units(self, products: Float[Tensor, "b N"]) -> None:
-        """Divide products by the unit in place; where they are larger than all before, the unit
-        grows."""
+        """Divide products by the unit in place; larger ones than before make the unit grow."""
         unit = unit_of(products) if products.any() else 0.0
         if unit > self.unit:
             share = self.unit / unit
@@ -159,8 +157,7 @@ class KrylovBasis:
         products /= self.unit or 1.0
 
     def _find_next(self) -> None:
-        """Make the products A V' the next block, column by column; T and C grow by their
-        coefficients."""
+        """Orthogonalise A V' column by column to the next block; T and C take the coefficients."""
         block, old = self._next, self.size - len(self._next)
         width = min(len(block), self._length - self.size)
         coupled = self._coupling.any(0).nonzero()

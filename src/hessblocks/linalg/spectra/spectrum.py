@@ -111,7 +111,8 @@ class Spectrum(Tabular):
         mean, spread = unit * mean, unit * math.sqrt(max(square - mean**2, 0.0))
         spent = "exact" if self.method == "exact" else f"{self.probes} probes"
         return (
-            f"spectrum of {self.size:,} eigenvalues from {float(seen.min()):.3g} to {float(seen.max()):.3g}, "
+            f"spectrum of {self.size:,} eigenvalues from {float(seen.min()):.3g} to "
+            f"{float(seen.max()):.3g}, "
             f"mean {mean:.3g}, standard deviation {spread:.3g} ({spent})"
         )
 
@@ -161,7 +162,8 @@ class Spectrum(Tabular):
         share = float(torch.tensor(unit, dtype=torch.float64) ** power)
         if not torch.finfo(torch.float64).tiny < share < math.inf:
             warnings.warn(
-                f"moments: the mean of λ^{power} leaves the range of float64, with eigenvalues near {unit:.0e}; "
+                f"moments: the mean of λ^{power} leaves the range of float64, with eigenvalues "
+                f"near {unit:.0e}; "
                 f"average(lambda values: (values / unit) ** {power}) stays in it",
                 stacklevel=3,
             )

@@ -165,7 +165,8 @@ def _check_key(
             raise ArgumentError("w_key: expected None with query_key='one-matrix', got a tensor")
         if head_width != width:
             raise ArgumentError(
-                f"w_query: expected (width, width) = ({width}, {width}) with query_key='one-matrix', "
+                f"w_query: expected (width, width) = ({width}, {width}) with "
+                "query_key='one-matrix', "
                 f"got ({width}, {head_width})"
             )
         return None
@@ -182,14 +183,14 @@ def _check_key(
 
 
 def _check_scores(x: Tensor, query: Tensor, key: Tensor | None) -> None:
-    """Raise an ArgumentError where finite inputs and weights are so large that scores may
-    overflow."""
+    """Refuse finite inputs and weights so large that scores may overflow."""
     width = x.shape[2]
     sides = (query, torch.eye(width, dtype=x.dtype, device=x.device)[None] if key is None else key)
     longest = [float((x.flatten(0, 1) @ side).norm(dim=-1).amax()) for side in sides]
     if not longest[0] * longest[1] <= torch.finfo(x.dtype).max:
         raise ArgumentError(
-            f"x, w_query, w_key: the scores overflow {x.dtype} (largest entry of x: {float(x.abs().amax()):.0e}); "
+            f"x, w_query, w_key: the scores overflow {x.dtype} (largest entry of x: "
+            f"{float(x.abs().amax()):.0e}); "
             "scale the input or the weights down"
         )
 
@@ -203,7 +204,8 @@ def _value_or_identity(w_value: Tensor | None, heads: int, x: Tensor) -> Tensor:
         return value
     if width % heads:
         raise ArgumentError(
-            f"w_value: identity values need a width divisible by the heads, got width {width} and {heads} heads"
+            f"w_value: identity values need a width divisible by the heads, got width {width} and "
+            f"{heads} heads"
         )
     identity = torch.eye(width, dtype=x.dtype, device=x.device)
     return identity.view(width, heads, -1).transpose(0, 1)
@@ -228,7 +230,8 @@ def _projection_or_identity(
 def _check_heads(name: str, weight: Tensor, heads: int) -> None:
     if heads % weight.shape[0]:
         raise ArgumentError(
-            f"{name}: expected {heads} heads as w_query has, or a divisor of that, got {weight.shape[0]}"
+            f"{name}: expected {heads} heads as w_query has, or a divisor of that, got "
+            f"{weight.shape[0]}"
         )
 
 
@@ -237,11 +240,13 @@ def _check_weight(name: str, weight: Tensor, rows: int, like: Tensor) -> Tensor:
     weight = check_tensor(name, weight, like)
     if weight.ndim not in (2, 3) or weight.numel() == 0:
         raise ArgumentError(
-            f"{name}: expected (in, out) or (heads, in, out), none of them 0, got {tuple(weight.shape)}"
+            f"{name}: expected (in, out) or (heads, in, out), none of them 0, got "
+            f"{tuple(weight.shape)}"
         )
     if weight.shape[-2] != rows:
         hint = f"; did you mean {name}.mT?" if weight.shape[-1] == rows else ""
         raise ArgumentError(
-            f"{name}: expected {rows} rows (x @ w convention), got shape {tuple(weight.shape)}{hint}"
+            f"{name}: expected {rows} rows (x @ w convention), got shape "
+            f"{tuple(weight.shape)}{hint}"
         )
     return weight if weight.ndim == 3 else weight[None]

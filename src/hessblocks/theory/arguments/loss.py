@@ -42,7 +42,8 @@ def checked_loss(
         difference = layer.output() - target
         if not difference.isfinite().all():
             raise ArgumentError(
-                f"x, w_value: the layer's output overflows {target.dtype}; scale the input or the weights down"
+                f"x, w_value: the layer's output overflows {target.dtype}; scale the input or the "
+                "weights down"
             )
         factor = 2.0 / target.numel()
         identity = torch.eye(out, dtype=layer.x.dtype, device=layer.x.device)
@@ -59,7 +60,8 @@ def checked_loss(
         factor_rows = check_per_token("curvature_factor", curvature_factor, layer.x, -1, out)
         if factor_rows.shape[2] == 0:
             raise ArgumentError(
-                "curvature_factor: expected a rank of at least 1, got 0; give a row of zeros where the loss is linear"
+                "curvature_factor: expected a rank of at least 1, got 0; give a row of zeros "
+                "where the loss is linear"
             )
         return gradient, TokenCurvature(factor=factor_rows.flatten(0, 1))
     if curvature is None or curvature_factor is not None:

@@ -93,7 +93,8 @@ def check_mask(
     shapes = [(tokens, tokens), (1, tokens, tokens), (sequences, tokens, tokens)]
     if tuple(mask.shape) not in shapes:
         raise ArgumentError(
-            f"mask: expected (tokens, tokens) = {shapes[0]} or (batch, tokens, tokens) = {shapes[2]}, "
+            f"mask: expected (tokens, tokens) = {shapes[0]} or (batch, tokens, tokens) = "
+            f"{shapes[2]}, "
             f"got {tuple(mask.shape)}"
         )
     if mask.device != x.device:
@@ -168,7 +169,8 @@ def check_rotary(
     shapes = [(x.shape[1], turned), (1, x.shape[1], turned), (*x.shape[:2], turned)]
     if not fits or cosines.shape != sines.shape or tuple(cosines.shape) not in shapes:
         raise ArgumentError(
-            "rotary: expected cosines and sines (tokens, turned) or (batch, tokens, turned) with tokens "
+            "rotary: expected cosines and sines (tokens, turned) or (batch, tokens, turned) with "
+            "tokens "
             f"{x.shape[1]} and an even number up to {width} turned, got {tuple(cosines.shape)} and "
             f"{tuple(sines.shape)}"
         )

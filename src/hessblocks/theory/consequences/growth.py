@@ -39,8 +39,9 @@ M_1, M_2 and M_3.
 class Growth:
     """Growth of a block: its part, and the terms it is a sum of; no terms: it is zero.
 
-    >>> Growth(row="key", column="key", part="outer", terms=({"x": 4}, {"x": 6}),
-    source="").power("x") 4
+    >>> terms = ({"x": 4}, {"x": 6})
+    >>> Growth(row="key", column="key", part="outer", terms=terms, source="").power("x")
+    4
     """
 
     row: str
@@ -89,7 +90,8 @@ _LINES = {
         value value functional | 0 | paper
         query query functional | x5 key2 value1 projection1 third1 | paper
         key key functional | x5 query2 value1 projection1 third1 | paper
-        query key functional | x5 query1 key1 value1 projection1 third1 + x3 value1 projection1 second1 | paper
+        query key functional | x5 query1 key1 value1 projection1 third1 \
+            + x3 value1 projection1 second1 | paper
         query value functional | x3 key1 projection1 second1 | paper
         key value functional | x3 query1 projection1 second1 | paper
         projection projection outer | x2 value2 first2 | derived
@@ -125,8 +127,7 @@ _LINES = {
 GROWTH: Mapping[str, tuple[Growth, ...]] = {
     kind: tuple(map(_growth, lines.strip().splitlines())) for kind, lines in _LINES.items()
 }
-"""The blocks by kind of attention: W_Q and W_K apart, softmax or linear scores, or one matrix
-W_QK."""
+"""Blocks by kind of attention: W_Q and W_K apart, softmax or linear, or one matrix W_QK."""
 
 
 def measured_power(kind: str, growth: Growth, quantity: str, *, seed: int = 0) -> float | None:

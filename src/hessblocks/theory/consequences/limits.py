@@ -90,7 +90,8 @@ class _LimitLayer(AttentionLayer):
         apart = distances > CLOSE * self.x.norm(dim=-1).amax()
         if (ties & apart).any():
             raise ArgumentError(
-                f"limit: one-hot attention is not defined, a row of head {head} has two largest scores at different "
+                f"limit: one-hot attention is not defined, a row of head {head} has two largest "
+                "scores at different "
                 "tokens (W_Q or W_K zero?); ask for the limit 'uniform'"
             )
         return first

@@ -61,14 +61,16 @@ class HeadNorm:
         """
         if self.parameters.ndim != 1:
             raise ArgumentError(
-                f"its parameters: expected one vector, got {tuple(self.parameters.shape)}; flatten them"
+                f"its parameters: expected one vector, got {tuple(self.parameters.shape)}; "
+                "flatten them"
             )
         vectors = torch.linspace(-1, 2, 2 * width).to(self.parameters).view(2, width)
         try:
             found, slope = self.output(vectors), self.slope(vectors)
         except Exception as error:  # whatever a foreign function raises
             raise ArgumentError(
-                f"it does not work on vectors of {width} entries with {len(self.parameters)} parameters "
+                f"it does not work on vectors of {width} entries with {len(self.parameters)} "
+                "parameters "
                 f"({type(error).__name__}: {str(error).partition(chr(10))[0]})"
             ) from error
         if found.dtype != vectors.dtype or slope.dtype != vectors.dtype:

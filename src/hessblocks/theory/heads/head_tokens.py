@@ -25,8 +25,7 @@ from hessblocks.linalg import chunks
 from hessblocks.theory.heads.head_vectors import HeadVectors
 
 Carried = Float[Tensor, "B L _"] | Callable[[slice], Float[Tensor, "B _ L _"]]
-"""What the keys carry, (B, L, E): the same for every query, or from some q queries to theirs, (B,
-q, L, E)."""
+"""Vectors on keys, (B, L, E): one for every query, or from q queries to theirs, (B, q, L, E)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

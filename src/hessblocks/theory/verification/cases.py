@@ -50,8 +50,7 @@ class Case:
     gains: bool = False
     """Whether attention is shaped."""
     loss: Literal["squared", "matrix", "factor"] = "squared"
-    """Squared loss, or a gradient with a dense (indefinite) or low-rank curvature for each
-    token."""
+    """Squared loss, or a gradient with a dense (indefinite) or low-rank curvature a token."""
     special: Special = "none"
     """A degenerate input or weight."""
 
