@@ -56,8 +56,7 @@ class Attention(BlockPart, kind="attention"):
     projection: Weight = Dense()
     """The output projection."""
     gate: Weight | None = None
-    """W_G: what each head returns is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5,
-    position G1)."""
+    """W_G: each head's output is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5, position G1)."""
     gate_per: str = one_of("entry", "head")
     """Whether each entry of a head, or each head, has a gate of its own."""
 
@@ -89,6 +88,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.key_value_heads = key_value_heads
+        # transformers' kernels read it under this name
         self.num_key_value_groups: int = heads // key_value_heads
         self.head_width = width // heads
         self.linear = part.scores == "linear"
@@ -133,8 +133,8 @@ class SelfAttention(nn.Module):
     def matrix(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B H T T"]:
         """Compute the matrix on each head's values, before its gate: A, or αI + βA − γC.
 
-        For looking at: it is the mixing of an identity in the place of the values, and needs the
-        tokens × tokens buffer that `forward` does without.
+        It is for looking at. It mixes an identity in the place of the values, and needs the tokens
+        × tokens buffer that `forward` does without.
 
         Returns:
             The matrix of each head.

@@ -73,11 +73,11 @@ def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
     """Fill some slots of a block anew, all at once.
 
     Args:
-        block: that is changed.
-        slots: a path is the name of a field, behind those of the slots that it lies in. The value
-            of a slot is a part, its JSON values or its kind (rotary-position; rotary is enough);
-            that of any other field a number, a word, true, false or none. A kind comes with its own
-            defaults, which longer paths change.
+        block: block to change; it stays as it is.
+        slots: values by path. A path is the name of a field, behind those of the slots that it lies
+            in. The value of a slot is a part, its JSON values or its kind (rotary-position; rotary
+            is enough). The value of any other field is a number, a word, true, false or none. A
+            kind comes with its own defaults, which longer paths change.
 
     Returns:
         The block, checked as any new one is.

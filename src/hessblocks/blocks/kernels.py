@@ -93,6 +93,7 @@ def _permitted(scores: Tensor, mask: object, causal: bool) -> Tensor | None:
             "attention: scores='linear' has no fused kernel; set attn_implementation to sdpa or "
             "eager"
         )
+    # an additive mask has 0 where attention is permitted, and −∞ or nearly so elsewhere
     return mask if mask.dtype == torch.bool else mask == 0
 
 

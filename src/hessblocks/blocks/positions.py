@@ -96,5 +96,6 @@ def rotate(x_BHTK: Float[Tensor, "B H T K"], rotation: Rotation) -> Float[Tensor
 
 
 def _angles(positions: Tensor, width: int, base: float) -> Tensor:
+    # float64: the angle of a far position has lost its digits in float32
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
     return positions[..., None] / base**exponents

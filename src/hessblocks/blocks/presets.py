@@ -91,6 +91,7 @@ def _modern(block: BlockConfig) -> BlockConfig:
     grouped = block.heads // 4 if block.heads % 4 == 0 else block.heads
     return block.replace(
         key_value_heads=grouped,
+        # three matrices of 8/3 widths hold as much as two of 4
         mlp_width=block.mlp_width or 8 * block.width // 3,
         position=RotaryPosition(),
         attention=Attention(query_key_norm=RMSNorm()),
@@ -121,8 +122,8 @@ def preset(name: str, **fields: Any) -> BlockConfig:
 
     Args:
         name: one of `PRESETS`.
-        **fields: fields of `BlockConfig`; sizes and position are set before the preset's edits,
-            which may depend on them, every field but sizes after them.
+        **fields: fields of `BlockConfig`. Sizes and position are set before the preset's edits,
+            which may depend on them; every field but sizes is set after them.
 
     Returns:
         The block's configuration.

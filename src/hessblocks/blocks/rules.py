@@ -1,6 +1,6 @@
 """Rules on which parts of a block exclude each other; each yields reasons against a block.
 
-A reason names both parts, by the fields of the block, and what to do instead.
+A reason names both parts, by the fields of the block, and says what to do instead.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Letters: B sequences, H heads, T tokens, V value width of a head, C chunks, N tokens of a chunk.
 
 C is A at zero scores: uniform over the keys that a query may attend to. Its product with the values
-is a running mean, so the whole is α V + β A V − γ runningmean(V), where A V comes from any fused
+is a running mean. So the whole is α V + β A V − γ runningmean(V), and A V comes from any fused
 attention kernel.
 
 Source: Noci et al. (2023); He & Hofmann (2024), eq. 5.

@@ -131,8 +131,8 @@ class Reparametrised(Weight, kind="reparametrised"):
 def _orthogonal(weight: Tensor) -> None:
     """Fill a matrix with a random orthogonal one: QR of normal entries in float64, then rounded.
 
-    As `nn.init.orthogonal_`, from the same draws. In float32 the digits of a QR decomposition
-    differ between processors; what is rounded from float64 is the same on all of them.
+    It is `nn.init.orthogonal_`, from the same draws. In float32 the digits of a QR decomposition
+    differ between processors; rounded from float64 they are the same on all of them.
     """
     if weight.is_meta or getattr(
         weight, "_is_hf_initialized", False

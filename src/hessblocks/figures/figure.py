@@ -1,7 +1,6 @@
 """Figure as data: what shall be shown, before anybody draws it for a file or for a page.
 
-Titles, labels and captions may hold $mathematics$; names of series and of ticks are taken as they
-are.
+Titles, labels and captions may hold $mathematics$. Names of series and of ticks are plain text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Style of all figures: a preset, control or reference has one colour, marker and line.
 
-The colours are those of Okabe and Ito (told apart with every common colour blindness), its yellow,
-too faint on white, exchanged; the others are from Paul Tol's muted scheme. Marker and line style
-differ too, so that the figures can be read in grey.
+The colours are those of Okabe and Ito, told apart with every common colour blindness; only their
+yellow, too faint on white, is exchanged. The others are from Paul Tol's muted scheme. Marker and
+line style differ too, so that the figures can be read in grey.
 """
 
 from __future__ import annotations

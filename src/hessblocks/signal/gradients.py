@@ -43,6 +43,7 @@ def gradient_norms(layers: list[nn.Module], loss: Float[Tensor, ""]) -> list[dic
     parameters = [parameter for _, _, parameter in named]
     if not parameters:
         return [{} for _ in layers]
+    # unused: a layer may have parameters that never reach the loss
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     squares: list[dict[str, float]] = [defaultdict(float) for _ in layers]
     for (index, name, _), gradient in zip(named, gradients, strict=True):

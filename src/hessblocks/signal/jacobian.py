@@ -1,6 +1,6 @@
 """Jacobian of a layer: its condition number, from Jacobian-vector and vector-Jacobian products.
 
-Letters: J the Jacobian of all output entries of one sequence by all its input entries, N × N with
+Letters: J the Jacobian (N × N) of all output entries of one sequence in all its input entries,
 N = tokens · width; T tokens, D width; V orthonormal columns, k of them.
 """
 
@@ -97,7 +97,7 @@ def _restricted(pull: Function, x: Vectors, steps: int) -> Float[Tensor, "N k"]:
 def _orthogonalised(vector: Tensor, basis: Tensor) -> Tensor:
     """Project the columns of `basis` out and scale to length 1; zero where nothing is left."""
     rest = vector
-    for _ in range(2):
+    for _ in range(2):  # the second time removes what rounding has left
         rest = rest - basis @ (basis.T @ rest)
     if rest.norm() <= vector.norm() * torch.finfo(rest.dtype).eps:
         return torch.zeros_like(rest)

@@ -92,7 +92,7 @@ def calls(model: nn.Module, modules: list[nn.Module], batch: Batch) -> tuple[lis
 def evaluation(model: nn.Module) -> Iterator[None]:
     """Switch dropout and recomputation off; restore every module's mode afterwards."""
     modes = {module: module.training for module in model.modules()}
-    model.eval()
+    model.eval()  # gradient checkpointing recomputes in training mode only
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """Attention mixing: entropy and spectral gap of the matrix that multiplies the values.
 
-For shaped attention that is αI + βA − γC and not the softmax A alone. It has negative entries, so
-its entropy is that of the absolute weights.
+For shaped attention that matrix is αI + βA − γC, not the softmax A alone. It has negative entries,
+so its entropy is that of the absolute weights.
 
 Letters: B sequences, H heads, T tokens.
 """
@@ -18,8 +18,8 @@ def attention_entropy(
 ) -> Float[Tensor, ""]:
     """Compute the mean entropy of a token's absolute weights |m_j| / Σ|m_j|, in nats.
 
-    0 says that each token takes from one token only (the identity does), log i that token number i
-    takes from all i tokens alike. A token without any weight counts as 0.
+    0: each token takes from one token only, as with the identity. log i: token number i takes from
+    all i tokens alike. A token without any weight counts as 0.
 
     Returns:
         The mean over tokens, heads and sequences.
@@ -34,8 +34,8 @@ def attention_entropy(
 def spectral_gap(matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
     """Compute 1 − s₂/s₁ of the two largest singular values, mean over sequences and heads.
 
-    1 says that one direction over tokens survives, which is rank collapse in one layer; 0, as for
-    the identity, that the first two survive alike.
+    1: one direction over tokens survives, which is rank collapse in one layer. 0: the first two
+    survive alike, as with the identity.
 
     Returns:
         The gap, 0 to 1.

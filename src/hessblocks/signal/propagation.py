@@ -108,12 +108,12 @@ def propagate(
 
     Args:
         model: a model of this library, or any whose layers stand in a `torch.nn.ModuleList` and
-            take (sequences, tokens, width) first; attention is looked into where it has a method
+            take (sequences, tokens, width) first. Attention is looked into where it has a method
             `matrix(x, context)`, as this library's has.
         batch: inputs by name, or `input_ids` alone, on any device; with `labels`, gradient norms
             are measured too.
-        jacobian_steps: products with each layer's Jacobian for its condition number, on the first
-            sequence; 0 leaves it out.
+        jacobian_steps: products with each layer's Jacobian (JVP and VJP) for its condition number,
+            on the first sequence; 0 leaves it out.
         dense_limit: tokens × width up to which the Jacobian is built instead, and the number exact.
 
     Returns:

@@ -1,10 +1,10 @@
 """Heterogeneity of norms: the largest over the smallest non-zero one, with an interval.
 
 The largest of noisy estimates is too large on average, the smallest too small: 24 equal norms, 16
-probes each, look uneven by 2.5 of the plain errors. So we ask for each end which true value t
-explains what was seen. Put the groups that were found above t at t: how often would some group then
-stand out from t as far as the farthest did? Half of the time at the estimate of t, seldom at the
-least that t can be.
+probes each, look uneven by 2.5 of the plain errors. So the largest and the smallest true norm are
+each estimated by a question. Suppose that the true end is t, and that all groups found above t are
+at t in truth. How often would some group then stand out from t as far as the farthest one did? At
+the estimate of t it is half of the time. At the least value that t can have it is seldom.
 
 Letters: x_i logarithm of an estimated norm, e_i its relative standard error, t logarithm of the
 true end, F the logistic distribution of variance 1. Its tails are about those of Student's t with 9
@@ -90,8 +90,8 @@ class Ends:
 def ends(norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL) -> Ends | None:
     """Find the largest and smallest positive finite norm, and their ratio with an interval.
 
-    A norm whose error is large is no reason to leave it out: a square that is not 0 shows that the
-    norm is not 0, and the interval gets as wide as the error asks for.
+    A norm with a large error is not left out. A square that is not 0 shows that the norm is not 0,
+    and the interval gets as wide as the error asks for.
 
     Args:
         norms: name → norm ≥ 0 and its standard error, 0 where it is exact and None where it is not
@@ -99,8 +99,8 @@ def ends(norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL) 
         level: share of cases in which the interval is to hold the true ratio.
 
     Returns:
-        Both ends; None where no norm is positive and finite. Where an error is not known, the ratio
-        is that of the estimates as they are, and there is no interval.
+        Both ends; None where no norm is positive and finite. Where an error is not known, there is
+        no interval, and the ratio is that of the estimates as they are.
     """
     positive = {
         name: norm for name, norm in norms.items() if math.isfinite(norm[0]) and norm[0] > 0
@@ -119,6 +119,7 @@ def ends(norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL) 
         return Ends(largest=largest, smallest=smallest, ratio=ratio, low=None, high=None)
     logs = np.log([norm for norm, _ in positive.values()])
     found = tuple(float(end) for end in np.exp(log_ratio(logs, np.array(errors), level)))
+    # exact norms count as off by ROUNDING, and this is all that is left of it
     if found[2] < found[1] * (1 + 10 * ROUNDING):
         found = ratio, ratio, ratio
     return Ends(largest=largest, smallest=smallest, ratio=found[0], low=found[1], high=found[2])
@@ -127,10 +128,10 @@ def ends(norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL) 
 def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Numbers, Numbers]:
     """Estimate the logarithm of the largest over the smallest norm, and its interval.
 
-    Estimate t_max − t_min, each with chance ½. Lower end: the distances of both ends to their
-    values of chance α = (1 − level) / 2, squared and added (Zou and Donner 2008). Upper end:
-    max_ij x_i − x_j + F⁻¹(1 − α) √(e_i² + e_j²), which is below the truth only if the pair that is
-    truly at the ends is off by that much. All are at least 0.
+    The estimate is t_max − t_min, each with chance ½. The lower end takes the distances of both
+    ends to their values of chance α = (1 − level) / 2, squared and added (Zou and Donner 2008). The
+    upper end is max_ij x_i − x_j + F⁻¹(1 − α) √(e_i² + e_j²). It is below the truth only if the
+    pair that is truly at the ends is off by that much. All three are at least 0.
 
     Args:
         logs: (..., groups) of the estimates.

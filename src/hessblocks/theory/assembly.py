@@ -1,13 +1,14 @@
 """Assembly of one head's whole Hessian by way of the product W = W_Q W_Kᵀ.
 
-The scores depend on the product alone, so the chain rule gives the blocks of W_Q and W_K from those
-of W: with entry (a c), (b d) of the Hessian in W, a and b on the side of W_Q,
+The scores depend on the product alone. So the chain rule gives the blocks of W_Q and W_K from those
+of W. With entry (a c), (b d) of the Hessian in W, a and b on the side of W_Q,
 
     query, query: contract c and d with W_K      key, key: contract a and b with W_Q
     query, key:   contract c with W_K, b with W_Q, and add (∂ℓ/∂W) ⊗ I_K
 
-and one large matrix product, with both of its factors symmetric, stands in for three. Letters: D
-width of the input, K query-key width, X parameters of any other group, P all parameters.
+One large matrix product, with both of its factors symmetric, then stands in for three.
+
+Letters: D width of the input, K query-key width, X parameters of any other group, P all parameters.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> F
 def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
     """Assemble the block of another group and W, (X, D·D).
 
-    Where all tokens share Λ, that of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2, whose second
+    Where all tokens share Λ, the block of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2. The second
     factor is symmetric.
 
     Returns:

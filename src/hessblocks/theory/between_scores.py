@@ -1,8 +1,8 @@
 """Functional part H_f where norms or rotary positions stand between the weights and the scores.
 
-A score is a product y_i · z_j of final queries and keys, y = R norm(W_Qᵀ x), z likewise. With ρ, s,
-β and N_3 as in `functional`, y' and z' the derivatives in the weights (or in the parameters of a
-norm), each a vector times a matrix for queries and one long vector a pair (i, j) for keys:
+A score is a product y_i · z_j of final queries and keys, y = R norm(W_Qᵀ x), z likewise. ρ, s, β
+and N_3 are as in `functional`. y' and z' are derivatives in the weights, or in the parameters of a
+norm: for queries a vector times a matrix each, for keys one long vector a pair (i, j).
 
 | block | softmax | linear scores |
 | query, query | s²β y' N_3(z, z) y' + sβ Σ_j ρ_j z_j·y'' | second term |

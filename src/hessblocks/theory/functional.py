@@ -15,9 +15,9 @@ s the scale and β the gain of A, entry (p r), (t w) of Σ_n is:
 | beta, query / key | s x_t (W_Kᵀ e)_w / s e_t q_w | the same |
 | gain, value / projection | φ_t g_w / (W_Vᵀ φ)_t g_w, φ = x, m, −c̄ | the same |
 
-g is the loss gradient at the head's values (value rows) or at the output (projection columns). (D,
-D) matrices of wide inputs are never held: Σ_j over keys changes places with Σ_n over tokens, and
-x_j x_jᵀ ⊗ (one small matrix a key) takes their place.
+g is the loss gradient at the head's values (value rows) or at the output (projection columns). For
+wide inputs no (D, D) matrix a token is held: the sum over keys is taken outside the one over
+tokens. Σ_n then gives one small matrix for each key, beside x_j x_jᵀ.
 
 Letters: B sequences, L tokens, Q queries, N tokens that enter the loss, D width of the input, K
 query-key width, V value width, E and U any widths.

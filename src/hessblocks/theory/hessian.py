@@ -54,10 +54,10 @@ class AttentionHessian(PiecewiseHessian):
             layer: weights, input, mask.
             gradient: ∂ℓ/∂F of every token, averaging over the batch included.
             curvature: Λ of every token (N = B·L, or 1), for the outer part.
-            functional_curvature: a further Λ, counted with the functional part: what the network
-                behind the attention adds, Σ_c (∂ℓ/∂output_c) ∂²output_c/∂F², where H_o is
+            functional_curvature: a further Λ, counted with the functional part. A network
+                behind the attention adds it: Σ_c (∂ℓ/∂output_c) ∂²output_c/∂F², where H_o is
                 Gauss-Newton in that network's output and `curvature` is Jᵀ(∂²ℓ/∂output²)J.
-            positions: those of each sequence that the Λ are given for, N = B·Q; all others have
+            positions: positions of each sequence that the Λ are given for, N = B·Q; all others have
                 neither gradient nor curvature. None for all positions.
         """
         super().__init__(layer.x, layer.memory_limit)

@@ -22,8 +22,8 @@ from hessblocks.theory.pieces import GAINS, NORMS, Piece
 class AttentionLayer:
     """Self-attention layer F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h, row by row.
 
-    The projection may have a bias: the layer then counts (1, O) more parameters in that group.
-    Biases of the other weights are rows of the weights themselves, met by a column of ones in `x`.
+    The projection may have a bias: (1, O) more parameters in that group. Biases of the other
+    weights are rows of the weights themselves, met by a column of ones in `x`.
     """
 
     x: Float[Tensor, "B L D"]
@@ -109,7 +109,7 @@ class AttentionLayer:
         if self.rotation is not None:
             queries, keys = self.rotation.turn(queries), self.rotation.turn(keys)
         scores = self.scale * queries @ keys.mT
-        if not self.softmax:
+        if not self.softmax:  # a score of 0 adds nothing; −∞ would be an entry of A
             return scores.masked_fill(~self.permitted, 0.0)
         return scores.masked_fill(~self.permitted, -torch.inf).softmax(-1)
 

@@ -3,8 +3,9 @@
 They say why a block of the Hessian is large or small.
 
 One-hot attention and identical tokens (rank collapse) make the second and third moment vanish, and
-with them every query and key block. Letters: B sequences, L tokens, H heads, D width,
-O width of the output.
+with them every query and key block.
+
+Letters: B sequences, L tokens, H heads, D width, O width of the output.
 """
 
 from __future__ import annotations

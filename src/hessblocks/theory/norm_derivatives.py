@@ -5,7 +5,7 @@ With C = I − 11ᵀ/D for layer norm and C = I for root mean squares, σ² = �
     ∂y_a/∂x_b = (C_ab − y_a y_b/D) / σ
     ∂²y_a/∂x_b∂x_c = −(C_ab y_c + C_ac y_b + C_bc y_a − 3 y_a y_b y_c/D) / (D σ²)
 
-Both shrink as the input grows, by 1/σ and 1/σ²: why a norm in front of a block tames the growth of
+Both shrink as the input grows, by 1/σ and 1/σ². So a norm in front of a block tames the growth of
 its Hessian with the data (Hessian paper, section 4.3). A gain γ multiplies both by γ_a.
 
 Letters: D entries of a vector.

@@ -1,8 +1,7 @@
 """Gauss-Newton (GGN) part H_o = Σ_n J_nᵀ Λ_n J_n, block by block, from every head's Jacobians.
 
-The Jacobian of the attention output of token n with respect to one weight is (vector) ⊗ (matrix),
-and so is every block. Per head, with s the scale, β the gain of A and covariances over the
-attention row:
+The Jacobian of token n's attention output in one weight is (vector) ⊗ (matrix), and so is every
+block. Per head, with s the scale, β the gain of A and covariances over the attention row:
 
 | weight | vector | matrix, before the head's W_O |
 | query | x | G = s β W_Vᵀ M_2 W_K |
@@ -11,9 +10,9 @@ attention row:
 | projection | z = W_Vᵀ f | identity, after W_O |
 | alpha, beta, gamma | 1 | W_Vᵀ x, W_Vᵀ m, −W_Vᵀ c̄ |
 
-With norms or rotary positions between weights and scores W_Kᵀ and W_K take their place in G, and
-the keys' weights are one long vector with Jacobian Σ_j ρ_j (x_j ⊗ the slope of q·k_j in k_j); so
-are the parameters of both norms.
+With norms or rotary positions between weights and scores G is s β W_Vᵀ M_2(x, z) y', z the final keys
+and y' the slope of the final query. The keys' weights are then one long vector with Jacobian
+Σ_j ρ_j (x_j ⊗ the slope of q·k_j in k_j). So are the parameters of both norms.
 
 Letters: N tokens, D width of the input, V value width, O width of the output, C rank of a factor of
 Λ (V where Λ is whole), P entries of a Jacobian's vector, R columns of its matrix.

@@ -17,8 +17,8 @@ class Piece:
     group: str
     """One of `GROUPS`, or a group behind the attention."""
     heads: tuple[int, ...]
-    """The heads that use it: none for the bias of the projection and behind the attention, several
-    for heads that share it or that are joined."""
+    """Heads that use it: none for the projection's bias and behind the attention, several where
+    heads share it or are joined."""
     shape: tuple[int, int]
     """(in, out) of the weight; (1, 1) for a gain."""
 

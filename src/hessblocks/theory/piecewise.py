@@ -150,7 +150,7 @@ class PiecewiseHessian(abc.ABC):
     def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:
         """Return the norm of a block, remembered longer than the block itself."""
         if part == "full" and self._is_zero(row, column, "functional"):
-            part = "outer"
+            part = "outer"  # the same block: its norm is computed once
         key = (row, column, part)
         if key not in self._norms:
             self._norms[key] = self._piece_block(row, column, part).frobenius_norm()

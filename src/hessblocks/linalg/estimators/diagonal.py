@@ -112,8 +112,9 @@ def diagonal(
 ) -> DiagonalEstimate:
     """Estimate the diagonal of a square operator: mean over probes of z ⊙ A z, z with entries ±1.
 
-    An entry's variance is the sum of squares of the rest of its row over K. Exact, and said so,
-    where the operator has its own `diagonal()` and where it is no larger than the probes are many.
+    An entry's variance is the sum of squares of the rest of its row, over K. The result is exact,
+    and says so, where the operator has its own `diagonal()` or is no larger than the probes are
+    many.
 
     Args:
         op: square operator; a `Problem` stands for its Hessian.

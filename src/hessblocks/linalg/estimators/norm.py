@@ -44,13 +44,14 @@ def frobenius_norm(
 ) -> Estimate:
     """Estimate the Frobenius norm of an operator: √(mean over probes of ‖A z‖²).
 
-    ‖A z‖² is unbiased for ‖A‖_F²; its root is low by Var(‖A z‖²) / (8 K s²) of itself at most:
-    1.6 % for a matrix of rank one and 16 probes (an eighth of the standard error), far less for
-    most.
+    ‖A z‖² is unbiased for ‖A‖_F². Its root is low, by a share of Var(‖A z‖²) / (8 K s²) at most.
+    That is 1.6 % for a matrix of rank one and 16 probes, an eighth of the standard error, and far
+    less for most.
 
-    Exact, and said so, where the operator has its own `frobenius_norm()` and where it has no more
-    columns than there are probes. Where all products are 0, which signs can give of a matrix that
-    is not, a Gaussian vector tells; if it is not, Gaussian probes take the place of the signs.
+    The result is exact, and says so, where the operator has its own `frobenius_norm()` or has no
+    more columns than there are probes. By chance signs can give 0 for every product of a matrix
+    that is not zero. A Gaussian vector then tells, and Gaussian probes take the place of the signs
+    if it is not.
 
     Args:
         op: operator (M, N), square or not; a `Problem` stands for its Hessian.
@@ -90,6 +91,7 @@ def frobenius_norm(
         sizes = _with_block(sizes, op, source, count, probe_chunk)
         if not known and not sizes.any() and missed_by_signs(op, seed=seed):
             source = Probes(op, seed=seed, distribution="gaussian")
+            # signs and Gaussian vectors have other variances: none of the former is counted
             sizes = _with_block(sizes[:0], op, source, len(sizes), probe_chunk)
         return _norm_from_lengths(sizes)
 
@@ -118,9 +120,10 @@ def norm_from_squares(squares: Float[Tensor, " probes"]) -> Estimate:
 
         ½ √r · √s · (1 + 3 r) · √((K−1)/(K−3)).
 
-    ½ √(r s) is the delta method; the last factor is Student's, for few probes. 1 + 3 r stands for
-    the skewness of ‖A z‖² where few directions dominate: the sample variance is then small just
-    when the mean is low. It is next to 1 for spread spectra and at most about 1.4 at 16 probes.
+    ½ √(r s) is the delta method. The last factor is Student's, for few probes. The factor 1 + 3 r
+    stands for the skewness of ‖A z‖² where few directions dominate: the sample variance is then
+    small just when the mean is low. It is near 1 for spread spectra and at most about 1.4 at 16
+    probes.
 
     Args:
         squares: ‖A z‖² for K ≥ 4 independent probes.

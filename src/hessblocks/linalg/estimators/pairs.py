@@ -2,16 +2,17 @@
 
 No product with A is made.
 
-Letters: G groups, B batches of samples, S samples of a batch, U = ‖A_ij‖_F², K_i = F_iᵀF_i. Samples
-g_s = F ε_s have E g gᵀ = A, so that for s ≠ t the product of (g_sⁱ·g_tⁱ) and (g_sʲ·g_tʲ) has the
-mean tr K_i K_j = ‖A_ij‖_F². The mean over all pairs of a batch is a U-statistic. For entries of ε
-that are ±1 (or normal, where it is an equality), by Hoeffding's decomposition and the fourth
-moments of ε, with i and j in the place of every block,
+Letters: G groups, B batches of samples, S samples of a batch, U = ‖A_ij‖_F², K_i = F_iᵀF_i.
+
+The samples g_s = F ε_s have E g gᵀ = A. So for s ≠ t the product of (g_sⁱ·g_tⁱ) and (g_sʲ·g_tʲ) has
+the mean tr K_i K_j = ‖A_ij‖_F². The mean over all pairs of a batch is a U-statistic. Hoeffding's
+decomposition and the fourth moments of ε bound its variance. For entries of ε that are ±1, for
+every block i, j (and with equality for normal entries),
 
     Var ≤ 4 (S−2) / (S (S−1)) · ζ₁ + 2 / (S (S−1)) · ζ₂,   ζ₁ = tr K_i²K_j² + tr K_iK_jK_iK_j,
-    ζ₂ = U_ii U_jj + U_ij² + 4 tr K_i²K_j² + 2 tr K_iK_jK_iK_j,
+    ζ₂ = U_ii U_jj + U_ij² + 4 tr K_i²K_j² + 2 tr K_iK_jK_iK_j.
 
-and each trace has its own unbiased estimate: the mean over walks s → t → u → v → s through four
+Each trace has an unbiased estimate of its own: the mean over walks s → t → u → v → s through four
 samples.
 """
 
@@ -61,11 +62,11 @@ class PairNorms:
 def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
     """Estimate all G² block norms from the samples' inner products, group by group.
 
-    The squared estimates are unbiased. With ρ = Var / U², at most 1, and w the share of ζ₁ in the
-    variance, the bar of a square is √Var · (1 + 2 ρ w) · √((n−1)/(n−6)), n = S B; that of the norm
-    is the longer way from it to the root of either end of that bar, below zero counting as zero.
-    (1 + 2 ρ w) is for the skewness where few directions dominate: the estimate of the variance is
-    then low just when the norm is.
+    The squared estimates are unbiased. Let ρ = Var / U², at most 1, w the share of ζ₁ in the
+    variance and n = S B. The bar of a square is √Var · (1 + 2 ρ w) · √((n−1)/(n−6)). The bar of the
+    norm is the longer way from the root to the roots of both ends of that bar; an end below zero
+    counts as zero. The factor 1 + 2 ρ w is for the skewness where few directions dominate: the
+    variance is then estimated low just when the norm is.
 
     Args:
         grams: g_sⁱ·g_tⁱ by group and batch of samples; the diagonals are not used. Batches are
@@ -84,6 +85,7 @@ def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
     batches, size = grams.shape[1], grams.shape[2]
     if size < FEWEST_SAMPLES:
         raise ArgumentError(f"samples: expected at least {FEWEST_SAMPLES} in a batch, got {size}")
+    # a sample with itself is biased: the diagonals go
     hollow = grams.double() * (1 - torch.eye(size, dtype=torch.float64, device=grams.device))
     every = torch.cat([hollow, hollow.sum(0, keepdim=True)])
     # fourth powers of what is small leave the range even of float64
@@ -138,6 +140,7 @@ def _moments(hollow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     crossed = (double @ double.T - rows @ rows.T - returning + both) / walks
     walked = (walked - 2 * returning + both) / walks
     crossed = crossed.clamp(min=0)
+    # tr K_iK_jK_iK_j ≤ tr K_i²K_j² by Cauchy and Schwarz, which noisy estimates need not know
     return flat @ flat.T / pairs, crossed, torch.minimum(walked.clamp(min=0), crossed)
 
 

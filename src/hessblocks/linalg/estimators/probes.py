@@ -25,8 +25,9 @@ ROUNDINGS = 100
 class Probes:
     """Stream of probe vectors for one operator, the same however it is cut into blocks.
 
-    Each vector is drawn on its own and on the CPU, so that the k-th depends on the seed and on k
-    alone, whatever the device: about 4 ns an entry there, and a byte of each sign moved.
+    Each vector is drawn on its own and on the CPU. So the k-th one depends on the seed and on k
+    alone, whatever the device. It costs about 4 ns an entry there, and a byte of each sign is
+    moved.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Probes:
         size, dtype, device = self._operator.shape[1], self._operator.dtype, self._operator.device
         if self._distribution == "gaussian":
             return torch.randn(size, generator=self._generator, dtype=dtype).to(device)
+        # a byte an entry goes to the device, not the four or eight of a sign
         bits = torch.randint(2, (size,), generator=self._generator, dtype=torch.int8)
         return bits.to(device).to(dtype).mul_(2).sub_(1)
 
@@ -85,13 +87,13 @@ def missed_by_signs(
 ) -> bool:
     """Tell whether A differs from what the signs have seen: zero, or a diagonal.
 
-    A row (1, 1) sends every second vector of signs to 0, so that a few of them can agree on what is
-    not there. One Gaussian vector tells: two different matrices send it to the same place with
-    probability 0.
+    A row (1, 1) sends every second vector of signs to 0. So a few vectors of signs can all agree on
+    zero, or on a diagonal, although A is something else. One Gaussian vector tells: two different
+    matrices send it to the same place with probability 0.
 
     Args:
         operator: A.
-        diagonal: of what was seen; None: zero.
+        diagonal: diagonal of the matrix that was seen; None: the zero matrix.
         seed: of the Gaussian vector.
 
     Returns:

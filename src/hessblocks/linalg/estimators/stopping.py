@@ -1,6 +1,6 @@
 """Stopping rules for estimators: a fixed count of probes, or a bound on the standard error.
 
-The standard error is looked at only after whole blocks of probes and has to be small enough at two
+The standard error is looked at after whole blocks of probes only. It has to be small enough at two
 looks in a row, so that one lucky block does not end the run.
 """
 

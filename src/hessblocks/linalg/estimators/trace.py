@@ -103,13 +103,14 @@ def trace(
     """Estimate the trace of a square operator by Hutchinson, Hutch++ or XTrace.
 
     - `hutchinson`: the mean of zᵀA z. Spread spectra, any size.
-    - `hutch++`: the trace inside the span of A S (a third of the products, S random signs), exact
-      with a second third, and Hutchinson on the rest. Decaying spectra.
-    - `xtrace`: as Hutch++, with each (Gaussian) probe serving both purposes in turn. Decaying
+    - `hutch++`: a third of the products finds the range Q of A S, S random signs. A second third
+      gives the trace inside it, tr(QᵀA Q), exactly. The last third is Hutchinson on the rest.
+      Decaying spectra.
+    - `xtrace`: Hutch++ in which each (Gaussian) probe serves both purposes in turn. Decaying
       spectra; the smallest error, the most cautious error bar.
 
-    Exact, and said so, where the operator has its own `trace()` and where it is no larger than the
-    products are many.
+    The result is exact, and says so, where the operator has its own `trace()` or is no larger than
+    the products are many.
 
     Args:
         op: square operator, symmetric or not; a `Problem` stands for its Hessian.
@@ -123,9 +124,10 @@ def trace(
         probe_chunk: vectors multiplied at once; bounds the operator's memory, changes no probe.
 
     Returns:
-        The trace. Standard error of `hutchinson` and of the random part of `hutch++`:
-        √(2 Σ_i Var(z_i (A z)_i) / K · (1 + 2/K)), the variance of zᵀA z entry by entry, which few
-        probes give steadily; of `xtrace`: the jackknife's, 1.2 to 4 times the true one.
+        The trace. The standard error of `hutchinson`, and of the random part of `hutch++`, is
+        √(2 Σ_i Var(z_i (A z)_i) / K · (1 + 2/K)). That is the variance of zᵀA z, found entry by
+        entry, for which few probes are enough. That of `xtrace` is the jackknife's, 1.2 to 4 times
+        the true one.
 
     Raises:
         ArgumentError: unknown method, too few probes, or an operator that is not square.
@@ -158,6 +160,7 @@ def trace(
         gaussian = Probes(op, seed=seed, distribution="gaussian")
         return xtrace(op, gaussian, probes // 2, probe_chunk)
     sketched = probes // 3 if method == "hutch++" else 0
+    # further blocks of a tolerance make the rest better, never the sketch
     stopping = Stopping(
         block=probes - 2 * sketched, tolerance=tolerance, max_probes=max_probes - 2 * sketched
     )

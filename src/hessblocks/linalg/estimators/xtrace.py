@@ -29,11 +29,11 @@ def xtrace(op: LinearOperator, source: Probes, count: int, probe_chunk: int | No
 
         tr_i = tr(Q_iᵀA Q_i) + (N − r_i) / ‖P_i ω_i‖² · ω_iᵀ P_i A P_i ω_i,   P_i = I − Q_i Q_iᵀ
 
-    is unbiased; the value is the mean over i. The standard error is the jackknife's, the root of
-    the summed squared deviations of the m values that m − 1 of the probes give: by Efron and Stein
-    it overstates the error of m − 1 probes on average, and the error falls with each probe, so that
-    it is 1.2 to 4 times the true one. The usual formula, the deviation of the tr_i over √m, takes
-    them as independent; they are not, and it is down to 0.6 of the truth.
+    is unbiased; the value is the mean over i. The standard error is the jackknife's: the root of
+    the summed squared deviations of m values, each of which m − 1 of the probes give. By Efron and
+    Stein it overstates the error of m − 1 probes on average. That error falls with each probe. So
+    the bar is 1.2 to 4 times the true one. The usual formula, the deviation of the tr_i over
+    √m, takes the tr_i as independent. They are not, and it is down to 0.6 of the truth.
 
     Args:
         op: square operator with more rows than `count`.

@@ -1,7 +1,7 @@
 """Merge tokens of a Kronecker sum that carry the same vectors: their matrices are added up.
 
-In the first layer of a language model equal tokens at equal positions have equal inputs, so that a
-batch of many sequences may have few distinct ones.
+In the first layer of a language model equal tokens at equal positions have equal inputs. A batch of
+many sequences may then have few distinct ones.
 
 Letters: N tokens; R and W, rows and columns of the matrices; U distinct pairs.
 """
@@ -83,13 +83,14 @@ def _equal_tokens(term: KroneckerTerm) -> tuple[Tensor, Tensor] | None:
     """
     prints = _fingerprints(term.row)
     if term.column is not term.row:
+        # a factor, so that the pairs (a, b) and (b, a) differ
         prints = prints + torch.pi * _fingerprints(term.column)
     values, group = torch.unique(prints, return_inverse=True)
     if 2 * len(values) > term.tokens:
         return None
     first = torch.empty_like(values, dtype=torch.long)
     first[group.flip(0)] = torch.arange(term.tokens - 1, -1, -1, device=first.device)
-    representative = first[group]
+    representative = first[group]  # fingerprints may agree by chance: the vectors decide
     same = torch.equal(term.row, term.row[representative])
     if same and term.column is not term.row:
         same = torch.equal(term.column, term.column[representative])

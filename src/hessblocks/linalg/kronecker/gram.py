@@ -126,6 +126,7 @@ class _Chunk:
         """Multiply out, pack and scale as the comparison with `other` wants it."""
         matrices, own = term.matrices, False
         if aligned(term, other) and not _thin(matrices, other.matrices):
+            # packed ones are a copy, which may be scaled in place
             own = matrices.symmetric and other.matrices.symmetric
             matrices = matrices.packed() if own else TokenMatrices(right=matrices.whole())
         row, row_size = column, column_size = _normalised(term.row, within=1.0)

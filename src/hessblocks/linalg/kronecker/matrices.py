@@ -97,6 +97,7 @@ class TokenMatrices:
         """Pack symmetric matrices as rows, (N | 1, 1, R (R + 1) / 2), inner products kept."""
         assert self.symmetric
         upper = upper_triangle(self.rows, self.right.device)
+        # an entry off the diagonal counts twice in an inner product, and is held once
         weights = (1.0 + (upper.rows != upper.columns).to(self.right.dtype)).sqrt()
         count = self.right.shape[0] if self.left is None else max(len(self.left), len(self.right))
         flat = self.right.new_empty(count, len(upper.places))

@@ -168,6 +168,7 @@ class KroneckerSum(ExactOperator):
         Cost: N² (P + T + R W) or N P T R W multiplications; the assembled matrix is never held
         whole beyond the memory limit.
         """
+        # terms may cancel, and rounding then leaves less than nothing
         return self._unit * math.sqrt(max(self._square, 0.0))
 
     @cached_property

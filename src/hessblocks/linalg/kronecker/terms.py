@@ -106,8 +106,9 @@ class KroneckerTerm:
     def collapsed(self) -> KroneckerTerm:
         """Shorten the sum where the tokens share one matrix, or where P = T = 1.
 
-        Then Σ_n row_n column_nᵀ is formed once and its rows stand in for the tokens; or the
-        matrices are added up, unless thin products of them hold fewer numbers than the sum.
+        Where the tokens share one matrix, Σ_n row_n column_nᵀ is formed once and its rows stand in
+        for the tokens. Where P = T = 1, the matrices are added up, unless thin products of them
+        hold fewer numbers than the sum.
 
         Returns:
             The shorter term, or this one where it has no more tokens than row entries.
@@ -154,6 +155,7 @@ class KroneckerTerm:
         row_order = (2, 0) if self.row_swapped else (0, 2)
         column_order = (3, 1) if self.column_swapped else (1, 3)
         rows, columns = self.places()
+        # zeros are cheaper to copy around than to multiply, from half of them on
         if 2 * int(rows.sum()) <= P or 2 * int(columns.sum()) <= T:
             row = self.row[:, rows]
             column = row if self.column is self.row else self.column[:, columns]

@@ -40,7 +40,7 @@ class BoundedCache(Generic[Value]):
         value = make()
         self._kept[key] = value, value.nbytes
         self._held += self._kept[key][1]
-        while self._held > self._limit:
+        while self._held > self._limit:  # the oldest first; too large a result is itself the last
             _, (_, size) = self._kept.popitem(last=False)
             self._held -= size
         return value

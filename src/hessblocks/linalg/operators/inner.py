@@ -1,7 +1,7 @@
 """Inner products, lengths and small dense factors, for any dtype and any size of vector.
 
 Sums are accumulated in float64. Squares leave the range of a dtype long before its numbers do
-(below 1e-19 in float32, 1e-154 in float64), so that numbers are divided by a power of two before
+(below 1e-19 in float32, below 1e-154 in float64). So numbers are divided by a power of two before
 they are squared.
 
 Letters: a and b, columns on the left and on the right.

@@ -170,10 +170,10 @@ class LinearOperator(abc.ABC):
     def to_curvlinops(self) -> PyTorchLinearOperator:
         """Wrap the operator for curvlinops (`xtrace`, spectra, conjugate gradients, ...).
 
-        It takes flat vectors (N,) and matrices (N, K), and lists of tensors: of curvature, its sums
-        and multiples one for each parameter, in its shape (of a group that cuts parameters, one for
-        each cut), in the order in which the group names them, that of `model.named_parameters()`
-        unless the group is your own.
+        The wrapper takes flat vectors (N,), matrices (N, K) and lists of tensors. Of curvature, its
+        sums and multiples, a list holds one tensor for each parameter, in its shape; of a group
+        that cuts parameters, one for each cut. Their order is that in which the group names them:
+        `model.named_parameters()`, unless the group is your own.
 
         Returns:
             An operator with the same products and adjoint; products come in the form in which
@@ -327,7 +327,7 @@ class IdentityOperator(LinearOperator):
         super().__init__((size, size), dtype=dtype, device=device, positive_semidefinite=True)
 
     def _matmat(self, columns: Tensor) -> Tensor:
-        return columns.clone()
+        return columns.clone()  # a product is the caller's, who may write into it
 
 
 def identity_like(operator: LinearOperator) -> IdentityOperator:

@@ -106,6 +106,7 @@ def solve(
     unit = torch.tensor(units, dtype=columns.dtype, device=columns.device)
     columns = columns / unit
     values, reasons, products = _conjugate_gradients(damped, columns, tolerance, max_products)
+    # measured: the residual of the iteration drifts away from the true one by rounding
     rest = (columns - damped @ values).norm(dim=0) / _sizes(columns)
     values = values * unit
     if not (torch.isfinite(rest).all() and torch.isfinite(values).all()):
@@ -149,7 +150,7 @@ def _conjugate_gradients(
         products += len(going)
         pushed = operator @ p[:, going]
         bend = column_products(p[:, going], pushed)
-        bad = ~(bend > 0)
+        bad = ~(bend > 0)  # nan too
         for column in going[bad.cpu()].tolist():
             reasons[column] = "negative curvature"
         good = ~bad

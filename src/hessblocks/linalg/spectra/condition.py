@@ -33,11 +33,10 @@ def condition_number(
 ) -> ConditionNumber:
     """Estimate the condition number σ_1 / σ_n of an operator (M, N), n = min(M, N), by Lanczos.
 
-    From the ends of the spectrum of A where it is declared positive semidefinite, else of AᵀA
-    (AAᵀ for a wide matrix),
-    whose smallest eigenvalue is resolved to rounding of the largest: condition numbers above
-    1/√eps (7e7 in float64, 3e3 in float32) are then infinite. Lanczos values lie inside the
-    spectrum, so that without convergence the number is too small.
+    Both ends are those of the spectrum of A where it is declared positive semidefinite, else of AᵀA
+    (AAᵀ for a wide matrix). The smallest eigenvalue of AᵀA is resolved to rounding of the largest.
+    Condition numbers above 1/√eps (7e7 in float64, 3e3 in float32) are then infinite. Lanczos
+    values lie inside the spectrum, so that without convergence the number is too small.
 
     Args:
         op: operator (M, N); a `Problem` stands for its Hessian.
@@ -115,6 +114,7 @@ class NormalOperator(LinearOperator):
 
     def _matmat(self, columns: Tensor) -> Tensor:
         products = multiply(self._of, columns)
+        # chosen once: an operator whose unit changes is not linear
         if not self._known and products.any():
             self.unit, self._known = unit_of(products), True
         return self._adjoint @ (products / self.unit)

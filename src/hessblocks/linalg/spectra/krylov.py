@@ -1,7 +1,7 @@
 """Block Lanczos: a growing orthonormal Krylov basis, and an operator's projection on it.
 
 Letters: A symmetric (N, N), V the basis (N, k), T = VᵀA V, b vectors in a block, C the coupling to
-the next block V': A V = V T + V' C, but for what rounding or a lack of symmetry takes away.
+the next block V'. They fulfil A V = V T + V' C, but for rounding and for a lack of symmetry in A.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_definite(
 ) -> None:
     """Refuse an operator declared positive semi-definite where Lanczos met a negative value.
 
-    A Ritz value is vᵀA v of a unit vector v, and no such number of a positive semi-definite A is
+    A Ritz value is vᵀA v of a unit vector v. Of a positive semi-definite A no such number is
     negative.
 
     Args:
@@ -120,6 +120,7 @@ class KrylovBasis:
             self._row(self.size).copy_(row)
             self.size += 1
         self.products += len(block)
+        # in place: the basis has the block by now, and another one would be memory
         block.copy_(multiply(self._operator, block.T.to(self._operator.dtype), self._probe_chunk).T)
         self._to_units(block)
         self._find_next()
@@ -191,7 +192,7 @@ class KrylovBasis:
         projection = torch.zeros(self.size, self.size, dtype=torch.float64)
         projection[:old, :old] = self.projection
         projection[:, old:], projection[old:, :old] = inner, inner[:old].T
-        corner = inner[old:]
+        corner = inner[old:]  # symmetric but for rounding, or for an operator that is not
         projection[old:, old:] = (corner + corner.T) / 2
         self.projection = projection
         uneven = torch.cat([self._coupling - inner[:old].T, (corner - corner.T) / 2], dim=1)

@@ -95,29 +95,28 @@ def extreme_eigenvalues(
 ) -> Eigenvalues:
     """Find extreme eigenvalues of a symmetric operator by block Lanczos with thick restarts.
 
-    Block Lanczos: the block is as wide as the eigenvalues asked for at one end, so that eigenvalues
-    up to that multiplicity are all found; re-orthogonalised against the whole basis; restarted with
-    the best Ritz vectors when the basis is full.
+    Blocks are as wide as the eigenvalues asked for at one end, so that eigenvalues up to that
+    multiplicity are all found. Each new vector is orthogonalised against the whole basis. A full
+    basis is restarted with its best Ritz vectors.
 
     Args:
         op: symmetric operator (N, N); a `Problem` stands for its Hessian.
         count: eigenvalues wanted at each end; all N if the ends meet.
-        which: `largest`, `smallest`, `both` ends, or `magnitude`, the largest |θ|; also scipy's
-            `LA`, `SA` and `LM`.
+        which: algebraically `largest` or `smallest`, `both` ends, or `magnitude`, the largest |θ|;
+            also scipy's `LA`, `SA` and `LM`.
         tolerance: largest residual ‖A v − θ v‖ wanted, as a share of the largest |θ|; None: the
             root of the dtype's rounding (1.5e-8 in float64, 3e-4 in float32).
         max_products: products with single vectors after which the search ends, with a warning.
         basis_size: vectors held at most, besides two more; memory is that times N numbers.
         seed: of the random start.
         probe_chunk: vectors multiplied at once; bounds the operator's memory.
-        start: what was found before, of an operator near this one: vectors, or the result of a
-            call. They are shared out among the vectors of the first block, with 1 % of a random
-            vector each. An eigenvalue that they have no part in is found late, or not before the
-            search ends.
+        start: vectors, or the result of a call, that was found for an operator near this one. They
+            are shared out among the vectors of the first block, with 1 % of a random vector each.
+            An eigenvalue that they have no part in is found late, or not before the search ends.
 
     Returns:
-        Values in falling order, their residuals, which follow from the products that were made, and
-        whether all are within the tolerance. A residual bounds the distance to the nearest
+        Values in falling order, their residuals, and whether all are within the tolerance.
+        Residuals follow from the products that were made. Each bounds the distance to the nearest
         eigenvalue.
 
     Raises:

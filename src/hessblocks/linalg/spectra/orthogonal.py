@@ -1,7 +1,7 @@
 """Gram-Schmidt against orthonormal rows, in as few passes over memory as there can be.
 
-Rows lie whole in memory, and what is done to them goes over them piece by piece: sums are kept in
-float64 and no copy of a basis is made, whatever its dtype.
+Rows lie whole in memory, and all work goes over them piece by piece. Sums are kept in float64, and
+no copy of a basis is made, whatever its dtype.
 
 Letters: N numbers in a vector, k rows.
 """
@@ -39,8 +39,9 @@ def orthogonalise(
 ) -> tuple[Float[Tensor, " k"], float]:
     """Take a vector's part in the span of orthonormal rows out of it, in place.
 
-    Once over the rows that it is expected to have a part in; then over all rows, which removes what
-    rounding has left, and again as long as that takes half of the length away.
+    The first pass is over the rows that the vector is expected to have a part in. The second is
+    over all rows and removes what rounding has left. Further ones follow as long as a pass takes
+    half of the length away.
 
     Args:
         vector: is changed.

@@ -43,10 +43,11 @@ def spectral_density(
     """Estimate a symmetric operator's spectral density by stochastic Lanczos quadrature.
 
     Lanczos from each probe gives nodes θ_s (eigenvalues of T_k) and weights τ_s (squared first
-    entries of its eigenvectors) with Σ_s τ_s f(θ_s) = zᵀf(A) z / N, exactly so for polynomials of
-    degree up to 2 S − 1; its mean over probes is unbiased for the mean of f over the eigenvalues.
-    All probes advance together, each kept orthogonal to its whole basis to the root of rounding,
-    which leaves T exact to rounding (Simon 1984). Exact, and said so, where N ≤ S.
+    entries of its eigenvectors). They fulfil Σ_s τ_s f(θ_s) = zᵀf(A) z / N exactly for polynomials
+    f of degree up to 2 S − 1. The mean over probes is unbiased for the mean of f over the
+    eigenvalues. All probes advance together. Each is kept orthogonal to its whole basis to the root
+    of rounding, which leaves T exact to rounding (Simon 1984). The result is exact, and says so,
+    where N ≤ S.
 
     Args:
         op: symmetric operator (N, N); a `Problem` stands for its Hessian.
@@ -132,7 +133,7 @@ def lanczos_quadrature(
             if left > NEGLIGIBLE * torch.finfo(dtype).eps * scale and step + 1 < steps:
                 beside[probe, step] = left
                 torch.div(row, left, out=basis[step + 1])
-        if not beside[:, step].any():
+        if not beside[:, step].any():  # every probe's Krylov space has ended
             break
     tridiagonal = torch.diag_embed(diagonal)
     tridiagonal += torch.diag_embed(beside[:, :-1], 1) + torch.diag_embed(beside[:, :-1], -1)

@@ -198,9 +198,10 @@ class Spectrum(Tabular):
     ) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
         """Evaluate the density and its standard error at any points.
 
-        With f = normal density around the point, the variance of zᵀf(A) z / N for signs z is at
-        most 2/N times the variance of f over the eigenvalues, whatever the eigenvectors; the
-        quadrature gives that too. The standard error is the root of that over K, times √(1 + 2/K).
+        Let f be the normal density around the point. For signs z the variance of zᵀf(A) z / N is at
+        most 2/N times the variance of f over the eigenvalues, whatever the eigenvectors. The
+        quadrature gives that variance too. The standard error is the root of it over K, times
+        √(1 + 2/K).
 
         Args:
             grid: points, in the unit of the eigenvalues.

@@ -53,10 +53,13 @@ def attention_hessian(
 ) -> AttentionHessian:
     """Build the Hessian of a loss in one self-attention layer's weights, in closed form.
 
-    F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h with A_h = softmax(T_h) or T_h, and T_h = X
-    W_Q^h (X W_K^h)ᵀ / sqrt(K), or X W_QK^h Xᵀ without a scale where there is one matrix, both
-    divided by the temperature. C is uniform over the permitted keys. The Hessian splits by Gauss
-    and Newton at F: H = H_o + H_f, H_o = (∂F)ᵀ(∂²ℓ/∂F²)(∂F), H_f = Σ (∂ℓ/∂F) ∂²F.
+        F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h,  A_h = softmax(T_h) or T_h,
+        T_h = X W_Q^h (X W_K^h)ᵀ / sqrt(K), or X W_QK^h Xᵀ, unscaled, where there is one matrix.
+
+    C is uniform over the permitted keys, and the temperature divides T_h. The Gauss-Newton (GGN)
+    split at F is H = H_o + H_f:
+
+        H_o = (∂F)ᵀ(∂²ℓ/∂F²)(∂F),  H_f = Σ (∂ℓ/∂F) ∂²F.
 
     Our names beside the paper's: width, tokens = their d_V (of the embedding), L; head width
     K = d_K; value width V = d_V; w_query, w_key, w_value = W_Q, W_K, W_V; outer and
@@ -75,8 +78,8 @@ def attention_hessian(
             side by side in the output, which has no block.
         target: Y for the squared loss, (batch, tokens, out). The loss is
             ‖F − Y‖² / (batch · tokens · out), the paper's ℓ averaged over the batch.
-        gradient: instead of `target`, ∂ℓ/∂F of each token, (batch, tokens, out), with whatever
-            averaging the loss has.
+        gradient: instead of `target`, ∂ℓ/∂F of each token, (batch, tokens, out), averaged as the
+            loss is.
         curvature: with `gradient`, Λ = ∂²ℓ/∂F² of each token, (batch, tokens, out, out), symmetric.
         curvature_factor: instead of `curvature`, R with RᵀR = Λ, (batch, tokens, rank, out).
         mask: None, "causal", or booleans (tokens, tokens) or (batch, tokens, tokens), True = may
@@ -86,14 +89,14 @@ def attention_hessian(
         gains: (alpha, beta, gamma) of shaped attention, each one number or one a head; they become
             groups of their own. None is plain attention, (0, 1, 0) without gain groups.
         rotary: (cosines, sines) of rotary positions, each (tokens, turned) or (batch, tokens,
-            turned): the first `turned` entries of each head's queries and keys are turned in pairs
-            (i, i + turned/2), as Llama and GPT-NeoX do.
-        query_norm: what each head's queries pass before they are turned, such as
+            turned). The first `turned` entries of each head's queries and keys turn in pairs (i,
+            i + turned/2), as in Llama and GPT-NeoX.
+        query_norm: norm of each head's queries before they are turned, such as
             `HeadNorm.rms(gain)`; all heads share it. Its parameters become a group of their own.
         key_norm: the same for keys.
-        temperature: τ, above 0, what the scores are divided by besides. Without a norm of queries
-            the blocks are those of W_Q / τ, divided by τ once for each query or query_key among row
-            and column; their limits are `theory.at_limit`.
+        temperature: τ, above 0, a further divisor of the scores. Without a norm of queries the
+            blocks are those of W_Q / τ, divided by τ once for each query or query_key among row and
+            column. Their limits are `theory.at_limit`.
         memory_limit: bytes that the intermediate results of one operation may take.
 
     Returns:
@@ -108,8 +111,8 @@ def attention_hessian(
 
     Cost: nothing is computed here beyond F (for `target`); see the operators' methods.
 
-    Source: Ormaniec, Dangel & Singh 2025 (arXiv 2410.10986), theorems 3.1 (outer), 3.2
-    (functional), there for one head, softmax, squared loss; token form and the rest:
+    Source: Ormaniec, Dangel & Singh 2025 (arXiv 2410.10986), theorems 3.1 (outer) and 3.2
+    (functional), there for one head, softmax and squared loss. Token form and the rest:
     docs/theory.md.
     """
     x = check_input(x)

@@ -1,9 +1,9 @@
 """Growth of each Hessian block of an attention layer with its input, weights and moments.
 
-The powers hold for small scores (attention near uniform) with the loss gradient and curvature at
-the attention output held fixed; under the squared loss H_f has the residual as a further factor.
-Read them off the table of docs/theory.md: softmax moments bring M_1 one power of X, M_2 two and M_3
-three; linear scores bring M_1 three (A itself has two) and M_2 two.
+The powers hold for small scores (attention near uniform), with the loss gradient and curvature at
+the attention output held fixed. Under the squared loss H_f has the residual as a further factor.
+They are read off the table of docs/theory.md. Softmax moments bring M_1 one power of X, M_2 two and
+M_3 three. Linear scores bring M_1 three (A itself has two) and M_2 two.
 
 Source: Ormaniec, Dangel & Singh 2025, section 4 and table 1, for query, key and value; projection
 and one matrix follow from the same formulas.

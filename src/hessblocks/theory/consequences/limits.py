@@ -1,20 +1,20 @@
 """Limits of softmax attention, one-hot and uniform, where the blocks have simple closed forms.
 
-Low temperature, or large scores: attention is one-hot, a row is the token x_* with its largest
-score. Then M_2 = 0 and N_3 = 0, and with f = α x + β x_* − γ c̄ what is left of the Hessian is
+Low temperature, or large scores: attention is one-hot, and a row is the token x_* with its largest
+score. Then M_2 = 0 and N_3 = 0. With f = α x + β x_* − γ c̄ the Hessian is left with
 
-    (value, value): Σ f fᵀ ⊗ Λ', (value, projection), (projection, projection) and those of the
-    gains;
+    (value, value): Σ f fᵀ ⊗ Λ', (value, projection), (projection, projection), those of the gains.
 
-the blocks and gradients of W_Q and W_K vanish, exponentially in 1/τ.
+The blocks and gradients of W_Q and W_K vanish, exponentially in 1/τ.
 
-High temperature, or (without norms of queries and keys) W_Q near 0: attention is uniform, m = c̄
+High temperature, or (without norms of queries and keys) W_Q near 0: attention is uniform, m = c̄,
 and M_2 is the covariance of the permitted tokens. Without such norms the blocks of W_Q and W_K
-vanish as powers of 1/τ; what multiplies them are the blocks of this limit:
+vanish as powers of 1/τ. The blocks of this limit are the factors of those powers:
 
-    block(τ) → τ^−p · block, p the number of query and key indices; H_f of query and key is a sum of
-    two with powers of their own (`ScoreSplit`): its H_f^T, ∂ℓ/∂(W_Q W_Kᵀ) ⊗ I, goes as 1/τ, its
-    H_o^T, with N_3, as 1/τ².
+    block(τ) → τ^−p · block, p the number of query and key indices.
+
+H_f of query and key is a sum of two with powers of their own (`ScoreSplit`). Its H_f^T,
+∂ℓ/∂(W_Q W_Kᵀ) ⊗ I, goes as 1/τ. Its H_o^T, with N_3, goes as 1/τ².
 
 Letters: B sequences, L tokens.
 """
@@ -43,16 +43,15 @@ def at_limit(hessian: AttentionHessian, limit: Limit) -> AttentionHessian:
 
     Weights, scale, loss gradient and curvature stay the same.
 
-    Under the squared loss the gradient changes with the output. It is held here: for the limit of
-    the whole layer give `attention_hessian` the gradient at the limit's output, `at_limit(h,
-    limit).layer.output()`.
+    Under the squared loss the gradient changes with the output; here it is held. For the limit of
+    the whole layer give `attention_hessian` the gradient at `at_limit(h, limit).layer.output()`.
 
     Args:
         hessian: of a layer of softmax attention.
         limit: one-hot (low temperature) or uniform (high temperature, or W_Q = 0).
 
     Returns:
-        A Hessian; uniform, its blocks stand for the factors of the powers of 1/τ above.
+        The Hessian. In the uniform limit its blocks are the factors of the powers of 1/τ above.
 
     Raises:
         ArgumentError: an unknown limit, linear scores, or one-hot attention where a row has two

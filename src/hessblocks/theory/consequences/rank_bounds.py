@@ -1,12 +1,13 @@
 """Rank bounds of a block, from its Kronecker factors, without assembling it.
 
-A block is a sum over tokens of (row vector)(column vector)ᵀ ⊗ D_n. So its rank is at most
+A block is a sum over tokens of (row vector)(column vector)ᵀ ⊗ D_n. So its rank is at most each of
 
-    dim span(row vectors) · dim span(column spaces of all D_n), dim span(column vectors) · dim
-    span(row spaces of all D_n), and Σ_n rank D_n,
+    dim span(row vectors) · dim span(column spaces of all D_n),
+    dim span(column vectors) · dim span(row spaces of all D_n),
+    Σ_n rank D_n.
 
-and where all tokens share D exactly rank(Σ_n row columnᵀ) · rank D. Several pieces (heads) add up.
-H_o = JᵀΛJ has at most Σ_n rank Λ_n besides.
+Where all tokens share D it is exactly rank(Σ_n row columnᵀ) · rank D. The bounds of several pieces
+(heads) add up. H_o = JᵀΛJ has a rank of at most Σ_n rank Λ_n besides.
 
 Letters: N tokens, R and W rows and columns of a matrix, P and T lengths of the vectors.
 """
@@ -46,7 +47,7 @@ def rank_bound(
 
     Returns:
         The bound. Directions below a share of the largest count as none: 2e-12 in float64, 6e-6 in
-        float32, which is too much for many blocks; give float64.
+        float32. The latter is too much for many blocks; give float64.
 
     Raises:
         ArgumentError: an unknown group, part or head.

@@ -1,17 +1,20 @@
 """Gauss-Newton split of H_f at the attention scores: H_f = H_o^T + H_f^T.
 
-Let z be the scores T of all heads, with the parameters that T does not depend on (W_V, W_O, gains),
-and φ(z) the loss gradient times the network's output, ⟨∂ℓ/∂F, F⟩, so that H_f = ∂²φ. The
-Gauss-Newton split of φ at z is exact:
+Let z be the scores T of all heads, together with the parameters that T does not depend on (W_V,
+W_O, gains). Let φ(z) be the loss gradient times the network's output, ⟨∂ℓ/∂F, F⟩, so that
+H_f = ∂²φ. The Gauss-Newton split of φ at z is exact:
 
     H_o^T = (∂z)ᵀ (∂²φ/∂z²) (∂z), H_f^T = Σ_ij (∂φ/∂T_ij) ∂²T_ij.
 
-T = s X W_Q W_Kᵀ Xᵀ is bilinear: H_f^T is zero but between the query and the key weights of a head,
-where it is ∂ℓ/∂(W_Q W_Kᵀ) ⊗ I_K, whose eigenvalues come in ± pairs; with one matrix it is zero. All
-else is H_o^T: between query and key weights what passes the second derivative of softmax (the third
-moments; zero with linear scores), between values, projection or gains and anything else what passes
-first derivatives only. Norms of queries and keys bend the scores: H_f^T then has blocks of the
-queries, of the keys and of the norms' parameters too.
+T = s X W_Q W_Kᵀ Xᵀ is bilinear. So H_f^T is zero but between the query and key weights of a head.
+There it is ∂ℓ/∂(W_Q W_Kᵀ) ⊗ I_K, whose eigenvalues come in ± pairs. With one matrix it is zero.
+
+H_o^T is all else. Between query and key weights it passes the second derivative of softmax: the
+third moments, zero with linear scores. Between values, projection or gains and anything else it
+passes first derivatives only.
+
+Norms of queries and keys bend the scores. H_f^T then has blocks of the queries, of the keys and of
+the norms' parameters too.
 
 Source: Ormaniec et al. 2025, Remark D.1.
 """

@@ -5,10 +5,9 @@ sequence, N = B·Q; D width of the input, K query-key width, V value width, O wi
 directions, E and U widths of whatever the keys carry; S entries of a query or key and of its norm's
 parameters.
 
-A derivative of attention with respect to its scores is a weighting of the keys. Along a direction r
-in value space it is ρ_j = p_j (r·y_j − Σ_j p_j r·y_j), with p the attention row (softmax), or
-ρ_j = r·y_j over the permitted keys (linear scores). Everything else is Σ_j ρ_j (something carried
-by key j).
+A derivative of attention in its scores is a weighting ρ of the keys. Along a direction r in value
+space softmax has ρ_j = p_j (r·y_j − Σ_j p_j r·y_j), with p the attention row. Linear scores have
+ρ_j = r·y_j over the permitted keys. All else here is Σ_j ρ_j (a vector that key j carries).
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class HeadTokens(HeadVectors):
     @cached_property
     def features(self) -> Float[Tensor, "N D"]:
         """Features f = α x + β m − γ c̄, on which W_V acts, (N, D)."""
-        if (self.alpha, self.beta, self.gamma) == (0.0, 1.0, 0.0):
+        if (self.alpha, self.beta, self.gamma) == (0.0, 1.0, 0.0):  # c̄ costs as much as m
             return self.mean
         return self.alpha * self.x_query + self.beta * self.mean - self.gamma * self.uniform_mean
 
@@ -195,8 +194,8 @@ class HeadTokens(HeadVectors):
     def third_moment(self, left: Carried, right: Carried) -> Float[Tensor, "N E U"]:
         """Compute the third central moment along u = W_V W_O g, (N, E, U); softmax only.
 
-        Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i)
-        right_jᵀ
+            Σ_j ρ_j (left_j − mean)(right_j − mean)ᵀ
+              = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i) right_jᵀ, zero for linear scores.
 
         Returns:
             One matrix a token.

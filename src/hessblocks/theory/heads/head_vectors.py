@@ -53,7 +53,7 @@ class HeadVectors:
     def carried_x(self) -> Float[Tensor, "B L D"]:
         """Inputs as the keys carry them, (B, L, D).
 
-        Softmax sees differences of keys only, so the mean of the sequence is taken off: it would
+        Softmax sees differences of keys only. So the mean of the sequence is taken off: it would
         cancel, and cost digits.
         """
         return self._carried(self.x)

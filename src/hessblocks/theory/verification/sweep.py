@@ -32,8 +32,8 @@ class Check:
     part: Part
     """outer, functional or full."""
     error: float
-    """Frobenius norm of the difference over that of autodiff's block; over the norm of autodiff's
-    whole matrix where the block is below rounding of it (a block that is exactly zero)."""
+    """Frobenius norm of the difference over that of autodiff's block. Where the block is below
+    rounding of the whole matrix (it is exactly zero), over the norm of that matrix."""
     bound: float
     """Largest accepted error."""
 
