@@ -48,7 +48,7 @@ class Attention(BlockPart, kind="attention"):
     query: Weight = Dense()
     """W_Q, or W_QK where there is one matrix."""
     key: Weight = Dense()
-    """W_K; left alone where there is one matrix."""
+    """W_K; keeps its default where there is one matrix."""
     value: Weight = Dense()
     """W_V."""
     first_value: Weight | None = None

@@ -18,10 +18,10 @@ from hessblocks.storage import parse_json
 Slots = Mapping[str, Any] | Iterable[str | tuple[str, Any]] | None
 """Values by path (`{"attention.query.init": "zeros"}`), as pairs, or typed as `path=value`."""
 SIZES = ("width", "heads", "mlp_width")
-"""Fields of a block that what a preset does may depend on."""
+"""Fields of a block on which the edits of a preset may depend."""
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 _HERE = object()
-"""Stands in a tree for the part itself, beside the names of its fields."""
+"""Key in a tree that stands for the part itself, beside the names of its fields."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ class BlockFields(BlockPart):
     final_norm: Norm = RMSNorm()
     """Norm before the head."""
     position: Position = RotaryPosition()
-    """How a token's place enters."""
+    """Position slot: how a token's place enters the model."""
     attention: Attention = Attention()
     """The attention sub-block."""
     attention_branch: Branch = Branch()

@@ -106,7 +106,7 @@ class Context:
     mask: Any = None
     """Mask in the form that the kernel understands; None means `causal` says all."""
     windows: Mapping[int, Any] = field(default_factory=dict)
-    """The same of layers with a window, by its tokens."""
+    """Masks of layers with a window, by the number of its tokens."""
     allowed: Bool[Tensor, "B S"] | None = None
     """False marks padding keys; None means no padding."""
     aligned: bool = True

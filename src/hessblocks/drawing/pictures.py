@@ -20,7 +20,7 @@ from hessblocks.storage import atomic_path
 COLOURS = 255
 """Colours of a png: enough for a colour scale, and a file a third as large."""
 UNDATED = {"Date": None, "Creator": None}
-"""What a svg says of its making: nothing that differs from one day to the next."""
+"""Metadata of a svg: nothing that differs from one day to the next."""
 
 
 def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:

@@ -36,7 +36,7 @@ NARROW = 4.0
 NARROWEST = 6.5
 """Smallest width of a figure, in inches."""
 MOST_COLUMNS = 2
-"""More make the letters too small for a page, where the figure does not ask for them."""
+"""Panels side by side; a figure may ask for more, whose letters are small on a page."""
 LETTERS = 13
 """Letters of the caption on an inch; of a title three quarters, of an axis label somewhat fewer."""
 LINE = 0.2
@@ -48,14 +48,14 @@ ALONE = MARKS["parallel"]
 MARKERS = 7
 """Markers along a curve of more than `MANY` points."""
 MANY = 60
-"""Points of a curve that all have markers, and loose ones that are drawn large."""
+"""Most points of a curve that all have markers, and most loose points that are drawn large."""
 NUMBERS = 7
 """Ticks that fit on a panel where they count something."""
 LETTER = 0.085
 """Width of a letter beside a tick, in inches."""
 GREY = "#666666"
 SIZE = (6.4, 4.0)
-"""Of a panel that stands alone, in inches."""
+"""Size of a panel that stands alone, in inches."""
 OF_FILES = ("title", "caption")
 """Texts, by their identifier, that a picture has as a file and lacks on a page."""
 Looks = Mapping[str, Mark]

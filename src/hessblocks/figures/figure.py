@@ -25,7 +25,7 @@ class Series:
     """Series: one row of points."""
 
     name: str
-    """In the legend; series of one name share a colour in all panels."""
+    """Name in the legend; series of one name share a colour in all panels."""
     x: tuple[float, ...]
     """Abscissas."""
     y: tuple[float, ...]
@@ -61,17 +61,17 @@ class Panel:
     """Panel: one pair of axes."""
 
     title: str
-    """Above it."""
+    """Title above the panel."""
     x_label: str
-    """In words, with symbol and unit."""
+    """Label in words, with symbol and unit."""
     y_label: str
-    """In words, with symbol and unit."""
+    """Label in words, with symbol and unit."""
     series: tuple[Series, ...]
     """Series that are drawn."""
     x_scale: Scaling = "linear"
-    """Of the abscissa."""
+    """Scale of the abscissa."""
     y_scale: Scaling = "linear"
-    """Of the ordinate."""
+    """Scale of the ordinate."""
     kind: Literal["lines", "bars"] = "lines"
     """Points and lines, or bars side by side at the places of `ticks`."""
     ticks: tuple[str, ...] = ()
@@ -118,15 +118,15 @@ class Heatmap:
     """Heatmap: a matrix as colours."""
 
     title: str
-    """Above it."""
+    """Title above the panel."""
     values: tuple[tuple[float, ...], ...]
     """Row by row, the first on top."""
     label: str
-    """Of the colours."""
+    """Label of the colours."""
     edges: tuple[int, ...] = ()
     """Rows and columns before which a new block begins."""
     names: tuple[str, ...] = ()
-    """Of the blocks, one more than edges."""
+    """Names of the blocks, one more than edges."""
     rows: tuple[str, ...] = ()
     """Names of single rows, in the place of blocks."""
     columns: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class Figure:
     """Figure: panels side by side under one title."""
 
     title: str
-    """Above all."""
+    """Title above all panels."""
     caption: str
     """What is shown, how many seeds, what the bars mean, where published numbers come from."""
     panels: tuple[Panel | Heatmap, ...]

@@ -9,7 +9,7 @@ from html import escape
 from hessblocks.shown import printable
 
 LARGE = 1e7
-"""From here on numbers have powers of ten."""
+"""Numbers from here on are written with a power of ten."""
 
 NEGLIGIBLE = 1e-6
 """A standard error below this share of its value is rounding and not shown."""
@@ -19,13 +19,13 @@ PART_WORDS = {
     "functional": "functional part $H_f$",
     "full": "full Hessian $H$",
 }
-"""What each part of the Hessian is called in titles."""
+"""Name of each part of the Hessian in titles."""
 
 SIGNS = {
     r"\alpha": "α", r"\beta": "β", r"\gamma": "γ", r"\tau": "τ", r"\|": "‖", r"\max": "max",
     r"\min": "min", r"\,": " ", "=": " = ", "+": " + ",
 }  # fmt: skip
-"""What stands on the page for the commands of our formulas."""
+"""Characters of a page for the commands of our formulas."""
 
 SYMBOL = re.compile(r"(\\[a-z]+|\\?.)(?:_(?:\\mathrm)?(?:\{(\w+)\}|(\w)))?")
 """A letter or command, with an index where it has one."""

@@ -21,11 +21,11 @@ class Call:
     """Call of a module in a forward pass, and what came out."""
 
     module: nn.Module
-    """What was called."""
+    """Module that was called."""
     arguments: tuple[Any, ...]
-    """By position; the first are the vectors (sequences, tokens, width)."""
+    """Arguments by position; the first are the vectors (sequences, tokens, width)."""
     keywords: dict[str, Any]
-    """By name."""
+    """Arguments by name."""
     output: Float[Tensor, "sequences tokens outputs"]
     """The first output."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = ("layer", "quantity", "role", "value", "method")
-"""Of the rows."""
+"""Columns of the rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,9 @@ class LayerSignal:
     """Signal at one layer."""
 
     layer: int
-    """Counted from 0."""
+    """Number of the layer, counted from 0."""
     tokens: TokenSignal
-    """The layer's output."""
+    """Signal of the layer's output."""
     attention_entropy: float | None
     """Mean entropy of a token's absolute weights, nats; None without access to the attention."""
     spectral_gap: float | None
@@ -42,7 +42,7 @@ class LayerSignal:
     jacobian: Conditioning | None
     """Singular values of the layer's Jacobian on the first sequence; None where not asked for."""
     gradient_norms: Mapping[str, float]
-    """Role and norm of the loss gradient; empty where the batch has no labels."""
+    """Norm of the loss gradient by role; empty where the batch has no labels."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -50,7 +50,7 @@ class Signal(Tabular):
     """Signal through all layers."""
 
     inputs: TokenSignal
-    """What enters the first layer."""
+    """Signal that enters the first layer."""
     layers: tuple[LayerSignal, ...]
     """Every layer, in order."""
 

@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 """Relative errors below this are rounding: the norm is exact."""
 HALVINGS = 50
 FAR = 20.0
-"""Errors below all estimates, where no end lies."""
+"""Standard errors below the lowest estimate: no end lies that far down."""
 
 
 @dataclass(frozen=True, kw_only=True)

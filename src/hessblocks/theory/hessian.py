@@ -28,7 +28,7 @@ from hessblocks.theory.piecewise import PiecewiseHessian
 from hessblocks.theory.token_curvature import TokenCurvature
 
 HELD = 8
-"""What the matrices of one key block may take, in units of the memory limit."""
+"""Memory that the matrices of one key block may take, in units of the memory limit."""
 ALWAYS = 1 << 26
 """Bytes that they may take whatever the limit."""
 

@@ -49,9 +49,9 @@ class AttentionLayer:
     rotation: Rotation | None = None
     """Rotary positions, where queries and keys are turned."""
     query_norm: HeadNorm | None = None
-    """Between W_Q and rotary positions."""
+    """Norm between W_Q and rotary positions."""
     key_norm: HeadNorm | None = None
-    """Between W_K and rotary positions."""
+    """Norm between W_K and rotary positions."""
     projection_bias: bool = False
     """Whether the output has a bias that belongs to the projection."""
     memory_limit: int = MEMORY_LIMIT

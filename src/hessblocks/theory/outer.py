@@ -38,11 +38,11 @@ class TokenJacobian:
     """Jacobian ∂F_n/∂(weight) = mapᵀ (matrix_n ⊗ vector_n) of every token."""
 
     vector: Float[Tensor, "N P"]
-    """(N, P)."""
+    """Vector of each token, (N, P)."""
     matrix: Float[Tensor, "N C R"] | None
-    """(N, C, R), or None for the identity."""
+    """Matrix of each token, (N, C, R), or None for the identity."""
     output_map: Float[Tensor, "V O"] | None
-    """(C, O), from the matrix' rows to the attention output; None for the identity."""
+    """Map (V, O) from the matrix' rows to the attention output; None for the identity."""
     swapped: bool = False
     """Whether the weight's rows belong to the matrix rather than to the vector."""
 

@@ -13,7 +13,7 @@ from hessblocks.storage import Tabular
 Method = Literal["exact", "estimate", "sampled"]
 Stop = Literal["count", "tolerance", "limit"]
 ENDS = 6
-"""Eigenvalues that are printed."""
+"""Number of eigenvalues that are printed."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -41,13 +41,13 @@ class PairNorms:
     """Frobenius norms of all blocks, with their errors."""
 
     values: Float[Tensor, "G G"]
-    """‖A_ij‖_F; below zero where the squared estimate is: not told from zero."""
+    """‖A_ij‖_F; below zero where the estimate of its square is: then it is not told from zero."""
     standard_errors: Float[Tensor, "G G"]
-    """Of the values."""
+    """Standard error of each value."""
     off_diagonal_share: Estimate
     """Share of ‖A‖_F² that lies off the groups' own blocks."""
     samples: int
-    """S · B."""
+    """Number of samples, S · B."""
 
     def norm(self, row: int, column: int) -> Estimate:
         """Pick the norm of one block."""

@@ -19,7 +19,7 @@ from hessblocks.linalg.operators import LinearOperator, working_dtype
 
 Distribution = Literal["rademacher", "gaussian"]
 ROUNDINGS = 100
-"""Of a product's largest entry, below which a difference of two is none."""
+"""Two products differ by more than so many roundings of their largest entry, or not at all."""
 
 
 class Probes:

@@ -64,7 +64,7 @@ def xtrace(op: LinearOperator, source: Probes, count: int, probe_chunk: int | No
     square_norms = column_products(probes, probes).cpu()
 
     def traces(chosen: Int[Tensor, "sets k"]) -> Float[Tensor, "sets k"]:
-        """tr_i of the chosen probes, as if there were no others, for several choices at once."""
+        """Compute tr_i of the chosen probes, as if there were no others; several sets at once."""
         span, dual, ranks = _leave_one_out(factor[:, chosen].movedim(0, 1), rounding)
         of_probes, of_products, of_adjoint = (
             span.mT @ matrix[:, chosen].movedim(0, 1) for matrix in coordinates

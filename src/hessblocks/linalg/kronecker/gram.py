@@ -104,8 +104,8 @@ def _thin(first: TokenMatrices, second: TokenMatrices) -> bool:
 
 
 _SAFE = 1e4
-"""Matrices whose largest entry is within this factor of 1 need no scaling: their products are thin
-factors of four numbers at most, 1e-16 to 1e16."""
+"""A largest entry within this factor of 1 needs no scaling: an inner product of thin matrices
+multiplies four such entries, 1e-16 to 1e16."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -22,7 +22,7 @@ from hessblocks.linalg.kronecker.terms import KroneckerTerm
 from hessblocks.linalg.operators import LinearOperator, chunks, column_lengths, unit_of
 
 SEVERAL = 8
-"""Terms from which on it is asked which of them share entries."""
+"""Number of terms from which on pairs that share no entry are looked for, and left out."""
 MEMORY_LIMIT = 1 << 29
 """Bytes that the intermediate results of one operation may take, unless told otherwise."""
 

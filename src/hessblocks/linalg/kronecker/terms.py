@@ -24,11 +24,11 @@ class KroneckerTerm:
     """
 
     row: Float[Tensor, "N P"]
-    """(N, P)."""
+    """Row vectors, (N, P)."""
     column: Float[Tensor, "N T"]
-    """(N, T)."""
+    """Column vectors, (N, T)."""
     matrices: TokenMatrices
-    """(N | 1, R, W)."""
+    """Matrices D_n, (N | 1, R, W)."""
     row_swapped: bool = False
     """Whether the matrix index comes first in the row index."""
     column_swapped: bool = False

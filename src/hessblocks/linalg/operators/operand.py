@@ -9,7 +9,7 @@ from hessblocks.linalg.operators.operator import LinearOperator
 
 
 class Operand:
-    """Base class of what may stand for an operator; `operator_of.register` says for which."""
+    """Base class of what stands for an operator; `operator_of.register` says for which one."""
 
 
 @singledispatch

@@ -138,11 +138,12 @@ def _check(operator: LinearOperator, damping: float, tolerance: float, max_produ
 def _conjugate_gradients(
     operator: LinearOperator, right: Tensor, tolerance: float, most: int
 ) -> tuple[Tensor, tuple[Reason, ...], int]:
+    """Iterate on all columns at once; x solution, r residual, p direction, bend pᵀA p."""
     x, r = torch.zeros_like(right), right.clone()
     p, square = r.clone(), column_products(r, r)
     goal = square * tolerance**2
     reasons: list[Reason] = ["limit"] * right.shape[1]
-    going = _sort_out(square, goal, reasons, torch.arange(right.shape[1]))
+    going = _without_converged(square, goal, reasons, torch.arange(right.shape[1]))
     products = 0
     for _ in range(most):
         if not len(going):
@@ -161,12 +162,12 @@ def _conjugate_gradients(
         new = column_products(r[:, going], r[:, going])
         p[:, going] = r[:, going] + (new / square[going]).to(x.dtype) * p[:, going]
         square[going] = new
-        going = _sort_out(square, goal, reasons, going)
+        going = _without_converged(square, goal, reasons, going)
     return x, tuple(reasons), products
 
 
-def _sort_out(square: Tensor, goal: Tensor, reasons: list[Reason], going: Tensor) -> Tensor:
-    """Say of which columns are done; the others go on."""
+def _without_converged(square: Tensor, goal: Tensor, reasons: list[Reason], going: Tensor) -> Tensor:
+    """Mark converged columns and return those that go on."""
     done = (square[going] <= goal[going]).cpu()
     for column in going[done].tolist():
         reasons[column] = "converged"

@@ -21,8 +21,8 @@ NOISE = 0.01
 """Length of the random part added to a given start, so that no eigenvector is missed for good."""
 
 SURELY_NEGATIVE = 1e-6
-"""Share of the largest |θ| below zero that is no rounding, also of float32 inside a float64 model;
-in lower precision the root of the dtype's rounding."""
+"""A value below zero by this share of the largest |θ| is no rounding, not even of float32 inside a
+float64 model. In lower precision the share is the root of the dtype's rounding."""
 
 
 def check_definite(
@@ -36,7 +36,7 @@ def check_definite(
     Args:
         operator: A.
         values: Ritz values.
-        unit: what they are in.
+        unit: unit of the values.
 
     Raises:
         ArgumentError: one of them is negative beyond rounding.

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 NEGLIGIBLE = 100
-"""Rounding errors of the largest eigenvalue below which a remainder is none."""
+"""Remainders below so many rounding errors of the largest eigenvalue count as zero."""
 
 AT_ONCE = 1 << 16
 TURNED_AT_ONCE = 1 << 11

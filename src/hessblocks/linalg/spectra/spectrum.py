@@ -28,7 +28,7 @@ DEFAULT_SHARE = 0.02
 MARGIN = 4.0
 NO_WEIGHT = 1e-12
 DECADES = 6
-"""Of the density that a plot shows."""
+"""Decades of the density that a plot shows."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

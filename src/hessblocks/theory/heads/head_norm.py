@@ -24,7 +24,7 @@ class HeadNorm:
     """
 
     function: Callable[[Float[Tensor, " K"], Float[Tensor, " P"]], Float[Tensor, " K"]]
-    """Of a vector (K,) and the parameters (P,)."""
+    """Function of a vector (K,) and the parameters (P,)."""
     parameters: Float[Tensor, "..."]
     """Trained parameters, flattened to (P,); none at all is allowed."""
 

@@ -38,9 +38,9 @@ class HeadTokens(HeadVectors):
     scale: float
     """s, the factor of the scores."""
     w_value: Float[Tensor, "D V"]
-    """(D, V)."""
+    """W_V of the head, (D, V)."""
     w_projection: Float[Tensor, "V O"]
-    """(V, O)."""
+    """W_O of the head, (V, O)."""
     gradient: Float[Tensor, "N O"]
     """∂ℓ/∂F at the query positions, (N, O)."""
     alpha: float = 0.0

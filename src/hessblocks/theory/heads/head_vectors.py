@@ -29,15 +29,15 @@ class HeadVectors:
     softmax: bool
     """Whether A is a softmax of the scores (else the scores themselves)."""
     w_query: Float[Tensor, "D K"]
-    """(D, K)."""
+    """W_Q of the head, (D, K)."""
     w_key: Float[Tensor, "D K"] | None
-    """(D, K), or None where the keys are the inputs themselves (one matrix; K = D)."""
+    """W_K of the head, (D, K), or None where the keys are the inputs themselves (one matrix; K = D)."""
     rotation: Rotation | None = None
     """Rotary positions of all tokens."""
     query_norm: HeadNorm | None = None
-    """Between W_Q and the rotation."""
+    """Norm between W_Q and the rotation."""
     key_norm: HeadNorm | None = None
-    """Between W_K and the rotation."""
+    """Norm between W_K and the rotation."""
 
     @cached_property
     def x_query(self) -> Float[Tensor, "N D"]:

@@ -18,7 +18,7 @@ class Case:
     """Test case: sizes and options of one layer."""
 
     name: str
-    """What is particular about it."""
+    """Name of the case, for what is particular about it."""
     batch: int = 2
     """Sequences."""
     tokens: int = 4
@@ -36,17 +36,17 @@ class Case:
     out: int | None = None
     """Width behind the output projection; None without projection."""
     mask: Literal["none", "causal", "random", "random by sequence"] = "none"
-    """Which keys a query may attend to."""
+    """Keys that a query may attend to."""
     scores: Literal["softmax", "linear"] = "softmax"
-    """How scores become attention."""
+    """Map from scores to attention."""
     query_key: Literal["two-matrix", "one-matrix"] = "two-matrix"
     """Whether queries and keys have a matrix each."""
     turned: int = 0
     """Entries of a query that rotary positions turn."""
     norms: Literal["none", "query", "key", "both", "fixed"] = "none"
-    """What is normed in each head, over root mean squares; fixed norms have nothing to train."""
+    """RMS norms of queries or keys in each head; fixed norms have nothing to train."""
     temperature: float = 1.0
-    """What the scores are divided by besides."""
+    """Further divisor of the scores."""
     gains: bool = False
     """Whether attention is shaped."""
     loss: Literal["squared", "matrix", "factor"] = "squared"
