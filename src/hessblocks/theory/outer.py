@@ -10,8 +10,8 @@ block. Per head, with s the scale, β the gain of A and covariances over the att
 | projection | z = W_Vᵀ f | identity, after W_O |
 | alpha, beta, gamma | 1 | W_Vᵀ x, W_Vᵀ m, −W_Vᵀ c̄ |
 
-With norms or rotary positions between weights and scores G is s β W_Vᵀ M_2(x, z) y', z the final keys
-and y' the slope of the final query. The keys' weights are then one long vector with Jacobian
+With norms or rotary positions between weights and scores G is s β W_Vᵀ M_2(x, z) y', z the final
+keys and y' the slope of the final query. The keys' weights are then one long vector with Jacobian
 Σ_j ρ_j (x_j ⊗ the slope of q·k_j in k_j). So are the parameters of both norms.
 
 Letters: N tokens, D width of the input, V value width, O width of the output, C rank of a factor of

@@ -2,13 +2,13 @@
 
 Letters: A the matrix, N its size, z a probe with entries ±1, K probes, Q an orthonormal basis.
 
-Draw the N entries of z independently, 1 or −1 with equal chance. Then E[z_i z_j] is 1 for i = j and 0
-otherwise, in short E[z zᵀ] = I. A number is its own trace, and a trace allows cyclic exchange:
+Draw the N entries of z independently, 1 or −1 with equal chance. Then E[z_i z_j] is 1 for i = j and
+0 otherwise, in short E[z zᵀ] = I. A number is its own trace, and a trace allows cyclic exchange:
 
     E[zᵀA z] = E[tr(zᵀA z)] = E[tr(A z zᵀ)] = tr(A E[z zᵀ]) = tr A.
 
-So one matvec A z gives an unbiased estimate of the trace. Its noise comes from off the diagonal alone,
-since z_i² is 1 without any noise. With S = (A + Aᵀ) / 2
+So one matvec A z gives an unbiased estimate of the trace. Its noise comes from off the diagonal
+alone, since z_i² is 1 without any noise. With S = (A + Aᵀ) / 2
 
     zᵀA z = tr A + 2 Σ_{i<j} S_ij z_i z_j.
 
@@ -23,17 +23,17 @@ numbers: A = [[2, 1], [1, 3]] has the trace 5. Up to its sign z is (1, 1) or (1,
 >>> [float(z @ A @ z) for z in torch.tensor([[1.0, 1.0], [1.0, -1.0]])]
 [7.0, 3.0]
 
-Their mean is the trace, 5; their variance is 4 = 2 (1² + 1²). A diagonal matrix has no noise, whatever
-its size. A hard case is a matrix of ones, N = 100. Its trace is 100; the error of 48 probes is
-√(2 · 9900 / 48) = 20:
+Their mean is the trace, 5; their variance is 4 = 2 (1² + 1²). A diagonal matrix has no noise,
+whatever its size. A hard case is a matrix of ones, N = 100. Its trace is 100; the error of 48
+probes is √(2 · 9900 / 48) = 20:
 
 >>> from hessblocks.linalg import DenseOperator
 >>> ones = DenseOperator(torch.ones(100, 100), symmetric=True)
 >>> print(trace(ones))
 119 ± 2e+01 (48 probes)
 
-There Hutch++ takes the large directions Q out first, tr A = tr(QᵀA Q) + tr((I − QQᵀ) A (I − QQᵀ)), and
-leaves the small rest to Hutchinson:
+There Hutch++ takes the large directions Q out first, tr A = tr(QᵀA Q) + tr((I − QQᵀ) A (I − QQᵀ)),
+and leaves the small rest to Hutchinson:
 
 >>> round(trace(ones, method="hutch++").value, 3)
 100.0

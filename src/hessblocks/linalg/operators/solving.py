@@ -143,30 +143,30 @@ def _conjugate_gradients(
     p, square = r.clone(), column_products(r, r)
     goal = square * tolerance**2
     reasons: list[Reason] = ["limit"] * right.shape[1]
-    going = _without_converged(square, goal, reasons, torch.arange(right.shape[1]))
+    going = _unconverged(square, goal, reasons, torch.arange(right.shape[1]))
     products = 0
     for _ in range(most):
         if not len(going):
             break
         products += len(going)
-        pushed = operator @ p[:, going]
-        bend = column_products(p[:, going], pushed)
+        product = operator @ p[:, going]
+        bend = column_products(p[:, going], product)
         bad = ~(bend > 0)  # nan too
         for column in going[bad.cpu()].tolist():
             reasons[column] = "negative curvature"
         good = ~bad
-        going, pushed, bend = going[good.cpu()], pushed[:, good], bend[good]
+        going, product, bend = going[good.cpu()], product[:, good], bend[good]
         step = (square[going] / bend).to(x.dtype)
         x[:, going] += step * p[:, going]
-        r[:, going] -= step * pushed
+        r[:, going] -= step * product
         new = column_products(r[:, going], r[:, going])
         p[:, going] = r[:, going] + (new / square[going]).to(x.dtype) * p[:, going]
         square[going] = new
-        going = _without_converged(square, goal, reasons, going)
+        going = _unconverged(square, goal, reasons, going)
     return x, tuple(reasons), products
 
 
-def _without_converged(square: Tensor, goal: Tensor, reasons: list[Reason], going: Tensor) -> Tensor:
+def _unconverged(square: Tensor, goal: Tensor, reasons: list[Reason], going: Tensor) -> Tensor:
     """Mark converged columns and return those that go on."""
     done = (square[going] <= goal[going]).cpu()
     for column in going[done].tolist():

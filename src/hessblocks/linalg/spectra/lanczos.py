@@ -28,8 +28,8 @@ A diagonal matrix with entries 1, 2, …, 99 and 150, after 20 matvecs:
 
 The largest eigenvalue stands apart and is exact by then. The crowded ones take longer. The code
 below adds four things. Blocks of vectors find multiple eigenvalues. A thick restart keeps the best
-Ritz vectors when the basis is full. Residuals ‖A v − θ v‖ say how far each value has come, without a
-further matvec. A unit keeps squares in the range of the dtype.
+Ritz vectors when the basis is full. Residuals ‖A v − θ v‖ say how far each value has come, without
+a further matvec. A unit keeps squares in the range of the dtype.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ class HeadVectors:
     w_query: Float[Tensor, "D K"]
     """W_Q of the head, (D, K)."""
     w_key: Float[Tensor, "D K"] | None
-    """W_K of the head, (D, K), or None where the keys are the inputs themselves (one matrix; K = D)."""
+    """W_K of the head, (D, K), or None where the keys are the inputs themselves (one matrix;
+    K = D)."""
     rotation: Rotation | None = None
     """Rotary positions of all tokens."""
     query_norm: HeadNorm | None = None
