@@ -147,7 +147,7 @@ class SelfAttention(nn.Module):
     def _project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         query = self.query_norm(self._split(self.query(x), self.heads))
         if self.key is None:
-            key = self._split(self.key_norm(x), self.key_value_heads)
+            key = self._split(self.key_norm(x), self.key_value_heads)  # the keys are the inputs
         else:
             key = self.key_norm(self._split(self.key(x), self.key_value_heads))
         value = self._split(self.value(x), self.key_value_heads)

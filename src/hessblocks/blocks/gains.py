@@ -123,6 +123,7 @@ class ResidualSum(nn.Module):
 
     def reset_parameters(self) -> None:
         """Set the configured gains."""
+        # a fixed gain is a plain number, no parameter
         for name, parameter in self.named_parameters():
             nn.init.constant_(parameter, self._initial[name])
 

@@ -54,7 +54,7 @@ def fused_kernel(
         key,
         value,
         attn_mask=mask,
-        is_causal=causal and mask is None,
+        is_causal=causal and mask is None,  # torch refuses both, and a mask says it all
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )

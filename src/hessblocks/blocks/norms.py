@@ -82,7 +82,7 @@ class ScaledRMSNorm(nn.RMSNorm):
     """RMSNorm of torch that knows its initial gain."""
 
     def __init__(self, part: RMSNorm, width: int) -> None:
-        self._initial_gain = part.gain
+        self._initial_gain = part.gain  # before torch's constructor, which resets the parameters
         super().__init__(width, eps=part.eps, elementwise_affine=part.gain is not None)
 
     def reset_parameters(self) -> None:

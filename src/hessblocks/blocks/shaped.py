@@ -96,6 +96,7 @@ def _running_sums(x_BCND: Tensor, allowed_BCN1: Tensor | None) -> Tensor:
     if allowed_BCN1 is not None:
         lower = lower * allowed_BCN1.transpose(-1, -2)
     within = lower @ x_BCND
+    # a long running sum in half precision would lose the late tokens
     totals = within[:, :, -1:].to(torch.promote_types(x_BCND.dtype, torch.float32))
     return within + (totals.cumsum(dim=1) - totals)
 

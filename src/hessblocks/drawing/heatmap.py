@@ -61,7 +61,7 @@ def draw_heatmap(
     if positive.size:
         highest = float(positive.max())
         lowest = max(float(positive.min()), highest * 10.0**-DECADES)
-        lowest = min(lowest, highest / 10)
+        lowest = min(lowest, highest / 10)  # equal norms need a scale of some width too
         image = axis.imshow(
             np.ma.masked_where(~(norms > 0), norms.clip(lowest)),
             cmap="cividis",

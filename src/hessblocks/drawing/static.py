@@ -234,6 +234,7 @@ def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Lo
     style = _line(series, look)
     if len(series.x) > MANY and style["linestyle"] != "none":
         gap = len(series.x) // MARKERS
+        # staggered, so that curves that coincide all show theirs
         style["markevery"] = (order * gap // 5 % gap, gap)
         style["marker"] = "" if alone else style["marker"]
     if panel.band and any(series.error):

@@ -26,6 +26,7 @@ class LogScale:
     @property
     def limits(self) -> tuple[float, float]:
         """Limits of the axis, low and high."""
+        # 0.3 decades of room below the line of zero
         low = self.lowest - (1.3 if self.has_zero else 0.0)
         return 10.0**low, 10.0 ** (self.highest + 0.05)
 

@@ -66,4 +66,5 @@ def number(value: float) -> str:
     if value == 0 or abs(value) < 1e-3 or abs(value) >= LARGE:
         return f"{value:.3g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    # rounded first: three digits of 12,345 are 12,300
     return f"{float(f'{value:.3g}'):,.{digits}f}"

@@ -128,6 +128,7 @@ def _key_key(head: HeadTokens) -> Terms:
     by_key = factor * _sum_by_key(head, head.score_gradient, head.queries, head.queries)
     mean = head.average(head.carried_x)
     first = factor * _score_response(head)
+    # the moment is central: what the mean adds is of rank two a token
     centring = TokenMatrices(
         left=torch.stack([first, mean], dim=1), right=-torch.stack([mean, first], dim=1)
     )

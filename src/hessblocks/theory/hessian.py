@@ -267,6 +267,7 @@ def _positions_that_matter(gradient: Tensor, curvatures: list[TokenCurvature]) -
     for curvature in curvatures:
         if curvature.shared:
             return torch.arange(gradient.shape[1], device=gradient.device)
+        # these alone: the numbers of Λ are many
         unseen = (~matters).nonzero()[:, 0]
         numbers = curvature.numbers.unflatten(0, gradient.shape[:2])[:, unseen]
         matters[unseen] = (numbers != 0).flatten(2).any(-1).any(0)

@@ -102,7 +102,7 @@ def norm_derivatives(
     """
     if not x.is_floating_point():
         raise ArgumentError(f"x: expected floating-point vectors, got {x.dtype}")
-    if not eps >= 0:
+    if not eps >= 0:  # nan too
         raise ArgumentError(f"eps: expected a number of at least 0, got {eps}")
     moved = x - x.mean(-1, keepdim=True) if centred else x
     deviation = (moved.square().mean(-1, keepdim=True) + eps).sqrt()

@@ -89,6 +89,7 @@ class OuterPart:
             return [self._projection(self._ones)]
         if piece.group == "projection":
             values = [self._heads[head].values for head in piece.heads]
+            # the bias is one more row of W_O, which meets a one
             biased = piece.shape[0] > sum(value.shape[1] for value in values)
             return [self._projection(torch.cat([*values, *([self._ones] * biased)], dim=1))]
         return [self._jacobian(piece.group, head) for head in piece.heads]

@@ -169,6 +169,7 @@ class PiecewiseHessian(abc.ABC):
                 return outer
             assert isinstance(outer, KroneckerSum)
             assert isinstance(functional, KroneckerSum)
+            # as one sum, whose terms with equal vectors are merged
             terms = [*outer.terms, *functional.terms]
         else:
             terms = self.terms(row, column, part)

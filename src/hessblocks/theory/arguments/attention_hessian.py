@@ -127,6 +127,7 @@ def attention_hessian(
     projection = _projection_or_identity(w_projection, heads, value.shape[2], x)
     gain_tensors = check_gains(gains, heads, x)
     check_temperature(temperature)
+    # normed vectors are short, whatever the inputs
     if query_norm is None and key_norm is None:
         _check_scores(x, query / temperature, key)
     optional = (("key", w_key), ("value", w_value), ("projection", w_projection))
@@ -190,6 +191,7 @@ def _check_scores(x: Tensor, query: Tensor, key: Tensor | None) -> None:
     width = x.shape[2]
     sides = (query, torch.eye(width, dtype=x.dtype, device=x.device)[None] if key is None else key)
     longest = [float((x.flatten(0, 1) @ side).norm(dim=-1).amax()) for side in sides]
+    # by Cauchy and Schwarz no score is larger; of nan the comparison is false, which refuses it
     if not longest[0] * longest[1] <= torch.finfo(x.dtype).max:
         raise ArgumentError(
             f"x, w_query, w_key: the scores overflow {x.dtype} (largest entry of x: "

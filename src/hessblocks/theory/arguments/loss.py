@@ -118,6 +118,7 @@ def check_curvature(matrix: Float[Tensor, "B L O O"]) -> TokenCurvature:
             "a factor R with RᵀR = curvature goes to curvature_factor="
         )
     flat = matrix.flatten(0, 1)
+    # Cholesky fails at eigenvalues of 0, which are allowed here
     shifted = flat + tolerance * torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
     _, failed = torch.linalg.cholesky_ex(shifted)
     return TokenCurvature(

@@ -208,6 +208,7 @@ def check_temperature(temperature: object) -> None:
     Raises:
         ArgumentError: not a finite number above 0.
     """
+    # nan fails the comparison, as it should
     number = temperature if isinstance(temperature, int | float) else math.nan
     if isinstance(temperature, bool) or not 0 < number < math.inf:
         raise ArgumentError(

@@ -164,6 +164,7 @@ def _norm(kind: str, growth: Growth, quantity: str, factor: float, seed: int) ->
     made = arguments(case, seed=seed)
     name = quantity if quantity == "x" else f"w_{quantity}"
     if name != "x":
+        # small inputs keep the attention near uniform, as the powers ask
         made["x"] = made["x"] * 0.05
     made[name] = made[name] * factor
     block = attention_hessian(**made).block(growth.row, growth.column, growth.part)

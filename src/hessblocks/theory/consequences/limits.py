@@ -84,6 +84,7 @@ class _LimitLayer(AttentionLayer):
             permitted = self.permitted.to(found.dtype)
             return (permitted / permitted.sum(-1, keepdim=True)).expand_as(found)
         first = torch.zeros_like(found).scatter_(-1, found.argmax(-1, keepdim=True), 1.0)
+        # equal tokens may tie: whichever is chosen, x_* is the same
         ties = found >= (1 - CLOSE) * found.amax(-1, keepdim=True)
         distances = torch.cdist(first @ self.x, self.x, compute_mode="donot_use_mm_for_euclid_dist")
         apart = distances > CLOSE * self.x.norm(dim=-1).amax()

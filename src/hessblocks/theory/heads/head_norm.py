@@ -64,6 +64,7 @@ class HeadNorm:
                 f"its parameters: expected one vector, got {tuple(self.parameters.shape)}; "
                 "flatten them"
             )
+        # not the zero vector, at which a norm has no derivative
         vectors = torch.linspace(-1, 2, 2 * width).to(self.parameters).view(2, width)
         try:
             found, slope = self.output(vectors), self.slope(vectors)

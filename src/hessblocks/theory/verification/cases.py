@@ -212,7 +212,7 @@ def _make_special(special: Special, made: dict[str, Any]) -> None:
     elif special == "zero value":
         made["w_value"].zero_()
     elif special == "one-hot":
-        made["w_query"].mul_(1e4)
+        made["w_query"].mul_(1e4)  # scores so far apart that softmax is 0 or 1
     elif special == "identical tokens":
         made["x"][:] = made["x"][:, :1]
     elif special == "no loss":
