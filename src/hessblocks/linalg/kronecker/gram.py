@@ -4,8 +4,8 @@
 in place of one with P·T·R·W entries.
 
 Letters: N tokens (1 where all share a matrix); P and T, lengths of the row and the column
-vectors; R and W, rows and columns of the matrices; C, inner size of
-a thin product; M tokens of the second sum.
+vectors; R and W, rows and columns of the matrices; C, inner size of a thin product; M tokens of the
+second sum.
 """
 
 from __future__ import annotations

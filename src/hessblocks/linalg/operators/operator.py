@@ -104,7 +104,7 @@ class LinearOperator(abc.ABC):
     def __matmul__(
         self, vectors: Float[Tensor, "N ..."] | LinearOperator
     ) -> Float[Tensor, "M ..."] | LinearOperator:
-        """Multiply a vector (N,), columns (N, K) or another operator (N, L).
+        """Multiply a vector (N,) (a matvec), columns (N, K) or another operator (N, L).
 
         Returns:
             The product, (M,) or (M, K); of an operator one that applies both, (M, L).

@@ -33,8 +33,8 @@ class Solution(Tabular):
     residuals: Float[Tensor, " K"]
     """‖b − A x‖ / ‖b‖ of each, from a product made at the end."""
     reasons: tuple[Reason, ...]
-    """Of each: `converged`, `negative curvature` (a direction p with pᵀAp ≤ 0 was met), `limit`, or
-    `rounding` (the iteration believes in less than the residual that was measured)."""
+    """Reason of each: `converged`, `negative curvature` (a direction p with pᵀAp ≤ 0 was met),
+    `limit`, or `rounding` (the iteration believes in less than the residual that was measured)."""
     products: int
     """Products with single vectors spent."""
 
