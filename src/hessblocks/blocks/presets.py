@@ -24,9 +24,9 @@ class Preset:
     """Preset: a named edit of the Pre-LN block."""
 
     summary: str
-    """What it is, against pre-ln."""
+    """Difference from pre-ln, in words."""
     edit: Callable[[BlockConfig], BlockConfig]
-    """From the sized Pre-LN block to the preset's."""
+    """Function from the sized Pre-LN block to the preset's."""
 
 
 def _mlp_gain(block: BlockConfig) -> float:

@@ -26,7 +26,7 @@ DECADES = 12
 CELL = 0.24
 """Width and height of a block, in inches."""
 MARGINS = (3.4, 2.2)
-"""What names and colour scale take up besides, in inches."""
+"""Room of names and colour scale besides the map, in inches."""
 
 
 def draw_heatmap(

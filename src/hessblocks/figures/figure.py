@@ -140,7 +140,7 @@ class Figure:
     title: str
     """Title above all panels."""
     caption: str
-    """What is shown, how many seeds, what the bars mean, where published numbers come from."""
+    """Content, number of seeds, meaning of the bars, source of published numbers."""
     panels: tuple[Panel | Heatmap, ...]
     """Left to right, row by row."""
     name: str = ""

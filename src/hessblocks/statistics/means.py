@@ -19,7 +19,7 @@ class Average:
     standard_error: float | None
     """Over seeds where there are several; else that of the one measurement, if it has one."""
     seeds: int
-    """How many seeds had a finite value."""
+    """Number of seeds with a finite value."""
 
 
 def mean_and_error(values: Sequence[float], total: Total = sum) -> tuple[float, float]:

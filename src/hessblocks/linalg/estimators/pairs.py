@@ -114,7 +114,7 @@ def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
 
 
 def _moments(hollow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Unbiased tr K_iK_j, tr K_i²K_j² and tr K_iK_jK_iK_j from (G, B, S, S) with zero diagonals.
+    """Estimate tr K_iK_j, tr K_i²K_j² and tr K_iK_jK_iK_j without bias, from hollow (G, B, S, S).
 
     Walks that come back to a sample before their end are subtracted.
 

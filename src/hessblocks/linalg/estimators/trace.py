@@ -1,4 +1,4 @@
-"""Hutchinson's trace estimator, and Hutch++ and XTrace, which need fewer products.
+"""Hutchinson's trace estimator, and Hutch++ and XTrace for spectra that decay.
 
 Letters: A the matrix, N its size, z a probe with entries ±1, K probes, Q an orthonormal basis.
 

@@ -115,7 +115,7 @@ class _Chunk:
     term: KroneckerTerm
     """Vectors with entries up to 1, and harmless matrices."""
     size: float
-    """What the term was divided by."""
+    """Divisor that the term was scaled by."""
 
     @property
     def nbytes(self) -> int:

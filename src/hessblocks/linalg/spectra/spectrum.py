@@ -46,7 +46,7 @@ class Spectrum(Tabular):
     broadening: float
     """Standard deviation of the normal density on each eigenvalue, in their unit."""
     grid: Float[Tensor, " points"]
-    """Where the density is given, rising, in the unit of the eigenvalues."""
+    """Points of the density, rising, in the unit of the eigenvalues."""
     density: Float[Tensor, " points"]
     """Share of eigenvalues per unit; integrates to 1."""
     standard_error: Float[Tensor, " points"]

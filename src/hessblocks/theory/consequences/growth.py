@@ -53,7 +53,7 @@ class Growth:
     terms: tuple[Powers, ...]
     """The term with the lowest power of X rules for small inputs."""
     source: str
-    """Where the powers come from."""
+    """Source of the powers."""
 
     def power(self, quantity: str) -> int | None:
         """Return the power of a quantity of `Powers` for small inputs; None for a zero block."""
