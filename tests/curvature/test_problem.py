@@ -519,7 +519,7 @@ def halved(logits: torch.Tensor, batch: Any) -> torch.Tensor:
 IDLE_LOSSES = ["classification", "regression", nn.CrossEntropyLoss(), halved]
 
 
-@pytest.mark.parametrize("loss", IDLE_LOSSES, ids=str)
+@pytest.mark.parametrize("loss", IDLE_LOSSES, ids=["classes", "squares", "module", "callable"])
 @pytest.mark.parametrize("idle", [1, 3])
 def test_a_batch_that_only_keeps_step_with_others_counts_no_label(loss: Any, idle: int) -> None:
     """A process with fewer batches than another passes its widest row again, and N must not grow."""
