@@ -3,7 +3,7 @@
 from experiments.tests import toy
 from hessblocks.storage.tables import Row
 from hessblocks_studies.engine.workers import LocalProcesses
-from tests.test_heap import PAGES, faults, pytestmark  # noqa: F401
+from tests.test_malloc import PAGES, faults, pytestmark  # noqa: F401
 
 
 def measure(settings: toy.ToySettings) -> list[Row]:

@@ -12,8 +12,8 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 import hessblocks as hb
+from hessblocks.curvature.frobenius_norms import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
-from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products import passes
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.problem import Problem

@@ -27,9 +27,9 @@ from torch.nn import functional as F  # noqa: N812
 
 import hessblocks as hb
 from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.distributed import Processes
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.products.sharing import Processes
 from hessblocks.linalg.estimators.norm import frobenius_norm
 from hessblocks.linalg.operators.operator import DenseOperator
 from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues

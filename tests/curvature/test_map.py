@@ -13,6 +13,7 @@ from torch import nn
 from hessblocks.conventions import PARTS
 from hessblocks.curvature import custom_groups
 from hessblocks.curvature.columns import ColumnSquares, column_squares
+from hessblocks.curvature.frobenius_norms import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.map import (
     CurvatureMap,
@@ -21,7 +22,6 @@ from hessblocks.curvature.map import (
     curvature_map,
     heterogeneity,
 )
-from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.drawing.heatmap import ZERO, draw_heatmap
 from hessblocks.errors import ArgumentError, RunError

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import hessblocks as hb
+from hessblocks.curvature.frobenius_norms import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.groups.views import ParameterGroup
 from hessblocks.curvature.losses.row_losses import CrossEntropy
 from hessblocks.curvature.map import curvature_map
-from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hessblocks.conventions import PARTS
+from hessblocks.curvature.frobenius_norms import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
-from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg.estimators.norm import frobenius_norm

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import hessblocks as hb
+from hessblocks.curvature.frobenius_norms import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.losses.row_losses import CrossEntropy
-from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.operators import Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError, RunError
@@ -153,7 +153,7 @@ def test_a_single_dict_a_loader_and_a_list_are_the_same() -> None:
 
 def test_the_closed_form_of_cross_entropy_is_autodiffs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "hessblocks.curvature.losses.late_logits.CHUNK", 10
+        "hessblocks.curvature.losses.lazy_logits.CHUNK", 10
     )  # several chunks of two rows
     logits = torch.randn(3, 4, 5, dtype=torch.float64)
     targets = torch.randint(0, 5, (3, 4)).masked_fill_(torch.rand(3, 4) < 0.3, -100)

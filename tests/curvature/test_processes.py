@@ -14,9 +14,9 @@ import torch
 
 import hessblocks as hb
 from hessblocks.curvature.groups.roles import parameter_groups
+from hessblocks.curvature.products.distributed import Processes
 from hessblocks.curvature.products.operators import Hessian
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.products.sharing import Processes
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES, stir
 from tests.curvature.two_processes import found

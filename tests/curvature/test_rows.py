@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import hessblocks as hb
 from hessblocks.curvature.products import passes
-from hessblocks.curvature.products.sharing import Processes
+from hessblocks.curvature.products.distributed import Processes
 from hessblocks.errors import ArgumentError, RunError
 from tests.curvature.cases import stir
 

@@ -11,12 +11,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
 from hessblocks.conventions import PARTS
+from hessblocks.curvature.frobenius_norms import group_norms
 from hessblocks.curvature.groups.roles import merge, parameter_groups
 from hessblocks.curvature.losses.batches import unpack
 from hessblocks.curvature.losses.row_losses import CrossEntropy
 from hessblocks.curvature.losses.torch_losses import LOSSES, torch_loss
 from hessblocks.curvature.map import CurvatureMap, curvature_map
-from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import PrecisionWarning
 from hessblocks.curvature.sampled import grams
@@ -80,7 +80,7 @@ def test_a_root_times_its_transpose_is_the_curvature(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["causal-lm", "regression"])
 def test_named_losses_have_roots_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hessblocks.curvature.losses.late_logits.CHUNK", 10)
+    monkeypatch.setattr("hessblocks.curvature.losses.lazy_logits.CHUNK", 10)
     torch.manual_seed(0)
     logits = 2 * torch.randn(2, 5, 7, dtype=torch.float64)
     labels = torch.randint(7, (2, 5)) if name == "causal-lm" else torch.randn(2, 5, 7)

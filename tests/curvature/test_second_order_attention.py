@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hessblocks as hb
 from hessblocks.curvature.attention import attend_twice, tiles
-from hessblocks.curvature.attention.sight import Sight, Size
+from hessblocks.curvature.attention.visibility import Size, Visibility
 from hessblocks.errors import ArgumentError, HessblocksError
 from tests.curvature.live_bytes import LiveBytes
 
@@ -201,7 +201,7 @@ def test_masks_and_windows_skip_tiles() -> None:
     lowest = torch.zeros(64, 64).masked_fill(~narrow, torch.finfo(torch.float32).min)
     size = Size(rows=8, scores=1 << 20)
     cut = [
-        Sight(scale=1.0, size=size, **facts).tiles(queries, 64)
+        Visibility(scale=1.0, size=size, **facts).tiles(queries, 64)
         for facts in (
             {"causal": True, "window": 8},
             {"mask": narrow[None, None, None]},

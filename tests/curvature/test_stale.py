@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
 from hessblocks.curvature.model_state.checksums import checksums
-from hessblocks.curvature.model_state.form import form_of
+from hessblocks.curvature.model_state.fingerprints import fingerprint_of
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import stir
 
@@ -206,10 +206,10 @@ def test_a_configuration_that_forward_reads_is_noticed() -> None:
     sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 8}
     model = stir(GPT2LMHeadModel(GPT2Config(**sizes, attn_pdrop=0.0)))
     problem = hb.Problem(model, torch.randint(0, 11, (2, 5)))
-    before = form_of(model)
-    assert form_of(model) == before
+    before = fingerprint_of(model)
+    assert fingerprint_of(model) == before
     model.config.n_inner = 12
-    assert form_of(model) != before
+    assert fingerprint_of(model) != before
     problem.follow()
     assert "plan" not in vars(problem)
 

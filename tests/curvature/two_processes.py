@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hessblocks.curvature.frobenius_norms import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.map import curvature_map
-from hessblocks.curvature.own_norms import group_norms
 from hessblocks.curvature.products.operators import Functional, Hessian
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.sampled.fisher import EmpiricalFisher, MonteCarloFisher

@@ -17,9 +17,9 @@ from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.extensions import other_commands
 from hessblocks.cli.interruption import signals_interrupt
 from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory
-from hessblocks.heap import keep_freed_memory
+from hessblocks.escape import printable, printable_lines
+from hessblocks.malloc import keep_freed_memory
 from hessblocks.settings import option
-from hessblocks.shown import printable, printable_lines
 
 COMPLETE = "_HESSBLOCKS_COMPLETE"
 """Set by the shell where it asks which words may come next."""

@@ -4,12 +4,14 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.attention import registered_attention, second_order_attention
 from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
+from hessblocks.curvature.cost import Cost, Work, decide
 from hessblocks.curvature.exact import (
     attention_moments,
     exact_attention_curvature,
     exact_last_block,
     second_moment_figure,
 )
+from hessblocks.curvature.frobenius_norms import GroupNorms, group_norms, norm_rows
 from hessblocks.curvature.groups import (
     ParameterGroup,
     ParameterView,
@@ -31,14 +33,12 @@ from hessblocks.curvature.map import (
     curvature_map,
 )
 from hessblocks.curvature.moved import blockwise_learning_rates
-from hessblocks.curvature.own_norms import GroupNorms, group_norms, norm_rows
 from hessblocks.curvature.preconditioned import (
     PreconditionedHessian,
     Sharpness,
     has_preconditioner,
     preconditioned_sharpness,
 )
-from hessblocks.curvature.pricing import Cost, Work, decide
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
     AuxiliaryLossWarning,
@@ -102,4 +102,4 @@ __all__ = [
     "select_groups",
     "sharded",
 ]
-from hessblocks.curvature.unevenness import heterogeneity
+from hessblocks.curvature.norm_ratio import heterogeneity

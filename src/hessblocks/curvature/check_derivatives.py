@@ -17,7 +17,7 @@ from hessblocks.curvature.products import (
     Problem,
     groups_of,
     in_float64,
-    said_in_a_sentence,
+    readable_errors,
     total_products,
 )
 from hessblocks.curvature.witness import (
@@ -133,7 +133,7 @@ def check_derivatives(
             "problem: derivatives are checked in one process; give a problem without shard, of a "
             "model that is whole"
         )
-    with said_in_a_sentence():
+    with readable_errors():
         passes = list(problem.plan.passes)
         found = _checked(problem, passes, groups, seed)
         rough = any(group.verdict != "right" for group in found.groups)

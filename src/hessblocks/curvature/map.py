@@ -22,11 +22,11 @@ from hessblocks.curvature.columns import (
     norm_of,
     rows_of,
 )
+from hessblocks.curvature.cost import Blocks, Tell, Way, Work, decide
 from hessblocks.curvature.groups import ParameterGroup, overlap
-from hessblocks.curvature.pricing import Blocks, Tell, Way, Work, decide
+from hessblocks.curvature.norm_ratio import heterogeneity
 from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
-from hessblocks.curvature.unevenness import heterogeneity
 from hessblocks.errors import check_name
 from hessblocks.linalg import Estimate, norms_from_pairs, student_factor
 from hessblocks.statistics import Heterogeneity

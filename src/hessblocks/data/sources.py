@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError, in_units, main_memory
-from hessblocks.shown import printable
+from hessblocks.escape import printable
 from hessblocks.storage import sha256
 
 VALIDATION_SHARE = 0.1

@@ -6,7 +6,7 @@ import math
 import re
 from html import escape
 
-from hessblocks.shown import printable
+from hessblocks.escape import printable
 
 LARGE = 1e7
 """Numbers from here on are written with a power of ten."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from hessblocks._version import __version__
 from hessblocks.blocks import BlockPart
-from hessblocks.shown import printable
+from hessblocks.escape import printable
 from hessblocks.storage import CARD, write_text
 
 HEADS = {

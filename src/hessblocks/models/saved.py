@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
+from hessblocks.escape import printable
 from hessblocks.quiet import quiet
-from hessblocks.shown import printable
 from hessblocks.storage import (
     MANIFEST,
     DamageWarning,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hessblocks.escape import shell_line
 from hessblocks.settings import (
     ComparisonSettings,
     DataSettings,
@@ -12,7 +13,6 @@ from hessblocks.settings import (
     TrainingSettings,
     said_again,
 )
-from hessblocks.shown import shell_line
 from hessblocks.storage import Settings
 
 OWN_DATA = "PATH"

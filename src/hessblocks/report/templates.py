@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from hessblocks.conventions import AnyPath
-from hessblocks.shown import printable_lines
+from hessblocks.escape import printable_lines
 from hessblocks.storage import write_text
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hessblocks.errors import ArgumentError
-from hessblocks.heap import keep_freed_memory
+from hessblocks.malloc import keep_freed_memory
 from hessblocks_studies.engine.executors import Executor, after_death, attempt
 from hessblocks_studies.engine.point import Measure, Outcome, Point
 

@@ -11,7 +11,7 @@ import typer
 
 from hessblocks.cli import options
 from hessblocks.errors import RunError
-from hessblocks.shown import printable
+from hessblocks.escape import printable
 
 
 @options.taking

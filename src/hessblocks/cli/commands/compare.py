@@ -10,6 +10,7 @@ import typer
 
 from hessblocks.cli import options
 from hessblocks.errors import ArgumentError, check_name
+from hessblocks.escape import shell_line
 from hessblocks.settings import (
     ComparisonSettings,
     DataSettings,
@@ -20,7 +21,6 @@ from hessblocks.settings import (
     said_again,
     words,
 )
-from hessblocks.shown import shell_line
 
 
 @options.taking

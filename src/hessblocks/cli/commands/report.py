@@ -12,7 +12,7 @@ import typer
 from hessblocks.cli import options
 from hessblocks.cli.extensions import FolderKind, folder_kinds, lacking_for
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.shown import printable
+from hessblocks.escape import printable
 
 NAMED = 5
 """Folders that a refusal lists."""

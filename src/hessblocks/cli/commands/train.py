@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hessblocks.cli import options
+from hessblocks.escape import shell_line
 from hessblocks.settings import (
     DataSettings,
     ModelSettings,
@@ -15,7 +16,6 @@ from hessblocks.settings import (
     RunSettings,
     TrainingSettings,
 )
-from hessblocks.shown import shell_line
 
 _LOAD = (
     "import sys, hessblocks, transformers; "

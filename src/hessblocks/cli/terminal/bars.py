@@ -18,8 +18,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
+from hessblocks.escape import printable
 from hessblocks.progress import Progress
-from hessblocks.shown import printable
 
 
 def task_bars(*columns: ProgressColumn, field: str, transient: bool = True) -> Bars:

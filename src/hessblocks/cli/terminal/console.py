@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hessblocks.cli.terminal.sizes import BlockSize
+from hessblocks.escape import printable, printable_lines
 from hessblocks.report import ComparisonRow, budget_cells, budget_columns, ratio_text
-from hessblocks.shown import printable, printable_lines
 from hessblocks.statistics import Average
 from hessblocks.storage import FolderResults
 

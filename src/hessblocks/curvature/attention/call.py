@@ -15,7 +15,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from hessblocks.curvature.attention.function import attention
-from hessblocks.curvature.attention.sight import Sight, Size
+from hessblocks.curvature.attention.visibility import Size, Visibility
 from hessblocks.errors import ArgumentError
 
 
@@ -90,7 +90,7 @@ def attend_twice(
     size: Size | None = None,
     noticed: Callable[[], None] | None = None,
 ) -> Float[Tensor, "..."]:
-    """`second_order_attention` of arguments that fit; `size` and `noticed` as in `Sight`."""
+    """`second_order_attention` of arguments that fit; `size` and `noticed` as in `Visibility`."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind) and query.dtype == torch.float32:  # as torch's own does
         query, key, value = (t.to(torch.get_autocast_dtype(kind)) for t in (query, key, value))
@@ -101,7 +101,7 @@ def attend_twice(
         t.to(working).expand(*leading, *t.shape[-3:]).reshape(-1, *t.shape[-3:])
         for t in (query, key, value)
     )
-    sight = Sight(
+    visibility = Visibility(
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         causal=causal,
         window=window,
@@ -112,7 +112,7 @@ def attend_twice(
     )
     sink = None if sinks is None else sinks.to(working)[None]
     with torch.autocast(kind, enabled=False):
-        out = attention(q, k, v, sink, sight)
+        out = attention(q, k, v, sink, visibility)
     return out.to(dtype).reshape(*leading, *out.shape[1:])
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
-from hessblocks.curvature.attention.sight import Sight
 from hessblocks.curvature.attention.tangents import Rows, Vectors, push_forward
 from hessblocks.curvature.attention.tiles import Heads, attend, pull_back
+from hessblocks.curvature.attention.visibility import Visibility
 from hessblocks.errors import RunError
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -29,16 +29,16 @@ def attention(
     key: Float[Tensor, "B G S D"],
     value: Float[Tensor, "B G S V"],
     sink: Float[Tensor, "#B H"] | None,
-    sight: Sight,
+    visibility: Visibility,
 ) -> Float[Tensor, "B H T V"]:
     """O, with two derivatives by queries, keys, values and sinks."""
-    out: Tensor = _Attention.apply(query, key, value, sink, sight)[0]
+    out: Tensor = _Attention.apply(query, key, value, sink, visibility)[0]
     return out
 
 
-def _heads(query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Heads:
+def _heads(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) -> Heads:
     groups = key.shape[1]
-    return Heads(_rows(query, groups), key.flatten(0, 1), value.flatten(0, 1), sight, groups)
+    return Heads(_rows(query, groups), key.flatten(0, 1), value.flatten(0, 1), visibility, groups)
 
 
 def _rows(x: Tensor, groups: int, first: int = 0) -> Tensor:
@@ -47,9 +47,9 @@ def _rows(x: Tensor, groups: int, first: int = 0) -> Tensor:
     return paired
 
 
-def _fused(query: Tensor, value: Tensor, sight: Sight) -> bool:
+def _fused(query: Tensor, value: Tensor, visibility: Visibility) -> bool:
     """Whether torch's kernel for CPUs does it: the products alone make the scores."""
-    return query.device.type == "cpu" and sight.plain and query.shape[-1] == value.shape[-1]
+    return query.device.type == "cpu" and visibility.plain and query.shape[-1] == value.shape[-1]
 
 
 class _Attention(Function):
@@ -57,15 +57,15 @@ class _Attention(Function):
 
     @staticmethod
     def forward(
-        query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, sight: Sight
+        query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, visibility: Visibility
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if _fused(query, value, sight):
-            out, top = _flash(query, key, value, 0.0, sight.causal, scale=sight.scale)
+        if _fused(query, value, visibility):
+            out, top = _flash(query, key, value, 0.0, visibility.causal, scale=visibility.scale)
             rest = torch.zeros_like(top)
         else:
             out, top, rest = (
                 t.reshape(*query.shape[:3], *t.shape[3:])
-                for t in attend(_heads(query, key, value, sight))
+                for t in attend(_heads(query, key, value, visibility))
             )
         if sink is not None:
             sums = torch.logaddexp(top + rest, sink[..., None])
@@ -75,8 +75,8 @@ class _Attention(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, sight = inputs
-        ctx.sight = sight
+        *tensors, visibility = inputs
+        ctx.visibility = visibility
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output)
@@ -87,16 +87,16 @@ class _Attention(Function):
         g = cotangents[0]
         if g is None:
             return None, None, None, None, None
-        if torch.is_grad_enabled() and ctx.sight.noticed is not None:
-            ctx.sight.noticed()
-        return (*_Pullback.apply(g, *ctx.saved_tensors, ctx.sight), None)
+        if torch.is_grad_enabled() and ctx.visibility.noticed is not None:
+            ctx.visibility.noticed()
+        return (*_Pullback.apply(g, *ctx.saved_tensors, ctx.visibility), None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:
         query, key, value, sink, top, rest = ctx.saved_tensors
         moved = _several(tangents[:4])
         kept = (None, query, key, value, sink, None, top, rest)
-        found = _Tangent.apply(*moved, *kept, ctx.sight, (False,) * 3)
+        found = _Tangent.apply(*moved, *kept, ctx.visibility, (False,) * 3)
         return found[0][0], None, None
 
     @staticmethod
@@ -117,19 +117,19 @@ class _Pullback(Function):
         out: Tensor,
         top: Tensor,
         rest: Tensor,
-        sight: Sight,
+        visibility: Visibility,
     ) -> tuple[Tensor | None, ...]:
         groups = key.shape[1]
         met = (g * out).sum(-1)
         for_sink = None
         if sink is not None:
             for_sink = -(met * (sink[..., None] - top).exp_()).sum(-1).sum_to_size(sink.shape)
-        if _fused(query, value, sight) and sink is None:
+        if _fused(query, value, visibility) and sink is None:
             found = _flash_backward(
-                g, query, key, value, out, top, 0.0, sight.causal, scale=sight.scale
+                g, query, key, value, out, top, 0.0, visibility.causal, scale=visibility.scale
             )
         else:
-            heads = _heads(query, key, value, sight)
+            heads = _heads(query, key, value, visibility)
             found = pull_back(heads, *(_rows(t, groups) for t in (g, met, top, rest)))
         likes = (query, key, value)
         shaped = (t.reshape(like.shape) for t, like in zip(found, likes, strict=True))
@@ -137,8 +137,8 @@ class _Pullback(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, sight = inputs
-        ctx.sight = sight
+        *tensors, visibility = inputs
+        ctx.visibility = visibility
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         _keep_for_tangents(ctx, *tensors)
@@ -149,7 +149,7 @@ class _Pullback(Function):
             return (None,) * 9
         wanted = ctx.needs_input_grad[1:4]
         several, alone = _unbatched(cotangents)
-        pushed = _Tangent.apply(*several, *ctx.saved_tensors, ctx.sight, wanted)
+        pushed = _Tangent.apply(*several, *ctx.saved_tensors, ctx.visibility, wanted)
         return (*(None if t is None else alone(t) for t in pushed), None, None, None, None)
 
     @staticmethod
@@ -158,10 +158,12 @@ class _Pullback(Function):
         _, *others = ctx.saved_tensors
         found: list[Tensor | None] = [None] * 4
         if any(one is not None for one in moved):
-            pushed = _Tangent.apply(*_several(moved), *ctx.saved_tensors, ctx.sight, (True,) * 3)
+            pushed = _Tangent.apply(
+                *_several(moved), *ctx.saved_tensors, ctx.visibility, (True,) * 3
+            )
             found = [None if t is None else t[0] for t in pushed[1:]]
         if g is not None:
-            straight = _Pullback.apply(g, *others, ctx.sight)
+            straight = _Pullback.apply(g, *others, ctx.visibility)
             found = [
                 one if other is None else other if one is None else one + other
                 for one, other in zip(found, straight, strict=True)
@@ -190,12 +192,12 @@ class _Tangent(Function):
         out: Tensor | None,
         top: Tensor,
         rest: Tensor,
-        sight: Sight,
+        visibility: Visibility,
         wanted: tuple[bool, ...],
     ) -> tuple[Tensor | None, ...]:
         groups = key.shape[1]
         vectors = next(len(t) for t in (a, b, c, d) if t is not None)
-        heads = _heads(query, key, value, sight)
+        heads = _heads(query, key, value, visibility)
         met = None if g is None or out is None else (g * out).sum(-1)
         own = None if sink is None else (sink[..., None] - top).exp_()
         kept = Rows(

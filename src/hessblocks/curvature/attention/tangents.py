@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.attention.sight import Tile
 from hessblocks.curvature.attention.tiles import Heads, columns, put, rows, slope
+from hessblocks.curvature.attention.visibility import Tile
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Work:
     """One tile: what all vectors share, and what each adds."""
 
     def __init__(self, heads: Heads, kept: Rows, tile: Tile) -> None:
-        self._tile, self._scale, self._cap = tile, heads.sight.scale, heads.sight.softcap
+        self._tile, self._scale, self._cap = tile, heads.visibility.scale, heads.visibility.softcap
         self._q, self._k = rows(heads.query, tile), columns(heads.key, tile)
         self._v = columns(heads.value, tile)
         self._weights, self._bent = heads.weights(tile, kept.top, kept.rest)

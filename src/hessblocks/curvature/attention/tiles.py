@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.attention.sight import Sight, Tile
+from hessblocks.curvature.attention.visibility import Tile, Visibility
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,24 @@ class Heads:
     query: Float[Tensor, "N R T D"]
     key: Float[Tensor, "N S D"]
     value: Float[Tensor, "N S V"]
-    sight: Sight
+    visibility: Visibility
     groups: int
     """G, key heads of a sequence."""
 
     @property
     def tiles(self) -> list[Tile]:
         """All of them."""
-        return self.sight.tiles(self.query, self.key.shape[1])
+        return self.visibility.tiles(self.query, self.key.shape[1])
 
     def scores(self, tile: Tile) -> tuple[Float[Tensor, "n I J"], Float[Tensor, "n I J"] | None]:
         """Scores of a tile, what is not seen included, and t = tanh(S / c) under a softcap."""
-        sight, bent = self.sight, None
-        found = torch.bmm(rows(self.query, tile), columns(self.key, tile).mT).mul_(sight.scale)
-        if sight.softcap is not None:
-            bent = found.div_(sight.softcap).tanh_()
-            found = bent * sight.softcap
-        if sight.added:
-            mask = sight.of(tile, self.groups)
+        visibility, bent = self.visibility, None
+        found = torch.bmm(rows(self.query, tile), columns(self.key, tile).mT).mul_(visibility.scale)
+        if visibility.softcap is not None:
+            bent = found.div_(visibility.softcap).tanh_()
+            found = bent * visibility.softcap
+        if visibility.added:
+            mask = visibility.of(tile, self.groups)
             assert mask is not None
             self._by_head(found).add_(mask)
         return found, bent
@@ -54,19 +54,19 @@ class Heads:
     ) -> tuple[Float[Tensor, "n I J"], Float[Tensor, "n I J"] | None]:
         """P of a tile from the logarithm of its sums, and t under a softcap."""
         bent = None
-        if self.sight.added or self.sight.softcap is not None:
+        if self.visibility.added or self.visibility.softcap is not None:
             found, bent = self.scores(tile)
             found.sub_(rows(top, tile)).sub_(rows(rest, tile))  # one by one: the minimum absorbs
         else:
             q, k = rows(self.query, tile), columns(self.key, tile)
-            found = torch.baddbmm(-rows(top + rest, tile), q, k.mT, alpha=self.sight.scale)
+            found = torch.baddbmm(-rows(top + rest, tile), q, k.mT, alpha=self.visibility.scale)
         found.exp_()
         self.forbid(found, tile, 0.0)
         return found, bent
 
     def forbid(self, scores: Float[Tensor, "n I J"], tile: Tile, to: float) -> None:
-        """See `Sight.forbid`."""
-        self.sight.forbid(self._by_head(scores), tile, self.groups, to)
+        """See `Visibility.forbid`."""
+        self.visibility.forbid(self._by_head(scores), tile, self.groups, to)
 
     def _by_head(self, scores: Tensor) -> Tensor:
         by_head: Tensor = scores.unflatten(1, (self.query.shape[1], -1))
@@ -118,7 +118,7 @@ def pull_back(
     """The first backward pass: q̄, k̄ and v̄ from G and δ (`met`)."""
     for_query, for_key = torch.zeros_like(heads.query), torch.zeros_like(heads.key)
     for_value = torch.zeros_like(heads.value)
-    scale = heads.sight.scale
+    scale = heads.visibility.scale
     for tile in heads.tiles:
         weights, bent = heads.weights(tile, top, rest)
         g, k, v = rows(cotangent, tile), columns(heads.key, tile), columns(heads.value, tile)

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from hessblocks.curvature.closed.accumulate import sum_of, transformed, wanted
 from hessblocks.curvature.closed.softmax import DTYPES
-from hessblocks.curvature.closed.sums import sum_of, transformed, wanted
 from hessblocks.curvature.closed.watch import note_derivative
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import Function
 from torch.nn import functional as F  # noqa: N812
 
+from hessblocks.curvature.closed.accumulate import sum_of, transformed, wanted
 from hessblocks.curvature.closed.softmax import DTYPES
-from hessblocks.curvature.closed.sums import sum_of, transformed, wanted
 
 
 def embedding(

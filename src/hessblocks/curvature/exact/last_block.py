@@ -32,7 +32,7 @@ from hessblocks.curvature.last_layer import (
     undisturbed,
 )
 from hessblocks.curvature.losses import Batch, causal_targets, check_task, given_labels, unpack
-from hessblocks.curvature.model_state import alone
+from hessblocks.curvature.model_state import exclusive
 from hessblocks.errors import ArgumentError, check_memory_limit, check_name
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory import AttentionHessian, AttentionLayer, TokenCurvature
@@ -177,7 +177,7 @@ def taken(
     """The last attention of a model on a batch, the targets, and where they count; inside, nothing disturbs it."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
-    with alone(model):
+    with exclusive(model):
         check_model(model)
     unpacked = unpack(batch, next(model.parameters()).device)
     _check_inputs(unpacked, loss)

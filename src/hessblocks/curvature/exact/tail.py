@@ -25,7 +25,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from transformers.pytorch_utils import Conv1D
 
 from hessblocks.curvature.last_layer import LastAttention, check_linear, undisturbed
-from hessblocks.curvature.model_state import Form, checksums, form_of
+from hessblocks.curvature.model_state import Fingerprint, checksums, fingerprint_of
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import chunks
 
@@ -279,9 +279,9 @@ def _reparametrised(module: nn.Module) -> bool:
     return hasattr(module, "effective_weight")
 
 
-def _state(model: nn.Module) -> tuple[Form, tuple[float, ...]]:
+def _state(model: nn.Module) -> tuple[Fingerprint, tuple[float, ...]]:
     """Changes when a weight gets another value, or the model other parts."""
-    return form_of(model), checksums([*model.parameters(), *model.buffers()])
+    return fingerprint_of(model), checksums([*model.parameters(), *model.buffers()])
 
 
 class _Tail(nn.Module):

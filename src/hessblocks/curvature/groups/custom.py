@@ -17,7 +17,7 @@ from hessblocks.curvature.groups.views import (
     plain_model,
     whole,
 )
-from hessblocks.curvature.model_state import alone
+from hessblocks.curvature.model_state import exclusive
 from hessblocks.errors import ArgumentError
 
 
@@ -60,7 +60,7 @@ def custom_groups(
             share an entry.
     """
     model = plain_model(model, sharded=True)
-    with alone(model):
+    with exclusive(model):
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     groups = {}
     for name, given in specifications.items():

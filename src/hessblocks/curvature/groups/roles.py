@@ -15,7 +15,7 @@ from hessblocks.curvature.groups.name_rules import Rule
 from hessblocks.curvature.groups.packing import Heads, Piece, heads_of, thirds
 from hessblocks.curvature.groups.usual_names import outside_rules, usual_rules
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model, whole
-from hessblocks.curvature.model_state import alone
+from hessblocks.curvature.model_state import exclusive
 from hessblocks.errors import check_name
 
 LEVELS = ("role", "head", "tensor")
@@ -49,7 +49,7 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", "")
     collected: dict[str, list[ParameterGroup]] = {}
-    with alone(model):
+    with exclusive(model):
         rules = [] if level == "tensor" else _rules_of(model, kind)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:

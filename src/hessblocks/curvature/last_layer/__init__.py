@@ -1,7 +1,7 @@
 """The last layer of a known model, taken apart: its attention, and what follows as a function of one token."""
 
-from hessblocks.curvature.last_layer.covered import check_linear, check_model, undisturbed
 from hessblocks.curvature.last_layer.families import FAMILIES, ROLES, output_layer
 from hessblocks.curvature.last_layer.last_attention import last_attention
 from hessblocks.curvature.last_layer.sub_block import LastAttention
+from hessblocks.curvature.last_layer.supported import check_linear, check_model, undisturbed
 from hessblocks.curvature.last_layer.token_network import HiddenNetwork

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hessblocks.curvature.last_layer.covered import uncovered
+from hessblocks.curvature.last_layer.supported import uncovered
 from hessblocks.curvature.losses import Batch
 
 _TRIED = 4

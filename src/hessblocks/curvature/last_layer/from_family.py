@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.last_layer.covered import check_linear
 from hessblocks.curvature.last_layer.families import FAMILIES, output_layer
 from hessblocks.curvature.last_layer.forward_pass import Seen, forward_pass
 from hessblocks.curvature.last_layer.head_norms import head_norms
 from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
 from hessblocks.curvature.last_layer.multipliers import norm_multipliers
 from hessblocks.curvature.last_layer.sub_block import LastAttention
+from hessblocks.curvature.last_layer.supported import check_linear
 from hessblocks.curvature.last_layer.token_network import feeding, token_network
 from hessblocks.curvature.losses import Batch
 from hessblocks.errors import ArgumentError

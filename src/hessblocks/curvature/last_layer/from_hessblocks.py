@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessblocks.curvature.last_layer.covered import check_linear, uncovered
 from hessblocks.curvature.last_layer.families import ROLES, matrix
 from hessblocks.curvature.last_layer.forward_pass import forward_pass
 from hessblocks.curvature.last_layer.head_norms import head_norms
 from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
 from hessblocks.curvature.last_layer.multipliers import norm_multipliers
 from hessblocks.curvature.last_layer.sub_block import LastAttention
+from hessblocks.curvature.last_layer.supported import check_linear, uncovered
 from hessblocks.curvature.losses import Batch
 from hessblocks.theory import Rotation
 

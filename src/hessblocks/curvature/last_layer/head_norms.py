@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hessblocks.curvature.last_layer.covered import uncovered
+from hessblocks.curvature.last_layer.supported import uncovered
 from hessblocks.errors import ArgumentError
 from hessblocks.theory import HeadNorm
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from hessblocks.curvature.last_layer.covered import uncovered
+from hessblocks.curvature.last_layer.supported import uncovered
 from hessblocks.theory import AttentionLayer
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessblocks.curvature.last_layer.covered import check_linear
 from hessblocks.curvature.last_layer.families import FAMILIES, output_layer
 from hessblocks.curvature.last_layer.forward_pass import logits
 from hessblocks.curvature.last_layer.from_family import from_family
 from hessblocks.curvature.last_layer.from_hessblocks import from_hessblocks
 from hessblocks.curvature.last_layer.sub_block import LastAttention
+from hessblocks.curvature.last_layer.supported import check_linear
 from hessblocks.curvature.losses import Batch, TextPositions
 from hessblocks.errors import check_name
 

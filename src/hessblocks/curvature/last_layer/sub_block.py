@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hessblocks.curvature.last_layer.covered import ELSEWHERE
+from hessblocks.curvature.last_layer.supported import ELSEWHERE
 from hessblocks.curvature.last_layer.token_network import HiddenNetwork
 from hessblocks.errors import ArgumentError
 from hessblocks.theory import AttentionLayer

@@ -3,14 +3,14 @@
 from hessblocks.curvature.losses.batch_loss import BatchLoss, LossDerivatives, Root, RowLoss
 from hessblocks.curvature.losses.batches import Batch, Batches, unpack
 from hessblocks.curvature.losses.finite import check_finite
-from hessblocks.curvature.losses.late_logits import (
+from hessblocks.curvature.losses.lazy_logits import (
     LogitsUsed,
     Readout,
-    compute_logits_late,
+    defer_logits,
     readout_of,
     rows_together,
 )
-from hessblocks.curvature.losses.loss_end import LossEnd, end_of
+from hessblocks.curvature.losses.loss_node import LossNode, make_loss_node
 from hessblocks.curvature.losses.padding import PaddingWarning, TextPositions
 from hessblocks.curvature.losses.row_losses import (
     CrossEntropy,

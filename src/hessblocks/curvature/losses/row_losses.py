@@ -21,10 +21,10 @@ from hessblocks.conventions import IGNORED
 from hessblocks.curvature.closed import ClosedForms, Watch
 from hessblocks.curvature.losses.batch_loss import BatchLoss, LossDerivatives, Root, RowLoss
 from hessblocks.curvature.losses.batches import Batch, unpack
-from hessblocks.curvature.losses.late_logits import rows_together
+from hessblocks.curvature.losses.lazy_logits import rows_together
 from hessblocks.errors import ArgumentError
 
-NO_CHANCE = 8
+SHIFTED_LABELS_MIN = 8
 """Labels that are the next input, and not their own, from which on this is meant."""
 CERTAIN = 1e4
 """A logit so far above zeros that its probability is 1 to all digits."""
@@ -381,7 +381,7 @@ def _moved(inputs: Tensor, labels: Tensor | None) -> bool:
     own, following, labels = inputs[:, :-1], inputs[:, 1:], labels[:, :-1]
     counted = labels != IGNORED
     others = int((counted & (labels != own)).sum())
-    return others >= NO_CHANCE and not bool((counted & (labels != following)).any())
+    return others >= SHIFTED_LABELS_MIN and not bool((counted & (labels != following)).any())
 
 
 def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:

@@ -14,7 +14,7 @@ _locks = WeakIdKeyDictionary()
 
 
 @contextmanager
-def alone(model: nn.Module) -> Iterator[None]:
+def exclusive(model: nn.Module) -> Iterator[None]:
     """Wait until no other thread measures this model."""
     with _lock:
         if model not in _locks:

@@ -1,6 +1,5 @@
 """Products of H, H_o and H_f with vectors, one pass over the data at a time."""
 
-from hessblocks.curvature.products.asked import check_problem, groups_of
 from hessblocks.curvature.products.backend import (
     AttentionBackendWarning,
     differentiable_once,
@@ -8,6 +7,7 @@ from hessblocks.curvature.products.backend import (
     uncompiled,
 )
 from hessblocks.curvature.products.calling import AuxiliaryLossWarning
+from hessblocks.curvature.products.determinism import RepeatabilityWarning
 from hessblocks.curvature.products.evaluation import Evaluated, in_float64
 from hessblocks.curvature.products.guard import DerivativeWarning
 from hessblocks.curvature.products.operators import (
@@ -18,7 +18,6 @@ from hessblocks.curvature.products.operators import (
 )
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.products.repeatable import RepeatabilityWarning
 from hessblocks.curvature.products.totals import (
     PrecisionWarning,
     own_products,
@@ -26,4 +25,5 @@ from hessblocks.curvature.products.totals import (
     squared_products,
     total_products,
 )
-from hessblocks.curvature.witness import said_in_a_sentence
+from hessblocks.curvature.products.validation import check_problem, groups_of
+from hessblocks.curvature.witness import readable_errors

@@ -27,7 +27,7 @@ from hessblocks.curvature.closed import (
     swap_eager,
     watching,
 )
-from hessblocks.curvature.model_state import Untouched, attributes_of, restore
+from hessblocks.curvature.model_state import WriteProtection, attributes_of, restore
 
 _plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 _eager = Shared(lambda: torch.compiler.set_stance("force_eager"))
@@ -44,7 +44,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     Raises:
         RunError: trained weights were written; they are put back.
     """
-    before, values = attributes_of(model), Untouched(model)
+    before, values = attributes_of(model), WriteProtection(model)
     try:
         values.copy_in()
         values.settle()

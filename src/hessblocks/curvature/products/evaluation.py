@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from hessblocks.curvature.losses import Batch, BatchLoss, LossDerivatives, Readout, end_of
+from hessblocks.curvature.losses import Batch, BatchLoss, LossDerivatives, Readout, make_loss_node
 from hessblocks.curvature.products.backend import backward_pass, differentiable_once, put_in
 from hessblocks.curvature.witness import Gradient, Tensors
 from hessblocks.errors import main_memory
@@ -100,7 +100,7 @@ class Evaluated:
     ) -> tuple[float, Gradient, dict[str, Float[Tensor, "..."] | None]]:
         """φ of a batch, the leaves, and g by each of them."""
         readout, loss, leaves = self.graph(batch, parameters)
-        value, cotangent = end_of(readout, loss, self._share).start()
+        value, cotangent = make_loss_node(readout, loss, self._share).start()
         if not readout.requires_grad:
             return value, leaves, dict.fromkeys(leaves)
         with self.backward({**parameters, **leaves}):
@@ -125,7 +125,7 @@ class Evaluated:
         with torch.no_grad():
             readout, loss = self._problem.forward(batch, parameters, twice=self._twice)
         readout = Readout(readout.hidden.detach())
-        return end_of(readout, self._loss or loss, self._share).total(), {}
+        return make_loss_node(readout, self._loss or loss, self._share).total(), {}
 
 
 def in_float64(problem: Any, batches: Iterable[Batch]) -> tuple[Any, list[Batch]] | None:

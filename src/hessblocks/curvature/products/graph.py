@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum, adding
-from hessblocks.curvature.losses import Batch, end_of
+from hessblocks.curvature.losses import Batch, make_loss_node
 from hessblocks.curvature.products.problem import Problem
 
 Tensors = dict[str, Float[Tensor, "K ..."] | None]
@@ -54,7 +54,9 @@ class BatchGraph:
         self._leaves = {name: parameters[name].requires_grad_() for name in names}
         with torch.enable_grad():
             readout, loss = problem.forward(batch, parameters | self._leaves)
-            self._end = end_of(readout, loss, 1 / problem.valid, keep=problem.plan.keep_logits)
+            self._end = make_loss_node(
+                readout, loss, 1 / problem.valid, keep=problem.plan.keep_logits
+            )
             total, gradients = self._end.attach("functional" if split else "full")
             problem.check_finite(total, batch)
             self._pullback = self._pull_back(readout.hidden, gradients)

@@ -36,8 +36,8 @@ from hessblocks.curvature.witness import (
     epsilon,
     inner,
     moved,
-    reached_from,
     tolerance,
+    walk_graph,
 )
 from hessblocks.errors import ArgumentError, HessblocksError, RunError, out_of_memory
 
@@ -166,7 +166,7 @@ class Guard:
         """Compare g and H z with differences: in the model's dtype, then in float64 where these disagree."""
         function = Evaluated(problem, [], names, loss=Pairing(), twice=twice)
         readout, _, _ = function.graph(self.row, problem.parameters)
-        functions = reached_from([readout.hidden]).functions
+        functions = walk_graph([readout.hidden]).functions
         if not functions:
             return
         what = f"the autograd Function {', '.join(functions)}"

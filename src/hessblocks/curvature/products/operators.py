@@ -13,9 +13,9 @@ from torch import Tensor
 from hessblocks.conventions import Part
 from hessblocks.curvature.groups import ParameterGroup, merge, parameter_groups
 from hessblocks.curvature.losses import is_convex
-from hessblocks.curvature.products.asked import check_group, check_problem
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import total_products
+from hessblocks.curvature.products.validation import check_group, check_problem
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import LinearOperator, operator_of
 

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessblocks.curvature.losses import Batch, Batches, LossFunction, Readout, rows_together
+from hessblocks.curvature.products.determinism import check_same
+from hessblocks.curvature.products.distributed import Processes
 from hessblocks.curvature.products.guard import Guard, named_in_errors
-from hessblocks.curvature.products.repeatable import check_same
-from hessblocks.curvature.products.rows_apart import Comparison, check_rows
-from hessblocks.curvature.products.sharing import Processes
+from hessblocks.curvature.products.row_independence import Comparison, check_rows
 from hessblocks.curvature.sharding import Cut
-from hessblocks.curvature.witness import check_reached, reached_from
+from hessblocks.curvature.witness import check_bypass, walk_graph
 from hessblocks.errors import ArgumentError, in_units, main_memory
 
 LARGE = 1 << 36
@@ -271,8 +271,8 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         readout, _ = problem.forward(row, leaves, twice=twice)
-        reached = reached_from(readout.inputs)
-        check_reached(problem.model, reached)
+        reached = walk_graph(readout.inputs)
+        check_bypass(problem.model, reached)
         check_same(readout, problem.forward(row, problem.parameters, twice=twice)[0])
         if twice and readout.hidden.requires_grad:  # further tensors are saved on the way back
             ones = torch.ones_like(readout.hidden, requires_grad=True)

@@ -36,19 +36,19 @@ from hessblocks.curvature.losses import (
     check_finite,
     check_loss,
     check_task,
-    compute_logits_late,
-    end_of,
+    defer_logits,
+    make_loss_node,
     readout_of,
     torch_loss,
 )
 from hessblocks.curvature.model_state import (
-    Form,
-    alone,
+    Fingerprint,
+    check_contexts,
     check_parameters,
-    check_surroundings,
     checksums,
+    exclusive,
+    fingerprint_of,
     forget_writes,
-    form_of,
     writes_of,
 )
 from hessblocks.curvature.products.backend import (
@@ -58,9 +58,9 @@ from hessblocks.curvature.products.backend import (
     put_in,
 )
 from hessblocks.curvature.products.calling import Call, logits_of
+from hessblocks.curvature.products.determinism import notice_randomness
+from hessblocks.curvature.products.distributed import check_all_alike, processes
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
-from hessblocks.curvature.products.repeatable import notice_randomness
-from hessblocks.curvature.products.sharing import check_all_alike, processes
 from hessblocks.curvature.sharding import (
     Cut,
     Way,
@@ -69,7 +69,7 @@ from hessblocks.curvature.sharding import (
     own_rows,
     run_in_parts,
 )
-from hessblocks.curvature.witness import said_in_a_sentence
+from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
 from hessblocks.linalg import Operand
 
@@ -135,7 +135,7 @@ class Problem(Operand):
         if memory_limit is not None:
             check_memory_limit(memory_limit)
         self.memory_limit = memory_limit
-        with alone(self.model):
+        with exclusive(self.model):
             check_parameters(self.model)
         first = next(iter(self.parameters.values()))
         self.device = first.device
@@ -149,7 +149,7 @@ class Problem(Operand):
         )
         self._counted = self.batches.versions
         check_all_alike(self.model, self.batches, self.processes, sharded=bool(self.cuts))
-        with alone(self.model):
+        with exclusive(self.model):
             self.note_form()
             self._forget()
 
@@ -168,14 +168,14 @@ class Problem(Operand):
 
         Of a sharded model these are the rows that this process holds.
         """
-        with alone(self.model):
+        with exclusive(self.model):
             named = self.model.named_parameters()
             return {name: self._held(name, p) for name, p in named if p.requires_grad}
 
     @property
     def weights(self) -> dict[str, Float[Tensor, "..."]]:
         """As `parameters`, frozen ones included."""
-        with alone(self.model):
+        with exclusive(self.model):
             return {name: self._held(name, p) for name, p in self.model.named_parameters()}
 
     def _held(self, name: str, parameter: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class Problem(Operand):
     @property
     def entries(self) -> dict[str, int]:
         """Entries of each trainable parameter, those of other processes included."""
-        with alone(self.model):
+        with exclusive(self.model):
             return {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
 
     @property
@@ -206,18 +206,18 @@ class Problem(Operand):
         Raises:
             ArgumentError: what is switched on around would change the numbers.
         """
-        check_surroundings(self.model, self.device)
+        check_contexts(self.model, self.device)
         if (versions := self.batches.versions) != self._counted:
             vars(self).pop("valid", None)
             self._counted = versions
-        before = self._form
+        before = self._fingerprint
         self.note_form()
-        if self._form != before:
+        if self._fingerprint != before:
             self._forget()
 
     def note_form(self) -> None:
         """Note what the model is besides its weights, and the loss."""
-        self._form: Form = form_of(self.model, self.loss)
+        self._fingerprint: Fingerprint = fingerprint_of(self.model, self.loss)
 
     def _forget(self) -> None:
         """Nothing is known of the model: neither how it is called, nor what its passes need."""
@@ -241,7 +241,7 @@ class Problem(Operand):
     @cached_property
     def plan(self) -> Plan:
         """How the batches are cut into passes; measured on one row when first needed."""
-        with alone(self.model), said_in_a_sentence():
+        with exclusive(self.model), readable_errors():
             return make_plan(self)
 
     @cached_property
@@ -289,7 +289,7 @@ class Problem(Operand):
     @cached_property
     def gradient_plan(self) -> Plan:
         """As `plan`, where no second derivative is asked for."""
-        with alone(self.model), said_in_a_sentence():
+        with exclusive(self.model), readable_errors():
             return make_plan(self, twice=False)
 
     def value(
@@ -308,11 +308,11 @@ class Problem(Operand):
             RunError: it is not finite.
         """
         own = 0.0
-        with alone(self.model), torch.no_grad(), said_in_a_sentence():
+        with exclusive(self.model), torch.no_grad(), readable_errors():
             self.follow()
             for batch in (self.plan if twice else self.gradient_plan).passes:
                 found = self.forward(batch, parameters or self.parameters, twice=twice)
-                end = end_of(*found, 1 / self.valid)
+                end = make_loss_node(*found, 1 / self.valid)
                 own += self.check_finite(end.total(), batch)
         if not self.processes.sum_losses:
             return own
@@ -359,10 +359,10 @@ class Problem(Operand):
         late = twice and self._logits_late and not self.cuts and isinstance(loss, RowLoss)
         known = len(writes_of(self.model).written)
         try:
-            with alone(self.model), self._pass(twice=twice) as seen:
+            with exclusive(self.model), self._pass(twice=twice) as seen:
                 self._put_in(parameters, twice=twice)
                 if late:
-                    compute_logits_late(self.model, seen)
+                    defer_logits(self.model, seen)
                 outputs = self._call(batch)
         except LogitsUsed:
             self._logits_late = False

@@ -16,11 +16,11 @@ from torch import Tensor
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum
 from hessblocks.curvature.groups import ParameterGroup, merge
-from hessblocks.curvature.model_state import alone
+from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products.graph import BatchGraph, Tensors
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.sharding import OwnEntries, all_or_none
-from hessblocks.curvature.witness import check_products, said_in_a_sentence
+from hessblocks.curvature.witness import check_products, readable_errors
 from hessblocks.linalg import unit_of, working_dtype
 
 ROUNDING = 1e-12
@@ -146,7 +146,7 @@ def own_products(
         RunError: a loss or a product is not finite, or the memory is full.
     """
     try:
-        with alone(problem.model), said_in_a_sentence():
+        with exclusive(problem.model), readable_errors():
             problem.follow()
             held = problem.held
             _say_precision(problem)

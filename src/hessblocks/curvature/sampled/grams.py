@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.losses import Batch
-from hessblocks.curvature.model_state import alone
+from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products import (
     Plan,
     Problem,
     default_limit,
     differentiable_once,
     make_plan,
-    said_in_a_sentence,
+    readable_errors,
     say_half_precision,
 )
 from hessblocks.curvature.sampled.signs import signs
@@ -96,7 +96,7 @@ def plan_samples(problem: Problem, groups: Mapping[str, ParameterGroup], samples
     if problem.cuts:
         one = -(-one // problem.processes.count)
     try:
-        with said_in_a_sentence():
+        with readable_errors():
             plan = make_plan(problem, twice=False, spare=FEWEST_SAMPLES * one)
     except ArgumentError as error:
         raise ArgumentError(
@@ -143,12 +143,12 @@ def gram_matrices(
     whole = merge("samples", held)
     sizes = [group.size for group in held]
     if guard := sampling.plan.guard:
-        with said_in_a_sentence():
+        with readable_errors():
             guard.check(problem, whole.parameters, twice=False)
     found = []
     problem.follow()
     for batch in range(sampling.batches):
-        with alone(problem.model), said_in_a_sentence():
+        with exclusive(problem.model), readable_errors():
             vectors = _samples(problem, whole, sampling, batch, seed, step)
             inner = _inner_products(vectors, sizes)
             del vectors  # or the next batch of samples would stand beside this one

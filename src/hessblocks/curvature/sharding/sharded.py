@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hessblocks.curvature.sharding.exchange import Cut
 from hessblocks.curvature.sharding.folder import WeightsFolder
-from hessblocks.curvature.sharding.in_turn import parts_of
+from hessblocks.curvature.sharding.layerwise import parts_of
 from hessblocks.errors import ArgumentError
 
 

@@ -41,7 +41,7 @@ ADVICE = {
 
 
 @contextmanager
-def said_in_a_sentence() -> Iterator[None]:
+def readable_errors() -> Iterator[None]:
     """Re-raise known errors of torch and transformers as a `RunError` with advice.
 
     Raises:

@@ -17,7 +17,7 @@ TRUSTED = ("hessblocks.", "torch.distributed.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reached:
+class GraphWalk:
     """What lies below some tensors."""
 
     leaves: frozenset[int]
@@ -26,7 +26,7 @@ class Reached:
     """Names of the `torch.autograd.Function`s on the way that are not ours, each once."""
 
 
-def reached_from(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> Reached:
+def walk_graph(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> GraphWalk:
     """Walk a graph once.
 
     Args:
@@ -49,7 +49,7 @@ def reached_from(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> Reached:
         new = {following for following, _ in node.next_functions if following is not None} - seen
         seen |= new
         waiting += new
-    return Reached(leaves=frozenset(leaves), functions=tuple(functions))
+    return GraphWalk(leaves=frozenset(leaves), functions=tuple(functions))
 
 
 def _foreign(node: Node) -> str | None:
@@ -60,7 +60,7 @@ def _foreign(node: Node) -> str | None:
     return node.name() if type(node).__name__ == "CppFunction" else None
 
 
-def check_reached(model: nn.Module, reached: Reached) -> None:
+def check_bypass(model: nn.Module, reached: GraphWalk) -> None:
     """Refuse a forward pass whose derivatives would be zero without being so.
 
     Args:

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 from hessblocks.errors import ArgumentError
 
 
-def check_surroundings(model: nn.Module, device: torch.device) -> None:
+def check_contexts(model: nn.Module, device: torch.device) -> None:
     """Make sure that passes run in the weights' own precision, and compute weights anew.
 
     Args:

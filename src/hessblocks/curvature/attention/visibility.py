@@ -43,7 +43,7 @@ class Tile:
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class Visibility:
     """What the scores are besides products of queries and keys."""
 
     scale: float

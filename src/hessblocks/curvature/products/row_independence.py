@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.curvature.losses import Batch, Batches
-from hessblocks.curvature.products.sharing import Processes
+from hessblocks.curvature.products.distributed import Processes
 from hessblocks.errors import ArgumentError, RunError, out_of_memory
 from hessblocks.linalg import working_dtype
 

@@ -15,7 +15,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hessblocks.curvature.closed import Watch, swap_activations
-from hessblocks.curvature.model_state import alone, check_surroundings
+from hessblocks.curvature.model_state import check_contexts, exclusive
 from hessblocks.curvature.products import evaluation_mode, uncompiled
 from hessblocks.errors import ArgumentError
 
@@ -49,7 +49,7 @@ def check_model(model: nn.Module) -> None:
         )
     if any(p.is_inference() for p in parameters):
         raise ArgumentError("model: it was made in inference mode; make or load it outside")
-    check_surroundings(model, parameters[0].device)
+    check_contexts(model, parameters[0].device)
     _check_ties(model)
 
 
@@ -110,7 +110,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """
     device = next(model.parameters()).device.type
     with (
-        alone(model),
+        exclusive(model),
         torch.inference_mode(False),
         torch.autocast(device, enabled=False),
         evaluation_mode(model),

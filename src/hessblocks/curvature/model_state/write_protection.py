@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hessblocks.curvature.model_state.form import HOOKS, INTERNAL, PLAIN
+from hessblocks.curvature.model_state.fingerprints import HOOKS, INTERNAL, PLAIN
 from hessblocks.errors import RunError
 
 SMALL = 1 << 16
@@ -78,7 +78,7 @@ def forget_writes(model: nn.Module) -> None:
     _WRITES.pop(model, None)
 
 
-class Untouched:
+class WriteProtection:
     """The values of one model during one pass."""
 
     def __init__(self, model: nn.Module) -> None:

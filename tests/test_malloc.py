@@ -29,7 +29,7 @@ def faults() -> int:
 def command(**variables: str) -> list[int]:
     """Pages before a command and after it, in a process of its own, which has not been set before."""
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.test_heap"],
+        [sys.executable, "-m", "tests.test_malloc"],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0", **variables},
         capture_output=True,

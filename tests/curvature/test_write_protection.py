@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hessblocks as hb
-from hessblocks.curvature.model_state.untouched import SMALL, writes_of
+from hessblocks.curvature.model_state.write_protection import SMALL, writes_of
 from hessblocks.errors import HessblocksError, RunError
 from tests.curvature.cases import stir
 

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hessblocks.curvature.groups import merge
 from hessblocks.curvature.groups.roles import parameter_groups
-from hessblocks.curvature.losses import late_logits, loss_end
+from hessblocks.curvature.losses import lazy_logits, loss_node
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
 from tests.curvature.cases import CONTEXT, VOCABULARY, Case, padded_batches, stir, tokens
@@ -110,8 +110,8 @@ def is_late(problem: Problem) -> bool:
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows, three words and two directions at a time."""
-    monkeypatch.setattr(late_logits, "CHUNK", 2 * VOCABULARY)
-    monkeypatch.setattr(loss_end, "WORDS", 3)
+    monkeypatch.setattr(lazy_logits, "CHUNK", 2 * VOCABULARY)
+    monkeypatch.setattr(loss_node, "WORDS", 3)
 
 
 @pytest.mark.parametrize("part", OPERATORS)
@@ -284,7 +284,7 @@ def test_a_real_vocabulary_is_exact_in_float64(words: int) -> None:
 def test_no_tensor_of_tokens_by_words_is_held_where_memory_is_scarce(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_logits, "CHUNK", 1 << 20)
+    monkeypatch.setattr(lazy_logits, "CHUNK", 1 << 20)
     torch.manual_seed(0)
     words, length = 50_257, 512
     model = gpt2(4, words)

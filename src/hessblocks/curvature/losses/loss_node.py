@@ -27,7 +27,7 @@ from torch.autograd.function import Function
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum, sum_of, wanted
 from hessblocks.curvature.losses.batch_loss import BatchLoss, RowLoss
-from hessblocks.curvature.losses.late_logits import Readout, rows_together
+from hessblocks.curvature.losses.lazy_logits import Readout, rows_together
 
 WORDS = 1 << 10
 """Classes whose logits a CPU makes together; all at once took 1.6 times as long (measured)."""
@@ -36,7 +36,7 @@ Directions = Sequence[Float[Tensor, "K ..."] | None]
 """Of each input, (K, *shape); None stands for zeros."""
 
 
-class LossEnd(abc.ABC):
+class LossNode(abc.ABC):
     """φ at one point."""
 
     def __init__(self, inputs: Sequence[Float[Tensor, "..."] | None]) -> None:
@@ -84,7 +84,9 @@ class LossEnd(abc.ABC):
         return total, gradients
 
 
-def end_of(readout: Readout, loss: BatchLoss, share: float, *, keep: bool = False) -> LossEnd:
+def make_loss_node(
+    readout: Readout, loss: BatchLoss, share: float, *, keep: bool = False
+) -> LossNode:
     """The last node of a graph.
 
     Args:
@@ -102,7 +104,7 @@ def end_of(readout: Readout, loss: BatchLoss, share: float, *, keep: bool = Fals
     return _OfHidden(readout, loss, share, keep=keep)
 
 
-class _OfLogits(LossEnd):
+class _OfLogits(LossNode):
     def __init__(self, readout: Readout, loss: BatchLoss, share: float) -> None:
         super().__init__(readout.inputs)
         self._logits, self._loss, self._share = readout.hidden.detach(), loss, share
@@ -136,7 +138,7 @@ class _Piece(NamedTuple):
     curvature: Callable[[Tensor], Tensor]
 
 
-class _OfHidden(LossEnd):
+class _OfHidden(LossNode):
     def __init__(self, readout: Readout, loss: RowLoss, share: float, *, keep: bool) -> None:
         super().__init__(readout.inputs)
         self._kept: list[_Piece] | None = [] if keep else None
@@ -279,7 +281,7 @@ class _Gradient(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, end: LossEnd, part: Part, first: Tensor, *inputs: Tensor
+        ctx: Any, end: LossNode, part: Part, first: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.end, ctx.part = end, part
         ctx.set_materialize_grads(False)
@@ -292,12 +294,12 @@ class _Gradient(Function):
 
 
 class _Products(Function):
-    """`LossEnd.products` inside of `torch.vmap` as outside of it."""
+    """`LossNode.products` inside of `torch.vmap` as outside of it."""
 
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(end: LossEnd, part: Part, *directions: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(end: LossNode, part: Part, *directions: Tensor | None) -> tuple[Tensor, ...]:
         one = [None if d is None else d[None] for d in directions]
         sums = [sum_of(id(t)) for t in end.inputs]
         return tuple(t[0] for t in _present(end, part, one, sums))
@@ -310,7 +312,7 @@ class _Products(Function):
     def vmap(
         info: Any,
         axes: tuple[int | None, ...],
-        end: LossEnd,
+        end: LossNode,
         part: Part,
         *directions: Tensor | None,
     ) -> tuple[tuple[Tensor, ...], int]:
@@ -326,7 +328,7 @@ class _Products(Function):
 
 
 def _present(
-    end: LossEnd, part: Part, directions: Directions, sums: Sequence[Sum | None] = ()
+    end: LossNode, part: Part, directions: Directions, sums: Sequence[Sum | None] = ()
 ) -> list[Tensor]:
     found = end.products(part, directions, [wanted(id(t)) for t in end.inputs], sums)
     end.present = [t is not None for t in found]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from hessblocks.conventions import PARTS, SYMBOLS, Part
 from hessblocks.curvature.columns import check_probes, measured_squares
+from hessblocks.curvature.cost import Tell, Work, decide
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.pricing import Tell, Work, decide
+from hessblocks.curvature.norm_ratio import heterogeneity
 from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
-from hessblocks.curvature.unevenness import heterogeneity
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import Estimate, norms_from_pairs
 from hessblocks.statistics import Heterogeneity

@@ -129,7 +129,7 @@ def _made(value: Any) -> Any:
     return value.made
 
 
-def compute_logits_late(model: nn.Module, watch: Watch) -> None:
+def defer_logits(model: nn.Module, watch: Watch) -> None:
     """Let the last linear layer of a language model return logits that are not made; the caller puts it back.
 
     Layers with hooks, another form, or another dtype than float32 and float64 are left alone.

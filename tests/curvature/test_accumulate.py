@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.curvature import Hessian, Problem, parameter_groups
-from hessblocks.curvature.closed.sums import Sum, adding, sum_of, wanted
+from hessblocks.curvature.closed.accumulate import Sum, adding, sum_of, wanted
 from hessblocks.curvature.groups import merge
 from hessblocks.curvature.products.graph import BatchGraph
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from hessblocks.curvature import cost as costs
 from hessblocks.curvature import map as maps
-from hessblocks.curvature import pricing as costs
+from hessblocks.curvature.cost import BLOCKS, Cost
+from hessblocks.curvature.frobenius_norms import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.map import curvature_map
-from hessblocks.curvature.own_norms import group_norms
-from hessblocks.curvature.pricing import BLOCKS, Cost
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES
 

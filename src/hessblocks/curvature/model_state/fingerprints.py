@@ -45,10 +45,10 @@ INTERNAL = frozenset(vars(nn.Module()))
 _EVERYWHERE = tuple(name for name in vars(torch_module) if name.startswith("_global_"))
 _CLASS_NOISE = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"))
 
-Form = tuple[Any, ...]
+Fingerprint = tuple[Any, ...]
 
 
-def form_of(*roots: Any) -> Form:
+def fingerprint_of(*roots: Any) -> Fingerprint:
     """Walk what a model is besides the values of its parameters and buffers.
 
     Args:
@@ -87,7 +87,7 @@ class _Walk:
         self._tensors: list[Tensor] = []
         self._walked = 0
 
-    def over(self, roots: Iterable[Any]) -> Form:
+    def over(self, roots: Iterable[Any]) -> Fingerprint:
         self._add(*roots)
         self._add(*(vars(torch_module)[name] for name in _EVERYWHERE))
         while self._waiting:
