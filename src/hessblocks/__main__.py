@@ -1,4 +1,4 @@
-"""`python -m hessblocks`: the command line, also under torchrun."""
+"""Run the command line by `python -m hessblocks`, also under torchrun."""
 
 import sys
 

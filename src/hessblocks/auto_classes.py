@@ -1,4 +1,4 @@
-"""The Auto classes of Hugging Face transformers know our models, without either being imported early.
+"""Register our models with the Auto classes of transformers, without importing either early.
 
 `AutoConfig` is given a stand-in. Looking at a saved model begins with its configuration, and the
 stand-in answers by importing `hessblocks.models`, which registers the real classes. (Importing them as
@@ -29,7 +29,7 @@ SECOND_ORDER = "second_order"
 
 
 class StandIn:
-    """Stands where transformers expects a configuration class, until that is imported."""
+    """Stand in for a configuration class until transformers asks for the real one."""
 
     model_type = MODEL_TYPE
 
@@ -39,7 +39,7 @@ class StandIn:
 
     @classmethod
     def from_dict(cls, *arguments: Any, **keywords: Any) -> Any:
-        """The real configuration, as `AutoConfig.from_pretrained` reads it."""
+        """Build the real configuration, as `AutoConfig.from_pretrained` reads it."""
         return _configuration().from_dict(*arguments, **keywords)
 
 
@@ -87,7 +87,7 @@ def _second_order(*arguments: Any, **keywords: Any) -> Any:
 
 
 def announce() -> None:
-    """Register both: now where transformers' modules are loaded, else when they will be."""
+    """Register both: now where transformers' modules are loaded, else as soon as they are."""
     for name, then in ((AUTO, _register), (MODELING, _register_attention)):
         if name in sys.modules:
             then(sys.modules[name])

@@ -1,4 +1,4 @@
-"""What all rooms agree on: the label without a loss, the parts of a Hessian, what names a file."""
+"""Shared conventions: the ignored label, the parts of a Hessian, the types of paths."""
 
 from os import PathLike
 from typing import Literal

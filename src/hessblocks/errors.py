@@ -1,4 +1,4 @@
-"""Errors that a user caused or can mend; each message is a sentence to act on.
+"""Exceptions for what a user caused or can mend; each message is a sentence to act on.
 
 `ArgumentError` is for what was asked (an unknown preset, shapes that do not fit) and becomes exit
 status 2 on the command line; `RunError` is for what went wrong on the way (a full disk, a damaged
@@ -22,23 +22,23 @@ CONTAINER = (
 
 
 class HessblocksError(Exception):
-    """Base of the library's own errors."""
+    """Base class of the library's own errors."""
 
     exit_status = 1
 
 
 class ArgumentError(HessblocksError, ValueError):
-    """An argument is not usable; the message names it, what was expected and what came."""
+    """Error for an argument that cannot be used; it names it, what was expected and what came."""
 
     exit_status = 2
 
 
 class RunError(HessblocksError, RuntimeError):
-    """Something failed although the arguments were fine; the message says what to do."""
+    """Error for what failed although the arguments were fine; the message says what to do."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
-    """An error for a name that is not among the known ones, near matches first.
+    """Make an error for a name that is not among the known ones, near matches first.
 
     Args:
         kind: what the name is of, in the singular ("preset").
@@ -103,13 +103,13 @@ def check_memory_limit(limit: object) -> None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; torch's allocators say so in words where they raise no error of their own kind."""
+    """Tell whether an error is a failed allocation; some of torch's say so in words alone."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def main_memory() -> int:
-    """Bytes of main memory: the machine's, or what a container may have of it where that is less."""
+    """Read the bytes of main memory: the machine's, or a container's where that is less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = []
     for file in CONTAINER:
@@ -119,7 +119,7 @@ def main_memory() -> int:
 
 
 def in_units(size: int) -> str:
-    """Bytes as a person reads them.
+    """Format a number of bytes for people.
 
     Returns:
         Three digits at most, with their unit.

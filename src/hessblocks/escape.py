@@ -1,4 +1,4 @@
-"""Names that somebody else chose, as they are shown and typed again: nothing in them acts on the terminal."""
+"""Escape untrusted text for terminals and shells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
-    r"""A text on one line whose control characters are visible.
+    r"""Escape control characters, so that a text stays on one line and acts on nothing.
 
     Args:
         text: of any characters, bytes of a file name that are no UTF-8 among them.
@@ -28,12 +28,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text whose line ends are meant."""
+    """Escape control characters but for line ends, which are meant."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def shell_line(words: Iterable[str]) -> str:
-    r"""A command for a POSIX shell that is given just these words, on one printable line.
+    r"""Quote words as one printable command line for a POSIX shell.
 
     Args:
         words: the command and its arguments.

@@ -1,4 +1,4 @@
-"""What the C library does with memory that is freed; set by the commands, never by the library."""
+"""Set glibc's malloc to keep freed memory; for the commands, never for the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep up to 256 MiB that it frees, since the next step asks for them again.
+    """Let this process keep up to 256 MiB that it frees, since the next step needs them again.
 
     glibc otherwise gives logits and their gradients back at each step, and the kernel clears every page anew. C libraries without `mallopt` are left as they are, and so is what the user has set.
     It holds until the process ends.

@@ -1,4 +1,4 @@
-"""What is going on: stages with their time, steps, and notes. This one keeps time and says nothing."""
+"""Progress of a long computation: stages with their time, steps, and notes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 
 class Progress:
-    """Measures stages; a subclass shows them."""
+    """Measure stages and say nothing; a subclass shows them."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
-        """Time spent inside is added to the stage of that name.
+        """Add the time spent inside to the stage of that name.
 
         Args:
             name: of the stage, such as "training".
@@ -29,7 +29,7 @@ class Progress:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def note(self, text: str) -> None:
-        """A line about what is to come."""
+        """Show a line about what is to come."""
 
     def step(self, done: int, loss: float | None) -> None:
-        """So many steps of the stage are done; the last known training loss."""
+        """Count steps of the stage, and show the last training loss where it is known."""

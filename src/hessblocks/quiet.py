@@ -1,4 +1,4 @@
-"""Hugging Face libraries without progress bars, chatter and network; errors still show."""
+"""Silence Hugging Face libraries and keep them offline; their errors still show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, transformers shows errors alone and no request leaves; its settings are put back afterwards.
+    """Let transformers show nothing but errors and send no request; put its settings back after.
 
     `local_files_only` is not enough: a look into the cache asks the hub for the names of coding agents.
     """

@@ -1,4 +1,4 @@
-"""Matrix-free curvature of any model: H, its outer-product and functional parts, group by group."""
+"""Matrix-free curvature (Hessian, Gauss-Newton, Fisher) of any model, by parameter group."""
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.attention import registered_attention, second_order_attention

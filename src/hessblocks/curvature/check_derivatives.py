@@ -38,7 +38,7 @@ from hessblocks.storage import Tabular
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDerivatives:
-    """The derivatives by one group."""
+    """First and second derivatives by one group, against differences."""
 
     group: str
     """Its name."""
@@ -49,7 +49,7 @@ class GroupDerivatives:
 
     @property
     def verdict(self) -> Verdict:
-        """`wrong` where either is, `right` where both are; else differences do not tell."""
+        """Say `wrong` where either is, `right` where both are, else `unclear`."""
         verdicts = self.first.verdict, self.second.verdict
         return next((one for one in ("wrong", "unclear") if one in verdicts), "right")
 
@@ -65,7 +65,7 @@ class DerivativeCheck(Tabular):
 
     @property
     def verdict(self) -> Verdict:
-        """`wrong` where any group is, `right` where no group is and one is known to be right."""
+        """Say `wrong` where any group is; `right` where none is and one is known to be right."""
         verdicts = [group.verdict for group in self.groups]
         return next((one for one in ("wrong", "right") if one in verdicts), "unclear")
 

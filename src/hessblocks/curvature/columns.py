@@ -1,4 +1,4 @@
-"""One column of blocks at a time: probes in one group give the norms of its blocks with all groups.
+"""Probe one group at a time: Hessian-vector products give its blocks with all groups.
 
 Letters: K probes, z a probe that is zero outside group j, H_ij the block with rows i and columns j.
 E‖H_ij z‖² = ‖H_ij‖_F² for every i at once, since H z holds all H_ij z. Where only the groups' own
@@ -30,7 +30,7 @@ from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnSquares:
-    """‖H_ij z‖² of each probe z in one group j, for each group i and part."""
+    """Squared norms ‖H_ij z‖² of each probe z in one group j, for each group i and part."""
 
     column: str
     """Name of group j."""
@@ -40,12 +40,12 @@ class ColumnSquares:
     """By part and name of group i, one number a probe."""
 
     def norm(self, part: Part, row: str) -> Estimate:
-        """Frobenius norm of one block from this column alone."""
+        """Estimate the Frobenius norm of one block from this column alone."""
         return norm_of(torch.tensor(self.squares[part][row], dtype=torch.float64), exact=self.exact)
 
 
 def norm_of(squares: Float[Tensor, " K"], *, exact: bool) -> Estimate:
-    """Root of the sum of exact squares, or of the mean of random ones with its standard error."""
+    """Take the root of summed exact squares, or of the mean of random ones with its error."""
     if exact:
         return Estimate(value=float(squares.sum().sqrt()), method="exact")
     return norm_from_squares(squares)
@@ -91,7 +91,7 @@ def column_squares(
 
 
 def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
-    """The groups whose rows are read of a column: all, those from it on (triangle), or its own (diagonal)."""
+    """List the groups read of a column: all, from it on (triangle), or its own (diagonal)."""
     place = names.index(column)
     return list({"all": names, "triangle": names[place:], "diagonal": [column]}[blocks])
 
@@ -105,7 +105,7 @@ def measured_squares(
     probes: int,
     seed: int,
 ) -> ColumnSquares:
-    """As `column_squares`, with the seed of the probes themselves.
+    """Measure as `column_squares` does, with the seed of the probes themselves.
 
     Returns:
         The squares of each group of rows and part.
@@ -170,7 +170,7 @@ def _fill_missed(
 
 
 def check_probes(probes: int) -> None:
-    """Make sure that there are enough for an error bar.
+    """Require enough probes for an error bar.
 
     Raises:
         ArgumentError: there are not.

@@ -1,4 +1,4 @@
-"""What norms and maps cost, measured on one product before they start, and which way is taken.
+"""Estimate the cost of norms and maps, and choose between probes and samples.
 
 Letters: K probes, G groups. A group's K products cost about a gradient each; 4 K sampled gradients, two thirds of one
 each, give the same error for all groups together (docs/products.md).
@@ -47,7 +47,7 @@ LOG = logging.getLogger("hessblocks.curvature")
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What is about to be spent."""
+    """Estimated cost of norms or of a map."""
 
     method: Way
     """probes (products with random vectors in each group) or sampled (random gradients, for H_o alone)."""
@@ -63,7 +63,7 @@ class Cost:
     """At the worst moment, besides model and data, as far as was counted."""
 
     def __str__(self) -> str:
-        """One line."""
+        """Say all of it in one line."""
         each = f"{self.count} probes in each of {self.groups} groups"
         if self.method == "sampled":
             each = f"{self.count} sampled gradients for all {self.groups} groups"
@@ -76,7 +76,7 @@ Tell = Callable[[Cost], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is asked for."""
+    """Norms or a map that somebody asks for."""
 
     problem: Problem
     """Model, batches and loss."""
@@ -88,14 +88,14 @@ class Work:
     """Which of them are read."""
 
     def products(self, probes: int) -> int:
-        """Products of all columns; a small group needs no more than it has entries."""
+        """Count the products of all columns; a small group needs no more than it has entries."""
         return sum(min(probes, group.size) for group in self.groups.values())
 
 
 def decide(
     work: Work, *, probes: int, method: str, budget: float | None, tell: Tell | None
 ) -> tuple[Cost, Sampling | None]:
-    """Choose the way and how much of it, and say what it will cost.
+    """Choose method and count, and tell the cost before anything is spent.
 
     Args:
         work: what is asked for.

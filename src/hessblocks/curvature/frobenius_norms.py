@@ -36,27 +36,27 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Those that were measured."""
+        """List the parts that were measured."""
         return tuple(next(iter(self.values()), {}))
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Tidy rows: quantity, layer, group, role, part, value, standard_error, method."""
+        """Return tidy rows: quantity, layer, group, role, part, value, standard_error, method."""
         return norm_rows(self._groups, self)
 
     def heterogeneity(self, part: Part) -> Heterogeneity[Estimate]:
-        """Largest over smallest norm of one part, with its 95 % interval."""
+        """Divide the largest norm of one part by the smallest, with a 95 % interval."""
         check_name("part", part, self.parts)
         return heterogeneity({name: parts[part] for name, parts in self.items()})
 
     def __str__(self) -> str:
-        """How many groups, of which parts, and how uneven the last of these is."""
+        """Say how many groups and parts there are, and how uneven the last part is."""
         names = ", ".join(SYMBOLS[part] for part in self.parts)
         return f"norms of {names} of {len(self)} groups; the last: {self.heterogeneity(self.parts[-1])}"
 
     __repr__ = Tabular.__repr__
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """The norms of each group, one mark a part, with bars of one standard error, on a logarithmic axis.
+        """Draw the norms, one mark a part, with bars of one standard error, on a logarithmic axis.
 
         Args:
             ax: axes of matplotlib to draw on; None for a figure of its own.
@@ -101,7 +101,7 @@ def group_norms(
     budget: float | None = None,
     tell: Tell | None = None,
 ) -> GroupNorms:
-    """Frobenius norms of H_o, H_f and H for each group's own block.
+    """Estimate Frobenius norms of H_o, H_f and H for each group's own block (Hutchinson probes).
 
     The same numbers as `frobenius_norm` of each operator, but the parts share their probes and, where
     the memory allows it, all groups share one graph. A group with no more entries than probes is computed
@@ -154,7 +154,7 @@ def _check_parts(parts: Sequence[Part]) -> None:
 def norm_rows(
     groups: Mapping[str, ParameterGroup], norms: Mapping[str, Mapping[Part, Estimate]]
 ) -> list[dict[str, Any]]:
-    """Tidy rows of what `group_norms` found.
+    """Make tidy rows of what `group_norms` found.
 
     Returns:
         For each group and part quantity, layer, group, role, part, value, standard_error and method.

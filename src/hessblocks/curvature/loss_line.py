@@ -1,4 +1,4 @@
-"""The loss along a line through the weights."""
+"""Loss along a line through the weights (a one-dimensional loss landscape)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LossAlong(Tabular):
-    """The loss at some points of a line through the weights."""
+    """Loss at some points of a line through the weights."""
 
     steps: tuple[float, ...]
     """How many directions each point is from the weights."""
@@ -30,19 +30,19 @@ class LossAlong(Tabular):
     """L(θ + step · direction), in nats per token for the cross-entropies."""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Step and loss of each point."""
+        """Return step and loss of each point."""
         pairs = zip(self.steps, self.losses, strict=True)
         return [{"step": step, "loss": loss} for step, loss in pairs]
 
     def __str__(self) -> str:
-        """How many points, and the ranges of steps and losses."""
+        """Say how many points there are, and the ranges of steps and losses."""
         return (
             f"loss at {len(self.steps):,} steps from {min(self.steps):.4g} to {max(self.steps):.4g} along a direction: "
             f"from {min(self.losses):.4g} to {max(self.losses):.4g}"
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """The loss against the step.
+        """Draw the loss against the step.
 
         Args:
             ax: axes of matplotlib to draw on; None for a figure of its own.
@@ -65,7 +65,7 @@ class LossAlong(Tabular):
 def loss_along(
     problem: Problem, direction: Mapping[str, Float[Tensor, "..."]], steps: Iterable[float]
 ) -> LossAlong:
-    """The loss at θ + step · direction, a one-dimensional loss landscape.
+    """Compute the loss at θ + step · direction, a one-dimensional loss landscape.
 
     Along a unit eigenvector of the Hessian the second derivative at step 0 is its eigenvalue. The model's own weights
     are never changed.

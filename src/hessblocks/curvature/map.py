@@ -1,4 +1,4 @@
-"""The curvature map: how large each group × group block of the Hessian is, with error bars.
+"""Curvature map: Frobenius norms of all group × group blocks of the Hessian, with error bars.
 
 Letters: K probes, s_ij = ‖H_ij‖_F², G groups, B batches of S samples.
 """
@@ -57,18 +57,18 @@ class CurvatureMap(Tabular):
 
     @property
     def heterogeneity(self) -> Heterogeneity[Estimate]:
-        """Largest over smallest norm on the diagonal, with its 95 % interval."""
+        """Divide the largest norm on the diagonal by the smallest, with a 95 % interval."""
         return heterogeneity({name: self.table[name, name] for name in self.names})
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Tidy rows: row, column, part, value, standard_error, method."""
+        """Return tidy rows: row, column, part, value, standard_error, method."""
         return [
             {"row": row, "column": column, "part": self.part, **estimate.to_row()}
             for (row, column), estimate in self.table.items()
         ]
 
     def __str__(self) -> str:
-        """Of what, how uneven, and what was spent."""
+        """Say of what the map is, how uneven it is, and what was spent."""
         own = next(iter(self.table.values()))
         spent = (
             f", {own.probes} {'samples' if self.method == 'sampled' else 'probes'}"
@@ -78,7 +78,7 @@ class CurvatureMap(Tabular):
         return f"map of {SYMBOLS[self.part]}, {len(self.names)} groups{spent}; own blocks: {self.heterogeneity}"
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """The map: colours on a logarithmic scale, zeros in a colour of their own.
+        """Draw the map in colours on a logarithmic scale, zeros in a colour of their own.
 
         Args:
             ax: axes of matplotlib to draw on; None for a figure of its own.
@@ -110,8 +110,9 @@ def curvature_map(
     budget: float | None = None,
     tell: Tell | None = None,
 ) -> CurvatureMap:
-    """Norms of all group × group blocks, from G · K products instead of G² · K, or for H_o from 4 K gradients.
+    """Estimate all block norms from G · K Hessian-vector products, or H_o's from 4 K gradients.
 
+    Block by block it would take G² · K products.
     By probes:     A probe in group j gives ‖H_ij z‖² for all i. H is symmetric, so that block (i, j) is measured
     twice, by column j and by column i, with nearly the same variance: the 2 K squares are averaged. A
     group with no more entries than probes is measured exactly, and so are its row and its column.
@@ -171,7 +172,7 @@ def curvature_map(
 def combine_samples(
     groups: Mapping[str, ParameterGroup], products: Float[Tensor, "G B S S"], *, own: bool = False
 ) -> CurvatureMap:
-    """The map of H_o from the inner products of samples.
+    """Make the map of H_o from the inner products of samples.
 
     Args:
         groups: rows and columns, by name.
@@ -200,7 +201,7 @@ def combine_samples(
 def combine_columns(
     groups: Mapping[str, ParameterGroup], columns: Sequence[ColumnSquares], part: Part
 ) -> CurvatureMap:
-    """The map from the columns of all its groups.
+    """Make the map from the columns of all its groups.
 
     Args:
         groups: rows and columns, by name.

@@ -1,4 +1,4 @@
-"""How uneven the groups' norms are, estimates in and an estimate out."""
+"""Heterogeneity of norms: largest over smallest, as an estimate with its interval."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hessblocks.statistics import Heterogeneity, ends
 
 
 def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
-    """Largest over smallest norm, groups of norm exactly 0 left out and named.
+    """Divide the largest norm by the smallest; norms of exactly 0 are left out and named.
 
     Args:
         norms: of the groups' own blocks.

@@ -1,4 +1,4 @@
-"""Curvature as an optimiser's step meets it, and how near the step is to the edge of stability.
+"""Preconditioned Hessian, and how near an optimiser's step is to the edge of stability.
 
 Letters: H the Hessian, D the optimiser's diagonal preconditioner, A = D^(-1/2) H D^(-1/2), whose eigenvalues are those
 of D⁻¹H, N entries, η learning rate, β momentum, v second moment of gradients, t steps.
@@ -27,8 +27,9 @@ KINDS: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
 
 
 class PreconditionedHessian(Hessian):
-    """A = D^(-1/2) H D^(-1/2) with D as the optimiser holds it now; entries that it does not move are 0 in A.
+    """Preconditioned Hessian A = D^(-1/2) H D^(-1/2), with D as the optimiser holds it now.
 
+    Entries that the optimiser does not move are 0 in A.
     D is 1 for SGD, and (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + eps) for Adam and AdamW, whose step then is η D⁻¹ times the plain moving
     average of gradients. Weight decay is no part of H.
 
@@ -38,7 +39,7 @@ class PreconditionedHessian(Hessian):
     def __init__(
         self, problem: Problem, optimizer: Optimizer, group: ParameterGroup | None = None
     ) -> None:
-        """Read the preconditioner; products are taken where the weights then stand.
+        """Read the preconditioner; products use the weights as they stand then.
 
         Args:
             problem: model, batches and loss.
@@ -58,7 +59,9 @@ class PreconditionedHessian(Hessian):
         self._scale: Tensor = _inverse_root(problem, _plain(optimizer), self._columns, self.dtype)
 
     def named_tensors(self, vector: Float[Tensor, " N"]) -> dict[str, Float[Tensor, "..."]]:
-        """The change of the weights that a vector of A stands for, D^(-1/2) times it; along it the loss bends by vᵀ A v.
+        """Turn a vector of A into a change of the weights, D^(-1/2) times it.
+
+        Along it the loss bends by vᵀ A v.
 
         Args:
             vector: see `Hessian`.
@@ -75,7 +78,7 @@ class PreconditionedHessian(Hessian):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Sharpness:
-    """The largest eigenvalue of A as far as a few products show it."""
+    """Largest eigenvalue of A as far as a few products show it."""
 
     value: float
     """Largest Ritz value, which is at most the largest eigenvalue but for rounding."""
@@ -94,7 +97,7 @@ class Sharpness:
         return str(self)
 
     def __str__(self) -> str:
-        """The value, its residual, what was spent, and the threshold."""
+        """Say the value, its residual, what was spent, and the threshold."""
         edge = "" if math.isnan(self.threshold) else f"; stable up to {self.threshold:.4g}"
         return f"{self.value:.4g} (residual {self.residual:.1g}, {self.products} products{edge})"
 
@@ -108,7 +111,7 @@ def preconditioned_sharpness(
     products: int = 5,
     seed: int = 0,
 ) -> Sharpness:
-    """The largest eigenvalue of D⁻¹H, with D the optimiser's preconditioner, for a few products.
+    """Estimate the largest eigenvalue of D⁻¹H by Lanczos, with D the optimiser's preconditioner.
 
     With D held fixed a step on a quadratic is stable up to (2 + 2β₁) / ((1 − β₁) η) for Adam, 38 / η at β₁ = 0.9; for SGD up to
     (2 + 2β) / η with momentum β, (2 + 2β) / ((1 + 2β) η) with Nesterov's. Training in large batches hovers there (the edge of
@@ -159,7 +162,7 @@ def preconditioned_sharpness(
 
 
 def has_preconditioner(optimizer: Optimizer) -> bool:
-    """Whether an optimiser has one yet.
+    """Tell whether an optimiser has a preconditioner yet.
 
     Returns:
         Always for SGD; for Adam from its first step on.

@@ -1,4 +1,4 @@
-"""Corpora and their tokenisers."""
+"""Text corpora and their tokenisers."""
 
 from hessblocks.data.cache import CacheWarning, Entry, cache_root, cached
 from hessblocks.data.corpus import Corpus, Example, Windows, cached_corpus

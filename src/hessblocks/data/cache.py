@@ -1,4 +1,4 @@
-"""The per-user cache: folders with a manifest, built once and verified each time they are used."""
+"""Per-user cache: folders with a manifest, built once and verified at each use."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MANIFEST = "manifest.json"
 
 
 class CacheWarning(UserWarning):
-    """A cache entry was damaged or out of date and is built again."""
+    """Warning that a cache entry was damaged or out of date, and is built again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A verified folder of the cache."""
+    """Verified folder of the cache."""
 
     folder: Path
     """Where its files are."""
@@ -40,7 +40,7 @@ class Entry:
 
 
 def cache_root() -> Path:
-    """`HESSBLOCKS_CACHE`, else `hessblocks` in the user's cache folder of this platform."""
+    """Find the cache: `HESSBLOCKS_CACHE`, else `hessblocks` in the user's cache folder."""
     if own := os.environ.get("HESSBLOCKS_CACHE"):
         return Path(own)
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -52,7 +52,7 @@ def cache_root() -> Path:
 
 
 def cached(name: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]) -> Entry:
-    """The entry of that name, built when it is missing, damaged, or made from another key.
+    """Open a cache entry; build it when it is missing, damaged, or made from another key.
 
     Of several processes that ask at once, one builds and the others wait for it.
 

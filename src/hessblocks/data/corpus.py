@@ -1,4 +1,4 @@
-"""A corpus: tokens of each split on disk, seen as windows of equal length."""
+"""Tokenised corpus on disk, seen as windows of equal length."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Windows(Dataset[Example]):
     def drawn(
         self, count: int, seed: int, option: str = "count", text: str = "the text"
     ) -> Int[Tensor, "count tokens"]:
-        """So many windows without replacement, the same for the same seed.
+        """Draw so many windows without replacement, the same for the same seed.
 
         Args:
             count: how many.
@@ -81,12 +81,12 @@ class Corpus:
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the vocabulary."""
+        """Size of the vocabulary."""
         size: int = self.tokenizer.get_vocab_size()
         return size
 
     def windows(self, split: str, context: int) -> Windows:
-        """The split as non-overlapping windows.
+        """Cut a split into non-overlapping windows.
 
         Args:
             split: train, validation or test-domain.
@@ -111,7 +111,7 @@ class Corpus:
         return Windows(tokens, context)
 
     def curvature_batch(self, sequences: int, tokens: int, seed: int = 0) -> Example:
-        """Held-out windows, drawn without replacement: the same for the same seed.
+        """Draw held-out windows without replacement, the same for the same seed.
 
         Args:
             sequences: how many windows.
@@ -133,7 +133,7 @@ class Corpus:
 def cached_corpus(
     name: str, place: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]
 ) -> Corpus:
-    """The corpus of a cache entry, built where it is missing.
+    """Open the corpus of a cache entry; build it where it is missing.
 
     Args:
         name: of the corpus.

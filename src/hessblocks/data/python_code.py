@@ -1,4 +1,4 @@
-"""Corpora that need no network: the interpreter's standard library, or the user's own files."""
+"""Load corpora that need no network: the standard library's code, or the user's own files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ DEFAULT_VOCABULARY = 4096
 
 
 class CorpusWarning(UserWarning):
-    """A corpus is not quite what was asked for."""
+    """Warning that a corpus is not quite what was asked for."""
 
 
 def load_corpus(path: AnyPath | None = None, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
-    """Python code of the standard library, or text of the user's; built once, then cached.
+    """Load Python code of the standard library, or text of the user's; built once, then cached.
 
     Args:
         path: file or folder of UTF-8 text; None means the standard library.
@@ -60,7 +60,7 @@ def load_corpus(path: AnyPath | None = None, vocabulary: int = DEFAULT_VOCABULAR
 
 
 def load_package_corpus(name: str, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
-    """Python code of an installed package; built once, then cached.
+    """Load Python code of an installed package; built once, then cached.
 
     Args:
         name: of the package, as it is imported.

@@ -1,4 +1,4 @@
-"""Where text comes from: the interpreter's standard library, or a file or folder of the user's.
+"""Text sources: the interpreter's standard library, a package, or files of the user's.
 
 A source is a list of documents (files) per split, and a fingerprint of their contents.
 """
@@ -29,7 +29,7 @@ _LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages", "pydoc_d
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Files to learn from."""
+    """Files to learn from, by split."""
 
     name: str
     """Short name, shown to the user."""
@@ -44,11 +44,11 @@ class Source:
 
     @property
     def by_tail(self) -> bool:
-        """Whether the end of each file is the validation split, for want of files."""
+        """True where the end of each file is the validation split, for want of files."""
         return "validation" not in self.splits
 
     def read(self, split: str) -> Iterator[tuple[str, str]]:
-        """Relative path and text of each file of a split; files that are not text are left out.
+        """Read path and text of each file of a split; files that are not text are left out.
 
         Raises:
             ArgumentError: a file cannot be read.
@@ -60,7 +60,7 @@ class Source:
 
 
 def standard_library() -> Source:
-    """The source of the running interpreter's standard library, its tests a domain of their own.
+    """List the standard library's source, its tests a domain of their own.
 
     Generated files are left out: `_sysconfigdata*` (paths of this machine) and `pydoc_data` (prose).
 
@@ -90,7 +90,7 @@ def standard_library() -> Source:
 
 
 def package_files(name: str) -> Source:
-    """The Python source of an installed package, without folders of tests.
+    """List the Python source of an installed package, without folders of tests.
 
     Args:
         name: as it is imported; it is found, not imported.
@@ -120,7 +120,9 @@ def package_files(name: str) -> Source:
 
 
 def user_files(path: Path) -> Source:
-    """A file, or all files of a folder that are neither hidden, nor in a hidden folder, nor links.
+    """List a file, or the files of a folder but for hidden ones and links.
+
+    Links and hidden files are left out, and all that a hidden folder holds.
 
     Args:
         path: file or folder.
@@ -153,7 +155,9 @@ def user_files(path: Path) -> Source:
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file; None where it is empty or not text (not UTF-8, or with a zero byte).
+    """Read a file as UTF-8; None where it is empty or not text.
+
+    A file that holds a zero byte, or is not UTF-8, is not text.
 
     Args:
         path: the file.
@@ -217,7 +221,7 @@ def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def fingerprint(root: AnyPath, paths: Iterable[str]) -> str:
-    """SHA-256 of files by relative path and contents; about a second a gigabyte.
+    """Hash files by relative path and contents (SHA-256); about a second a gigabyte.
 
     Args:
         root: folder that the paths start from.

@@ -1,4 +1,4 @@
-"""Text to tokens: byte-level pair encoding learnt from the text itself, and token files."""
+"""Tokenise text: byte-level byte-pair encoding (BPE) learnt from it, and token files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_vocabulary(size: int) -> None:
 def learn_encoding(
     texts: Iterable[str], vocabulary: int, special: Sequence[str] = (END_OF_TEXT,)
 ) -> Any:
-    """Byte-level byte-pair encoding in which each merge was seen at least twice.
+    """Learn byte-level BPE in which each merge was seen at least twice.
 
     Args:
         texts: what to learn from.
@@ -64,7 +64,7 @@ def learn_encoding(
 
 
 def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """Every k-th piece of the texts, k such that about `LEARNING_CHARACTERS` remain.
+    """Take every k-th piece of the texts, k such that about `LEARNING_CHARACTERS` remain.
 
     Args:
         texts: documents.
@@ -79,7 +79,7 @@ def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
 
 
 def pieces_of(text: str) -> Iterator[str]:
-    """The text in pieces of about a million characters, cut at line ends where there are any."""
+    """Cut the text into pieces of about a million characters, at line ends where possible."""
     start = 0
     while len(text) - start > _CHUNK:
         cut = text.rfind("\n", start, start + _CHUNK) + 1 or start + _CHUNK
@@ -89,7 +89,7 @@ def pieces_of(text: str) -> Iterator[str]:
 
 
 def token_type(vocabulary: int) -> np.dtype[Any]:
-    """The smallest unsigned type that holds every token."""
+    """Choose the smallest unsigned type that holds every token."""
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
 
 

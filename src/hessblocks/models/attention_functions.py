@@ -1,4 +1,4 @@
-"""Hugging Face's attention functions (sdpa, eager, flash, flex) as the blocks call them.
+"""Adapt Hugging Face's attention functions (sdpa, eager, flash, flex) to the blocks.
 
 Letters: B sequences, H heads, T queries, S keys, G key-value heads, K head width,
 V value width.
@@ -17,7 +17,7 @@ from hessblocks.blocks import Kernel
 
 
 def attention_kernel(implementation: str) -> Kernel:
-    """The softmax attention of that name, in the form that the blocks call."""
+    """Look up the softmax attention of that name, in the form that the blocks call."""
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
 
     def kernel(
@@ -48,7 +48,7 @@ def eager_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H T S"]]:
-    """Softmax attention that builds A; every derivative of it exists.
+    """Compute softmax attention that builds A; every derivative of it exists.
 
     Returns:
         A V as (B, T, H, K), and A.

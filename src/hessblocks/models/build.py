@@ -1,4 +1,4 @@
-"""`build`: a preset and sizes to a model."""
+"""Build a model from the name of a preset and sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def build(
     slots: Slots = (),
     **block_fields: Any,
 ) -> PreTrainedModel:
-    """A Hugging Face model made of `depth` blocks.
+    """Build a Hugging Face model made of `depth` blocks.
 
     Args:
         block: name of a preset (`hessblocks.PRESETS`) or a `BlockConfig`; several, in a sequence or as names

@@ -1,4 +1,4 @@
-"""The Hugging Face configuration of a model made of blocks."""
+"""Hugging Face configuration of a model made of blocks."""
 
 from __future__ import annotations
 
@@ -88,21 +88,21 @@ class HessblocksConfig(PreTrainedConfig):
 
     @property
     def pattern(self) -> list[dict[str, Any]]:
-        """The blocks that the layers have in turn; one where all layers are equal."""
+        """List the blocks that the layers have in turn; one where all layers are equal."""
         if not self.block:
             raise ArgumentError("block: expected a block, or a list of at least one")
         return self.block if isinstance(self.block, list) else [self.block]
 
     @property
     def blocks(self) -> list[BlockConfig]:
-        """The block of each layer, as an object; refuses what does not fit into one model."""
+        """Make the block of each layer, as an object; refuse what does not fit into one model."""
         pattern = [BlockConfig.from_dict(one) for one in self.pattern]
         check_pattern(pattern, self.depth)
         return pattern * (self.depth // len(pattern))
 
     @property
     def block_config(self) -> BlockConfig:
-        """The block of all layers, as an object.
+        """Return the block of all layers, as an object.
 
         Raises:
             ArgumentError: the layers have several.
@@ -118,7 +118,7 @@ class HessblocksConfig(PreTrainedConfig):
     intermediate_size = _OfBlock(lambda block: block["mlp_width"] or 4 * block["width"])
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """What config.json holds.
+        """Return what config.json holds.
 
         Returns:
             Our values, and the sizes under Hugging Face's names.

@@ -38,7 +38,7 @@ svg { background: #ffffff; font: 12px system-ui, sans-serif; fill: #1b1f24; }
 
 
 def draw_blocks(blocks: Mapping[str, BlockConfig]) -> str:
-    """The blocks side by side, from the input x at the bottom to the output at the top.
+    """Draw blocks side by side, from the input x at the bottom to the output at the top.
 
     Args:
         blocks: name → block.

@@ -1,4 +1,4 @@
-"""After training: a model with fewer matrices and gains that computes the same.
+"""Fold a trained model into one with fewer matrices and gains that computes the same.
 
 Reparametrised weights αW_init + βΔW become one matrix, and the gain of a branch goes into what it
 multiplies. What remains is an ordinary model of the library, with a configuration of its own.
@@ -36,7 +36,7 @@ PLAIN = Dense()
 
 
 def merged_block(block: BlockConfig) -> BlockConfig:
-    """The configuration after merging.
+    """Return the block's configuration after merging.
 
     Returns:
         A block without reparametrised weights and branch gains.
@@ -103,7 +103,7 @@ MATRICES = (Dense, Reparametrised)
 def fold(
     model: PreTrainedModel, *, merge: bool = False, tolerance: float = 1e-6
 ) -> PreTrainedModel:
-    """The same function with reparametrised weights and branch gains folded into matrices.
+    """Fold reparametrised weights and branch gains into matrices; the function stays the same.
 
     A branch gain goes into the output matrix of its sub-block or, where there is none, into the gains
     of shaped attention; where there are neither, it stays. The given model is left alone.

@@ -1,4 +1,4 @@
-"""Models for a task: the trunk with a head and a loss."""
+"""Hugging Face models for a task: the trunk with a head and a loss."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _LanguageModel(HessblocksPreTrainedModel):
 
 
 class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
-    """A language model that predicts the next token."""
+    """Causal language model, which predicts the next token."""
 
     _causal = True
 
@@ -83,7 +83,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
         num_items_in_batch: Num[Tensor, ""] | int | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (sequences, tokens, vocabulary) and, with labels, the mean loss in nats per token.
+        """Compute logits (sequences, tokens, vocabulary) and the mean loss in nats per token.
 
         Args:
             input_ids: (sequences, tokens).
@@ -182,7 +182,7 @@ class _WithoutCache(HessblocksPreTrainedModel):
 
 
 class HessblocksForMaskedLM(_WithoutCache, _LanguageModel):
-    """A bidirectional model that restores masked tokens.
+    """Masked language model, which restores masked tokens in both directions.
 
     `labels`, (sequences, tokens), are the original tokens where one was masked, −100 elsewhere.
     """
@@ -198,7 +198,7 @@ class HessblocksForMaskedLM(_WithoutCache, _LanguageModel):
 
 
 class HessblocksForSequenceClassification(_WithoutCache):
-    """A model that gives each sequence a class, from the mean of its unpadded tokens.
+    """Sequence classifier, from the mean of a sequence's unpadded tokens.
 
     `labels`, (sequences,), are the classes. With `num_labels=1` they are numbers, and the loss is the mean
     squared error.

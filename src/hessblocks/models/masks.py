@@ -1,4 +1,4 @@
-"""The mask that a user gives: its form, what of it is padding, and whether it says more than that."""
+"""Attention masks of the user: check their form, find padding, and see what else they say."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _check_entries(mask: Tensor) -> None:
 def padding(
     mask: Shaped[Tensor, "#sequences ..."] | None,
 ) -> Bool[Tensor, "#sequences keys"] | None:
-    """True where a token is not padding; None where no mask says so."""
+    """Find padding: True where a token is none; None where no mask says so."""
     if mask is None or mask.ndim != 2:
         return None
     return mask.bool()
@@ -82,7 +82,7 @@ def has_own_mask(
     mask: Shaped[Tensor, "#sequences ..."] | None,
     position_ids: Int[Tensor, "#sequences tokens"] | None,
 ) -> bool:
-    """Whether the mask may be another than causal or full with padding: the user's own, or packing.
+    """Tell whether a mask may be more than causal or full with padding: own or packed.
 
     transformers reads sequences packed into one row off positions that start again.
 
@@ -98,7 +98,7 @@ def starts_again(
     position_ids: Int[Tensor, "#sequences tokens"],
     mask: Shaped[Tensor, "#sequences ..."] | None,
 ) -> bool:
-    """Whether positions of neighbouring unpadded tokens do not grow; not asked with a mask of four axes."""
+    """Tell whether positions of unpadded tokens do not grow; False with a mask of four axes."""
     if mask is not None and mask.ndim != 2:
         return False
     found = position_ids.diff(dim=-1) < 1

@@ -1,4 +1,4 @@
-"""The trunk of Hugging Face models made of blocks: embeddings, layers, final norm."""
+"""Trunk of Hugging Face models made of blocks: embeddings, layers, final norm."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _Window:
 
 
 class Layer(GradientCheckpointingLayer, Block):
-    """A block that can be computed again in the backward pass instead of being kept."""
+    """Block that can be recomputed in the backward pass (activation checkpointing)."""
 
 
 class HessblocksModel(HessblocksPreTrainedModel):
-    """Embeddings, layers and final norm: token ids to the last layer's vectors."""
+    """Trunk: embeddings, layers and final norm, from token ids to the last layer's vectors."""
 
     _input_embed_layer = "token_embedding"
 

@@ -1,4 +1,4 @@
-"""What all models made of blocks share: initial values, and loading that says what went wrong."""
+"""Base class of all models made of blocks: initial values, loading, saving."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ KEPT = "_keeps_its_values"
 
 
 def keep_values(part: nn.Module) -> None:
-    """Keep the plain torch modules inside, which only the user's own parts have, as they were built."""
+    """Keep the initial values of plain torch modules, which only the user's own parts have."""
     for module in part.modules():
         if isinstance(module, nn.Linear | nn.Embedding) and not hasattr(module, "_part"):
             setattr(module, KEPT, True)
 
 
 class HessblocksPreTrainedModel(PreTrainedModel):
-    """Base of the models; see `HessblocksModel` for the trunk."""
+    """Base class of the models; see `HessblocksModel` for the trunk."""
 
     config_class = HessblocksConfig
     config: HessblocksConfig

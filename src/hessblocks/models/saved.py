@@ -1,4 +1,4 @@
-"""A model that somebody saved: opened without a network, and nothing that came with it is executed."""
+"""Open a saved model without a network, and execute nothing that came with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A model as `save_pretrained` wrote it, or of the local Hugging Face cache, before its weights are read."""
+    """Model as `save_pretrained` wrote it, or of the local cache, before its weights are read."""
 
     source: str
     """As the user named it."""
@@ -45,7 +45,7 @@ class Saved:
 
     @classmethod
     def at(cls, source: str) -> Self:
-        """Look at a model's configuration.
+        """Read a model's configuration.
 
         Args:
             source: a folder, a run folder of `hessblocks train`, or a hub name.
@@ -77,7 +77,7 @@ class Saved:
         return list(getattr(self.config, "architectures", None) or [])
 
     def class_of(self, auto: Any) -> str | None:
-        """Name of the class that an Auto class makes of it; None where there is none."""
+        """Find the class that an Auto class makes of it; None where there is none."""
         known = auto._model_mapping
         return known[type(self.config)].__name__ if type(self.config) in known else None
 
@@ -123,7 +123,7 @@ class Saved:
         return model, found
 
     def tokenizer(self) -> Any:
-        """The tokeniser beside the model; None where there is none that transformers can read."""
+        """Load the tokeniser beside the model; None where transformers can read none."""
         folder = Path(self.place)
         if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZERS):
             return None
@@ -135,7 +135,7 @@ class Saved:
 
 
 def context_of(model: nn.Module) -> int | None:
-    """The longest sequence that a model takes; None where its configuration names none."""
+    """Read the longest sequence that a model takes; None where its configuration names none."""
     config = getattr(model, "config", None)
     for name in ("context", "max_position_embeddings", "n_positions"):
         if isinstance(found := getattr(config, name, None), int) and found > 0:  # XLNet's is -1
@@ -153,7 +153,7 @@ def _places_of_padding(model: nn.Module, places: int) -> int:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of all weights, in hexadecimal."""
+    """Hash all weights (SHA-256), in hexadecimal."""
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -162,7 +162,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def bytes_of(value: Any) -> Any:
-    """The bytes of a tensor's entries, as a buffer on the CPU."""
+    """View the bytes of a tensor's entries, as a buffer on the CPU."""
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 

@@ -1,4 +1,4 @@
-"""Losses in nats per valid token or sequence, in the precision of the logits (single at least).
+"""Token and sequence losses in nats, in the precision of the logits (single at least).
 
 Letters: B sequences, T tokens, V vocabulary.
 """
@@ -18,7 +18,7 @@ def cross_entropy(
     labels: Int[Tensor, "*batch"],
     items: Num[Tensor, ""] | int | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy over the labels that are not `IGNORED`, in nats.
+    """Compute the mean cross-entropy over the labels that are not `IGNORED`, in nats.
 
     Args:
         logits: float32 or wider is kept, half precision is widened.
@@ -44,7 +44,7 @@ def squared_error(
     labels: Num[Tensor, "B ..."],
     items: Num[Tensor, ""] | int | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean of the squared differences between the one number a sequence and its label.
+    """Compute the mean squared difference between one number a sequence and its label.
 
     Args:
         predicted: float32 or wider is kept, half precision is widened.
@@ -64,6 +64,6 @@ def next_token_loss(
     tokens: Int[Tensor, "B T"],
     items: Num[Tensor, ""] | int | None = None,
 ) -> Float[Tensor, ""]:
-    """`cross_entropy` of each token given those before it; the last logits have no label."""
+    """Compute `cross_entropy` of each next token; the last logits have no label."""
     following = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
     return cross_entropy(logits, following, items)

@@ -1,4 +1,4 @@
-"""`second_order_attention`: what is asked is checked, brought into one form, and computed.
+"""Check the arguments of `second_order_attention`, bring them into one form, and compute it.
 
 Letters: B sequences, H heads, G key heads, T queries, S keys, D head width, V value width.
 """
@@ -33,8 +33,9 @@ def second_order_attention(
     softcap: float | None = None,
     sinks: Float[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "..."]:
-    """`torch.nn.functional.scaled_dot_product_attention` with two derivatives and linear memory.
+    """Softmax attention with two derivatives, and memory linear in the context.
 
+    Takes what `torch.nn.functional.scaled_dot_product_attention` takes.
     softmax(scale · q kᵀ) v by tiles whose scores are computed anew, in the first backward pass (torch's
     own fused kernel where there is one) and in the second. Works under `torch.autograd.grad` with
     `create_graph=True`, `torch.func.grad`, `jvp` and `vmap`, in any composition of two derivatives.
@@ -90,7 +91,7 @@ def attend_twice(
     size: Size | None = None,
     noticed: Callable[[], None] | None = None,
 ) -> Float[Tensor, "..."]:
-    """`second_order_attention` of arguments that fit; `size` and `noticed` as in `Visibility`."""
+    """Compute `second_order_attention`; `size` and `noticed` are those of `Visibility`."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind) and query.dtype == torch.float32:  # as torch's own does
         query, key, value = (t.to(torch.get_autocast_dtype(kind)) for t in (query, key, value))
@@ -140,7 +141,7 @@ def misfits(
     softcap: float | None = None,
     sinks: Float[Tensor, "..."] | None = None,
 ) -> Iterator[str]:
-    """What does not fit in the arguments of `second_order_attention`, a sentence each."""
+    """List what does not fit in the arguments of `second_order_attention`, a sentence each."""
     yield from _misfits_of_tensors(query, key, value)
     heads, own = query.shape[-3], key.shape[-3]
     if heads != own and not (shared and heads % own == 0):

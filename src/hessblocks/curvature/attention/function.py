@@ -1,4 +1,4 @@
-"""Attention as a function of autograd: forward, backward, double backward, tangents, vmap.
+"""Attention as an autograd Function: forward, backward, double backward, tangents (jvp), vmap.
 
 Letters: B sequences, H heads, G key heads, T queries, S keys, D head width, V value width, K vectors;
 a, b, c, d the tangents of queries, keys, values and sinks.
@@ -31,7 +31,7 @@ def attention(
     sink: Float[Tensor, "#B H"] | None,
     visibility: Visibility,
 ) -> Float[Tensor, "B H T V"]:
-    """O, with two derivatives by queries, keys, values and sinks."""
+    """Compute O, with two derivatives by queries, keys, values and sinks."""
     out: Tensor = _Attention.apply(query, key, value, sink, visibility)[0]
     return out
 

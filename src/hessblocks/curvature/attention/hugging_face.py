@@ -1,4 +1,4 @@
-"""Attention by tiles in the form of transformers' registry, and whether it is what a model's own function does.
+"""Offer tiled attention to transformers' registry, and recognise a model's own eager function.
 
 Letters: B sequences, H heads, T queries, S keys, G key heads, D head width, V value width.
 """
@@ -33,7 +33,7 @@ def registered_attention(
     s_aux: Float[Tensor, " H"] | None = None,
     **others: Any,
 ) -> tuple[Float[Tensor, "B T H V"], None]:
-    """`second_order_attention` as transformers calls it, with the masks that it makes for sdpa.
+    """Compute `second_order_attention` as transformers calls it, with its masks for sdpa.
 
     Returns:
         The mixed values and, in place of weights, None.
@@ -75,7 +75,7 @@ def in_place_of(
     noticed: Callable[[], None],
     **others: Any,
 ) -> tuple[Float[Tensor, "..."], None] | None:
-    """What a model's own eager function returns, by tiles and without the weights.
+    """Replace a model's own eager function by tiles; the weights are not returned.
 
     Whether tiles do the same is seen on few small random tokens, with all arguments of this call.
 

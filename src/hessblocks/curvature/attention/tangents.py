@@ -1,4 +1,4 @@
-"""The tangent of attention's first backward pass, which is its double backward pass as well.
+"""Tangent of attention's first backward pass, which is its double backward pass as well.
 
 Letters: N pairs of sequence and key head, R query heads a key head, T queries, S keys, D head width,
 V value width; those of `tiles`; K vectors; (a, b, c) tangents of (q, k, v), or cotangents of (q̄, k̄, v̄):
@@ -27,7 +27,7 @@ from hessblocks.curvature.attention.visibility import Tile
 
 @dataclass(frozen=True)
 class Rows:
-    """What the first two passes left of each row."""
+    """Numbers that the first two passes keep of each row."""
 
     top: Float[Tensor, "N R T"]
     """See `attend`."""
@@ -54,7 +54,7 @@ class Vectors:
     """Of O."""
 
     def number(self, which: int) -> Vectors:
-        """One of them."""
+        """Pick one of the K."""
         q, k, v, sink, out = (
             None if t is None else t[which]
             for t in (self.query, self.key, self.value, self.sink, self.out)
@@ -65,7 +65,7 @@ class Vectors:
 def push_forward(
     heads: Heads, kept: Rows, tangents: Vectors, count: int, wanted: Sequence[bool]
 ) -> Vectors:
-    """The tangents of the forward pass and, where G is known, of the first backward pass.
+    """Compute the tangents of the forward pass and, where G is known, of the backward pass.
 
     Args:
         heads: queries, keys, values.

@@ -1,4 +1,4 @@
-"""Attention and its first backward pass, tile by tile, from recomputed scores.
+"""Tiled attention and its first backward pass, from recomputed scores (as FlashAttention).
 
 Letters: q, k, v a tile's rows; s scale; P weights; O = P v; G = ∂L/∂O; δ = Σ G ∘ O a row;
 N pairs of sequence and key head (n of a tile), R query heads a key head, T queries, S keys, I rows of a tile
@@ -22,7 +22,7 @@ from hessblocks.curvature.attention.visibility import Tile, Visibility
 
 @dataclass(frozen=True)
 class Heads:
-    """Queries, keys, values and what else makes P."""
+    """Queries, keys, values, and everything else that P depends on."""
 
     query: Float[Tensor, "N R T D"]
     key: Float[Tensor, "N S D"]
@@ -33,11 +33,11 @@ class Heads:
 
     @property
     def tiles(self) -> list[Tile]:
-        """All of them."""
+        """Cut all queries and keys into tiles."""
         return self.visibility.tiles(self.query, self.key.shape[1])
 
     def scores(self, tile: Tile) -> tuple[Float[Tensor, "n I J"], Float[Tensor, "n I J"] | None]:
-        """Scores of a tile, what is not seen included, and t = tanh(S / c) under a softcap."""
+        """Compute a tile's scores, unseen keys included, and t = tanh(S / c) under a softcap."""
         visibility, bent = self.visibility, None
         found = torch.bmm(rows(self.query, tile), columns(self.key, tile).mT).mul_(visibility.scale)
         if visibility.softcap is not None:
@@ -52,7 +52,7 @@ class Heads:
     def weights(
         self, tile: Tile, top: Float[Tensor, "N R T"], rest: Float[Tensor, "N R T"]
     ) -> tuple[Float[Tensor, "n I J"], Float[Tensor, "n I J"] | None]:
-        """P of a tile from the logarithm of its sums, and t under a softcap."""
+        """Compute P of a tile from the logarithm of its sums, and t under a softcap."""
         bent = None
         if self.visibility.added or self.visibility.softcap is not None:
             found, bent = self.scores(tile)
@@ -65,7 +65,7 @@ class Heads:
         return found, bent
 
     def forbid(self, scores: Float[Tensor, "n I J"], tile: Tile, to: float) -> None:
-        """See `Visibility.forbid`."""
+        """Overwrite unseen keys; see `Visibility.forbid`."""
         self.visibility.forbid(self._by_head(scores), tile, self.groups, to)
 
     def _by_head(self, scores: Tensor) -> Tensor:
@@ -74,20 +74,20 @@ class Heads:
 
 
 def rows(x: Float[Tensor, "N R T *D"], tile: Tile) -> Float[Tensor, "n I D"]:
-    """A tile's rows of all R heads in one axis; numbers a row as a column."""
+    """Cut a tile's rows of all R heads into one axis; numbers a row become a column."""
     part = (x if x.ndim == 4 else x[..., None])[tile.pairs, :, tile.queries]
     return part.flatten(1, 2)
 
 
 def columns(x: Float[Tensor, "N S D"], tile: Tile) -> Float[Tensor, "n J D"]:
-    """A tile's keys or values."""
+    """Cut a tile's keys or values."""
     return x[tile.pairs, tile.keys]
 
 
 def attend(
     heads: Heads,
 ) -> tuple[Float[Tensor, "N R T V"], Float[Tensor, "N R T"], Float[Tensor, "N R T"]]:
-    """O, and the logarithm of the sums of exponentials in two numbers: the largest score and the rest.
+    """Compute O and log-sum-exp of the scores, the latter as the largest score and the rest.
 
     Returns:
         O, largest and rest; a row that sees nothing has O = 0 and −∞ for the largest.
@@ -115,7 +115,7 @@ def pull_back(
     top: Float[Tensor, "N R T"],
     rest: Float[Tensor, "N R T"],
 ) -> tuple[Float[Tensor, "N R T D"], Float[Tensor, "N S D"], Float[Tensor, "N S V"]]:
-    """The first backward pass: q̄, k̄ and v̄ from G and δ (`met`)."""
+    """Compute the first backward pass: q̄, k̄ and v̄ from G and δ (`met`)."""
     for_query, for_key = torch.zeros_like(heads.query), torch.zeros_like(heads.key)
     for_value = torch.zeros_like(heads.value)
     scale = heads.visibility.scale
@@ -132,7 +132,7 @@ def pull_back(
 
 
 def slope(bent: Float[Tensor, "n I J"]) -> Float[Tensor, "n I J"]:
-    """The derivative of the softcap, from t."""
+    """Compute the derivative of the softcap, from t."""
     return (bent * bent).neg_().add_(1)
 
 

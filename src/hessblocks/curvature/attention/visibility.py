@@ -1,4 +1,4 @@
-"""Which keys a query sees, and the cut of queries × keys into tiles that hold all keys their queries see.
+"""Attention masks: the keys that each query may attend to, and a cut into tiles of these.
 
 Letters: B sequences, G key heads, R query heads a key head, N = B G, T queries, S keys, D head width,
 I queries and J keys of a tile.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Size:
-    """How large tiles are."""
+    """Limits on the size of tiles."""
 
     rows: int
     """Queries of all R heads together, at most; one of each at least."""
@@ -44,7 +44,7 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """What the scores are besides products of queries and keys."""
+    """Scale, masks and softcap: everything in the scores but queries and keys."""
 
     scale: float
     """Of the products."""
@@ -65,16 +65,16 @@ class Visibility:
 
     @property
     def added(self) -> bool:
-        """Whether numbers are added to the scores."""
+        """True where numbers are added to the scores."""
         return self.mask is not None and self.mask.dtype != torch.bool
 
     @property
     def plain(self) -> bool:
-        """Whether the products alone make the scores, with or without `causal`."""
+        """True where the scores are the products alone, with or without `causal`."""
         return self.mask is None and self.window is None and self.softcap is None
 
     def tiles(self, query: Float[Tensor, "N R T D"], keys: int) -> list[Tile]:
-        """Tiles of these queries and S keys; those that see nothing are left out."""
+        """Cut these queries and S keys into tiles; those that see nothing are left out."""
         counts = (*query.shape[:3], keys)
         if counts not in self._tiles:
             size = self.size or (CPU if query.device.type == "cpu" else OTHERS)
@@ -110,7 +110,7 @@ class Visibility:
         return first + int(numbers[0]), first + int(numbers[-1]) + 1
 
     def of(self, tile: Tile, groups: int) -> Shaped[Tensor, "#N #R I J"] | None:
-        """The mask of one tile, for G key heads."""
+        """Cut the mask of one tile, for G key heads."""
         if self.mask is None:
             return None
         part = self.mask[..., tile.queries, tile.keys]
@@ -120,7 +120,7 @@ class Visibility:
         return part[pairs // groups % part.shape[0], pairs % groups % part.shape[1]]
 
     def forbid(self, scores: Float[Tensor, "N R I J"], tile: Tile, groups: int, to: float) -> None:
-        """Put `to` where a query does not see a key, in place."""
+        """Put `to` where a query may not attend to a key, in place."""
         mask = self.of(tile, groups)
         if mask is not None and not self.added:
             scores.masked_fill_(~mask, to)

@@ -1,4 +1,4 @@
-"""Where products by parameters are added up while a graph is replayed for one vector.
+"""Accumulate parameter gradients in place during a replay of the graph.
 
 Autograd makes each share of a product a tensor of its own, adds whole tensors up and leaves the copy into the
 result to its caller: two matrix products, a sum and a copy for the weight of one linear layer. Closed forms
@@ -18,14 +18,14 @@ from torch import Tensor
 
 
 class Sum:
-    """The product by one parameter, as far as it is added up."""
+    """Running sum of the products by one parameter."""
 
     def __init__(self, into: Float[Tensor, "*shape"], *, fresh: bool) -> None:
         """Add to `into`; a fresh one holds no numbers yet."""
         self._into, self._fresh = into, fresh
 
     def started(self) -> Float[Tensor, "*shape"]:
-        """The tensor to add to, zeros where it was fresh."""
+        """Return the tensor to add to, zeros where it was fresh."""
         if self._fresh:
             self._into.zero_()
             self._fresh = False
@@ -45,7 +45,7 @@ class Sum:
         self._fresh = False
 
     def add_rows(self, rows: Int[Tensor, " N"], values: Float[Tensor, "N ..."]) -> None:
-        """Add to some rows, to one as often as it is named."""
+        """Add to some rows; a row that is named twice gets both."""
         self.started().index_add_(0, rows, values)
 
 
@@ -55,7 +55,7 @@ _open: dict[int, Sum | None] = {}
 
 @contextmanager
 def adding(sums: Mapping[int, Sum | None]) -> Iterator[None]:
-    """Let a replay add to these.
+    """Let a replay add to these sums.
 
     Args:
         sums: by identity of a parameter; None for those whose products nobody wants.
@@ -69,15 +69,15 @@ def adding(sums: Mapping[int, Sum | None]) -> Iterator[None]:
 
 
 def sum_of(key: int) -> Sum | None:
-    """What products by a parameter are added to, if anything is."""
+    """Look up the sum that products by a parameter are added to, if there is one."""
     return _open.get(key)
 
 
 def wanted(key: int) -> bool:
-    """Whether products by a parameter are of any use."""
+    """Tell whether anybody wants the products by a parameter."""
     return key not in _open or _open[key] is not None
 
 
 def transformed() -> bool:
-    """Whether this happens inside of torch.vmap or another transform of torch.func."""
+    """Tell whether this runs inside torch.vmap or another transform of torch.func."""
     return torch._C._functorch.peek_interpreter_stack() is not None

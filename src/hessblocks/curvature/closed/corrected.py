@@ -1,4 +1,4 @@
-"""Functions of torch whose second or third derivative is wrong or missing (torch 2.13), in single steps.
+"""Replace functions of torch whose higher derivatives are wrong or missing (torch 2.13).
 
 `tests/curvature/test_torch_derivatives.py` holds the list: it fails as soon as torch mends one of them.
 """
@@ -21,14 +21,14 @@ def layer_norm(
     bias: Float[Tensor, "..."] | None = None,
     eps: float = 1e-5,
 ) -> Float[Tensor, "*shape"]:
-    """`torch.nn.functional.layer_norm`; the third derivative of torch's own is wrong."""
+    """Layer norm in single steps; the third derivative of torch's own is wrong."""
     return _normalised(x, range(-len(shape), 0), weight, bias, eps)
 
 
 def weight_norm(
     direction: Float[Tensor, "*shape"], length: Float[Tensor, "..."], dim: int = 0
 ) -> Float[Tensor, "*shape"]:
-    """`torch._weight_norm`, direction scaled to a length; the second derivative of torch's own is wrong.
+    """Weight norm in single steps; the second derivative of `torch._weight_norm` is wrong.
 
     Returns:
         The weight, of norm `length` along all axes but `dim`; along all of them for a `dim` of −1.

@@ -1,4 +1,4 @@
-"""Eager attention of transformers by tiles, while a graph is captured."""
+"""Swap transformers' eager attention for tiles, while a graph is captured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _original: Any = None
 
 @contextmanager
 def swap_eager(watch: Watch) -> Iterator[None]:
-    """Let models that ask transformers' registry for eager attention have tiles in long contexts, in this thread."""
+    """Give models that ask for eager attention tiles in long contexts, in this thread."""
     registry = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
     if registry is None:  # no model of transformers
         yield

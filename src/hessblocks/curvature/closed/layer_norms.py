@@ -28,7 +28,7 @@ def layer_norm(
     bias: Float[Tensor, "..."] | None = None,
     eps: float = 1e-5,
 ) -> Float[Tensor, "*shape"]:
-    """`torch.nn.functional.layer_norm`, twice differentiable."""
+    """Compute `torch.nn.functional.layer_norm`, twice differentiable."""
     return _norm(x, shape, weight, bias, eps, centre=True)
 
 
@@ -38,7 +38,7 @@ def rms_norm(
     weight: Float[Tensor, "..."] | None = None,
     eps: float | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """`torch.nn.functional.rms_norm`, twice differentiable."""
+    """Compute `torch.nn.functional.rms_norm`, twice differentiable."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     return _norm(x, shape, weight, None, eps, centre=False)
 

@@ -1,4 +1,4 @@
-"""Linear layers whose products by the weight are added up where the result is.
+"""Linear layers that accumulate the gradient of their weight in place.
 
 Letters: y = x W + b with x of N rows, D inputs and E outputs a row; g a cotangent of y, (c, Z, z) cotangents of
 the gradients (g Wᵀ, xᵀ g, Σ g) by x, W and b.
@@ -23,7 +23,7 @@ def linear(
     weight: Float[Tensor, "E D"],
     bias: Float[Tensor, " E"] | None = None,
 ) -> Any:
-    """`torch.nn.functional.linear` with a parameter as its weight.
+    """Compute `torch.nn.functional.linear` with a parameter as its weight.
 
     Returns:
         (*rows, E); NotImplemented where the call is left to torch.
@@ -41,7 +41,7 @@ def addmm(
     *more: Any,
     **others: Any,
 ) -> Any:
-    """`torch.addmm` of a bias, rows and a parameter, which is how GPT-2 spells a linear layer.
+    """Compute `torch.addmm` of a bias, rows and a parameter, GPT-2's form of a linear layer.
 
     Returns:
         (N, E); NotImplemented where the call is left to torch.

@@ -1,4 +1,4 @@
-"""Rows of a table, whose products by the table are added to it row by row.
+"""Embedding lookup that accumulates the gradient of its table row by row.
 
 Autograd writes a whole table of zeros for each lookup and adds whole tables up: of a vocabulary of 50,257 words
 and width 768, 150 MB twice a product, for some hundred rows.
@@ -29,7 +29,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """`torch.nn.functional.embedding` of a parameter in float32 or float64.
+    """Compute `torch.nn.functional.embedding` of a parameter in float32 or float64.
 
     Args:
         input: rows that are looked up.

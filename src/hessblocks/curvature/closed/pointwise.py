@@ -1,4 +1,4 @@
-"""Activations whose first and second derivatives are closed forms that a replay only multiplies with.
+"""Activations (GELU, SiLU, tanh) with first and second derivatives in closed form.
 
 Autodiff differentiates tanh-GELU, eight small steps, through some twenty passes over the hidden layer
 a product. Here f'(x) and g f''(x) are computed once and held, and a product costs three passes.
@@ -32,7 +32,7 @@ Values = Float[Tensor, "*shape"]
 
 
 class Curve(abc.ABC):
-    """A function of one real number, applied entry by entry; twice differentiable."""
+    """Real function of one number, applied entry by entry; twice differentiable."""
 
     def __call__(self, x: Values) -> Values:
         """f(x)."""

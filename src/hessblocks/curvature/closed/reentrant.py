@@ -1,4 +1,4 @@
-"""Run reentrant activation checkpoints in their other form while a graph is captured.
+"""Run reentrant activation checkpoints as non-reentrant ones while a graph is captured.
 
 `torch.utils.checkpoint(use_reentrant=True)` hides its weights from autograd: the part runs without a
 graph, and only `Tensor.backward` reaches the weights, by adding to `.grad`. The form
@@ -17,7 +17,7 @@ from hessblocks.curvature.closed.shared import Shared
 
 
 def differentiable_checkpoints() -> AbstractContextManager[None]:
-    """Let parts under `checkpoint(use_reentrant=True)` run as with `use_reentrant=False`.
+    """Run parts under `checkpoint(use_reentrant=True)` as with `use_reentrant=False`.
 
     Whoever calls `checkpoint`, by whatever name, ends at `CheckpointFunction.apply`, which is swapped.
 

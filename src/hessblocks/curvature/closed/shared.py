@@ -1,4 +1,4 @@
-"""Set what holds for the whole process once, while several threads need it."""
+"""Share one process-wide setting among threads, counted by those that need it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Shared(AbstractContextManager[None]):
-    """A setting of the whole process: made by the first thread that needs it, undone by the last one."""
+    """Process-wide setting that the first thread makes and the last one undoes."""
 
     def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
         """Hold what makes the setting."""

@@ -1,4 +1,4 @@
-"""Softmax attention in plain form, with the second derivative of its softmax in closed form.
+"""Softmax attention by plain products, with the second derivative of softmax in closed form.
 
 Letters: S scores, P = softmax(S) row by row, dP a cotangent of P, dS = P ∘ (dP − Σ P ∘ dP) what it
 gives for S, D a cotangent of dS; sums run along a row.
@@ -33,7 +33,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """`torch.nn.functional.scaled_dot_product_attention` without dropout, by tiles or by plain products.
+    """Compute scaled dot-product attention without dropout, by tiles or by plain products.
 
     Tiles serve contexts of at least `LONG` keys, whose mask gets no gradient.
 
@@ -79,7 +79,7 @@ def by_tiles(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> bool:
-    """Whether `attention` of these arguments goes by tiles."""
+    """Tell whether `attention` of these arguments goes by tiles."""
     plain = _torch_alone(attn_mask, dropout_p, is_causal) or key.shape[-2] < LONG
     return not plain and not any(misfits(query, key, value, attn_mask, is_causal, enable_gqa))
 

@@ -1,4 +1,4 @@
-"""Swaps functions of torch for closed forms of ours while a graph is captured, and back afterwards.
+"""Swap functions of torch for our closed forms while a graph is captured, and back afterwards.
 
 Fused kernels have no second derivative, and autodiff takes many small steps through the others; what
 is swapped has both derivatives in closed form. Models stay as they are.
@@ -63,10 +63,10 @@ MODULES: dict[str, closed_pointwise.Curve] = {
 
 
 class ClosedForms(TorchFunctionMode):
-    """Calls the closed form where there is one, and notes what the model does."""
+    """Torch function mode that calls closed forms and notes what the model does."""
 
     def __init__(self, watch: Watch, *, swap: bool = True) -> None:
-        """Note what is seen in `watch`; without `swap` none is ours that has only two derivatives."""
+        """Note in `watch`; without `swap`, call no closed form that has two derivatives alone."""
         super().__init__()
         self._watch = watch
         self._functions = FUNCTIONS if swap else SPELLED
@@ -138,7 +138,7 @@ def _curve_of(module: nn.Module) -> closed_pointwise.Curve | None:
 
 
 def spell_weight_norms(model: nn.Module) -> None:
-    """Give weights by direction and length their right derivatives; the caller puts the modules back."""
+    """Give weight norms their right derivatives; the caller puts the modules back."""
     for module in model.modules():
         if isinstance(module, _WeightNorm):
             module.forward = functools.partial(_weight_of, module.dim)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What a model does in its forward pass that decides how it may be differentiated afterwards.
+"""Watch a forward pass for what limits how it may be differentiated afterwards.
 
 A closed form here carries two derivatives. A model that differentiates by its inputs inside its forward
 pass (a residual of a differential equation, a force field, a score) uses up the first of them there.
@@ -17,7 +17,7 @@ import torch
 
 @dataclass(eq=False)
 class Watch:
-    """What was seen of one forward pass."""
+    """Record of one forward pass."""
 
     attention: bool = False
     """Whether scaled_dot_product_attention kept its plain form in a long context."""
@@ -30,7 +30,7 @@ class Watch:
     """Which thread passes."""
 
     def in_recomputed_part(self) -> bool:
-        """Whether this moment of the forward pass will be lived again; there torch does all by itself."""
+        """True inside of a checkpointed part, which torch must recompute all by itself."""
         inside = _hooks_of_saved_tensors() is not self._hooks
         self.recomputed |= inside
         return inside
@@ -42,7 +42,7 @@ _open: list[Watch] = []
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """Watch a forward pass."""
+    """Record a forward pass."""
     watch = Watch()
     _open.append(watch)
     try:
@@ -58,7 +58,7 @@ def _hooks_of_saved_tensors() -> Any:
 
 
 def note_derivative() -> None:
-    """Say that a closed form is differentiated, and that a graph is kept of it."""
+    """Record that a closed form is differentiated, and that a graph is kept of it."""
     here = [watch for watch in _open if watch.thread == threading.get_ident()]
     for watch in here or [*_open]:  # a thread of autograd's own passes nothing itself
         watch.differentiated = True

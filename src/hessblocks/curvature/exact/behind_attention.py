@@ -1,4 +1,4 @@
-"""Derivatives of what follows the last attention, which acts on each token by itself.
+"""Differentiate what follows the last attention, which acts on each token by itself.
 
 Letters: N tokens with a label, D width, C classes, F rows of a factor of Λ_o, a the attention sub-block's output at one token,
 h(a) that token's final hidden state, f = W h + b its logits, ℓ its share of the loss.
@@ -30,7 +30,7 @@ _AT_ONCE = 1 << 21
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDerivatives:
-    """How the loss depends on the attention output of each token."""
+    """Derivatives of the loss by the attention output of each token."""
 
     gradient: Float[Tensor, "N D"]
     """g, the gradient of the loss."""
@@ -54,7 +54,7 @@ def token_derivatives(
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
-    """Derivatives of Σ_n weights_n · cross-entropy(logits(network(attended_n, sides_n)), labels_n).
+    """Differentiate Σ_n weights_n · cross-entropy(logits(network(attended_n, sides_n)), labels_n).
 
     Args:
         network: acts on one token.

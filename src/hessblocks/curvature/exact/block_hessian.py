@@ -1,4 +1,4 @@
-"""Every block of the last layer's Hessian: attention, what stands behind it, and the unembedding.
+"""Assemble-free Hessian of the last layer: attention, what follows it, and the unembedding.
 
 A change Δ_i of piece i moves its site s by E_i Δ_iᵀ v_i at each token, with a vector v_i (the layer's
 input) and a map E_i to the site (the identity but for the attention's weights). With M, F, X as in
@@ -50,8 +50,9 @@ class _Move:
 
 
 class LastBlockHessian(PiecewiseHessian):
-    """H, H_o and H_f of every parameter from the last attention on, as operators that are never assembled.
+    """H, H_o and H_f by every parameter from the last attention on, as operators.
 
+    The operators are never assembled.
     Groups: those of `AttentionHessian` (query, key, value, projection, gains), gain and shift of the norm in
     front of it, each linear layer behind
     by its module's name with its bias, each other parameter by its own name, and `unembedding`. A weight
@@ -94,7 +95,7 @@ class LastBlockHessian(PiecewiseHessian):
         self.groups = (*attention.groups, *before, *tail.parts, *own)
 
     def pieces(self, group: str, head: int | None = None) -> list[Piece]:
-        """The pieces of a group; those of one head, for the attention's."""
+        """List the pieces of a group; those of one head, for the attention's."""
         if group in self.attention.groups:
             return self.attention.pieces(group, head)
         if head is not None:
@@ -110,13 +111,13 @@ class LastBlockHessian(PiecewiseHessian):
     def block(
         self, row: str, column: str, part: Part = "full", head: int | tuple[int, int] | None = None
     ) -> ExactOperator:
-        """The Hessian block of two groups; see `PiecewiseHessian.block`."""
+        """Hessian block of two groups; see `PiecewiseHessian.block`."""
         if {row, column} <= set(self.attention.groups):
             return self.attention.block(row, column, part, head)
         return super().block(row, column, part, head)
 
     def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
-        """The terms of H_o or H_f between two pieces."""
+        """List the terms of H_o or H_f between two pieces."""
         if self._attends(row) and self._attends(column):
             return self.attention.terms(row, column, part)
         if column.group == UNEMBEDDING:
@@ -243,7 +244,7 @@ class LastBlockHessian(PiecewiseHessian):
         )
 
     def semidefinite(self, part: Part) -> bool:
-        """H_o is a sum of squares."""
+        """True: H_o is a sum of squares."""
         return part == "outer"
 
 

@@ -1,4 +1,4 @@
-"""The gain and the shift of the norm in front of the last attention.
+"""Derivatives by gain and shift of the norm in front of the last attention.
 
 Such a parameter φ multiplies something entry by entry, n_j = … + c_j ⊙ φ (c the normalised vector for a
 gain, ones for a shift), and n feeds W_Q, W_K and W_V alike. With c beside n as further inputs of the layer,
@@ -26,7 +26,7 @@ READ = ("query", "key", "value")
 
 
 class InputNorm:
-    """The parameters of the norm, as rows of a wider layer's weights."""
+    """Gain and shift of the norm, treated as rows of a wider layer's weights."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class InputNorm:
         return weight[:rows]
 
     def jacobian(self, name: str) -> Float[Tensor, "N O D"]:
-        """∂(output of the attention)/∂φ of every token."""
+        """Compute ∂(output of the attention)/∂φ of every token."""
         total: Tensor | None = None
         for group in READ:
             for piece in self._wide.layer.pieces(group):
@@ -81,7 +81,7 @@ class InputNorm:
         return total
 
     def functional(self, name: str, piece: Piece) -> list[KroneckerTerm]:
-        """Terms of Σ ⟨g, ∂²(output of the attention)/∂φ ∂W⟩ for a piece of the attention's parameters."""
+        """List terms of Σ ⟨g, ∂²(attention)/∂φ ∂W⟩ for a piece W of the attention's parameters."""
         group = "query" if piece.group == "query_key" else piece.group
         found = []
         for number in piece.heads:
@@ -95,7 +95,7 @@ class InputNorm:
         return found
 
     def functional_own(self, row: str, column: str) -> list[KroneckerTerm]:
-        """The same for two parameters of the norm."""
+        """List the terms for two parameters of the norm."""
         found = []
         for number, head in enumerate(self._wide.heads):
             for left in READ:
@@ -191,7 +191,7 @@ def _of_head(group: str, head: int, layer: AttentionLayer) -> Float[Tensor, "row
 def widened(
     layer: AttentionLayer, slopes: Mapping[str, Float[Tensor, "B L D"]]
 ) -> tuple[AttentionLayer, dict[str, Int[Tensor, " D"]]]:
-    """The same layer with multipliers beside its inputs.
+    """Append multipliers to the inputs of the same layer.
 
     Args:
         layer: biases are met by a last column of ones, which stays among its own.

@@ -1,4 +1,4 @@
-"""Exact curvature of the last attention of a real model, in closed form.
+"""Exact Hessian of the last attention of a real model, in closed form.
 
 Everything after the last attention acts on each token by itself, so that it enters the closed form
 through three quantities a token: g, Λ_o and Λ_f (see `behind_attention`).
@@ -52,8 +52,9 @@ def exact_attention_curvature(
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
-    """H, H_o and H_f of the last attention's queries, keys, values, projection, gains and head norms, exactly.
+    """Exact H, H_o and H_f by the last attention's weights, gains and head norms.
 
+    The weights are those of queries, keys, values and projection.
     H_o is the Gauss-Newton matrix with the logits as network output, as in the Hessian paper; the
     loss is the mean cross-entropy over the valid tokens of the batch.
 
@@ -97,7 +98,7 @@ def exact_last_block(
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> LastBlockHessian:
-    """H, H_o and H_f of every parameter from the last attention on, exactly.
+    """Exact H, H_o and H_f by every parameter from the last attention on.
 
     The groups of `exact_attention_curvature`, and behind them each linear layer (by its module's name, its
     bias with it), each gain or bias of a norm and each gain of a branch (by their own names), and
@@ -174,7 +175,10 @@ def exact_last_block(
 def taken(
     model: nn.Module, batch: Any, loss: str, memory_limit: int
 ) -> Iterator[tuple[LastAttention, Int[Tensor, "B L"], Bool[Tensor, "B L"]]]:
-    """The last attention of a model on a batch, the targets, and where they count; inside, nothing disturbs it."""
+    """Take the last attention of a model on a batch, with targets and where they count.
+
+    Inside, the model stays in the state that the closed form needs.
+    """
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
     with exclusive(model):
@@ -204,7 +208,7 @@ def taken(
 def hessian_of(
     layer: AttentionLayer, behind: TokenDerivatives, valid: Bool[Tensor, "B L"]
 ) -> AttentionHessian:
-    """The Hessian of a layer from the derivatives at its labelled tokens; the others add nothing."""
+    """Build the Hessian of a layer from its labelled tokens; the others add nothing."""
     positions = valid.any(0).nonzero()[:, 0]
     labelled = valid[:, positions]
     functional = None
@@ -280,7 +284,7 @@ def _check_targets(targets: Tensor, batch: Batch, classes: int) -> None:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """No parameter asks for gradients, so that no graph of the model is built; restored afterwards."""
+    """Freeze all parameters, so that no graph of the model is built; restored afterwards."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -297,7 +301,7 @@ def behind_cross_entropy(
     valid: Bool[Tensor, "B L"],
     memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
-    """Derivatives of the mean cross-entropy of the labelled tokens, in the output of the attention.
+    """Differentiate the mean cross-entropy of labelled tokens by the attention's output.
 
     Args:
         found: the last attention.

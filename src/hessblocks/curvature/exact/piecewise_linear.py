@@ -1,4 +1,4 @@
-"""Whether a function is piecewise linear, read off the operations that autograd records.
+"""Detect piecewise linear functions from the operations that autograd records.
 
 A sum, a product with a constant, a rearrangement and a rectifier have no second derivative, wherever
 they are taken; nor has any chain of them. What is not on the list counts as curved.
@@ -32,7 +32,7 @@ _POINT = "torch::autograd::AccumulateGrad"
 def piecewise_linear(
     function: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]], point: Float[Tensor, "..."]
 ) -> bool:
-    """Whether the operations from a point to its image show that there is no second derivative.
+    """Tell whether the recorded operations show that there is no second derivative.
 
     Args:
         function: its parameters must not ask for gradients.

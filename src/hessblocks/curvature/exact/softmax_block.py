@@ -1,4 +1,4 @@
-"""The unembedding's own block of H_o, from hidden states and probabilities alone.
+"""Gauss-Newton block of the unembedding, from hidden states and probabilities alone.
 
 With h the hidden state, p the probabilities and ω the weight of a token,
     H_o = Σ_n ω_n h_n h_nᵀ ⊗ (diag p_n − p_n p_nᵀ),
@@ -20,7 +20,7 @@ from hessblocks.linalg import ExactOperator, chunks, unit_of
 
 
 class SoftmaxBlock(ExactOperator):
-    """Σ_n ω_n h_n h_nᵀ ⊗ (diag p_n − p_n p_nᵀ), flattened (inputs, classes) row by row."""
+    """Operator Σ_n ω_n h_n h_nᵀ ⊗ (diag p_n − p_n p_nᵀ), flattened (inputs, classes) row by row."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class SoftmaxBlock(ExactOperator):
         weights: Float[Tensor, " N"],
         memory_limit: int,
     ) -> None:
-        """Hold what the block is made of.
+        """Hold hidden states, probabilities and weights.
 
         Args:
             inputs: h of each token, with a last column of ones for a bias.
@@ -51,11 +51,11 @@ class SoftmaxBlock(ExactOperator):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the numbers held."""
+        """Count the bytes of the numbers held."""
         return self._inputs.nbytes + self._p.nbytes
 
     def adjoint(self) -> SoftmaxBlock:
-        """The block itself."""
+        """Return the block itself, which is symmetric."""
         return self
 
     def _matmat(self, columns: Tensor) -> Tensor:
@@ -71,11 +71,11 @@ class SoftmaxBlock(ExactOperator):
         return out.view(-1, count)
 
     def diagonal(self) -> Float[Tensor, " size"]:
-        """Σ_n ω_n h² ⊗ p (1 − p)."""
+        """Compute Σ_n ω_n h² ⊗ p (1 − p)."""
         return (self._inputs.square().T @ (self._p * (1 - self._p))).flatten()
 
     def frobenius_norm(self) -> float:
-        """The norm, by two N × N matrices. Cost: N² (C + P) multiplications."""
+        """Compute the norm by two N × N matrices. Cost: N² (C + P) multiplications."""
         return unit_of(self._inputs) ** 2 * math.sqrt(self._square)
 
     @cached_property

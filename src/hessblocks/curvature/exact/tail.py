@@ -1,4 +1,4 @@
-"""The parameters behind the last attention, and the derivatives of one token's network in them.
+"""Derivatives of one token's network by the parameters behind the last attention.
 
 Everything is differentiated in what is added at a *site* of the token's network: the output of the
 attention, the output z = Wᵀ x of a linear layer, or a parameter itself (gains and biases of norms,
@@ -37,7 +37,7 @@ HELD = 8
 
 @dataclass(frozen=True, kw_only=True)
 class TailPart:
-    """A linear layer behind the attention with its bias, or a single parameter."""
+    """Linear layer behind the attention with its bias, or a single parameter."""
 
     name: str
     """Of the module or of the parameter, in the model; its site has the same name."""
@@ -52,7 +52,7 @@ class TailPart:
 
 
 class TokenTail:
-    """One token's network from the output of the last attention to the final hidden state."""
+    """Network of one token from the last attention's output to the final hidden state."""
 
     def __init__(
         self,
@@ -90,15 +90,18 @@ class TokenTail:
         """Final hidden state h of each token."""
 
     def note_state(self) -> None:
-        """Note what the model is, once it is again as its owner knows it."""
+        """Note the model's state, once its owner's settings are back."""
         self._state = _state(self._model)
 
     def size(self, site: str) -> int:
-        """How many numbers may be added at a site."""
+        """Count the numbers that may be added at a site."""
         return self.width if site == ATTENTION else self.parts[site].shape[1]
 
     def inputs(self, name: str) -> Float[Tensor, "N P"]:
-        """What a linear layer reads, times its gain, with a last column of ones for a bias; ones for a parameter."""
+        """Return a linear layer's inputs times its gain; ones for a bias or a parameter.
+
+        A linear layer with a bias has a last column of ones.
+        """
         part = self.parts[name]
         ones = self.hidden.new_ones(len(self.hidden), 1)
         if not part.linear:
@@ -107,7 +110,7 @@ class TokenTail:
         return torch.cat([inputs, ones], dim=-1) if part.biased else inputs
 
     def first(self, site: str) -> Float[Tensor, "N D S"]:
-        """M_s, the derivative of the hidden state."""
+        """Compute M_s, the derivative of the hidden state."""
 
         def of_token(*point: Tensor) -> Tensor:
             found: Tensor = jacrev(lambda added: self._run({site: added}, *point)[0])(
@@ -118,7 +121,7 @@ class TokenTail:
         return self._made(("first", site), of_token, self.width, self.size(site))
 
     def second(self, row: str, column: str, along: Float[Tensor, "N D"]) -> Float[Tensor, "N S T"]:
-        """F_st along u; the same u at every call."""
+        """Compute F_st along u; the same u at every call."""
         if (self.size(row), row) > (self.size(column), column):
             return self.second(column, row, along).mT
 
@@ -142,7 +145,7 @@ class TokenTail:
         )
 
     def between(self, layer: str, site: str) -> Float[Tensor, "N P S"]:
-        """X_ts of the inputs as `inputs` gives them: zeros for the ones, and where s does not come before t."""
+        """Compute X_ts of the inputs; zeros for the ones, and where s does not come before t."""
         part = self.parts[layer]
 
         def of_token(*point: Tensor) -> Tensor:

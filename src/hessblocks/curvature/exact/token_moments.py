@@ -1,4 +1,4 @@
-"""Which tokens carry the moments of a model's last attention, in numbers and as a figure.
+"""Attention moments of a model's last attention, token by token, and a figure of them.
 
 Letters: B sequences, L tokens, H heads.
 """
@@ -29,7 +29,7 @@ MOST_NAMES = 80
 def attention_moments(
     model: nn.Module, batch: Any, loss: str = "causal-lm", *, memory_limit: int = MEMORY_LIMIT
 ) -> AttentionMoments:
-    """First, second and third attention moments of every head of the last attention.
+    """Compute the first three attention moments of every head of the last attention.
 
     The same as `exact_attention_curvature(...).moments`, without the curvature behind the attention.
 
@@ -64,7 +64,7 @@ def attention_moments(
 def second_moment_figure(
     moments: AttentionMoments, tokens: Sequence[str] | None = None, sequence: int = 0
 ) -> Figure:
-    """Which tokens of a sequence carry the second moment, head by head, as maps.
+    """Draw which tokens carry the second moment, head by head, as maps.
 
     Tokens whose output enters the loss count. Above, the share of each key j in Σ_i tr M_2(i), which is
     Σ_i a_ij ‖x_j − m_i‖²; below, that of each query i, tr M_2(i).

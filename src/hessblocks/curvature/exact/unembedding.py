@@ -1,4 +1,4 @@
-"""The curvature of the cross-entropy seen from the hidden state, where the vocabulary is large.
+"""Curvature of the cross-entropy by the hidden state, where the vocabulary is large.
 
 The logits are linear in the final hidden state h, f = W h + b. With p their softmax and weight ω of the
 token in the loss, the gradient is Wᵀ r with r = ω (p − onehot), and
@@ -32,7 +32,7 @@ _ROWS, _COLUMNS = 1024, 4
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Unembedding:
-    """The linear map from the final hidden state to the logits."""
+    """Linear map from the final hidden state to the logits."""
 
     weight: Float[Tensor, "C D"]
     """W."""
@@ -41,7 +41,7 @@ class Unembedding:
 
     @classmethod
     def of(cls, head: nn.Linear) -> Unembedding:
-        """That of a model's output layer, as it is now."""
+        """Read that of a model's output layer, as it is now."""
         bias = None if head.bias is None else head.bias.detach().clone()
         return cls(weight=head.weight.detach().clone(), bias=bias)
 
@@ -51,7 +51,7 @@ class Unembedding:
         return self.weight.shape[0]
 
     def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... C"]:
-        """W h + b."""
+        """Compute W h + b."""
         return nn.functional.linear(hidden, self.weight, self.bias)
 
     def gradient(
@@ -61,7 +61,7 @@ class Unembedding:
         weights: Float[Tensor, " N"],
         memory_limit: int,
     ) -> Float[Tensor, "N D"]:
-        """Wᵀ r of each token; the logits of some tokens at a time."""
+        """Compute Wᵀ r of each token; the logits of some tokens at a time."""
         step = max(1, memory_limit // (4 * self.classes * hidden.element_size()))
         parts = [
             self.residual(hidden[some], labels[some], weights[some]) @ self.weight
@@ -75,7 +75,7 @@ class Unembedding:
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
     ) -> Float[Tensor, "N C"]:
-        """Residuals r; that of the label is minus the sum of the others."""
+        """Compute residuals r; the label's is minus the sum of the others, which rounds least."""
         label = labels[:, None]
         residual = self.logits(hidden).softmax(-1).scatter_(-1, label, 0.0)
         residual.scatter_(-1, label, -residual.sum(-1, keepdim=True))
@@ -84,7 +84,7 @@ class Unembedding:
     def curvature(
         self, hidden: Float[Tensor, "N D"], weights: Float[Tensor, " N"]
     ) -> Float[Tensor, "N D D"]:
-        """Λ_h of each token.
+        """Compute Λ_h of each token.
 
         Returns:
             Symmetric positive semi-definite matrices.
@@ -108,7 +108,7 @@ class Unembedding:
 
 
 class SeenLoss:
-    """What the mean cross-entropy sees of the final hidden states, and of the unembedding itself."""
+    """Derivatives of the mean cross-entropy by final hidden states and by the unembedding."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class SeenLoss:
 
     @cached_property
     def inputs(self) -> Float[Tensor, "N P"]:
-        """The hidden states h, with a last column of ones for a bias."""
+        """Hidden states h, with a last column of ones for a bias."""
         biased = self._unembedding.bias is not None
         ones = self._hidden.new_ones(len(self._hidden), int(biased))
         return torch.cat([self._hidden, ones], dim=-1)
@@ -165,17 +165,17 @@ class SeenLoss:
     def halves(
         self, row: Float[Tensor, "N D S"], column: Float[Tensor, "N D T"]
     ) -> tuple[Float[Tensor, "N F S"], Float[Tensor, "N F T"]]:
-        """Two factors of rowᵀ Λ_h column, through C rows or D, whichever are fewer."""
+        """Factor rowᵀ Λ_h column in two, through C rows or D, whichever are fewer."""
         if self._unembedding.classes < self._hidden.shape[1]:
             return self._factor @ row, self._factor @ column
         return row, self._matrix @ column
 
     def padded(self, rows: Float[Tensor, "N D S"]) -> Float[Tensor, "N P S"]:
-        """With a last row of zeros for a bias."""
+        """Append a row of zeros for a bias."""
         return nn.functional.pad(rows, (0, 0, 0, self.inputs.shape[1] - rows.shape[1]))
 
     def block(self) -> SoftmaxBlock:
-        """The unembedding's own block of H_o."""
+        """Gauss-Newton block of the unembedding's own weight."""
         return SoftmaxBlock(self.inputs, self._probabilities, self._weights, self._limit)
 
     @cached_property
@@ -196,7 +196,7 @@ class SeenLoss:
 def summed_squares(
     weights: Float[Tensor, "N M"], rows: Float[Tensor, "M D"]
 ) -> Float[Tensor, "N D D"]:
-    """Σ_m weights_nm rows_m rows_mᵀ for every n: the products of two columns are made once for all n.
+    """Compute Σ_m weights_nm rows_m rows_mᵀ for all n; products of columns are made once.
 
     Args:
         weights: any sign.

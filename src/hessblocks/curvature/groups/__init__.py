@@ -1,4 +1,4 @@
-"""Parameter groups: which entries of which parameters belong together, and under what name."""
+"""Parameter groups: named sets of entries of a model's parameters."""
 
 from hessblocks.curvature.groups.custom import custom_groups, select_groups
 from hessblocks.curvature.groups.roles import UnknownRoleWarning, merge, parameter_groups

@@ -1,4 +1,4 @@
-"""Groups that a user names: by pattern on group names, or by pattern and slice on parameters."""
+"""Select and define parameter groups by patterns on names, with or without slices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hessblocks.errors import ArgumentError
 def select_groups(
     groups: Mapping[str, ParameterGroup], patterns: Iterable[str]
 ) -> dict[str, ParameterGroup]:
-    """The groups whose names match one of the shell-style patterns (`layers.*.attention.query`).
+    """Pick the groups whose names match a shell-style pattern (`layers.*.attention.query`).
 
     Returns:
         The chosen groups in their old order.
@@ -44,7 +44,7 @@ def select_groups(
 def custom_groups(
     model: nn.Module, specifications: Mapping[str, str | Sequence[str]]
 ) -> dict[str, ParameterGroup]:
-    """Groups of your own naming, from patterns on parameter names with or without a slice.
+    """Define groups of your own, from patterns on parameter names with or without a slice.
 
     Args:
         model: whose trainable parameters are grouped.

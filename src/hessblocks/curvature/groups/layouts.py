@@ -1,4 +1,4 @@
-"""Which parameters are queries, keys, values and so on, by architecture: tables of their names.
+"""Tables of parameter names by architecture: queries, keys, values and so on.
 
 Weights of `torch.nn.Linear` are (outputs, inputs); those of GPT-2's Conv1D are (inputs, outputs).
 """

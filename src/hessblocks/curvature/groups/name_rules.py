@@ -1,4 +1,4 @@
-"""Rules on the names of parameters: which group each belongs to."""
+"""Sort parameters into groups by rules on their names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAD = r"(lm_head|score|classifier|cls|head|decoder|pooler)(\.\w+)*"
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Parameters of one kind and the groups that they go to."""
+    """Pattern on parameter names, and the groups that a match goes to."""
 
     pattern: str
     """Regular expression for the whole name; its group `layer` gives the layer."""
@@ -35,7 +35,7 @@ def rules_of(
     conv1d: bool = False,
     side: str = "",
 ) -> list[Rule]:
-    """The rules of an architecture.
+    """Look up the rules of an architecture.
 
     Args:
         layer: how the names of a layer's parameters begin.

@@ -1,4 +1,4 @@
-"""How the heads of one or several roles lie along one axis of a weight."""
+"""Packing of heads and roles along one axis of a fused weight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Heads:
     """Key-value heads; `count` without grouped queries."""
 
     def of(self, role: str) -> int:
-        """Heads of one role."""
+        """Cut an axis into heads of one role."""
         return self.groups if role in ("key", "value") else self.count
 
 
@@ -39,13 +39,13 @@ class Piece:
     """From the start of a run to the start of the next."""
 
     def divides(self, heads: int) -> bool:
-        """Whether each run holds whole heads of equal width."""
+        """Tell whether each run holds whole heads of equal width."""
         return (
             self.length > 0 and self.blocks * self.length % heads == 0 and heads % self.blocks == 0
         )
 
     def by_head(self, heads: int) -> list[Piece]:
-        """The same indices, one piece a head, in the order of the heads."""
+        """Cut the same indices into one piece a head, in the order of the heads."""
         width = self.blocks * self.length // heads
         return [
             Piece(role=self.role, offset=offset + start, blocks=1, length=width, step=width)
@@ -59,22 +59,22 @@ Packing = Callable[[int, Heads], list[Piece]]
 
 
 def one_role(role: str) -> Packing:
-    """The whole axis belongs to one role."""
+    """Give the whole axis to one role."""
     return lambda length, heads: [Piece(role=role, offset=0, blocks=1, length=length, step=length)]
 
 
 def stacked(length: int, heads: Heads) -> list[Piece]:
-    """[all queries | all keys | all values]; thirds without grouped queries."""
+    """Cut [all queries | all keys | all values]; thirds without grouped queries."""
     return _repeated(length, heads, blocks=1)
 
 
 def thirds(length: int, heads: Heads) -> list[Piece]:
-    """[all queries | all keys | all values] of equal length, as in `nn.MultiheadAttention`."""
+    """Cut [all queries | all keys | all values] of equal length, as in `nn.MultiheadAttention`."""
     return _repeated(length, Heads(count=1, groups=1), blocks=1)
 
 
 def interleaved(length: int, heads: Heads) -> list[Piece]:
-    """[group][its queries, its key, its value]; one head a group without grouped queries."""
+    """Cut [group][its queries, its key, its value]; one head a group without grouped queries."""
     return _repeated(length, heads, blocks=heads.groups)
 
 

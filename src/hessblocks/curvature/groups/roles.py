@@ -1,4 +1,4 @@
-"""Cutting a model's parameters into groups: by role, by head, by parameter."""
+"""Cut a model's parameters into groups: by role, by head, by parameter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = 5
 
 
 class UnknownRoleWarning(UserWarning):
-    """Some parameters have names that tell no role."""
+    """Warning that the names of some parameters tell no role."""
 
 
 def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, ParameterGroup]:
@@ -94,7 +94,7 @@ def _fits(rule: Rule, model: nn.Module) -> bool:
 
 
 def merge(name: str, parts: Sequence[ParameterGroup]) -> ParameterGroup:
-    """One group of several, with role and layer where they agree."""
+    """Join several groups into one, with role and layer where they agree."""
     roles, layers = {part.role for part in parts}, {part.layer for part in parts}
     return ParameterGroup(
         name=name,

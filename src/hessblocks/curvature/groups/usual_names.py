@@ -1,4 +1,4 @@
-"""Groups of an architecture that has no table, by the names that known ones use."""
+"""Guess the groups of an architecture without a table, from the names that known ones use."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _CONTAINER = re.compile(r"((?:\w+\.)*?)(\w+)\.\d+\.")
 
 
 def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list[Rule]:
-    """Rules for an unknown architecture: the names that known ones use inside and outside of their layers.
+    """List rules for an unknown architecture: names that known ones use in and around layers.
 
     Args:
         names: of its parameters; layers are modules with a number in their path. Where there are several
@@ -102,7 +102,7 @@ def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list
 
 
 def outside_rules(model: nn.Module) -> list[Rule]:
-    """Rules for embeddings and norms outside the layers of an unknown architecture, by the type of the module."""
+    """List rules for embeddings and norms outside the layers, by the type of the module."""
     roles = {nn.Embedding: "embedding", nn.LayerNorm: "norm", nn.RMSNorm: "norm"}
     return [
         Rule(pattern=rf"{re.escape(name)}\.\w+", name=f"{role}.{name}", role=role)

@@ -1,4 +1,4 @@
-"""Groups of parameters as strided views, so that a fused weight can be cut without copying it.
+"""Parameter groups as strided views, which cut a fused weight without copying it.
 
 Letters: K vectors multiplied together.
 """
@@ -21,7 +21,7 @@ from hessblocks.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterView:
-    """Some entries of one parameter, as `torch.as_strided` would cut them from its row-major form."""
+    """Strided view of some entries of one parameter, as `torch.as_strided` would cut it."""
 
     parameter: str
     """Name of the parameter in `model.named_parameters()`."""
@@ -39,14 +39,14 @@ class ParameterView:
 
     @property
     def end(self) -> int:
-        """The entry after the last, in the same count as `offset`."""
+        """Entry after the last, in the same count as `offset`."""
         if not self.size:
             return self.offset
         steps = zip(self.shape, self.stride, strict=True)
         return self.offset + sum((length - 1) * step for length, step in steps) + 1
 
     def read(self, tensors: Shaped[Tensor, "K ..."]) -> Shaped[Tensor, "K size"]:
-        """Cut from (K, *parameter shape), as (K, size)."""
+        """Cut the entries from (K, *parameter shape), as (K, size)."""
         return self._cut(tensors.contiguous()).reshape(tensors.shape[0], self.size)
 
     def write(self, tensors: Shaped[Tensor, "K ..."], values: Shaped[Tensor, "K size"]) -> None:
@@ -54,7 +54,7 @@ class ParameterView:
         self._cut(tensors).copy_(values.reshape(values.shape[0], *self.shape))
 
     def positions(self) -> Int[Tensor, " size"]:
-        """The entries' places in the flattened parameter, (size,)."""
+        """Places of the entries in the flattened parameter, (size,)."""
         places = torch.arange(self.offset, self.end)
         return places.as_strided(self.shape, self.stride).reshape(-1)
 
@@ -69,7 +69,7 @@ class ParameterView:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ParameterGroup:
-    """Parameters whose curvature is asked for together; its vectors are the views one after another."""
+    """Named set of parameter entries; its vectors are the views one after another."""
 
     name: str
     """Such as `layers.0.attention.query`."""
@@ -123,7 +123,9 @@ class ParameterGroup:
     def whole(
         self, vectors: Float[Tensor, "K size"], like: Mapping[str, Float[Tensor, "..."]]
     ) -> dict[str, Float[Tensor, "K ..."]]:
-        """The parameters that are wholly in the group, and of the dtype and device of its vectors, as views of these.
+        """Split vectors into views of the parameters that are wholly in the group.
+
+        They have the dtype and device of the vectors; parameters of others are left out.
 
         Args:
             vectors: (K, size).
@@ -143,7 +145,7 @@ class ParameterGroup:
     def scatter(
         self, vectors: Float[Tensor, "K size"], like: Mapping[str, Float[Tensor, "..."]]
     ) -> dict[str, Float[Tensor, "K ..."]]:
-        """Whole parameters that are zero outside the group.
+        """Write vectors into whole parameters that are zero outside the group.
 
         Args:
             vectors: (K, size).
@@ -168,14 +170,14 @@ class ParameterGroup:
 
 
 def whole(name: str, parameter: Shaped[Tensor, "..."]) -> ParameterView:
-    """The view of a whole parameter."""
+    """Make the view of a whole parameter."""
     shape = tuple(parameter.shape)
     strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return ParameterView(parameter=name, shape=shape, stride=strides)
 
 
 def misfit(group: ParameterGroup, entries: Mapping[str, int]) -> str | None:
-    """The first parameter of a group that a model, of `entries` by name, lacks or has smaller; None where all fit."""
+    """Find the first parameter of a group that a model lacks or has smaller; None where all fit."""
     reached = ((view.parameter, view.end) for view in group.views)
     return next((name for name, end in reached if end > entries.get(name, -1)), None)
 
@@ -183,7 +185,7 @@ def misfit(group: ParameterGroup, entries: Mapping[str, int]) -> str | None:
 def check_disjoint(
     groups: Iterable[ParameterGroup], parameters: Mapping[str, Shaped[Tensor, "..."]]
 ) -> dict[str, Bool[Tensor, " entries"]]:
-    """Make sure that no entry belongs to two groups.
+    """Require that no entry belongs to two groups.
 
     Returns:
         Which entries belong to a group, by parameter name.
@@ -204,7 +206,7 @@ def check_disjoint(
 
 
 def overlap(groups: Iterable[ParameterGroup]) -> bool:
-    """Whether an entry belongs to two groups; one parameter at a time, in a byte an entry."""
+    """Tell whether an entry belongs to two groups; needs a byte an entry of one parameter."""
     views: dict[str, list[ParameterView]] = {}
     for view in (view for group in groups for view in group.views):
         views.setdefault(view.parameter, []).append(view)
@@ -218,7 +220,7 @@ def overlap(groups: Iterable[ParameterGroup]) -> bool:
 
 
 def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:
-    """The model itself, out of DistributedDataParallel and torch.compile (which has no second derivative).
+    """Unwrap DistributedDataParallel and torch.compile, which has no second derivative.
 
     Args:
         model: as it was given.

@@ -1,4 +1,4 @@
-"""The last layer of a known model, taken apart: its attention, and what follows as a function of one token."""
+"""Take a known model's last layer apart: its attention, and what follows on one token."""
 
 from hessblocks.curvature.last_layer.families import FAMILIES, ROLES, output_layer
 from hessblocks.curvature.last_layer.last_attention import last_attention

@@ -1,4 +1,4 @@
-"""How Hugging Face models of each kind are laid out around their last attention.
+"""Attribute paths of Hugging Face models around their last attention, kind by kind.
 
 Letters: D width, H heads, G key-value heads, K head width.
 """
@@ -22,7 +22,7 @@ Weights = Mapping[str, Float[Tensor, "rows columns"]]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Where the parts of a kind of model are, by attribute paths."""
+    """Attribute paths of the parts of one kind of model."""
 
     layers: str
     """List of the layers, in the model."""
@@ -48,12 +48,12 @@ class Family:
     """Fields of the configuration, and the only value that the closed form covers."""
 
     def written(self, layer: Any) -> Any:
-        """The module of the projection."""
+        """Find the module of the projection."""
         holder = layer if self.apart else layer.get_submodule(self.attention)
         return holder.get_submodule(self.write)
 
     def weights(self, layer: Any, heads: int) -> Weights:
-        """The four weights, cut apart where they are fused."""
+        """Read the four weights, cut apart where they are fused."""
         attention = layer.get_submodule(self.attention)
         read = [matrix(attention.get_submodule(name)) for name in self.read]
         if self.interleaved:
@@ -64,7 +64,7 @@ class Family:
         return dict(zip(ROLES, (*read, matrix(self.written(layer))), strict=True))
 
     def trained(self, layer: Any) -> tuple[str, ...]:
-        """The roles whose weights are trained."""
+        """List the roles whose weights are trained."""
         attention = layer.get_submodule(self.attention)
         read = [attention.get_submodule(name) for name in self.read] * (3 // len(self.read))
         return tuple(
@@ -163,7 +163,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def output_layer(model: Any) -> Any:
-    """What gives the logits.
+    """Find the layer that gives the logits.
 
     Returns:
         The module.
@@ -182,7 +182,7 @@ def output_layer(model: Any) -> Any:
 
 
 def matrix(module: Any) -> Float[Tensor, "rows columns"]:
-    """The weight of a linear layer as (inputs, outputs), a bias as its last row."""
+    """Read the weight of a linear layer as (inputs, outputs), a bias as its last row."""
     weight = module.weight if isinstance(module, Conv1D) else module.weight.T
     bias = [] if module.bias is None else [module.bias[None]]
     return torch.cat([weight, *bias]).detach()

@@ -1,4 +1,4 @@
-"""What passes by the last attention in one forward pass of a model.
+"""Record one forward pass of a model around its last attention.
 
 Letters: B sequences, L tokens, D width, C classes.
 """
@@ -22,7 +22,7 @@ _TRIED = 4
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """What passes by the last attention in a forward pass."""
+    """Inputs and outputs of the last attention in a forward pass."""
 
     x: Float[Tensor, "B L D"]
     """Input of the layer."""
@@ -52,7 +52,7 @@ def forward_pass(
     written: nn.Module,
     output_layer: nn.Module,
 ) -> Seen:
-    """A forward pass whose logits are those of a few tokens alone.
+    """Run a forward pass that makes the logits of a few tokens alone.
 
     Args:
         model: the model.
@@ -112,7 +112,7 @@ def forward_pass(
 
 
 def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "_ *_ C"]:
-    """What the model gives for a batch."""
+    """Compute the logits of a batch."""
     given: Any = model(*batch.arguments, **{**batch.keywords, **without_cache(batch)})
     found: Tensor = given[0] if isinstance(given, tuple) else given.logits
     return found
@@ -126,5 +126,5 @@ def _first_tokens(batch: Batch) -> Int[Tensor, " _"]:
 
 
 def without_cache(batch: Batch) -> dict[str, bool]:
-    """Keywords of a language model that keep it from caching keys and values; none for images."""
+    """List keywords that keep a language model from caching keys and values; none for images."""
     return {} if batch.inputs.is_floating_point() else {"use_cache": False}

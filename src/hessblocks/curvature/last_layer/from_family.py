@@ -1,4 +1,4 @@
-"""The last attention of a Hugging Face model of a known kind.
+"""Extract the last attention of a Hugging Face model of a known kind.
 
 Letters: B sequences, L tokens, D width.
 """
@@ -27,7 +27,7 @@ _PARAMETRISED = ".parametrizations."
 
 
 def from_family(model: Any, batch: Batch) -> LastAttention:
-    """The last attention of a model of one of the kinds in `FAMILIES`.
+    """Extract the last attention of a model of one of the kinds in `FAMILIES`.
 
     Args:
         model: with its head.

@@ -1,4 +1,4 @@
-"""The last attention of a hessblocks model.
+"""Extract the last attention of a hessblocks model.
 
 Letters: D width.
 """
@@ -22,7 +22,7 @@ from hessblocks.theory import Rotation
 
 
 def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
-    """The last attention of a hessblocks model.
+    """Extract the last attention of a hessblocks model.
 
     Args:
         model: of any preset or combination of parts that the closed form covers.

@@ -1,4 +1,4 @@
-"""Norms of queries and keys, taken out of a model.
+"""Extract the query and key norms (QK norm) of a model.
 
 Letters: K query-key width.
 """
@@ -21,7 +21,7 @@ from hessblocks.theory import HeadNorm
 def head_norms(
     like: Float[Tensor, "rows K"], query: nn.Module | None = None, key: nn.Module | None = None
 ) -> dict[str, HeadNorm]:
-    """Norms of queries and keys by their names, where there are any."""
+    """Find the norms of queries and keys by their names, where there are any."""
     found = {"query_norm": query, "key_norm": key}
     return {
         name: _head_norm(name, module, like)

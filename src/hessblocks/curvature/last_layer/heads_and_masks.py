@@ -1,4 +1,4 @@
-"""Weights cut into heads, and which tokens see which.
+"""Cut weights into heads, and read the mask of the last attention.
 
 Letters: B sequences, L tokens, D width.
 """
@@ -57,7 +57,7 @@ def permitted(
     window: int | None = None,
     places: Int[Tensor, "*B L"] | None = None,
 ) -> Bool[Tensor, "#B L L"]:
-    """True where a query may attend; a padded query attends to itself, which enters no loss.
+    """Build the mask, True where a query may attend; a padded query attends to itself.
 
     Args:
         inputs: of the attention.

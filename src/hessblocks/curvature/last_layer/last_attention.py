@@ -1,4 +1,4 @@
-"""The last attention of a model, taken out of models that are known."""
+"""Extract the last attention of a known model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TAKERS: dict[str, Callable[[Any, Batch], LastAttention]] = {
 
 
 def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
-    """Run the model once, inside `undisturbed`, and take its last attention out.
+    """Run the model once, inside `undisturbed`, and extract its last attention.
 
     Args:
         model: a hessblocks model, or one of a kind in `FAMILIES` with its head.

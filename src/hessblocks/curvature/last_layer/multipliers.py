@@ -1,4 +1,4 @@
-"""What gain and shift of the norm in front of the last attention multiply, entry by entry.
+"""Factors of gain and shift in the norm in front of the last attention, entry by entry.
 
 Letters: B sequences, L tokens, D width.
 """
@@ -16,7 +16,7 @@ from hessblocks.curvature.last_layer.forward_pass import Seen
 def norm_multipliers(
     model: nn.Module, stems: set[str], seen: Seen
 ) -> dict[str, Float[Tensor, "B L D"]]:
-    """Those of the one module between the layer's input and its attention."""
+    """Factors of the one module between the layer's input and its attention."""
     if len(stems) != 1:
         return {}
     (stem,) = stems
@@ -27,7 +27,7 @@ def norm_multipliers(
 def multipliers(
     norm: nn.Module, x: Float[Tensor, "B L D"], inputs: Float[Tensor, "B L D"]
 ) -> dict[str, Float[Tensor, "B L D"]]:
-    """What the trained parameters of a norm multiply, entry by entry.
+    """Compute what each trained parameter of a norm is multiplied with, entry by entry.
 
     Args:
         norm: any module that acts on each token by itself.

@@ -1,4 +1,4 @@
-"""The last attention sub-block of a model as it stands in one forward pass.
+"""Last attention sub-block of a model as it stands in one forward pass.
 
 What follows the last attention acts on each token by itself: that is what makes its curvature exact.
 
@@ -23,7 +23,7 @@ from hessblocks.theory import AttentionLayer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LastAttention:
-    """The last attention sub-block and the token-wise network behind it."""
+    """Last attention sub-block and the token-wise network behind it."""
 
     layer: AttentionLayer
     """Weights, input and mask."""

@@ -1,4 +1,4 @@
-"""Whether a model is one whose weights do what the closed form supposes: refused by name, if not.
+"""Check that a model's weights do what the closed form supposes, and refuse others by name.
 
 The output of a layer shows what it computes, not what is trained: an adapter that starts at zero, a pruned or
 reparametrised matrix, a parameter with two uses would pass every comparison of outputs.
@@ -24,7 +24,7 @@ ELSEWHERE = "use hessblocks.Hessian for this model"
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse what no closed form is taken of.
+    """Refuse models that have no closed form.
 
     Raises:
         ArgumentError: half or mixed precision, autocast, `parametrize.cached()`, weights without values, trained weights with two
@@ -73,7 +73,7 @@ def _check_ties(model: Any) -> None:
 
 
 def check_linear(name: str, module: nn.Module | None) -> None:
-    """Refuse a layer that is not just `x W + b` with its own W, trained as a whole or not at all.
+    """Require a layer `x W + b` with its own W, trained as a whole or not at all.
 
     Args:
         name: of the layer, for the message.
@@ -98,13 +98,13 @@ def check_linear(name: str, module: nn.Module | None) -> None:
 
 
 def uncovered(limit: str) -> ArgumentError:
-    """What the closed form covers or expects, and what to do about it."""
+    """Make an error that says what the closed form covers or expects, and what to do."""
     return ArgumentError(f"model: the closed form {limit}; use hessblocks.Hessian for this model")
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, nothing compiled, graphs allowed, activations whose derivatives are closed forms.
+    """Enter evaluation mode with nothing compiled, graphs allowed, closed-form activations.
 
     The model is afterwards what it was.
     """

@@ -1,4 +1,4 @@
-"""The last layer's own code on one token, and which of its parameters stand before its attention.
+"""Run the last layer's own code on one token, and find the parameters before its attention.
 
 Letters: D width.
 """
@@ -20,7 +20,7 @@ HiddenNetwork = Callable[..., Float[Tensor, "... D"]]
 
 
 def token_network(family: Family, model: Any, keywords: Mapping[str, Any]) -> HiddenNetwork:
-    """The last layer's own code and the final norm, on one token whose attention is given.
+    """Build the last layer and the final norm as a function of one attended token.
 
     Args:
         family: the layout.
@@ -53,7 +53,7 @@ def token_network(family: Family, model: Any, keywords: Mapping[str, Any]) -> Hi
 def feeding(
     family: Family, model: Any, x: Float[Tensor, " D"], keywords: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Names of the parameters of the last layer that its attention's input depends on."""
+    """List the parameters of the last layer that its attention's input depends on."""
     layer = model.get_submodule(family.layers)[-1]
     attention = layer.get_submodule(family.attention)
     seen: list[Tensor] = []

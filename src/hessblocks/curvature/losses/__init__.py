@@ -1,4 +1,4 @@
-"""Batches in one form, the losses of their rows, and the end of a model that leads to them, some rows at a time."""
+"""Bring batches into one form, and differentiate their losses by the logits."""
 
 from hessblocks.curvature.losses.batch_loss import BatchLoss, LossDerivatives, Root, RowLoss
 from hessblocks.curvature.losses.batches import Batch, Batches, unpack

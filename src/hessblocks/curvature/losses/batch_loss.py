@@ -1,4 +1,4 @@
-"""The loss of a batch as a function of its logits: value, gradient, curvature and a root of the curvature.
+"""Loss of a batch as a function of its logits: value, gradient, curvature and its root.
 
 Letters: f logits, H_ℓ = ∂²φ/∂f² the loss's curvature, N rows that count, V classes.
 """
@@ -21,7 +21,7 @@ Root = Callable[[Shaped[Tensor, "..."]], Float[Tensor, "..."]]
 
 @dataclass(frozen=True, kw_only=True)
 class LossDerivatives:
-    """A batch's share of the loss at one point."""
+    """Value, gradient and curvature of a batch's share of the loss at one point."""
 
     total: float
     """Sum over the valid rows, times the share of one."""
@@ -32,23 +32,23 @@ class LossDerivatives:
 
 
 class BatchLoss(abc.ABC):
-    """The loss of one batch as a function of its logits, summed over its valid rows."""
+    """Loss of one batch as a function of its logits, summed over its valid rows."""
 
     @property
     @abc.abstractmethod
     def valid(self) -> float:
-        """What counts in the mean: valid tokens, labelled rows or target entries."""
+        """Count of the mean: valid tokens, labelled rows or target entries."""
 
     @abc.abstractmethod
     def total(self, logits: Float[Tensor, "..."]) -> float:
-        """The sum of the losses."""
+        """Sum the losses."""
 
     @abc.abstractmethod
     def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
-        """Sum, gradient and curvature at logits without gradient history, all times `share`."""
+        """Compute sum, gradient and curvature at detached logits, all times `share`."""
 
     def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """ε ↦ L ε with L Lᵀ = H_ℓ at logits without gradient history, times the root of `share`.
+        """Return ε ↦ L ε with L Lᵀ = H_ℓ at detached logits, times the root of `share`.
 
         Raises:
             ArgumentError: it is not known.
@@ -60,11 +60,11 @@ class BatchLoss(abc.ABC):
 
 
 class RowLoss(BatchLoss):
-    """A loss that is a sum over rows of logits, and can be cut into them."""
+    """Loss that is a sum over rows of logits, and can be cut into them."""
 
     @abc.abstractmethod
     def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
-        """Which rows count, of all of them in one line.
+        """List the rows that count, of all of them in one line.
 
         Args:
             rows: shape of the logits without their last axis.
@@ -73,7 +73,7 @@ class RowLoss(BatchLoss):
 
     @abc.abstractmethod
     def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
-        """The loss of some of the rows."""
+        """Select the loss of some of the rows."""
 
     def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
         """See `BatchLoss`."""
@@ -87,7 +87,7 @@ class RowLoss(BatchLoss):
     def at(
         self, logits: Float[Tensor, "... V"], share: float
     ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
-        """Gradient and curvature alone, written over `logits` and over the directions.
+        """Compute gradient and curvature alone, written over `logits` and over the directions.
 
         The curvature takes directions with further axes in front.
         """

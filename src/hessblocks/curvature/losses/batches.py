@@ -1,4 +1,4 @@
-"""Batches as they come (dict, pair, tensor) in one form."""
+"""Bring batches as they come (dict, pair, tensor) into one form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BESIDES = ("position_ids", "token_type_ids")
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One batch, taken apart into what the model sees and what the loss sees."""
+    """One batch, taken apart into inputs of the model and labels of the loss."""
 
     raw: Any
     """As it came; a callable loss gets this, on the model's device."""
@@ -43,7 +43,10 @@ class Batch:
 
     @property
     def inputs(self) -> Shaped[Tensor, "rows ..."]:
-        """Token ids or features: by their usual name, else the first input that is no mask, ids before others."""
+        """Token ids or features: by their usual name, else the first input that is no mask.
+
+        Token ids come before other inputs.
+        """
         if self.arguments:
             first: Tensor = self.arguments[0]
             return first
@@ -67,13 +70,13 @@ class Batch:
         return self.inputs.shape[0]
 
     def tensors(self) -> list[Shaped[Tensor, "..."]]:
-        """All tensors of the batch."""
+        """List all tensors of the batch."""
         found: list[Tensor] = []
         _map(self.raw, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
         return found
 
     def digest(self, *, sampled: bool = False) -> bytes:
-        """A fingerprint of all tensors of the batch: form, dtype, shape and values.
+        """Digest all tensors of the batch: form, dtype, shape and values.
 
         Args:
             sampled: of large tensors take some 65,536 values, evenly spread.
@@ -91,11 +94,11 @@ class Batch:
         return seen.digest()
 
     def on(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
+        """Move the batch to another device."""
         return unpack(self.raw, device, number=self.number)
 
     def split(self, rows: int) -> list[Batch]:
-        """The same batch in pieces of at most so many rows."""
+        """Cut the batch into pieces of at most so many rows."""
         if rows >= self.rows:
             return [self]
         return [
@@ -108,7 +111,7 @@ class Batch:
         ]
 
     def row(self, number: int) -> Batch:
-        """One row of it, as `split` cuts it."""
+        """Cut out one row, as `split` does."""
         return replace(
             unpack(self._some(slice(number, number + 1)), self.inputs.device),
             number=self.number,
@@ -121,12 +124,12 @@ class Batch:
 
     @property
     def attention_mask(self) -> Shaped[Tensor, "rows ..."] | None:
-        """The mask of padded positions, where given."""
+        """Mask of padded positions, where given."""
         return self.keywords.get("attention_mask")
 
 
 def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch:
-    """One batch as it came, in parts and on the model's device.
+    """Take one batch apart, on the model's device.
 
     Args:
         batch: a mapping of keyword arguments, with `labels` beside them; a pair (inputs, labels) whose
@@ -163,7 +166,7 @@ def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch
 
 
 class Batches:
-    """A set of batches that can be read again and again, on the model's device one at a time.
+    """Sequence of batches that can be read again, on the model's device one at a time.
 
     Lists stay as they are. What is read from a loader is kept as long as it fits the limit; else the
     loader is read anew each time, from the random state that it was first read in, so that it
@@ -249,34 +252,34 @@ class Batches:
 
     @property
     def resident(self) -> bool:
-        """Whether all are kept, and on the model's device."""
+        """True where all are kept, and on the model's device."""
         return self._kept is not None and all(
             tensor.device == self._device for batch in self._kept for tensor in batch.tensors()
         )
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Change when a tensor that is kept is changed in place, but for changes through `.data` or numpy."""
+        """Version counters of kept tensors; `.data` and numpy write past them."""
         tensors = (tensor for batch in self._kept or () for tensor in batch.tensors())
         return tuple(tensor._version for tensor in tensors if not tensor.is_inference())
 
     @property
     def widest_row(self) -> Batch:
-        """One row of the batch with the most inputs a row, in memory of its own."""
+        """Copy one row of the batch with the most inputs a row."""
         return unpack(self._widest, self._device)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Count the batches."""
         return len(self.rows)
 
     def __getitem__(self, number: int) -> Batch:
-        """One batch, counted from 0."""
+        """Read one batch, counted from 0."""
         if not 0 <= number < len(self):
             raise IndexError(number)
         return next(islice(self, number, None))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Every batch, on the model's device.
+        """Read every batch, on the model's device.
 
         Raises:
             RunError: a loader gives other batches than before.

@@ -1,4 +1,4 @@
-"""Refuse a loss that is no number."""
+"""Refuse a loss that is NaN or infinite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hessblocks.errors import RunError
 
 
 def check_finite(total: float, batch: Batch) -> float:
-    """Make sure that a batch's loss is a number.
+    """Require that a batch's loss is a finite number.
 
     Returns:
         The loss as it came.

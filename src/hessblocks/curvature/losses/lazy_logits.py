@@ -1,4 +1,4 @@
-"""Logits that are computed when somebody looks at them, so that those of a batch need never be held at once.
+"""Lazy logits h Wᵀ + b: computed when somebody looks at them, so that none are held for long.
 
 The last step of a language model is h Wᵀ + b with 50,000 words or more. Here the module of that step
 returns a tensor that only knows h, W and b. Where it comes out of the model as it went in, the loss takes
@@ -33,7 +33,7 @@ DTYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Readout:
-    """Where logits come from: h Wᵀ + b, or, without W, h itself."""
+    """Factors of the logits: h Wᵀ + b, or, without W, h itself."""
 
     hidden: Float[Tensor, "... D"]
     """h, with its graph."""
@@ -49,21 +49,21 @@ class Readout:
 
     @property
     def tokens(self) -> int:
-        """Rows of logits."""
+        """Count the rows of logits."""
         return self.hidden.numel() // max(1, self.hidden.shape[-1])
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the logits depend on what is differentiated by."""
+        """True where the logits depend on what is differentiated by."""
         return any(t is not None and t.requires_grad for t in self.inputs)
 
     @property
     def inputs(self) -> tuple[Float[Tensor, "..."] | None, ...]:
-        """h, W and b; h alone without W."""
+        """List h, W and b; h alone without W."""
         return (self.hidden,) if self.weight is None else (self.hidden, self.weight, self.bias)
 
     def pieces(self) -> Iterator[Float[Tensor, "..."]]:
-        """The logits without their graph, some rows at a time; in one piece without W."""
+        """Compute the logits without their graph, some rows at a time; in one piece without W."""
         if self.weight is None:
             yield self.hidden.detach()
             return
@@ -73,12 +73,12 @@ class Readout:
 
 
 def rows_together(classes: int) -> int:
-    """Rows of logits handled at once."""
+    """Count the rows of logits that are handled at once."""
     return max(1, CHUNK // classes)
 
 
 class LogitsUsed(Exception):  # noqa: N818
-    """The model did something to its logits that only the logits themselves can answer."""
+    """Signal that the model did something to lazy logits that needs the logits themselves."""
 
 
 class _LateLogits(Tensor):
@@ -130,7 +130,7 @@ def _made(value: Any) -> Any:
 
 
 def defer_logits(model: nn.Module, watch: Watch) -> None:
-    """Let the last linear layer of a language model return logits that are not made; the caller puts it back.
+    """Let a language model's last linear layer return lazy logits; the caller puts it back.
 
     Layers with hooks, another form, or another dtype than float32 and float64 are left alone.
     """
@@ -161,7 +161,7 @@ def _late(module: nn.Linear, watch: Watch, hidden: Tensor) -> Tensor:
 
 
 def readout_of(logits: Float[Tensor, "..."]) -> Readout:
-    """How logits that came out of a model are made.
+    """Find h, W and b of logits that came out of a model.
 
     Args:
         logits: (..., V), made or not.

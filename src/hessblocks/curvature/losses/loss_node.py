@@ -1,4 +1,4 @@
-"""The last node of a graph: the loss φ as a function of the logits, or of h, W and b with logits h Wᵀ + b.
+"""Loss as the last node of a graph: φ by the logits, or by h, W and b with logits h Wᵀ + b.
 
 The gradient of φ and the products of its second derivative are closed forms of the loss's own. Where the
 logits come from h, W and b, they are computed again for each product, some rows at a time, so that no
@@ -37,21 +37,21 @@ Directions = Sequence[Float[Tensor, "K ..."] | None]
 
 
 class LossNode(abc.ABC):
-    """φ at one point."""
+    """Loss φ at one point, with the products of its second derivative."""
 
     def __init__(self, inputs: Sequence[Float[Tensor, "..."] | None]) -> None:
-        """Hold what φ is a function of, with the graph behind it."""
+        """Hold the inputs of φ, with the graph behind them."""
         self.inputs = tuple(t for t in inputs if t is not None)
         self.present: Sequence[bool] = ()
         """Which of the last products are not zero, and go through the graph."""
 
     @abc.abstractmethod
     def total(self) -> float:
-        """φ."""
+        """Compute φ."""
 
     @abc.abstractmethod
     def start(self) -> tuple[float, Float[Tensor, "..."]]:
-        """φ, and ∂φ by the first input; before any product."""
+        """Compute φ, and ∂φ by the first input; before any product."""
 
     @abc.abstractmethod
     def products(
@@ -61,7 +61,7 @@ class LossNode(abc.ABC):
         wanted: Sequence[bool],
         sums: Sequence[Sum | None] = (),
     ) -> list[Float[Tensor, "K ..."] | None]:
-        """One part of the second derivative times directions.
+        """Multiply one part of the second derivative with directions.
 
         Args:
             part: the full one; `functional`, that of f ↦ ⟨r, f⟩ with r fixed; or `outer`, the rest.
@@ -74,7 +74,7 @@ class LossNode(abc.ABC):
         """
 
     def attach(self, part: Part) -> tuple[float, tuple[Float[Tensor, "..."], ...]]:
-        """φ, and its gradient as a node of the graph whose derivative is one part of the second derivative.
+        """Return φ and its gradient as a graph node that differentiates to one part of φ''.
 
         Returns:
             φ, and ∂φ by each input; only the first has values, since nobody reads the others'.
@@ -87,7 +87,7 @@ class LossNode(abc.ABC):
 def make_loss_node(
     readout: Readout, loss: BatchLoss, share: float, *, keep: bool = False
 ) -> LossNode:
-    """The last node of a graph.
+    """Make the last node of a graph.
 
     Args:
         readout: where the logits come from.

@@ -1,4 +1,4 @@
-"""Give positions counted from each row's first token to models that count padding on the left.
+"""Give left-padded batches the positions of the text itself.
 
 A learned table of positions (GPT-2, GPT-Neo, BERT) is read from the edge of the batch on, whatever the mask
 says, so that a text padded on the left is another text to it. Whether a model does so is asked of the model:
@@ -27,11 +27,11 @@ BETTER = 4
 
 
 class PaddingWarning(UserWarning):
-    """Padding on the left changes what a model says of a text; the message says by how much."""
+    """Warning that padding on the left changes the logits; the message says by how much."""
 
 
 class TextPositions:
-    """Positions counted from the first token of each row, for a model that needs to be given them."""
+    """Positions counted from each row's first token, for a model that needs to be given them."""
 
     def __init__(self, model: nn.Module) -> None:
         """Read the signature; nothing is run before the first batch with padding on the left.
@@ -48,7 +48,7 @@ class TextPositions:
         outputs: Callable[[Batch], Float[Tensor, "..."]],
         most: Callable[[int], int] = int,
     ) -> Batch:
-        """Add `position_ids` to a batch whose rows are padded on the left, if that gives the text's own logits.
+        """Add `position_ids` to a left-padded batch, if that gives the text's own logits.
 
         One row, that with the most padding in the first such batch, decides for all; it costs three of its
         forward passes.

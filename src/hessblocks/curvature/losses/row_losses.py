@@ -1,4 +1,4 @@
-"""Losses as functions of the logits: sum over the valid rows, gradient, curvature.
+"""Losses as functions of the logits, summed over valid rows: value, gradient, curvature.
 
 Everything is computed in the dtype of the logits; the model's own loss, which may cast to float32,
 is never used. Letters: p probabilities, u a direction in logit space, N rows, V classes.
@@ -36,7 +36,7 @@ LossFunction = Callable[[Any, Any], Float[Tensor, "..."]]
 
 
 class CrossEntropy(RowLoss):
-    """−log p of the target, over classes on the last axis.
+    """Cross-entropy −log p of the target, over classes on the last axis.
 
     Its curvature is the closed form p∘u − p (p·u) of each row.
     """
@@ -53,7 +53,7 @@ class CrossEntropy(RowLoss):
 
     @property
     def valid(self) -> int:
-        """Labels that are not ignored."""
+        """Count the labels that are not ignored."""
         return int((self.targets != IGNORED).sum())
 
     def total(self, logits: Float[Tensor, "... V"]) -> float:
@@ -93,7 +93,7 @@ class CrossEntropy(RowLoss):
         return gradient, curvature
 
     def root(self, logits: Float[Tensor, "... V"], share: float) -> Root:
-        """√p∘ε − p ⟨√p, ε⟩ of each row, whose L Lᵀ is diag(p) − ppᵀ."""
+        """Return L ε = √p∘ε − p ⟨√p, ε⟩ of each row, since L Lᵀ = diag(p) − ppᵀ."""
         shares = math.sqrt(share) * (self.targets.flatten() != IGNORED).to(logits.dtype)[:, None]
         roots = logits.softmax(-1).sqrt_().flatten(0, -2)
 
@@ -112,7 +112,7 @@ class CrossEntropy(RowLoss):
 
 
 class Idle(BatchLoss):
-    """Nothing, as a function of any logits."""
+    """Zero, as a function of any logits."""
 
     valid = 0
 
@@ -133,7 +133,7 @@ class Idle(BatchLoss):
 
 @dataclass(frozen=True)
 class Differentiated(BatchLoss):
-    """A loss that autodiff differentiates twice, by the logits alone."""
+    """Loss that autograd differentiates twice, by the logits alone."""
 
     losses: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
     """From the logits to the losses of the valid rows, or to their sum."""
@@ -239,7 +239,7 @@ def _convex(curvature: Tensor) -> Tensor:
 def callable_loss(
     function: LossFunction, batch: Batch, outputs: Any, logits: Float[Tensor, "..."]
 ) -> Differentiated:
-    """A user's function of the outputs, bound to a batch.
+    """Bind a user's function of the outputs to a batch.
 
     Args:
         function: from outputs and batch to one loss a valid row.
@@ -297,7 +297,7 @@ def _with_logits(outputs: Any, logits: Tensor) -> Any:
 
 
 def check_targets(targets: Int[Tensor, "..."], logits: tuple[int, ...]) -> None:
-    """Make sure that cross-entropy can be taken of logits of this shape.
+    """Require logits of a shape that cross-entropy can be taken of.
 
     Raises:
         ArgumentError: shapes or classes do not fit, or there is one class.
@@ -320,7 +320,7 @@ def check_targets(targets: Int[Tensor, "..."], logits: tuple[int, ...]) -> None:
 
 
 def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
-    """The next token at each position; the last position is ignored.
+    """Shift labels to the next token at each position; the last position is ignored.
 
     Without labels, padding is neither predicted nor predicted from.
 
@@ -360,7 +360,7 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
 
 
 def causal_labels(batch: Mapping[str, Any]) -> Int[Tensor, "sequences tokens"]:
-    """The labels with which a language model, which shifts them itself, has the loss `causal-lm` of a batch.
+    """Make the labels with which a causal language model has the loss `causal-lm` of a batch.
 
     Returns:
         The batch's own labels, or its tokens without padding.
@@ -385,7 +385,7 @@ def _moved(inputs: Tensor, labels: Tensor | None) -> bool:
 
 
 def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:
-    """The batch's own labels.
+    """Return the batch's own labels.
 
     Returns:
         The labels, in whatever shape the batch has them.

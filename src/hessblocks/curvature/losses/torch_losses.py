@@ -1,4 +1,4 @@
-"""torch's own loss modules, with all their options, as functions of the logits.
+"""Loss modules of torch, with all their options, as functions of the logits.
 
 The options decide the mean: class weights and ignored classes count in it, and `reduction="sum"` takes none.
 Letters: B rows of a batch.
@@ -46,7 +46,7 @@ OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 
 def as_module(loss: Any) -> Any:
-    """The module of a function of torch, with the options of its `functools.partial`; anything else as it came."""
+    """Turn a loss function of torch into its module; return anything else as it came."""
     function, options = (
         (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
     )
@@ -54,7 +54,7 @@ def as_module(loss: Any) -> Any:
 
 
 def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
-    """How a batch's loss is made from a loss module of torch.
+    """Make a batch's loss from a loss module of torch.
 
     Args:
         module: one of `KNOWN`, with any of its options but `reduction="none"`.
@@ -149,7 +149,9 @@ LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {
 
 
 def is_convex(loss: Any) -> bool:
-    """Whether a loss is known to be convex in the logits: those by name and of torch are, with weights of at least 0.
+    """Tell whether a loss is known to be convex in the logits.
+
+    Losses by name are, and torch's own with weights of at least 0.
 
     Args:
         loss: as `Problem` takes it; functions of torch as modules.
@@ -168,7 +170,7 @@ TASKS = {"ForMaskedLM": "masked-lm", "Classification": "classification"}
 
 
 def check_loss(loss: str | LossFunction) -> None:
-    """Make sure that a loss is known or callable.
+    """Require a known or callable loss.
 
     Raises:
         ArgumentError: neither.
@@ -180,7 +182,9 @@ def check_loss(loss: str | LossFunction) -> None:
 
 
 def check_task(model: nn.Module, loss: Any) -> None:
-    """Make sure that the next token is not asked of a model of transformers with another task, whose labels it would move.
+    """Refuse the next-token loss for a model of transformers with another task.
+
+    transformers moves the labels of such a model.
 
     Args:
         model: of transformers, or a wrapper of one that holds most of its parameters.

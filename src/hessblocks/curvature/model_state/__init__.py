@@ -1,4 +1,4 @@
-"""What a model is between two measurements: noted, kept as it was, and measured by one thread at a time."""
+"""Guard a model's state between two measurements: fingerprints, write protection, one thread."""
 
 from hessblocks.curvature.model_state.checksums import checksums
 from hessblocks.curvature.model_state.contexts import check_contexts

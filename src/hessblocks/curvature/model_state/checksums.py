@@ -1,4 +1,4 @@
-"""Checksums of tensors that see what is written through `.data`, and a mere change of order.
+"""Checksum tensors, so that writes through `.data` and changes of order are seen.
 
 Each entry has a weight of its own: a fixed list of random numbers for its place in a row of 4,096, and another
 for its row. That reads a tensor once, as a sum does.
@@ -21,7 +21,7 @@ ROWS = 1024
 
 
 def checksums(tensors: Iterable[Shaped[Tensor, "..."]]) -> tuple[float, ...]:
-    """One number for all tensors of a dtype and device; those without plain values are left out.
+    """Compute one number for all tensors of a dtype and device; those without values are left out.
 
     Args:
         tensors: of any shapes, dtypes and devices.

@@ -1,4 +1,4 @@
-"""Refuse what is switched on around a measurement and would change its numbers."""
+"""Refuse contexts around a measurement that change its numbers (autocast, cached weights)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hessblocks.errors import ArgumentError
 
 
 def check_contexts(model: nn.Module, device: torch.device) -> None:
-    """Make sure that passes run in the weights' own precision, and compute weights anew.
+    """Require that passes run in the weights' own precision, and compute weights anew.
 
     Args:
         model: is measured.

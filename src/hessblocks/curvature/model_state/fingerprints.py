@@ -1,4 +1,4 @@
-"""Fingerprint what a model is besides its weights: modules, hooks, attributes, and what its code reads.
+"""Fingerprint a model besides its weights: modules, hooks, attributes, what its code reads.
 
 A held graph is the model's as it was when the graph was built. `forward` reads more than tensors: numbers and
 flags, tensors that are no buffers, a configuration, variables around a function. All of these are walked,
@@ -49,7 +49,7 @@ Fingerprint = tuple[Any, ...]
 
 
 def fingerprint_of(*roots: Any) -> Fingerprint:
-    """Walk what a model is besides the values of its parameters and buffers.
+    """Fingerprint a model but for the values of its parameters and buffers.
 
     Args:
         roots: a module first, then what belongs to it, such as a loss.

@@ -1,4 +1,4 @@
-"""Check the weights that are differentiated by."""
+"""Check the parameters that are differentiated by."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hessblocks.errors import ArgumentError
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Make sure that there is something to differentiate by, in real numbers that are there.
+    """Require trainable parameters in real numbers, with memory behind them.
 
     Raises:
         ArgumentError: no trainable parameters, complex ones, some without values, or made in inference mode.

@@ -1,4 +1,4 @@
-"""Keep a model's values as they were: what a pass writes in place is written into copies, or put back.
+"""Protect a model's values from its own passes: writes go into copies, or are undone.
 
 Small buffers and plain tensors of modules are copied for each pass. Weights, and large tensors, are compared once
 a model; from then on those that were seen to be written are copied, and the others are watched by their versions.
@@ -32,13 +32,13 @@ Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 
 
 def attributes_of(model: nn.Module) -> Attributes:
-    """Each module with its attributes, and what its registers hold."""
+    """List each module with its attributes and the contents of its registers."""
     found = [(module, dict(vars(module))) for module in model.modules()]
     return [(module, own, {name: dict(own[name]) for name in _REGISTERS}) for module, own in found]
 
 
 def restore(attributes: Attributes) -> None:
-    """Give each module the attributes that it had; none is missing meanwhile, since other threads may look."""
+    """Give each module its attributes back; none is missing meanwhile, for other threads."""
     for module, own, registers in attributes:
         _refill(vars(module), own)
         for name, content in registers.items():
@@ -46,10 +46,10 @@ def restore(attributes: Attributes) -> None:
 
 
 class Writes:
-    """What is known of a model: which of its tensors a pass writes in place, by name."""
+    """Knowledge about a model: which tensors a pass writes in place, by name."""
 
     def __init__(self) -> None:
-        """Nothing is known."""
+        """Know nothing yet."""
         self.known: dict[str, bool] = {}
         self.inside = 0
         """Passes of it under way; the first of them keeps the values."""
@@ -58,7 +58,7 @@ class Writes:
 
     @property
     def written(self) -> list[str]:
-        """Names of those that are written."""
+        """List the names of tensors that are written."""
         return [name for name, is_written in self.known.items() if is_written]
 
 
@@ -66,7 +66,7 @@ _WRITES = WeakIdKeyDictionary()
 
 
 def writes_of(model: nn.Module) -> Writes:
-    """What is known of a model."""
+    """Look up what is known of a model."""
     found: Writes | None = _WRITES.get(model)
     if found is None:
         found = _WRITES[model] = Writes()
@@ -74,12 +74,12 @@ def writes_of(model: nn.Module) -> Writes:
 
 
 def forget_writes(model: nn.Module) -> None:
-    """Look again, since the model is another."""
+    """Forget what is known, since the model is another."""
     _WRITES.pop(model, None)
 
 
 class WriteProtection:
-    """The values of one model during one pass."""
+    """Protect the values of one model during one pass."""
 
     def __init__(self, model: nn.Module) -> None:
         """Note the values that may be written; nothing is replaced yet."""
@@ -95,7 +95,7 @@ class WriteProtection:
         self.writes.inside += 1
 
     def settle(self) -> None:
-        """Evaluation mode; where `eval()` would write values, by the flags alone."""
+        """Enter evaluation mode; where `eval()` would write values, by the flags alone."""
         if not any(module.training for module in self._model.modules()):
             return
         before = attributes_of(self._model)
@@ -119,7 +119,7 @@ class WriteProtection:
                 own[name] = self._copied(_joined(path, name), own[name])
 
     def put_back(self) -> None:
-        """Give all their values back that they had.
+        """Restore all values.
 
         Raises:
             RunError: trained weights were written; they are put back before.

@@ -1,4 +1,4 @@
-"""Products of H, H_o and H_f with vectors, one pass over the data at a time."""
+"""Hessian-vector, Gauss-Newton (GGN) and H_f products, one pass over the data at a time."""
 
 from hessblocks.curvature.products.backend import (
     AttentionBackendWarning,

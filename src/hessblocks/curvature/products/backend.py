@@ -1,4 +1,4 @@
-"""The state in which a model is differentiated twice: evaluation mode, attention in plain form.
+"""Put a model into the state in which it is differentiated twice, and back.
 
 Fused attention kernels have no second derivative. Inside `differentiable` they are replaced by the
 mathematical form. Afterwards the model is what it was: the same parameters, buffers, modes and attributes.
@@ -34,12 +34,17 @@ _eager = Shared(lambda: torch.compiler.set_stance("force_eager"))
 
 
 class AttentionBackendWarning(UserWarning):
-    """Fused attention in a long context is replaced by its plain form, whose memory grows as tokens × tokens."""
+    """Warning that attention in plain form holds tokens × tokens numbers in a long context.
+
+    The plain form stands in for a fused kernel, which has no second derivative.
+    """
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Dropout off and batch norm fixed; each module is afterwards what it was, whatever was set or written inside.
+    """Switch dropout off and fix batch norm; restore each module afterwards, values included.
+
+    It does not matter whether these were set or written inside.
 
     Raises:
         RunError: trained weights were written; they are put back.
@@ -59,7 +64,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[Watch]:
-    """Evaluation mode and attention that has second derivatives; says so where that costs memory.
+    """Enter evaluation mode with twice differentiable attention; warn where that costs memory.
 
     Args:
         model: is used inside.
@@ -88,7 +93,7 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
 
 @contextmanager
 def differentiable_once(model: nn.Module) -> Iterator[Watch]:
-    """Evaluation mode with the model's own kernels, forwards and backwards: enough for gradients.
+    """Enter evaluation mode with the model's own kernels, which are enough for gradients.
 
     Args:
         model: is used inside.
@@ -107,7 +112,7 @@ def differentiable_once(model: nn.Module) -> Iterator[Watch]:
 
 @contextmanager
 def backward_pass(model: nn.Module) -> Iterator[None]:
-    """Where a graph is built, and where parts of `model` are computed again while it is differentiated."""
+    """Build a graph inside, where parts of `model` may be recomputed while it is differentiated."""
     with (
         evaluation_mode(model),
         _plain_attention,
@@ -119,15 +124,16 @@ def backward_pass(model: nn.Module) -> Iterator[None]:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Where compiled modules run as they were written."""
+    """Run compiled modules as they were written."""
     if "torch._dynamo" not in sys.modules:  # its import takes seconds
         return nullcontext()
     return _eager
 
 
 def put_in(model: nn.Module, tensors: Mapping[str, Float[Tensor, "..."]]) -> None:
-    """Put tensors in the place of parameters, wherever a module holds them; for use inside `evaluation_mode`.
+    """Put tensors in the place of parameters; for use inside `evaluation_mode`.
 
+    Every module that holds a parameter gets the tensor, tied ones included.
     A parameter is found by identity, under all its names (tied weights, one module registered twice).
 
     Args:

@@ -1,4 +1,4 @@
-"""A model is called with a batch, and its logits are found in what it returns."""
+"""Call a model with a batch, and find the logits in what it returns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ROUTER_LOSSES = ("router_aux_loss_coef", "router_z_loss_coef")
 
 
 class AuxiliaryLossWarning(UserWarning):
-    """A model has a loss beside that of its logits, whose curvature is not measured."""
+    """Warning that a model has a loss beside that of its logits, which is not measured."""
 
 
 class Call:
-    """How a model is called, by the signature of its forward pass."""
+    """Call a model by the signature of its forward pass."""
 
     def __init__(self, model: nn.Module, *, shift_labels: bool, own_loss: bool = False) -> None:
         """Read the signature.
@@ -121,7 +121,7 @@ def _warn_of_auxiliary_losses(model: nn.Module, outputs: Any) -> None:
 
 
 def logits_of(outputs: Any) -> Float[Tensor, "... classes"]:
-    """The logits in what a model returned: a tensor, a field or key `logits`, or the first of a tuple.
+    """Find the logits: a tensor, a field or key `logits`, or the first of a tuple.
 
     Args:
         outputs: of the model.

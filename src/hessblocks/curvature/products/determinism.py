@@ -1,4 +1,4 @@
-"""Whether the same question gives the same answer: said before work is wasted.
+"""Check that a model is deterministic, before work is wasted.
 
 Curvature is computed in evaluation mode from batches that are the same for every product, so most causes
 of chance are removed; what that changes is said, and what cannot be removed is refused.
@@ -23,7 +23,7 @@ SAME = 1e-4
 
 
 class RepeatabilityWarning(UserWarning):
-    """Something random or changing in model or data was set aside; the message says what."""
+    """Warning that something random or changing was set aside; the message says what."""
 
 
 def notice_randomness(model: nn.Module, batches: Any) -> None:

@@ -1,4 +1,4 @@
-"""Several processes (torchrun): each takes a share of the batches or of the vectors.
+"""Share the work among processes (torchrun): each takes some batches or some vectors.
 
 Products are linear in the data and in the vectors, so one all-reduce a product puts them together. Where the
 model itself is sharded, its gradients are summed as its weights are gathered, and all must pass alike.
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process among those that work on one problem; alone by default."""
+    """Rank and size of the group that works on one problem; one process by default."""
 
     shard: str | None = None
     """batches, vectors, own, or None where each process works by itself."""
@@ -38,22 +38,22 @@ class Processes:
     """Whether each holds a part of the model alone."""
 
     def own_passes(self, passes: Sequence[Item]) -> list[Item]:
-        """The passes that fall to this process."""
+        """List the passes that fall to this process."""
         return list(passes[self.turns])
 
     @property
     def turns(self) -> slice:
-        """Which of all passes fall to this process."""
+        """Deal all passes to the processes."""
         return slice(self.rank, None, self.count) if self.shard == "batches" else slice(0, None, 1)
 
     def shares(self, passes: Sequence[Item]) -> list[list[Item]]:
-        """The passes of every process, of which `own_passes` is this one's."""
+        """List the passes of every process, of which `own_passes` is this one's."""
         if self.shard != "batches":
             return [list(passes)]
         return [list(passes[rank :: self.count]) for rank in range(self.count)]
 
     def least(self, amount: int, device: torch.device) -> int:
-        """The smallest of what the processes have, so that all plan alike."""
+        """Take the smallest of what the processes have, so that all plan alike."""
         if self.shard is None:
             return amount
         least = torch.tensor(amount, device=device)
@@ -61,19 +61,19 @@ class Processes:
         return int(least)
 
     def most(self, number: int, device: torch.device) -> int:
-        """The largest of what the processes have, where the model is sharded and all must pass alike."""
+        """Take the largest of all processes, where the model is sharded and all pass alike."""
         return -self.least(-number, device) if self.sharded else number
 
     def idle(self, passes: int, device: torch.device) -> int:
-        """Passes that this one lacks to have as many as any, where the model is sharded and all must pass alike."""
+        """Count the passes that a process lacks, where the model is sharded and all pass alike."""
         return self.most(passes, device) - passes
 
     def rows_each(self, rows: int) -> int:
-        """Most rows a pass may have for every process to get some."""
+        """Limit the rows a pass, so that every process gets some."""
         return math.ceil(rows / self.count) if self.shard == "batches" else rows
 
     def own_vectors(self, count: int) -> slice:
-        """The vectors, of `count`, that fall to this process."""
+        """Take the vectors, of `count`, that fall to this process."""
         if self.shard != "vectors":
             return slice(0, count)
         each = math.ceil(count / self.count)
@@ -81,11 +81,11 @@ class Processes:
 
     @property
     def sum_losses(self) -> bool:
-        """Whether each process has a share of the loss."""
+        """True where each process has a share of the loss."""
         return self.shard in ("batches", "own")
 
     def counted(self, count: float, device: torch.device) -> float:
-        """Valid tokens of all processes, where each has data of its own."""
+        """Sum the valid tokens of all processes, where each has data of its own."""
         if self.shard != "own":
             return count
         total = torch.tensor(count, dtype=torch.float64, device=device)
@@ -93,7 +93,7 @@ class Processes:
         return float(total)
 
     def check_alike(self, what: str, digest: str, advice: str) -> None:
-        """Make sure that all processes were given the same.
+        """Require that all processes were given the same.
 
         Args:
             what: was given, for the sentence.
@@ -112,7 +112,7 @@ class Processes:
             raise ArgumentError(f"shard: processes 0 and {other} hold different {what}; {advice}")
 
     def total(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Add up the shares of all processes, in place.
+        """All-reduce the shares of all processes, in place.
 
         Returns:
             The same tensor, which now holds the sum.
@@ -127,7 +127,7 @@ class Processes:
         return share
 
     def fail(self, share: Float[Tensor, "..."]) -> None:
-        """Let the others, who wait for this share, know that there is none: NaN everywhere."""
+        """Tell the others, who wait for this share, that there is none: NaN everywhere."""
         if self.shard is not None:
             dist.all_reduce(share.fill_(float("nan")))
 
@@ -135,7 +135,7 @@ class Processes:
 def check_all_alike(
     model: nn.Module, batches: Batches, processes: Processes, *, sharded: bool
 ) -> None:
-    """Make sure that processes which share the work were given the same.
+    """Require that processes which share the work were given the same.
 
     Args:
         model: as this process has it.
@@ -161,7 +161,7 @@ def check_all_alike(
 
 
 def processes(shard: str | None, *, sharded: bool = False) -> Processes:
-    """This process's place in the default process group.
+    """Find this process's place in the default process group.
 
     Args:
         shard: how the work is shared.

@@ -27,7 +27,7 @@ COPIES = 16
 
 
 class Pairing(BatchLoss):
-    """⟨c, f⟩ with random c: linear in the logits, so that no label and no loss hides anything."""
+    """Inner product ⟨c, f⟩ with random c: linear in the logits, so that no label hides anything."""
 
     valid = 1
 
@@ -48,7 +48,7 @@ class Pairing(BatchLoss):
 
 
 class Evaluated:
-    """φ(θ) = Σ_batches ℓ(f(θ)) · share, and g by some of the parameters."""
+    """Function φ(θ) = Σ_batches ℓ(f(θ)) · share, with its gradient by some of the parameters."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Evaluated:
         loss: BatchLoss | None = None,
         twice: bool = True,
     ) -> None:
-        """Hold what is evaluated.
+        """Hold problem, parameters and loss.
 
         Args:
             problem: model and loss.
@@ -74,7 +74,7 @@ class Evaluated:
         self._share = 1.0 if loss else 1 / problem.valid
 
     def at(self, parameters: Tensors, gradient: bool) -> tuple[float, Gradient]:
-        """φ, and g where it is asked for, zeros where there is none."""
+        """Compute φ, and g where it is asked for, zeros where there is none."""
         total, sums = 0.0, {n: torch.zeros_like(parameters[n]) for n in self._names if gradient}
         for batch in self._batches:
             value, found = (
@@ -89,7 +89,7 @@ class Evaluated:
         return total, sums
 
     def graph(self, batch: Batch, parameters: Tensors) -> tuple[Readout, BatchLoss, Gradient]:
-        """The logits of a batch with their graph, its loss, and the leaves of the graph."""
+        """Build the logits of a batch with their graph, its loss, and the leaves of the graph."""
         leaves = {n: parameters[n].detach().requires_grad_() for n in self._names}
         with torch.enable_grad():
             found = self._problem.forward(batch, {**parameters, **leaves}, twice=self._twice)
@@ -98,7 +98,7 @@ class Evaluated:
     def pulled(
         self, batch: Batch, parameters: Tensors, *, create_graph: bool
     ) -> tuple[float, Gradient, dict[str, Float[Tensor, "..."] | None]]:
-        """φ of a batch, the leaves, and g by each of them."""
+        """Compute φ of a batch, the leaves, and g by each of them."""
         readout, loss, leaves = self.graph(batch, parameters)
         value, cotangent = make_loss_node(readout, loss, self._share).start()
         if not readout.requires_grad:
@@ -115,7 +115,7 @@ class Evaluated:
 
     @contextmanager
     def backward(self, parameters: Tensors) -> Iterator[None]:
-        """Where parts that are computed again meet the parameters of this point."""
+        """Let recomputed parts meet the parameters of this point."""
         model = self._problem.model
         with backward_pass(model) if self._twice else differentiable_once(model):
             put_in(model, parameters)

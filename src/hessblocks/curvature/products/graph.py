@@ -1,4 +1,4 @@
-"""Products of H, H_o and H_f with blocks of vectors, one pass at a time.
+"""Hessian-vector and Gauss-Newton (GGN) products with blocks of vectors, one pass at a time.
 
 Letters: f logits, r = ∂ℓ/∂f, J = ∂f/∂θ, z a vector in parameter space, u = J z, K vectors together.
 
@@ -33,7 +33,7 @@ _NOTHING: Mapping[str, Sum] = {}
 
 
 class BatchGraph:
-    """The differentiated loss of one pass, kept so that products only replay it."""
+    """Differentiated loss of one pass, kept so that each product only replays it."""
 
     def __init__(
         self, problem: Problem, batch: Batch, names: Sequence[str], *, split: bool = True
@@ -93,7 +93,7 @@ class BatchGraph:
 
     @property
     def parameters(self) -> Mapping[str, Float[Tensor, "..."]]:
-        """The parameters at which the graph ends."""
+        """List the parameters at which the graph ends."""
         return self._leaves
 
     def full(
@@ -102,7 +102,7 @@ class BatchGraph:
         rows: Sequence[str],
         sums: Mapping[str, Sum] = _NOTHING,
     ) -> Tensors:
-        """This pass's share of H z; for a graph made with `split=False`.
+        """Compute this pass's share of H z; for a graph made with `split=False`.
 
         Args:
             vectors: z by parameter name, (K, *shape) each; parameters left out are zero.
@@ -125,7 +125,7 @@ class BatchGraph:
         rows: Sequence[str],
         parts: Sequence[Part],
     ) -> dict[Part, Tensors]:
-        """This pass's share of the parts' products; for a graph made with `split=True`.
+        """Compute this pass's share of H_o z and H_f z; for a graph made with `split=True`.
 
         Args:
             vectors: as in `full`.

@@ -1,4 +1,4 @@
-"""Hold derivatives to differences where the graph alone does not show that they are right.
+"""Compare derivatives with finite differences where the graph alone does not prove them right.
 
 An autograd Function that somebody else wrote may use weights that it does not take as inputs (a
 reentrant checkpoint, a reversible block), or have a backward pass without a derivative of its own.
@@ -64,12 +64,12 @@ SECOND = (
 
 
 class DerivativeWarning(UserWarning):
-    """Differences are too rough to tell whether the derivatives of a part of the model are right."""
+    """Warning that differences are too rough to tell whether derivatives are right."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """What was seen on one row, and which parameters were found to be right since."""
+    """Derivatives of one row that need a comparison, and parameters that passed it."""
 
     row: Batch
     """Of the batch with the most tokens a row."""
@@ -84,11 +84,11 @@ class Guard:
 
     @property
     def suspects(self) -> bool:
-        """Whether there is anything to compare."""
+        """True where there is anything to compare."""
         return bool(self.functions or self.unreached)
 
     def check(self, problem: Any, names: Sequence[str], *, twice: bool = True) -> None:
-        """Refuse derivatives by these parameters that are not those of the logits; once for each set.
+        """Refuse derivatives by these parameters that differences contradict; once for each set.
 
         Args:
             problem: model, batches and loss.

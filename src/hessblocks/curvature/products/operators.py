@@ -1,4 +1,4 @@
-"""H, H_o and H_f of a problem as linear operators, square or between two groups.
+"""Hessian-vector and Gauss-Newton (GGN) products as linear operators, whole or between two groups.
 
 Letters: N columns.
 """
@@ -21,7 +21,7 @@ from hessblocks.linalg import LinearOperator, operator_of
 
 
 class CurvatureOperator(LinearOperator):
-    """One part of the Hessian between two groups; nothing is assembled."""
+    """Matvec of one part of the Hessian between two groups; nothing is assembled."""
 
     part: ClassVar[Part]
 
@@ -33,7 +33,7 @@ class CurvatureOperator(LinearOperator):
         rows: ParameterGroup | None = None,
         columns: ParameterGroup | None = None,
     ) -> None:
-        """Fix the block.
+        """Choose the rows and columns of the block.
 
         Args:
             problem: model, batches and loss.
@@ -70,7 +70,7 @@ class CurvatureOperator(LinearOperator):
         )
 
     def named_tensors(self, vector: Float[Tensor, " N"]) -> dict[str, Float[Tensor, "..."]]:
-        """A vector of the columns, such as an eigenvector, as tensors of the parameters' shapes.
+        """Reshape a vector, such as an eigenvector, into tensors by parameter name.
 
         Args:
             vector: (N,), such as `extreme_eigenvalues(operator).vectors[:, 0]`.
@@ -108,7 +108,7 @@ class CurvatureOperator(LinearOperator):
 
 
 class Hessian(CurvatureOperator):
-    """H = H_o + H_f, the second derivative of the mean loss."""
+    """Hessian-vector products H z of the mean loss, H = H_o + H_f."""
 
     part = "full"
 
@@ -120,12 +120,18 @@ def _of_a_problem(problem: Problem) -> LinearOperator:
 
 
 class OuterProduct(CurvatureOperator):
-    """H_o = Jᵀ H_ℓ J, the Gauss-Newton part, positive semi-definite for convex losses; of a callable only symmetry is known."""
+    """Gauss-Newton (GGN) products H_o z with H_o = Jᵀ H_ℓ J, semi-definite for convex losses.
+
+    Of a loss given as a callable only symmetry is known.
+    """
 
     part = "outer"
 
 
 class Functional(CurvatureOperator):
-    """H_f = Σ (∂ℓ/∂f) ∂²f/∂θ², formed directly as the Hessian of θ ↦ ⟨r, f(θ)⟩ with r fixed."""
+    """Functional-Hessian products H_f z with H_f = Σ (∂ℓ/∂f) ∂²f/∂θ², the rest of H.
+
+    Formed directly as the Hessian of θ ↦ ⟨r, f(θ)⟩ with r fixed.
+    """
 
     part = "functional"

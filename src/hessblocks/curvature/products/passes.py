@@ -1,4 +1,4 @@
-"""Cutting the batches into passes that fit the memory and the caches.
+"""Cut batches into passes (microbatches) that fit the memory and the caches.
 
 The loss is a sum over rows, so the cut changes no answer, only where rounding happens.
 """
@@ -53,7 +53,7 @@ VECTORS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """Pieces of batches that come to the model's device one at a time, whenever they are asked for."""
+    """Pieces of batches that come to the model's device one at a time, again and again."""
 
     batches: Batches
     """What they are cut from."""
@@ -65,7 +65,7 @@ class Passes:
     """Passes besides that count nothing, so that all processes pass alike."""
 
     def sizes(self) -> list[int]:
-        """Rows of the pieces of all processes."""
+        """List the rows of the pieces of all processes."""
         found = []
         for rows in self.batches.rows:
             most = max(1, self.most(rows))
@@ -73,7 +73,7 @@ class Passes:
         return found
 
     def __len__(self) -> int:
-        """How many fall to this process."""
+        """Count those of this process."""
         return len(self.sizes()[self.turns]) + self.idle
 
     def __iter__(self) -> Iterator[Batch]:
@@ -85,7 +85,7 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How the work is cut."""
+    """Rows a pass and vectors together."""
 
     passes: Sequence[Batch] | Passes
     """Pieces of the batches, passed through the model one at a time."""
@@ -105,7 +105,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class RowCost:
-    """What one row (one sequence) of the widest batch costs."""
+    """Memory that one row (one sequence) of the widest batch costs."""
 
     work: int
     """Multiplications of its forward pass, roughly: tokens · parameters."""
@@ -126,7 +126,7 @@ class RowCost:
 
 
 class Work(Protocol):
-    """What the plan needs to know of a problem."""
+    """Facts about a problem that the plan depends on."""
 
     model: nn.Module
     batches: Batches
@@ -138,19 +138,19 @@ class Work(Protocol):
 
     @property
     def parameters(self) -> dict[str, Float[Tensor, "..."]]:
-        """The trainable parameters by name."""
+        """Trainable parameters by name."""
 
     @property
     def weights(self) -> dict[str, Float[Tensor, "..."]]:
-        """All of them, frozen ones included."""
+        """All parameters by name, frozen ones included."""
 
     def forward(
         self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True
     ) -> tuple[Readout, object]:
-        """Logits of one batch at other parameters, and its loss."""
+        """Compute the logits of one batch at other parameters, and its loss."""
 
     def backward(self) -> AbstractContextManager[object]:
-        """Where a graph of `forward` is differentiated."""
+        """Differentiate a graph of `forward` inside."""
 
 
 def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
@@ -239,7 +239,7 @@ def _rows_are_tied(problem: Work) -> bool:
 
 
 def default_limit(device: torch.device) -> int:
-    """A quarter of the device's memory, in bytes."""
+    """Take a quarter of the device's memory, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 4
     return main_memory() // 4

@@ -1,4 +1,4 @@
-"""A model, its data and a loss: the function whose second derivatives are asked for.
+"""Model, data and loss as one function of the parameters, which is differentiated twice.
 
 L(θ) = Σ_batches Σ_valid ℓ(f(θ)) / N with N the valid tokens (or rows) of the whole set, so that
 ragged batches, padding and the cut into batches do not change the answer.
@@ -75,7 +75,7 @@ from hessblocks.linalg import Operand
 
 
 class Problem(Operand):
-    """The mean loss over the valid tokens of a set of batches, as a function of the parameters."""
+    """Mean loss over the valid tokens of a set of batches, as a function of the parameters."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Problem(Operand):
 
     @property
     def parameters(self) -> dict[str, Float[Tensor, "..."]]:
-        """The trainable parameters by name, without gradient history; tied ones once.
+        """Trainable parameters by name, without gradient history; tied ones once.
 
         Of a sharded model these are the rows that this process holds.
         """
@@ -174,7 +174,7 @@ class Problem(Operand):
 
     @property
     def weights(self) -> dict[str, Float[Tensor, "..."]]:
-        """As `parameters`, frozen ones included."""
+        """All parameters by name, frozen ones included."""
         with exclusive(self.model):
             return {name: self._held(name, p) for name, p in self.model.named_parameters()}
 
@@ -183,13 +183,13 @@ class Problem(Operand):
 
     @property
     def entries(self) -> dict[str, int]:
-        """Entries of each trainable parameter, those of other processes included."""
+        """Number of entries of each trainable parameter, those of other processes included."""
         with exclusive(self.model):
             return {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Changes when a parameter or a buffer of the model does, or a batch that is kept.
+        """Versions of parameters, buffers and kept batches; it changes when one of them does.
 
         What is written through `.data` is seen by checksums, but in batches.
         """
@@ -201,7 +201,7 @@ class Problem(Operand):
         return kept, *(p._version for p in counted), sums, self.batches.versions
 
     def follow(self) -> None:
-        """Count N anew where a batch was changed in place since, and forget all where the model is another.
+        """Count N anew where a batch was changed in place; forget all where the model is another.
 
         Raises:
             ArgumentError: what is switched on around would change the numbers.
@@ -216,7 +216,7 @@ class Problem(Operand):
             self._forget()
 
     def note_form(self) -> None:
-        """Note what the model is besides its weights, and the loss."""
+        """Fingerprint the model besides its weights, and the loss."""
         self._fingerprint: Fingerprint = fingerprint_of(self.model, self.loss)
 
     def _forget(self) -> None:
@@ -240,13 +240,13 @@ class Problem(Operand):
 
     @cached_property
     def plan(self) -> Plan:
-        """How the batches are cut into passes; measured on one row when first needed."""
+        """Cut of the batches into passes; measured on one row when first needed."""
         with exclusive(self.model), readable_errors():
             return make_plan(self)
 
     @cached_property
     def valid(self) -> float:
-        """N, the valid tokens or rows of the whole set; 1 for a loss that is a sum.
+        """Count N of valid tokens or rows of the whole set; 1 for a loss that is a sum.
 
         Raises:
             ArgumentError: there is none.
@@ -264,7 +264,7 @@ class Problem(Operand):
         return count
 
     def with_losses(self, change: Callable[[BatchLoss, Batch], BatchLoss]) -> Problem:
-        """The same problem with another second derivative of its losses, or another way to it.
+        """Copy the problem, with another second derivative of its losses, or another way to it.
 
         Args:
             change: from the loss of a batch, and the batch, to the loss that is taken in its place.
@@ -288,14 +288,14 @@ class Problem(Operand):
 
     @cached_property
     def gradient_plan(self) -> Plan:
-        """As `plan`, where no second derivative is asked for."""
+        """Cut of the batches where no second derivative is asked for."""
         with exclusive(self.model), readable_errors():
             return make_plan(self, twice=False)
 
     def value(
         self, parameters: Mapping[str, Float[Tensor, "..."]] | None = None, *, twice: bool = True
     ) -> float:
-        """L(θ), in nats per token for the cross-entropies.
+        """Compute L(θ), in nats per token for the cross-entropies.
 
         Args:
             parameters: all trainable ones by name, as `parameters` has them; None: where the model stands.
@@ -323,7 +323,7 @@ class Problem(Operand):
     def forward(
         self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True
     ) -> tuple[Readout, BatchLoss]:
-        """Logits of one batch at other parameters, and its loss as a function of them.
+        """Compute the logits of one batch at other parameters, and its loss as their function.
 
         Args:
             batch: one of `batches`, or a piece of it.
@@ -387,11 +387,11 @@ class Problem(Operand):
         return differentiable(self.model, closed_forms=self._closed_forms)
 
     def backward(self) -> AbstractContextManager[object]:
-        """Where a graph of `forward` is differentiated: parts that are computed again meet the same state."""
+        """Differentiate a graph of `forward` inside; recomputed parts meet the same state."""
         return backward_pass(self.model) if self._recomputed else nullcontext()
 
     def check_finite(self, total: float, batch: Batch) -> float:
-        """Make sure that a batch's loss is a number; where processes wait for each other, on all of them.
+        """Require a finite loss; where processes wait for each other, on all of them.
 
         Returns:
             The loss as it came.

@@ -1,4 +1,4 @@
-"""Compare batches with the pieces that they are about to be cut into: both must give the same outputs.
+"""Check that rows of a batch are independent: cut into pieces it must give the same outputs.
 
 Rows may depend on each other at any distance (experts with room for some rows alone, a norm over the batch), and an
 entry of the batch may be cut though its first axis only happens to be as long as the batch.
@@ -27,7 +27,7 @@ Parameters = Mapping[str, Float[Tensor, "..."]]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Rows of a batch in the company of all, against the same rows in the company of their piece."""
+    """Outputs of a batch's rows among all rows, against those among their piece."""
 
     outputs: Callable[[Batch, Parameters], Float[Tensor, "..."]]
     """Of the model for a batch at some parameters, rows first, without a graph."""
@@ -41,15 +41,15 @@ class Comparison:
     """The narrowest that the model computes in."""
 
     def cuts(self, rows: int) -> bool:
-        """Whether a batch of so many rows is cut."""
+        """Tell whether a batch of so many rows is cut."""
         return rows > self._piece(rows)
 
     def passes(self, rows: int) -> int:
-        """Forward passes that comparing a batch of so many rows takes."""
+        """Count the forward passes that comparing a batch of so many rows takes."""
         return math.ceil(rows / self._company(rows)) + math.ceil(rows / self._piece(rows))
 
     def refusal(self, batch: Batch, *, again: bool) -> ArgumentError | None:
-        """What is said of a batch that must not be cut.
+        """Say why a batch must not be cut.
 
         A token at a tie between two experts may go to the one in the whole batch and to the other in a piece, by
         rounding alone. Such tokens are others at other parameters, rows that depend on each other are the same.

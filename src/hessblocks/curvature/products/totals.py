@@ -1,4 +1,4 @@
-"""Products of a block with vectors, added up over passes and processes.
+"""Sum products of a block with vectors (matvecs) over passes and processes.
 
 Letters: K vectors multiplied together.
 """
@@ -33,7 +33,10 @@ HALVES = {torch.bfloat16, torch.float16}
 
 
 class PrecisionWarning(UserWarning):
-    """A model in float64 computes parts in less, or weights are in half precision; the message says what that costs."""
+    """Warning about the model's precision; the message says what it costs.
+
+    A model in float64 computes parts in less, or weights are in half precision.
+    """
 
 
 def total_products(
@@ -45,7 +48,7 @@ def total_products(
     *,
     later: Sequence[str] = (),
 ) -> dict[Part, Float[Tensor, "K rows"]]:
-    """Products of a block of H_o, H_f or H with vectors, whole on every process.
+    """Multiply a block of H_o, H_f or H with vectors; the result is whole on every process.
 
     Args:
         problem: the function; where its work is shared between processes, all of them must ask for
@@ -79,7 +82,9 @@ def squared_products(
     *,
     later: Sequence[str] = (),
 ) -> dict[Part, Float[Tensor, "K groups"]]:
-    """‖·‖² of what `total_products` gives, group of rows by group, in float64; no process holds them whole.
+    """Compute ‖·‖² of what `total_products` gives, group by group; no process holds them whole.
+
+    The squares are in float64.
 
     Args:
         problem: as there.
@@ -129,7 +134,9 @@ def own_products(
     *,
     later: Sequence[str] = (),
 ) -> dict[Part, Float[Tensor, "K rows"]]:
-    """As `total_products`; of a sharded model groups, vectors and products are this process's entries.
+    """Multiply as `total_products` does, in this process's entries of a sharded model.
+
+    Groups, vectors and products are this process's entries.
 
     Args:
         problem: see there.

@@ -1,4 +1,4 @@
-"""What a caller asks curvature of: a problem and groups of its own model, or one sentence that says so."""
+"""Check that a group belongs to the problem's model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ONE_OF_SEVERAL = (
 
 
 def check_problem(problem: Any) -> None:
-    """Make sure that this is a problem.
+    """Require a `Problem`.
 
     Raises:
         ArgumentError: it is not.
@@ -27,7 +27,7 @@ def check_problem(problem: Any) -> None:
 
 
 def check_group(problem: Any, group: Any, name: str = "group") -> None:
-    """Make sure that this is one group, of this problem's model.
+    """Require one group, of this problem's model.
 
     Args:
         problem: model, batches and loss.
@@ -58,7 +58,7 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
 
 
 def groups_of(problem: Any, groups: Any) -> Mapping[str, ParameterGroup]:
-    """The groups that are asked for, by name, at least one, of this problem's model.
+    """Return the groups that are asked for, by name, at least one, of this problem's model.
 
     Args:
         problem: model, batches and loss.

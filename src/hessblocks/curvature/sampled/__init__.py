@@ -1,4 +1,4 @@
-"""H_o of all blocks at once from gradients of random combinations of the logits, and Fisher matrices of labels, given or drawn."""
+"""Gauss-Newton (GGN) blocks from sampled gradients, and Fisher matrices of labels."""
 
 from hessblocks.curvature.sampled.fisher import EmpiricalFisher, MonteCarloFisher
 from hessblocks.curvature.sampled.grams import (

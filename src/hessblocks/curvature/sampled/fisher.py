@@ -1,4 +1,4 @@
-"""Fisher matrices as operators: outer products of the gradients of single labels, given or drawn.
+"""Fisher matrices as operators: empirical Fisher, and Monte Carlo Fisher of drawn labels.
 
 A datum is one label with the row of logits that is judged by it: a predicted token, a classified row, a row of targets
 (along the last axis). With N what counts in the mean and g_n the gradient of the datum's own term of the sum,
@@ -44,7 +44,7 @@ Noise = Callable[[Float[Tensor, "..."], Float[Tensor, "S ..."]], Float[Tensor, "
 
 
 class EmpiricalFisher(CurvatureOperator):
-    """Σ_n g_n g_nᵀ / N over the labels n of the data, g_n the gradient of the loss of label n alone.
+    """Empirical Fisher Σ_n g_n g_nᵀ / N over labels n, g_n the gradient of the loss of label n.
 
     A label is a predicted token, a classified row, or a row of targets (its last axis), and N is what counts in
     the mean, so that this is curvlinops' `EFLinearOperator`. A label's class weight belongs to its loss.
@@ -63,7 +63,7 @@ class EmpiricalFisher(CurvatureOperator):
         rows: ParameterGroup | None = None,
         columns: ParameterGroup | None = None,
     ) -> None:
-        """Fix the block.
+        """Choose the rows and columns of the block.
 
         Args:
             problem: model, batches and loss, any but a callable.
@@ -79,8 +79,9 @@ class EmpiricalFisher(CurvatureOperator):
 
 
 class MonteCarloFisher(CurvatureOperator):
-    """The mean of `samples` empirical Fisher matrices with labels that are drawn from the model's own distribution.
+    """Fisher matrix by Monte Carlo: mean of empirical Fishers with labels drawn from the model.
 
+    The mean is over `samples` of them.
     The distribution is the one whose −log density the loss is: softmax (cross-entropy), Bernoulli (binary
     cross-entropy) or normal of variance ½ (squared error). The expectation is H_o; this is curvlinops'
     `FisherMCLinearOperator`. The labels of a seed are the same in every product of one list of batches,
@@ -102,7 +103,7 @@ class MonteCarloFisher(CurvatureOperator):
         rows: ParameterGroup | None = None,
         columns: ParameterGroup | None = None,
     ) -> None:
-        """Fix the block and the seed.
+        """Choose the block and the seed.
 
         Args:
             problem: model, batches and loss: cross-entropy (by name, or `nn.CrossEntropyLoss` of one class a

@@ -1,4 +1,4 @@
-"""Samples of H_o, and their inner products group by group.
+"""Sample the Gauss-Newton matrix H_o, and take inner products of samples group by group.
 
 Letters: G groups, B batches of samples, S samples of a batch. With L Lᵀ the loss's curvature and ε random signs,
 g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one ordinary backward pass. The samples of a batch are held
@@ -41,7 +41,7 @@ Step = Callable[[int], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How samples are drawn."""
+    """Plan of how samples are drawn."""
 
     plan: Plan
     """The passes over the data."""
@@ -64,12 +64,12 @@ class GramMatrices:
 
 
 def root_is_known(problem: Problem) -> bool:
-    """Whether the loss tells a root of its curvature: all but callables do."""
+    """Tell whether the loss gives a root of its curvature: all but callables do."""
     return not callable(problem.loss) or isinstance(problem.loss, nn.Module)
 
 
 def plan_samples(problem: Problem, groups: Mapping[str, ParameterGroup], samples: int) -> Sampling:
-    """Choose how many samples are held together: all of them where they fit, else as few batches as do.
+    """Choose how many samples are held together: all where they fit, else as few batches as do.
 
     Args:
         problem: its memory limit, by default a quarter of the machine's memory, bounds what is held.

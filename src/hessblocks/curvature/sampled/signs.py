@@ -1,4 +1,4 @@
-"""Random numbers for the logits: the same for a row however batches are cut, and on every device."""
+"""Random numbers for the logits: the same for a row however batches are cut, on every device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BITS = 8
 def signs(
     batch: Batch, shape: torch.Size, device: torch.device, *, seed: int, sample: int, data: int
 ) -> Int[Tensor, "..."]:
-    """±1 for each logit of a pass.
+    """Draw ±1 (Rademacher) for each logit of a pass.
 
     Args:
         batch: the pass; its number and first row tell it from all others.
@@ -45,7 +45,7 @@ def signs(
 def draws(
     of: Callable[..., Float[Tensor, "..."]], batch: Batch, shape: torch.Size, seed: int, data: int
 ) -> Float[Tensor, "..."]:
-    """Random numbers of a distribution for each row of a pass.
+    """Draw random numbers of a distribution for each row of a pass.
 
     Args:
         of: torch.rand or torch.randn.

@@ -1,4 +1,4 @@
-"""Models larger than one device: rows of their parameters on each process, a part whole at a time."""
+"""Shard models over devices by rows, and gather one layer's weights at a time."""
 
 from hessblocks.curvature.sharding.cuts import code_of, cuts_of, is_whole, own_rows
 from hessblocks.curvature.sharding.exchange import Cut, all_or_none

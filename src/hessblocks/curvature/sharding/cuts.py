@@ -1,4 +1,4 @@
-"""How the parameters of a model are cut over processes, and whether that is a way that is known here."""
+"""Read how a model's parameters are sharded, and refuse ways that are not known here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hessblocks.errors import ArgumentError
 
 
 def cuts_of(model: nn.Module) -> dict[str, Cut]:
-    """How every parameter is cut, by name; nothing where the model is whole.
+    """Read the cut of every parameter, by name; nothing where the model is whole.
 
     A model counts as sharded when one of its parameters is (FSDP2, `sharded`). The others are then cut
     in the same way while derivatives are taken, so that every entry of a vector has one owner.
@@ -56,19 +56,19 @@ def cuts_of(model: nn.Module) -> dict[str, Cut]:
 
 
 def own_rows(parameter: Shaped[Tensor, "..."], cut: Cut) -> Shaped[Tensor, "own ..."]:
-    """This process's rows, sharing memory with the parameter."""
+    """Return this process's rows, sharing memory with the parameter."""
     held: Any = parameter.detach()
     local: Tensor = held.to_local() if isinstance(held, DTensor) else cut.part(held)
     return local
 
 
 def is_whole(parameter: Shaped[Tensor, "..."]) -> bool:
-    """Whether every process holds all of it."""
+    """Tell whether every process holds all of it."""
     return not isinstance(parameter, DTensor)
 
 
 def code_of(model: nn.Module) -> str:
-    """A fingerprint of what processes must agree on to pass through a model together.
+    """Digest what processes must agree on to pass through a model together.
 
     Returns:
         A digest of classes and their forward passes, of names, shapes and dtypes, and of versions.

@@ -1,4 +1,4 @@
-"""Weights put together from the rows that each process holds, and sums of gradients dealt out again.
+"""All-gather weights from the rows of each process, and reduce-scatter their gradients.
 
 Gather maps the rows s_0 … s_{P−1} of P processes to the whole W on each of them; its adjoint maps the
 gradients g_0 … g_{P−1} to the rows of Σ_p g_p. Each is the other's derivative, as often as is asked.
@@ -23,7 +23,7 @@ from hessblocks.linalg import working_dtype
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The rows of one parameter that a process holds: equal pieces, as FSDP2 cuts them."""
+    """Rows of one parameter that a process holds: equal pieces, as FSDP2 cuts them."""
 
     shape: tuple[int, ...]
     """Of the whole parameter; a number counts as one row."""
@@ -34,50 +34,50 @@ class Cut:
 
     @property
     def rows(self) -> int:
-        """Rows of the whole."""
+        """Count the rows of the whole."""
         return self.shape[0] if self.shape else 1
 
     @property
     def each(self) -> int:
-        """Rows of a process; the last ones may hold fewer, or none."""
+        """Count the rows of a process; the last ones may hold fewer, or none."""
         return math.ceil(self.rows / self.count)
 
     @property
     def own(self) -> slice:
-        """The rows of this process."""
+        """Slice of this process's rows."""
         start, stop = self.rank * self.each, (self.rank + 1) * self.each
         return slice(min(start, self.rows), min(stop, self.rows))
 
     @property
     def width(self) -> int:
-        """Entries of a row."""
+        """Count the entries of a row."""
         return math.prod(self.shape[1:])
 
     @property
     def own_shape(self) -> tuple[int, ...]:
-        """Of this process's rows."""
+        """Shape of this process's rows."""
         return self.own.stop - self.own.start, *self.shape[1:]
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """First and last but one of this process's entries, in the parameter flattened row by row."""
+        """First entry of this process and the one after its last, in the flattened parameter."""
         return self.own.start * self.width, self.own.stop * self.width
 
     def part(self, whole: Shaped[Tensor, "..."]) -> Shaped[Tensor, "own ..."]:
-        """This process's rows of a whole parameter."""
+        """Take this process's rows of a whole parameter."""
         return whole.reshape(self.rows, *self.shape[1:])[self.own]
 
 
 @dataclass
 class Sums:
-    """What becomes of the summed gradients of a `Gather`."""
+    """Collector of a `Gather`'s summed gradients."""
 
     read: bool = True
     """Whether their values are looked at; else only their derivative is, and nothing is sent."""
 
     @contextmanager
     def only_differentiated(self) -> Iterator[None]:
-        """Where a graph of gradients is made whose values nobody needs."""
+        """Build a graph of gradients whose values nobody needs."""
         self.read = False
         try:
             yield
@@ -86,7 +86,7 @@ class Sums:
 
 
 class Gather(torch.autograd.Function):
-    """From each process's rows to the whole parameters, on every process."""
+    """All-gather from each process's rows to the whole parameters, on every process."""
 
     @staticmethod
     def forward(
@@ -100,7 +100,7 @@ class Gather(torch.autograd.Function):
     def backward(
         ctx: Any, *gradients: Shaped[Tensor, "..."]
     ) -> tuple[Shaped[Tensor, "..."] | None, ...]:
-        """Sum the processes' gradients, of those parameters whose own is asked for."""
+        """Reduce-scatter the gradients of those parameters whose own is asked for."""
         wanted = [number for number, asked in enumerate(ctx.needs_input_grad[2:]) if asked]
         found: list[Tensor | None] = [None] * len(gradients)
         cuts = [ctx.cuts[number] for number in wanted]
@@ -111,7 +111,7 @@ class Gather(torch.autograd.Function):
 
 
 class Scatter(torch.autograd.Function):
-    """From each process's whole tensors to its rows of their sums."""
+    """Reduce-scatter from each process's whole tensors to its rows of their sums."""
 
     @staticmethod
     def forward(
@@ -128,13 +128,13 @@ class Scatter(torch.autograd.Function):
     def backward(
         ctx: Any, *directions: Shaped[Tensor, "..."]
     ) -> tuple[Shaped[Tensor, "..."] | None, ...]:
-        """Put the processes' rows together."""
+        """All-gather the processes' rows."""
         return None, None, *Gather.apply(ctx.cuts, Sums(), *directions)
 
 
 @contextmanager
 def all_or_none(device: torch.device) -> Iterator[None]:
-    """Where a process may fail while others would wait for it in what follows: then all of them fail.
+    """Let all processes fail together, where the others would wait for one that failed.
 
     Args:
         device: of the tensors that are exchanged.

@@ -1,4 +1,4 @@
-"""A folder of safetensors, of which a process reads some rows of each tensor."""
+"""Read rows of each tensor from a folder of safetensors, on each process its own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hessblocks.storage import check_model_folder, weight_files
 
 
 class WeightsFolder:
-    """A saved Hugging Face model whose weights are read row by row."""
+    """Saved Hugging Face model whose weights are read row by row."""
 
     def __init__(self, folder: str | PathLike[str]) -> None:
-        """Read which file holds which tensor.
+        """Read the index: which file holds which tensor.
 
         Args:
             folder: with `config.json` and `model.safetensors`, or several files and their index.
@@ -47,7 +47,7 @@ class WeightsFolder:
         self._prefix = ""
 
     def empty_model(self) -> nn.Module:
-        """The model of the configuration, without memory for its parameters.
+        """Build the model of the configuration, without memory for its parameters.
 
         Returns:
             The model; its buffers are real.
@@ -88,7 +88,7 @@ class WeightsFolder:
     def rows(
         self, names: Sequence[str], cut: Cut, dtype: torch.dtype | None
     ) -> Shaped[Tensor, "own ..."]:
-        """This process's rows of a tensor, stored under one of several names.
+        """Read this process's rows of a tensor, stored under one of several names.
 
         Returns:
             The rows, in the dtype asked for or that of the file.
@@ -111,7 +111,7 @@ class WeightsFolder:
                 module._buffers[name] = None if held is None else held.to(device)
 
     def digest(self) -> str:
-        """A fingerprint: names, dtypes and shapes of all tensors, and a row of each."""
+        """Digest names, dtypes and shapes of all tensors, and a row of each."""
         seen = hashlib.sha256()
         for name in sorted(self._files):
             stored = self._files[name].get_slice(name)

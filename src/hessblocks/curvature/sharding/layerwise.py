@@ -1,4 +1,4 @@
-"""A sharded model in parts: layers, and what stands around them, each made whole only while it runs.
+"""Gather one layer's weights at a time, so that a sharded model is never whole.
 
 Large embeddings and unembeddings are never whole: they run some rows at a time.
 """
@@ -28,7 +28,7 @@ State = Callable[[nn.Module], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Held:
-    """A sharded parameter where a module holds it."""
+    """Sharded parameter where a module holds it."""
 
     module: nn.Module
     name: str
@@ -38,7 +38,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How parts are run: with which rows of the parameters, and in which state again."""
+    """Settings of a pass through parts: rows of the parameters, and the state to come back to."""
 
     shards: Mapping[int, Float[Tensor, "own ..."]]
     """This process's rows by the identity of the parameter."""
@@ -50,7 +50,7 @@ class Way:
     """Besides, where it is evaluated when the model's forward pass is over."""
 
     def held(self, modules: Sequence[nn.Module]) -> list[Held]:
-        """The sharded parameters that these modules hold themselves."""
+        """List the sharded parameters that these modules hold themselves."""
         return [
             Held(module, name, self.cuts[id(value)], self.shards[id(value)])
             for module in modules
@@ -60,7 +60,7 @@ class Way:
 
 
 def parts_of(model: nn.Module) -> list[nn.Module]:
-    """The modules that run one at a time: elements of lists of layers, and the largest ones beside them.
+    """List the modules that run one at a time: layers, and the largest modules beside them.
 
     Returns:
         Modules with parameters, none within another.
@@ -125,7 +125,7 @@ def _size(module: nn.Module) -> int:
 
 
 def without_hooks_of_fsdp(model: nn.Module) -> None:
-    """Leave FSDP2 out: it gathers by itself, in a way that has one derivative."""
+    """Leave FSDP2's hooks out: they gather in a way that has one derivative."""
     for module in model.modules():
         for register in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(register.items()):

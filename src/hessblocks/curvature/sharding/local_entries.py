@@ -1,4 +1,4 @@
-"""The entries of a group that a process holds, and whole vectors from them and back.
+"""Map between a process's entries of a group and whole vectors.
 
 Letters: K vectors multiplied together.
 """
@@ -21,7 +21,7 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class OwnEntries:
-    """This process's entries of a group."""
+    """Entries of a group that this process holds."""
 
     whole: ParameterGroup
     """The group."""
@@ -58,14 +58,14 @@ class OwnEntries:
         return cls(whole=group, group=found, boxes=tuple(boxes))
 
     def read(self, vectors: Float[Tensor, "K size"]) -> Float[Tensor, "K own"]:
-        """This process's entries of whole vectors."""
+        """Take this process's entries of whole vectors."""
         own = vectors.new_empty(vectors.shape[0], self.group.size)
         for piece, place in self._pairs(own, vectors):
             piece.copy_(place)
         return own
 
     def together(self, own: Float[Tensor, "K own"]) -> Float[Tensor, "K size"]:
-        """Whole vectors from the entries of all processes; on each of them."""
+        """All-gather whole vectors from the entries of all processes."""
         vectors = own.new_zeros(own.shape[0], self.whole.size)
         for piece, place in self._pairs(own, vectors):
             place.copy_(piece)

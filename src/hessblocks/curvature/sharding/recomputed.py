@@ -1,4 +1,4 @@
-"""A part of a model of which only inputs are kept: forward, backward and double backward each compute it again.
+"""Checkpoint a part for two derivatives: forward, backward and double backward recompute it.
 
 Non-reentrant checkpointing drops what the forward pass saves, but what a backward pass with `create_graph`
 saves, whole weights among it, stays. Here neither stays: the backward pass is one node of the graph too.
@@ -18,22 +18,22 @@ from hessblocks.curvature.sharding.exchange import Sums
 
 
 class Part(Protocol):
-    """A function of tensors that can be evaluated again."""
+    """Function of tensors that can be evaluated again."""
 
     sums: Sums
     """Of the gradients by its sharded parameters."""
 
     def settled(self) -> AbstractContextManager[object]:
-        """The state in which it is evaluated and differentiated; what it changed is put back."""
+        """Enter the state in which it is evaluated and differentiated; undo it afterwards."""
 
     def __call__(
         self, *tensors: Shaped[Tensor, "..."], again: bool = False
     ) -> tuple[Shaped[Tensor, "..."], ...]:
-        """Its results, all of floating point; `again` where the model's forward pass is over."""
+        """Compute its results, all of floating point; `again` after the model's forward pass."""
 
 
 class Recomputed(torch.autograd.Function):
-    """`part(*tensors)`, of which nothing but the tensors is kept."""
+    """Autograd Function of `part(*tensors)` that keeps nothing but the tensors."""
 
     @staticmethod
     def forward(
@@ -49,7 +49,7 @@ class Recomputed(torch.autograd.Function):
     def backward(
         ctx: Any, *cotangents: Shaped[Tensor, "..."]
     ) -> tuple[Shaped[Tensor, "..."] | None, ...]:
-        """Jᵀ of the part."""
+        """Multiply by Jᵀ of the part."""
         wanted = ctx.needs_input_grad[1:]
         return None, *_Pullback.apply(ctx.part, wanted, *ctx.saved_tensors, *cotangents)
 

@@ -1,4 +1,4 @@
-"""Cutting a model over the processes of torchrun, from memory or from a folder."""
+"""Shard a model over the processes of torchrun, from memory or from a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sharded(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Any:
-    """Cut a model by rows over the processes of the default group, as FSDP2's `fully_shard` does.
+    """Shard a model by rows over the default group, as FSDP2's `fully_shard` does.
 
     Every process keeps ⌈rows / processes⌉ rows of each parameter. `Problem` then makes one layer whole at
     a time, and large embeddings some rows at a time. For curvature alone: its forward pass does not gather.

@@ -1,4 +1,4 @@
-"""Every block of the last layer of every kind of model, by closed form and by dense autodiff.
+"""Compare every block of the last layer's Hessian with dense autodiff, for every kind of model.
 
 Nothing is shared with the closed form or with the products: the logits of the labelled rows are one
 function of one vector of parameters, differentiated forward over reverse in double precision.
@@ -41,7 +41,7 @@ def verify_last_blocks(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> list[Check]:
-    """Compare `exact_last_block` with dense autodiff on tiny models with random weights, in double precision.
+    """Compare `exact_last_block` with dense autodiff on tiny random models, in float64.
 
     Args:
         models: what is particular about each, and how it is made; weights are drawn anew.
@@ -67,7 +67,7 @@ def verify_last_blocks(
 
 
 def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) -> list[Check]:
-    """Rows for one model.
+    """Compare all blocks of one model.
 
     Args:
         name: of the case.
@@ -109,7 +109,7 @@ def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) ->
 def dense_hessian(
     model: nn.Module, batch: Mapping[str, Any], loss: str, used: Bool[Tensor, " entries"]
 ) -> dict[Part, Float[Tensor, "P P"]]:
-    """H, H_o and H_f of the mean cross-entropy in some of the model's entries.
+    """Compute dense H, H_o and H_f of the mean cross-entropy in some of the model's entries.
 
     Args:
         model: gives logits.

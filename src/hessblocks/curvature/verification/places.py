@@ -1,4 +1,4 @@
-"""Where the entries of each group of a closed form stand among a model's parameters.
+"""Index the entries of a closed form's groups among a model's parameters.
 
 Letters: P parameters of a group.
 """
@@ -22,7 +22,7 @@ Numbers = Mapping[int, Int[Tensor, "..."]]
 
 
 def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
-    """The numbers of a group's entries, in the order in which the closed form flattens them.
+    """Number a group's entries, in the order in which the closed form flattens them.
 
     Args:
         model: of a kind with a closed form.

@@ -76,7 +76,7 @@ FAMILY_MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def stirred(model: nn.Module, size: float = 0.3) -> nn.Module:
-    """The model in double precision, its weights away from special points such as zero queries."""
+    """Turn a model into float64, and move its weights away from special points such as zero."""
     model = model.double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -85,7 +85,7 @@ def stirred(model: nn.Module, size: float = 0.3) -> nn.Module:
 
 
 def batch_of(model: nn.Module) -> tuple[dict[str, Any], str]:
-    """Inputs and labels that fit a tiny model, with padding where there are tokens, and the loss.
+    """Make inputs, labels and loss for a tiny model, with padding where there are tokens.
 
     Returns:
         The batch and causal-lm, masked-lm or classification.
@@ -120,7 +120,7 @@ class _ExactNorm(nn.Module):
 
 @contextmanager
 def without_casts(model: nn.Module) -> Iterator[nn.Module]:
-    """The model without the casts to single precision that transformers makes in norms and rotations.
+    """Remove the casts to float32 that transformers makes in norms and rotations.
 
     Args:
         model: its norms are replaced for good, its rotation within the context.

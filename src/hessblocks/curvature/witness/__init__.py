@@ -1,4 +1,4 @@
-"""Witness derivatives: central differences, a walk through the graph, what torch says without one."""
+"""Witnesses for derivatives: central differences, a walk through the graph, torch's errors."""
 
 from hessblocks.curvature.witness.central import (
     ROUNDED,

@@ -1,4 +1,4 @@
-"""Central differences of a function and of its gradient along a direction, with their own error.
+"""Central differences of a function and of its gradient, with their own error.
 
 Letters: φ the function, g its gradient, H its Hessian, z a direction, h a step, ε the rounding of a
 dtype. D(h) = (φ(θ + h z) − φ(θ − h z)) / 2h is off by h² and by ε/h. From D(h) and D(2h) follows
@@ -42,7 +42,7 @@ SHARP = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One derivative against differences."""
+    """One derivative against its differences."""
 
     found: float
     """What autograd gives: ⟨g, z⟩, or ‖H z‖."""
@@ -57,25 +57,25 @@ class Comparison:
 
     @property
     def scale(self) -> float:
-        """The larger of the two."""
+        """Larger of the two."""
         return max(abs(self.found), abs(self.expected))
 
     @property
     def verdict(self) -> Verdict:
-        """`unclear` where the differences are too rough for this dtype."""
+        """Say `right`, `wrong`, or `unclear` where the differences are too rough for this dtype."""
         if not self.gap <= self.tolerance * self.scale + SURE * self.error:
             return "wrong"
         return "right" if self.error <= TELLING * self.scale else "unclear"
 
     @property
     def settled(self) -> bool:
-        """Whether it is right, and the difference sharp enough to say so against other steps."""
+        """True where it is right, and the difference sharp enough to hold against other steps."""
         return self.verdict == "right" and self.error <= max(self.tolerance, SHARP) * self.scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """What differences say of one direction."""
+    """Differences along one direction."""
 
     slope: float
     """dφ along z."""
@@ -90,7 +90,7 @@ class Differences:
 
 
 def compare_slopes(found: float, seen: Differences, allowed: float) -> Comparison:
-    """⟨g, z⟩ against the slope that differences say, where a share of `allowed` is nothing."""
+    """Compare ⟨g, z⟩ with the slope of the differences; a share of `allowed` is nothing."""
     gap = abs(found - seen.slope)
     return Comparison(
         found=found, expected=seen.slope, gap=gap, error=seen.slope_error, tolerance=allowed
@@ -100,7 +100,7 @@ def compare_slopes(found: float, seen: Differences, allowed: float) -> Compariso
 def compare_rows(
     tensors: Sequence[Float[Tensor, "..."]], seen: Differences, allowed: float
 ) -> Comparison:
-    """H z of some entries against differences of the gradient.
+    """Compare H z of some entries with differences of the gradient.
 
     Args:
         tensors: H z, what differences say, what these may be off by, and g, of the same entries.
@@ -121,12 +121,12 @@ def compare_rows(
 
 
 def epsilon(parameters: Tensors) -> float:
-    """ε of the narrowest dtype."""
+    """Return ε of the narrowest dtype."""
     return max(torch.finfo(p.dtype).eps for p in parameters.values())
 
 
 def tolerance(parameters: Tensors) -> float:
-    """Of the narrowest dtype; see `TOLERANCE`."""
+    """Return the tolerance of the narrowest dtype; see `TOLERANCE`."""
     return max(TOLERANCE.get(p.dtype, 1 / 3) for p in parameters.values())
 
 
@@ -154,7 +154,7 @@ def direction(parameters: Tensors, names: Mapping[str, object], seed: int) -> Gr
 
 
 def moved(parameters: Tensors, along: Tensors, step: float) -> Gradient:
-    """θ + step · z, without gradient history."""
+    """Compute θ + step · z, without gradient history."""
     return {n: p + step * along[n] if n in along else p for n, p in parameters.items()}
 
 
@@ -166,7 +166,7 @@ def compare_at_steps(
     *,
     gradients: bool,
 ) -> list[Comparison]:
-    """Compare derivatives with differences at the steps of `LADDER`, until all are found right.
+    """Compare derivatives with differences at the steps of `LADDER`, until all are right.
 
     A kink nearer than h is in D(h) and in D(2h), and they agree on what is no derivative; a shorter
     step does not see it. A part that computes in less than its dtype rounds more than is known. So a
@@ -232,5 +232,5 @@ def _one(
 
 
 def inner(left: Tensors, right: Tensors) -> float:
-    """Inner product over the names of `right`."""
+    """Take the inner product over the names of `right`."""
     return sum(float((left[n].double() * t.double()).sum()) for n, t in right.items() if n in left)

@@ -1,4 +1,4 @@
-"""Re-raise what torch cannot do, memory or derivatives, as one sentence that says what to change.
+"""Re-raise torch's out-of-memory and missing-derivative errors as a RunError with advice.
 
 Letters: K vectors multiplied together.
 """

@@ -1,4 +1,4 @@
-"""Walk the graph of the logits: which parameters it ends at, and which Functions of others it holds."""
+"""Detect models whose forward pass bypasses the parameters that we differentiate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRUSTED = ("hessblocks.", "torch.distributed.")
 
 @dataclass(frozen=True, kw_only=True)
 class GraphWalk:
-    """What lies below some tensors."""
+    """Leaves of a graph, and the foreign Functions on the way to them."""
 
     leaves: frozenset[int]
     """Identities of the tensors at which the graph ends."""
@@ -27,7 +27,7 @@ class GraphWalk:
 
 
 def walk_graph(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> GraphWalk:
-    """Walk a graph once.
+    """Walk a graph once, from its outputs to its leaves.
 
     Args:
         tensors: where it begins; those without a graph are leaves themselves.
@@ -61,7 +61,7 @@ def _foreign(node: Node) -> str | None:
 
 
 def check_bypass(model: nn.Module, reached: GraphWalk) -> None:
-    """Refuse a forward pass whose derivatives would be zero without being so.
+    """Refuse a forward pass that bypasses its parameters; derivatives would wrongly be zero.
 
     Args:
         model: whose parameters others were put in the place of.
