@@ -1,7 +1,7 @@
 """Transformer blocks, simplified, and the curvature of their loss.
 
-`import hessblocks` tells the Auto classes of Hugging Face transformers of its models; everything else is
-imported when it is first used. `__init__.pyi` names what is offered.
+`import hessblocks` tells the Auto classes of Hugging Face transformers of its models; everything
+else is imported when it is first used. `__init__.pyi` names what is offered.
 """
 
 import lazy_loader

@@ -1,11 +1,12 @@
 """Register our models with the Auto classes of transformers, without importing either early.
 
 `AutoConfig` is given a stand-in. Looking at a saved model begins with its configuration, and the
-stand-in answers by importing `hessblocks.models`, which registers the real classes. (Importing them as
-soon as transformers' auto module is loaded would be too early: `transformers.modeling_utils` loads that
-module half-way through its own import.)
+stand-in answers by importing `hessblocks.models`, which registers the real classes. (Importing them
+as soon as transformers' auto module is loaded would be too early: `transformers.modeling_utils`
+loads that module half-way through its own import.)
 
-`attn_implementation="second_order"` becomes known in the same way, once transformers' own functions are.
+`attn_implementation="second_order"` becomes known in the same way, once transformers' own functions
+are.
 """
 
 from __future__ import annotations

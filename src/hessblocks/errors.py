@@ -18,7 +18,8 @@ CONTAINER = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where Linux says how much memory a container may have, in the second and the first version of its groups."""
+"""Where Linux says how much memory a container may have, in the second and the first version of its
+groups."""
 
 
 class HessblocksError(Exception):
@@ -98,7 +99,8 @@ def check_memory_limit(limit: object) -> None:
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise ArgumentError(
-            f"memory_limit: expected bytes, a whole number above 0, got {limit!r}; 2 GB is 2_000_000_000"
+            f"memory_limit: expected bytes, a whole number above 0, got {limit!r}; 2 GB is "
+            "2_000_000_000"
         )
 
 

@@ -39,7 +39,8 @@ def shell_line(words: Iterable[str]) -> str:
         words: the command and its arguments.
 
     Returns:
-        The words as `shlex.join` quotes them; one with control characters as bash and zsh read `$'\x1b'`.
+        The words as `shlex.join` quotes them; one with control characters as bash and zsh read
+        `$'\x1b'`.
 
     >>> print(shell_line(["train", "a b", "\x1b[2J"]))
     train 'a b' $'\x1b[2J'

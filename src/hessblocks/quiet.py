@@ -13,7 +13,8 @@ from transformers.utils import logging
 def quiet() -> Iterator[None]:
     """Let transformers show nothing but errors and send no request; put its settings back after.
 
-    `local_files_only` is not enough: a look into the cache asks the hub for the names of coding agents.
+    `local_files_only` is not enough: a look into the cache asks the hub for the names of coding
+    agents.
     """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True

@@ -93,8 +93,8 @@ class DerivativeCheck(Tabular):
             f"|H z| {each.second.found:10.4g} ({each.second.expected:10.4g})  {each.verdict}"
             for each in self.groups
         ]
-        head = f"derivatives of {len(self.groups)} groups (by differences, {self.dtype}): {self.verdict}"
-        return "\n".join([head, *lines])
+        count = f"{len(self.groups)} groups (by differences, {self.dtype})"
+        return "\n".join([f"derivatives of {count}: {self.verdict}", *lines])
 
 
 def check_derivatives(
@@ -102,13 +102,15 @@ def check_derivatives(
 ) -> DerivativeCheck:
     """Compare gradient and Hessian-vector product with central differences, group by group.
 
-    ⟨g, z⟩ is held against (L(θ + h z) − L(θ − h z)) / 2h with z in one group at a time, and H z with z
-    in all of them against (g(θ + h z) − g(θ − h z)) / 2h. z is normal numbers times the root mean
-    square of each tensor. h is ε^⅓ with ε the rounding of the model's dtype, then 8 and 64 times
-    shorter and longer until all agree. What D(h) and D(2h) differ by, and eight roundings, is the
-    error of the difference. A derivative is `wrong` where the gap is above two errors and the tolerance (a share of 1e-6 in float64, 1e-2 in float32, a third in half precision), and `unclear`
-    where the error is above a tenth of it. What is not right in less than float64 is looked at again
-    in a float64 copy of model and batches: long steps cross kinks (ReLU), which are no part of H.
+    ⟨g, z⟩ is held against (L(θ + h z) − L(θ − h z)) / 2h with z in one group at a time, and H z
+    with z in all of them against (g(θ + h z) − g(θ − h z)) / 2h. z is normal numbers times the root
+    mean square of each tensor. h is ε^⅓ with ε the rounding of the model's dtype, then 8 and 64
+    times shorter and longer until all agree. What D(h) and D(2h) differ by, and eight roundings, is
+    the error of the difference. A derivative is `wrong` where the gap is above two errors and the
+    tolerance (a share of 1e-6 in float64, 1e-2 in float32, a third in half precision), and
+    `unclear` where the error is above a tenth of it. What is not right in less than float64 is
+    looked at again in a float64 copy of model and batches: long steps cross kinks (ReLU), which are
+    no part of H.
 
     Args:
         problem: model, batches and any loss; not sharded over processes, and not shared by several.
@@ -122,8 +124,8 @@ def check_derivatives(
         ArgumentError: groups of another model, or several processes.
         RunError: a loss or product is not finite, or a part cannot be differentiated at all.
 
-    Cost: about seven gradients and one product, and four forward passes a group, over all batches; a
-        few times that where steps have to be sought.
+    Cost: about seven gradients and one product, and four forward passes a group, over all batches;
+        a few times that where steps have to be sought.
 
     Source: Nocedal and Wright, Numerical Optimization, section 8.1, on the step.
     """

@@ -35,7 +35,8 @@ class ColumnSquares:
     column: str
     """Name of group j."""
     exact: bool
-    """Whether the probes are all unit vectors of the group, so that the squares add up to ‖H_ij‖_F²."""
+    """Whether the probes are all unit vectors of the group, so that the squares add up to
+    ‖H_ij‖_F²."""
     squares: Mapping[Part, Mapping[str, tuple[float, ...]]]
     """By part and name of group i, one number a probe."""
 
@@ -83,8 +84,9 @@ def column_squares(
         ArgumentError: too few probes.
         RunError: a product is not finite.
 
-    Cost: about one gradient's time a probe and part, and of one probe more where a block gave nothing but zeros; memory of one vector of all rows for each part
-        and probe taken together, bounded by the problem's memory limit.
+    Cost: about one gradient's time a probe and part, and of one probe more where a block gave
+        nothing but zeros; memory of one vector of all rows for each part and probe taken together,
+        bounded by the problem's memory limit.
     """
     own = int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
     return measured_squares(problem, groups, column, rows or list(groups), parts, probes, seed=own)
@@ -136,8 +138,8 @@ def measured_squares(
     for part, found in values.items():
         if not torch.isfinite(found).all():
             raise RunError(
-                f"curvature: products of {part} with {group.name} are not finite; look at the weights, "
-                "or use float64 parameters"
+                f"curvature: products of {part} with {group.name} are not finite; look at the "
+                "weights, or use float64 parameters"
             )
         squares[part] = dict(zip(rows, map(tuple, found.T.tolist()), strict=True))
     return ColumnSquares(column=column, exact=exact, squares=squares)
@@ -148,10 +150,10 @@ def _fill_missed(
     measured: Callable[[Iterable[Tensor]], Mapping[Part, Float[Tensor, "K rows"]]],
     source: Probes,
 ) -> None:
-    """Replace zeros of blocks that are not zero, though all signs missed them, by what Gaussian probes give, in place.
+    """Replace zeros of blocks that all signs missed by what Gaussian probes give, in place.
 
-    Signs can send a block to 0 that is not, a Gaussian vector does so with probability 0; what it gives below
-    rounding of the largest product is taken for 0.
+    Signs can send a block to 0 that is not, a Gaussian vector does so with probability 0; what it
+    gives below rounding of the largest product is taken for 0.
 
     Cost: a product; where a block was missed, as many again as there were signs.
     """

@@ -1,7 +1,7 @@
 """Estimate the cost of norms and maps, and choose between probes and samples.
 
-Letters: K probes, G groups. A group's K products cost about a gradient each; 4 K sampled gradients, two thirds of one
-each, give the same error for all groups together (docs/products.md).
+Letters: K probes, G groups. A group's K products cost about a gradient each; 4 K sampled gradients,
+two thirds of one each, give the same error for all groups together (docs/products.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ BLOCKS: tuple[Blocks, ...] = ("all", "triangle", "diagonal")
 SAMPLES_A_PROBE = 4
 """Samples that tell as much of every group as a probe in each (derived in docs/products.md)."""
 PRODUCT = {"all": 1.0, "triangle": 0.6, "diagonal": 0.5}
-"""Gradients that a product of H_o costs, by the blocks that are read; mean over the columns of a deep model (measured)."""
+"""Gradients that a product of H_o costs, by the blocks that are read; mean over the columns of a
+deep model (measured)."""
 SAMPLE = 0.7
 """Gradients that a sample costs."""
 FORWARD = 1 / 3
@@ -50,7 +51,8 @@ class Cost:
     """Estimated cost of norms or of a map."""
 
     method: Way
-    """probes (products with random vectors in each group) or sampled (random gradients, for H_o alone)."""
+    """probes (products with random vectors in each group) or sampled (random gradients, for H_o
+    alone)."""
     count: int
     """Probes a group, or samples in all."""
     groups: int
@@ -108,8 +110,8 @@ def decide(
         The cost, and how samples are drawn where they are.
 
     Raises:
-        ArgumentError: an unknown method or kind of blocks, `sampled` for another part than H_o or for a loss
-            that does not tell a root, or a budget that is too small.
+        ArgumentError: an unknown method or kind of blocks, `sampled` for another part than H_o or
+            for a loss that does not tell a root, or a budget that is too small.
     """
     check_name("method", method, METHODS)
     check_name("blocks", work.blocks, BLOCKS)
@@ -182,7 +184,7 @@ def _sampled(
 def _by_probes(
     work: Work, sampling: Sampling | None, probes: int, measured: bool
 ) -> tuple[Cost, float, float]:
-    """Cost of probes, its share that is spent once, and that of each: of the first column, at most."""
+    """Cost of probes, the share spent once, and that of each probe in the dearest column."""
     problem, groups = work.problem, work.groups
     name, group = next(iter(groups.items()))
     rows = merge("rows", [groups[one] for one in rows_of(list(groups), name, work.blocks)])
@@ -229,8 +231,8 @@ def _affordable(work: Work, cost: Cost, fixed: float, each: float, seconds: floa
     if count < least:
         needed = fixed + each * products
         raise ArgumentError(
-            f"budget: too small; {products} products, the fewest for an error bar, take about {_said(needed)} "
-            f"({each:.2g} s each): give that much, or choose fewer groups"
+            f"budget: too small; {products} products, the fewest for an error bar, take about "
+            f"{_said(needed)} ({each:.2g} s each): give that much, or choose fewer groups"
         )
     return count
 

@@ -51,7 +51,8 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     def __str__(self) -> str:
         """Say how many groups and parts there are, and how uneven the last part is."""
         names = ", ".join(SYMBOLS[part] for part in self.parts)
-        return f"norms of {names} of {len(self)} groups; the last: {self.heterogeneity(self.parts[-1])}"
+        last = self.heterogeneity(self.parts[-1])
+        return f"norms of {names} of {len(self)} groups; the last: {last}"
 
     __repr__ = Tabular.__repr__
 
@@ -103,9 +104,9 @@ def group_norms(
 ) -> GroupNorms:
     """Estimate Frobenius norms of H_o, H_f and H for each group's own block (Hutchinson probes).
 
-    The same numbers as `frobenius_norm` of each operator, but the parts share their probes and, where
-    the memory allows it, all groups share one graph. A group with no more entries than probes is computed
-    exactly, and its estimates say so.
+    The same numbers as `frobenius_norm` of each operator, but the parts share their probes and,
+    where the memory allows it, all groups share one graph. A group with no more entries than probes
+    is computed exactly, and its estimates say so.
 
     Args:
         problem: model, batches and loss.
@@ -118,13 +119,15 @@ def group_norms(
         tell: told what it will cost before it starts, such as `print`.
 
     Returns:
-        Estimates by group name and part, a dictionary of dictionaries; `.to_rows()`, `.plot()`, `.heterogeneity("full")`.
+        Estimates by group name and part, a dictionary of dictionaries; `.to_rows()`, `.plot()`,
+        `.heterogeneity("full")`.
 
     Raises:
-        ArgumentError: too few probes, no groups, no parts or unknown ones, groups of another model, or what `curvature_map` refuses.
+        ArgumentError: too few probes, no groups, no parts or unknown ones, groups of another model,
+            or what `curvature_map` refuses.
 
-    Cost: about one gradient a probe for a group of the first layer, less further up; sampled, two thirds of a
-        gradient for each of 4 · probes samples, whatever the number of groups.
+    Cost: about one gradient a probe for a group of the first layer, less further up; sampled, two
+        thirds of a gradient for each of 4 · probes samples, whatever the number of groups.
     """
     groups = groups_of(problem, groups)
     check_probes(probes)
@@ -157,7 +160,8 @@ def norm_rows(
     """Make tidy rows of what `group_norms` found.
 
     Returns:
-        For each group and part quantity, layer, group, role, part, value, standard_error and method.
+        For each group and part quantity, layer, group, role, part, value, standard_error and
+        method.
     """
     return [
         {

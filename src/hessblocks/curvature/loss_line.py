@@ -37,8 +37,9 @@ class LossAlong(Tabular):
     def __str__(self) -> str:
         """Say how many points there are, and the ranges of steps and losses."""
         return (
-            f"loss at {len(self.steps):,} steps from {min(self.steps):.4g} to {max(self.steps):.4g} along a direction: "
-            f"from {min(self.losses):.4g} to {max(self.losses):.4g}"
+            f"loss at {len(self.steps):,} steps from {min(self.steps):.4g} to "
+            f"{max(self.steps):.4g} along a direction: from {min(self.losses):.4g} to "
+            f"{max(self.losses):.4g}"
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
@@ -67,21 +68,21 @@ def loss_along(
 ) -> LossAlong:
     """Compute the loss at θ + step · direction, a one-dimensional loss landscape.
 
-    Along a unit eigenvector of the Hessian the second derivative at step 0 is its eigenvalue. The model's own weights
-    are never changed.
+    Along a unit eigenvector of the Hessian the second derivative at step 0 is its eigenvalue. The
+    model's own weights are never changed.
 
     Args:
         problem: model, batches and loss.
-        direction: tensors by parameter name, shaped as the parameters, such as `named_tensors` of an operator gives
-            for an eigenvector; parameters that are left out stay where they are.
+        direction: tensors by parameter name, shaped as the parameters, such as `named_tensors` of
+            an operator gives for an eigenvector; parameters that are left out stay where they are.
         steps: multiples of the direction, such as `torch.linspace(-0.5, 0.5, 21)`.
 
     Returns:
         The losses; `.to_rows()`, `.plot()`.
 
     Raises:
-        ArgumentError: no direction or steps, a name that is no trainable parameter's, another shape, or a step that is
-            no finite number.
+        ArgumentError: no direction or steps, a name that is no trainable parameter's, another
+            shape, or a step that is no finite number.
         RunError: a loss is not finite; the message says at which step.
 
     Cost: a forward pass over the batches a step, and a copy of the parameters of the direction.
@@ -96,8 +97,8 @@ def loss_along(
         raise ArgumentError(f"steps: expected finite numbers, at least one, got {places}")
     if not isinstance(direction, Mapping) or not direction:
         raise ArgumentError(
-            "direction: expected tensors by parameter name, as operator.named_tensors(vector) gives them, got "
-            f"{type(direction).__name__}"
+            "direction: expected tensors by parameter name, as operator.named_tensors(vector) "
+            f"gives them, got {type(direction).__name__}"
         )
     shapes = {n: tuple(p.shape) for n, p in problem.model.named_parameters() if n in parameters}
     for name, tensor in direction.items():

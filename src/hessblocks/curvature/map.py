@@ -50,8 +50,8 @@ class CurvatureMap(Tabular):
     table: Mapping[tuple[str, str], Estimate]
     """Norm of each block (row, column) that was measured; (column, row) holds the same."""
     off_diagonal_share: Estimate | None
-    """Share of the squared norm of the whole that lies off the groups' own blocks, 0 to 1; None where they alone
-    were measured, or where groups overlap."""
+    """Share of the squared norm of the whole that lies off the groups' own blocks, 0 to 1; None
+    where they alone were measured, or where groups overlap."""
     method: Way = "probes"
     """probes or sampled; a sampled norm below zero is not told from zero."""
 
@@ -75,7 +75,8 @@ class CurvatureMap(Tabular):
             if own.probes
             else ""
         )
-        return f"map of {SYMBOLS[self.part]}, {len(self.names)} groups{spent}; own blocks: {self.heterogeneity}"
+        read = f"map of {SYMBOLS[self.part]}, {len(self.names)} groups{spent}"
+        return f"{read}; own blocks: {self.heterogeneity}"
 
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the map in colours on a logarithmic scale, zeros in a colour of their own.
@@ -113,13 +114,14 @@ def curvature_map(
     """Estimate all block norms from G · K Hessian-vector products, or H_o's from 4 K gradients.
 
     Block by block it would take G² · K products.
-    By probes:     A probe in group j gives ‖H_ij z‖² for all i. H is symmetric, so that block (i, j) is measured
-    twice, by column j and by column i, with nearly the same variance: the 2 K squares are averaged. A
-    group with no more entries than probes is measured exactly, and so are its row and its column.
+    By probes:     A probe in group j gives ‖H_ij z‖² for all i. H is symmetric, so that block (i,
+    j) is measured twice, by column j and by column i, with nearly the same variance: the 2 K
+    squares are averaged. A group with no more entries than probes is measured exactly, and so are
+    its row and its column.
 
-    Sampled, for H_o alone: g = Jᵀ L ε with L Lᵀ the loss's curvature is one ordinary gradient, and pairs of them
-    give unbiased squares of all blocks at once (`norms_from_pairs`). Of blocks that are small beside their groups'
-    own, some come out below zero and keep their sign.
+    Sampled, for H_o alone: g = Jᵀ L ε with L Lᵀ the loss's curvature is one ordinary gradient, and
+    pairs of them give unbiased squares of all blocks at once (`norms_from_pairs`). Of blocks that
+    are small beside their groups' own, some come out below zero and keep their sign.
 
     Args:
         problem: model, batches and loss.
@@ -127,24 +129,25 @@ def curvature_map(
         part: outer (H_o), functional (H_f) or full (H).
         probes: K random vectors a group, at least 4; 4 K samples.
         seed: of the probes.
-        method: `probes`, `sampled`, or `auto`: sampled for H_o where the loss tells its root, it costs less
-            and the samples fit the memory; the map's `method` says which.
-        blocks: `all`; `triangle`, each block by one column only, with K probes for 2 K; `diagonal`, the groups'
-            own only.
+        method: `probes`, `sampled`, or `auto`: sampled for H_o where the loss tells its root, it
+            costs less and the samples fit the memory; the map's `method` says which.
+        blocks: `all`; `triangle`, each block by one column only, with K probes for 2 K; `diagonal`,
+            the groups' own only.
         budget: minutes that take the place of `probes`.
-        tell: told what it will cost before it starts, such as `print`, from one product that is measured; by
-            default the log `hessblocks.curvature` is, at level INFO.
+        tell: told what it will cost before it starts, such as `print`, from one product that is
+            measured; by default the log `hessblocks.curvature` is, at level INFO.
 
     Returns:
         The map; `.to_rows()`, `.plot()`, `.heterogeneity`, `.off_diagonal_share`.
 
     Raises:
-        ArgumentError: an unknown part, method or kind of blocks, no group, too few probes, a budget that is
-            too small, or `sampled` for another part or for a loss given as a callable.
+        ArgumentError: an unknown part, method or kind of blocks, no group, too few probes, a budget
+            that is too small, or `sampled` for another part or for a loss given as a callable.
         RunError: a loss or a product is not finite.
 
-    Cost: about two gradients' time for each group and probe; two fifths less as a triangle, half as a
-        diagonal; sampled, two thirds of a gradient for each of 4 K samples, whatever the number of groups.
+    Cost: about two gradients' time for each group and probe; two fifths less as a triangle, half as
+        a diagonal; sampled, two thirds of a gradient for each of 4 K samples, whatever the number
+        of groups.
     """
     check_name("part", part, PARTS)
     groups = groups_of(problem, groups)
@@ -205,7 +208,8 @@ def combine_columns(
 
     Args:
         groups: rows and columns, by name.
-        columns: one for each group, in the same order, each with all rows, those from its own on, or its own.
+        columns: one for each group, in the same order, each with all rows, those from its own on,
+            or its own.
         part: one that the columns hold.
 
     Returns:
@@ -227,7 +231,7 @@ def combine_columns(
 
 
 def _cell(columns: Sequence[ColumnSquares], part: Part, i: int, j: int) -> Estimate | None:
-    """Norm of block (i, j): exact where either column is, else from the probes of both; None: of neither."""
+    """Norm of block (i, j): exact where a column is, else from both; None without either."""
     ways = [(column, row) for column, row in ((j, i), (i, j)) if _holds(columns, part, column, row)]
     for column, row in ways:
         if columns[column].exact or i == j:
@@ -247,7 +251,7 @@ def _squares(columns: Sequence[ColumnSquares], part: Part, column: int, row: int
 
 
 def _weight(columns: Sequence[ColumnSquares], part: Part, column: int, row: int) -> float:
-    """Share of blocks (row, column) and (column, row) that this column measures: exact ones replace others."""
+    """Share of blocks (row, column) and (column, row) from this column; exact ones prevail."""
     if not _holds(columns, part, row, column):
         return 2.0
     exact, other = columns[column].exact, columns[row].exact

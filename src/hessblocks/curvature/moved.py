@@ -13,7 +13,9 @@ STUDIES = "hessblocks_studies.shared"
 
 
 def blockwise_learning_rates(*given: Any, **options: Any) -> list[dict[str, Any]]:
-    """Call `blockwise_learning_rates` of the experiments. Deprecated: our study finds no gain from such rates.
+    """Call `blockwise_learning_rates` of the experiments (deprecated).
+
+    Our study finds no gain from such rates.
 
     Args:
         *given: as there.
@@ -29,7 +31,8 @@ def blockwise_learning_rates(*given: Any, **options: Any) -> list[dict[str, Any]
         DeprecationWarning: always.
     """
     warnings.warn(
-        f"hb.blockwise_learning_rates: is {STUDIES}.blockwise_learning_rates now; one tuned rate trains as well",
+        f"hb.blockwise_learning_rates: is {STUDIES}.blockwise_learning_rates now; one tuned rate "
+        "trains as well",
         DeprecationWarning,
         stacklevel=2,
     )
@@ -37,7 +40,8 @@ def blockwise_learning_rates(*given: Any, **options: Any) -> list[dict[str, Any]
         place: Any = import_module(STUDIES)
     except ModuleNotFoundError as error:
         raise ArgumentError(
-            "blockwise_learning_rates: moved to the experiments; run pip install hessblocks-studies."
+            "blockwise_learning_rates: moved to the experiments; run pip install "
+            "hessblocks-studies."
         ) from error
     rates: list[dict[str, Any]] = place.blockwise_learning_rates(*given, **options)
     return rates

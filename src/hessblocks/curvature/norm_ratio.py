@@ -15,8 +15,8 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
         norms: of the groups' own blocks.
 
     Returns:
-        The ratio, its 95 % interval, and the groups at both ends; the ratio's standard error is a fourth
-        of the interval's width.
+        The ratio, its 95 % interval, and the groups at both ends; the ratio's standard error is a
+        fourth of the interval's width.
     """
     found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     zero_groups = tuple(name for name, norm in norms.items() if norm.value <= 0)

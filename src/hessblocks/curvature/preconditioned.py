@@ -1,7 +1,8 @@
 """Preconditioned Hessian, and how near an optimiser's step is to the edge of stability.
 
-Letters: H the Hessian, D the optimiser's diagonal preconditioner, A = D^(-1/2) H D^(-1/2), whose eigenvalues are those
-of D⁻¹H, N entries, η learning rate, β momentum, v second moment of gradients, t steps.
+Letters: H the Hessian, D the optimiser's diagonal preconditioner, A = D^(-1/2) H D^(-1/2), whose
+eigenvalues are those of D⁻¹H, N entries, η learning rate, β momentum, v second moment of gradients,
+t steps.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from hessblocks.errors import ArgumentError
 from hessblocks.linalg import extreme_eigenvalues, working_dtype
 
 KINDS: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
-"""Optimisers whose step is D⁻¹ times an average of gradients, with a diagonal D that stands in their state."""
+"""Optimisers whose step is D⁻¹ times an average of gradients, with a diagonal D that stands in
+their state."""
 
 
 class PreconditionedHessian(Hessian):
     """Preconditioned Hessian A = D^(-1/2) H D^(-1/2), with D as the optimiser holds it now.
 
     Entries that the optimiser does not move are 0 in A.
-    D is 1 for SGD, and (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + eps) for Adam and AdamW, whose step then is η D⁻¹ times the plain moving
-    average of gradients. Weight decay is no part of H.
+    D is 1 for SGD, and (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + eps) for Adam and AdamW, whose step then is η
+    D⁻¹ times the plain moving average of gradients. Weight decay is no part of H.
 
-    Source: Cohen et al. (2022), Adaptive gradient methods at the edge of stability, arXiv 2207.14484.
+    Source: Cohen et al. (2022), Adaptive gradient methods at the edge of stability, arXiv
+        2207.14484.
     """
 
     def __init__(
@@ -47,8 +50,9 @@ class PreconditionedHessian(Hessian):
             group: whose own block is asked for; None: all trainable parameters.
 
         Raises:
-            ArgumentError: another optimiser, one that has moved nothing of the group yet, a preconditioner that is 0
-                or not finite, a sharded model, or a group of another model.
+            ArgumentError: another optimiser, one that has moved nothing of the group yet, a
+                preconditioner that is 0 or not finite, a sharded model, or a group of another
+                model.
         """
         if getattr(problem, "cuts", None):
             raise ArgumentError(
@@ -83,10 +87,11 @@ class Sharpness:
     value: float
     """Largest Ritz value, which is at most the largest eigenvalue but for rounding."""
     residual: float
-    """‖A v − value · v‖ of the unit vector: an eigenvalue lies within it, though not surely the largest."""
+    """‖A v − value · v‖ of the unit vector: an eigenvalue lies within it, though not surely the
+    largest."""
     threshold: float
-    """Largest eigenvalue at which a step of the optimiser's rate and momentum is stable with D held fixed; nan where these
-    differ between the parameters."""
+    """Largest eigenvalue at which a step of the optimiser's rate and momentum is stable with D held
+    fixed; nan where these differ between the parameters."""
     products: int
     """Products with H spent."""
     vector: Float[Tensor, " N"]
@@ -113,31 +118,36 @@ def preconditioned_sharpness(
 ) -> Sharpness:
     """Estimate the largest eigenvalue of D⁻¹H by Lanczos, with D the optimiser's preconditioner.
 
-    With D held fixed a step on a quadratic is stable up to (2 + 2β₁) / ((1 − β₁) η) for Adam, 38 / η at β₁ = 0.9; for SGD up to
-    (2 + 2β) / η with momentum β, (2 + 2β) / ((1 + 2β) η) with Nesterov's. Training in large batches hovers there (the edge of
-    stability); in small ones it stays below.
+    With D held fixed a step on a quadratic is stable up to (2 + 2β₁) / ((1 − β₁) η) for Adam, 38 /
+    η at β₁ = 0.9; for SGD up to (2 + 2β) / η with momentum β, (2 + 2β) / ((1 + 2β) η) with
+    Nesterov's. Training in large batches hovers there (the edge of stability); in small ones it
+    stays below.
 
     Args:
-        problem: model, batches and loss; take batches of the training data, since D knows no others.
-        optimizer: torch's SGD, Adam or AdamW of this very model, also as a Trainer wraps it; Adam after its
-            first step.
-        group: of which the own block is measured; None: all trainable parameters. Entries that the optimiser does
-            not move do not count.
-        start: what was found before; a few products then suffice along a training. Without one the residual says
-            how far the first few have come.
-        products: with H at most; fewer where the residual falls to the rounding's root of the largest eigenvalue.
+        problem: model, batches and loss; take batches of the training data, since D knows no
+            others.
+        optimizer: torch's SGD, Adam or AdamW of this very model, also as a Trainer wraps it; Adam
+            after its first step.
+        group: of which the own block is measured; None: all trainable parameters. Entries that the
+            optimiser does not move do not count.
+        start: what was found before; a few products then suffice along a training. Without one the
+            residual says how far the first few have come.
+        products: with H at most; fewer where the residual falls to the rounding's root of the
+            largest eigenvalue.
         seed: of the random start, and of the 1 % that is added to a start that was given.
 
     Returns:
         Value, residual, threshold and the vector to start with next.
 
     Raises:
-        ArgumentError: no products, a start that does not fit, or what `PreconditionedHessian` refuses.
+        ArgumentError: no products, a start that does not fit, or what `PreconditionedHessian`
+            refuses.
         RunError: a product is not finite.
 
     Cost: `products` products with H, each about two gradients of the batches, and as many vectors.
 
-    Source: Cohen et al. (2022), arXiv 2207.14484; thresholds of momentum: Cohen et al. (2021), arXiv 2103.00065.
+    Source: Cohen et al. (2022), arXiv 2207.14484; thresholds of momentum: Cohen et al. (2021),
+        arXiv 2103.00065.
     """
     if isinstance(products, bool) or not isinstance(products, int) or products < 1:
         raise ArgumentError(f"products: expected a whole number above 0, got {products!r}")
@@ -185,8 +195,8 @@ def _plain(optimizer: Any) -> Optimizer:
     assert isinstance(plain, Optimizer)
     if any(settings.get("maximize") for settings in plain.param_groups):
         raise ArgumentError(
-            "optimizer: expected maximize=False, since thresholds are of steps that lower the loss; to climb, measure "
-            "the negative loss"
+            "optimizer: expected maximize=False, since thresholds are of steps that lower the "
+            "loss; to climb, measure the negative loss"
         )
     return plain
 
@@ -207,12 +217,13 @@ def _inverse_root(
     group.collect(roots, scale)
     if not scale.isfinite().all():
         raise ArgumentError(
-            "optimizer: its preconditioner is 0 or not finite at some entries; look at eps and at the state"
+            "optimizer: its preconditioner is 0 or not finite at some entries; look at eps and at "
+            "the state"
         )
     if not scale.any():
         raise ArgumentError(
-            f"optimizer: {type(optimizer).__name__} has moved none of the parameters that are asked for; "
-            "give the optimiser of this model, Adam after its first step"
+            f"optimizer: {type(optimizer).__name__} has moved none of the parameters that are "
+            "asked for; give the optimiser of this model, Adam after its first step"
         )
     return scale[0]
 
@@ -240,7 +251,7 @@ def _threshold(settings: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _edge(settings: Mapping[str, Any]) -> float:
-    """The largest stable eigenvalue, from the roots of a quadratic's recursion; infinite where nothing is moved."""
+    """Largest stable eigenvalue, from the roots of a recursion; infinite where nothing moves."""
     rate, nesterov = float(settings["lr"]), bool(settings.get("nesterov"))
     if "betas" in settings:
         beta = pull = float(settings["betas"][0])

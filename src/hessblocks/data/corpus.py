@@ -105,8 +105,8 @@ class Corpus:
         tokens = self.splits[split]
         if len(tokens) < context:
             raise ArgumentError(
-                f"--data: the {split} split of {self.name} has {len(tokens)} tokens, fewer than one "
-                f"context of {context}; give more text or a shorter --context."
+                f"--data: the {split} split of {self.name} has {len(tokens)} tokens, fewer than "
+                f"one context of {context}; give more text or a shorter --context."
             )
         return Windows(tokens, context)
 

@@ -141,7 +141,8 @@ def _warn(corpus: Corpus, vocabulary: int, source: Source | None) -> None:
         )
     if source is not None and (left_out := source.links + corpus.description["left_out"]):
         warnings.warn(
-            f"--data: {left_out} files of {corpus.name} are empty, not UTF-8 text, or links and are left out",
+            f"--data: {left_out} files of {corpus.name} are empty, not UTF-8 text, or links and "
+            "are left out",
             CorpusWarning,
             stacklevel=3,
         )

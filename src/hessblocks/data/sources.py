@@ -62,7 +62,8 @@ class Source:
 def standard_library() -> Source:
     """List the standard library's source, its tests a domain of their own.
 
-    Generated files are left out: `_sysconfigdata*` (paths of this machine) and `pydoc_data` (prose).
+    Generated files are left out: `_sysconfigdata*` (paths of this machine) and `pydoc_data`
+    (prose).
 
     Returns:
         Splits train and validation, by file, and test-domain: a tenth of the tests.
@@ -187,7 +188,7 @@ def _unreadable(path: Path | str, error: OSError) -> ArgumentError:
 
 
 def _files(root: Path) -> Iterator[str]:
-    """Relative paths of the files below `root`, sorted; hidden ones left out, links to folders not followed."""
+    """List files below `root`, sorted; hidden files and linked folders are left out."""
 
     def refuse(error: OSError) -> None:
         raise _unreadable(error.filename, error) from error

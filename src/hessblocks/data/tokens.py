@@ -31,8 +31,8 @@ def check_vocabulary(size: int) -> None:
     """
     if size < SMALLEST_VOCABULARY:
         raise ArgumentError(
-            f"--vocab-size: expected at least {SMALLEST_VOCABULARY} (256 bytes and the end of text), "
-            f"got {size}."
+            f"--vocab-size: expected at least {SMALLEST_VOCABULARY} (256 bytes and the end of "
+            f"text), got {size}."
         )
 
 

@@ -52,28 +52,31 @@ def build(
     """Build a Hugging Face model made of `depth` blocks.
 
     Args:
-        block: name of a preset (`hessblocks.PRESETS`) or a `BlockConfig`; several, in a sequence or as names
-            joined by +, are the layers' in turn: ["pre-ln", "sas-p"] or "pre-ln+sas-p". What a block has for the
-            first layer counts in the first block alone.
+        block: name of a preset (`hessblocks.PRESETS`) or a `BlockConfig`; several, in a sequence or
+            as names joined by +, are the layers' in turn: ["pre-ln", "sas-p"] or "pre-ln+sas-p".
+            What a block has for the first layer counts in the first block alone.
         depth: layers; a multiple of the number of blocks.
         vocab_size: entries of the vocabulary.
         context: longest sequence, in tokens.
         task: causal-lm, masked-lm or classification; all but the first attend in both directions.
         classes: of a classification; 1 makes it a regression.
         tie_word_embeddings: whether the head is the transposed token embedding.
-        embedding_std: standard deviation of the entries of token and position embeddings at initialisation.
-        position: how a token's place enters, as a part or its kind (rotary); None for the block's own.
+        embedding_std: standard deviation of the entries of token and position embeddings at
+            initialisation.
+        position: how a token's place enters, as a part or its kind (rotary); None for the block's
+            own.
         slots: other fields of each block by path, `{"attention.query.init": "zeros"}`; see
             `hessblocks.blocks.with_slots`.
-        **block_fields: fields of `BlockConfig` that differ from each preset's (`width=256, heads=4`).
+        **block_fields: fields of `BlockConfig` that differ from each preset's (`width=256,
+            heads=4`).
 
     Returns:
         A model whose weights are drawn from torch's global random state: call `torch.manual_seed`
         before, or build under `torch.device("meta")` to count parameters without memory.
 
     Raises:
-        ArgumentError: unknown preset, task or field, a size below 1, parts that exclude each other, or blocks
-            that do not fit into one model.
+        ArgumentError: unknown preset, task or field, a size below 1, parts that exclude each other,
+            or blocks that do not fit into one model.
 
     >>> model = build("pre-ln", depth=2, width=16, heads=2, vocab_size=10, context=8)
     >>> model.num_parameters()

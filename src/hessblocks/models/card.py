@@ -1,4 +1,4 @@
-"""Write the model card of a folder: a README.md that says what the model is and how it is loaded."""
+"""Write a model card: a README.md that says what the model is and how it is loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ HEADS = {
     "ForSequenceClassification": ("classifier of sequences", "text-classification"),
     "Model": ("trunk without a head", "feature-extraction"),
 }
-"""Of a class, the end of its name: the Auto class of the same end loads it; kind and task of the Hub."""
+"""Of a class, the end of its name: the Auto class of the same end loads it; kind and task of the
+Hub."""
 TEMPLATE = Path(__file__).with_name("card.md")
 """The card, for jinja."""
 SHORTEST = 16
@@ -49,7 +50,10 @@ def write_card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]
 
 def _mark(text: str) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return f"<!-- written by hessblocks, {digest}; once this card is edited, hessblocks leaves it alone -->\n"
+    return (
+        f"<!-- written by hessblocks, {digest}; once this card is edited, "
+        "hessblocks leaves it alone -->\n"
+    )
 
 
 def _ours(place: Path) -> bool:

@@ -28,8 +28,8 @@ class _OfBlock:
     def __set__(self, config: HessblocksConfig, value: object) -> None:
         if value != (own := self.__get__(config, type(config))):
             raise ArgumentError(
-                f"{self._name}: expected {own}, as the block has, got {value!r}; describe another block, "
-                "as hessblocks.build makes it of width, heads, key_value_heads and mlp_width"
+                f"{self._name}: expected {own}, as the block has, got {value!r}; describe another "
+                "block, as hessblocks.build makes it of width, heads, key_value_heads and mlp_width"
             )
 
 
@@ -37,8 +37,9 @@ class _OfBlock:
 class HessblocksConfig(PreTrainedConfig):
     """Sizes of a model and the description of its block.
 
-    The names that Hugging Face's tools ask for (`hidden_size`, `num_hidden_layers`, ...) can be read, and
-    stand in config.json beside ours. Where one is given together with ours, both must agree.
+    The names that Hugging Face's tools ask for (`hidden_size`, `num_hidden_layers`, ...) can be
+    read, and stand in config.json beside ours. Where one is given together with ours, both must
+    agree.
 
     Raises:
         ArgumentError: a size is given twice, and differs.
@@ -55,7 +56,8 @@ class HessblocksConfig(PreTrainedConfig):
         for name, ours in cls.attribute_map.items():
             if {name, ours} <= set(given) and given[name] != given[ours]:
                 raise ArgumentError(
-                    f"{name}: expected {given[ours]!r}, the same as {ours}, got {given[name]!r}; give one of them"
+                    f"{name}: expected {given[ours]!r}, the same as {ours}, got {given[name]!r}; "
+                    "give one of them"
                 )
         return super().__new__(cls)
 
@@ -139,8 +141,8 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
     """
     if not pattern or depth % len(pattern):
         raise ArgumentError(
-            f"depth: {depth} layers are no whole number of turns through {len(pattern)} blocks; change depth, or "
-            "give one block a layer"
+            f"depth: {depth} layers are no whole number of turns through {len(pattern)} blocks; "
+            "change depth, or give one block a layer"
         )
     for place, block in enumerate(pattern):
         for name in SHARED:
@@ -148,8 +150,8 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
             if own != first:
                 name = name.removeprefix("resolved_")
                 raise ArgumentError(
-                    f"{name}: a model has one, but blocks 0 and {place} differ in it, {first!r} and {own!r}; give "
-                    f"{name} once for all blocks"
+                    f"{name}: a model has one, but blocks 0 and {place} differ in it, {first!r} "
+                    f"and {own!r}; give {name} once for all blocks"
                 )
 
 

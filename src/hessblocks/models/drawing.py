@@ -17,7 +17,8 @@ SHOWN = (
     *("attention.first_value", "attention.projection", "mlp.gated"),
     *("attention.query_key_norm", "attention.window", "attention.gate"),  # in words, below
 )
-"""Fields that a drawing shows; of any other one that differs from pre-LN's, new ones too, the words below tell."""
+"""Fields that a drawing shows; of any other one that differs from pre-LN's, new ones too, the words
+below tell."""
 _FITTING = 28
 """Letters of these words that fit below a block."""
 GATED = {"silu": "SwiGLU", "gelu": "GEGLU", "relu": "ReGLU"}
@@ -71,14 +72,16 @@ class _Drawing:
     def box(self, x: int, y: int, width: int, label: str, kind: str = "box") -> None:
         """A labelled box; `kind` is box, special or gone."""
         self.elements.append(
-            f'<rect class="{kind}" x="{self.left + x}" y="{self.top + y}" width="{width}" height="22" rx="4"/>'
+            f'<rect class="{kind}" x="{self.left + x}" y="{self.top + y}" width="{width}" '
+            'height="22" rx="4"/>'
         )
         self.text(x + width // 2, y + 15, label, "gone-text" if kind == "gone" else "")
 
     def text(self, x: int, y: int, words: str, kind: str = "") -> None:
         """Words centred at (x, y)."""
         self.elements.append(
-            f'<text class="{kind}" x="{self.left + x}" y="{self.top + y}" text-anchor="middle">{escape(words)}</text>'
+            f'<text class="{kind}" x="{self.left + x}" y="{self.top + y}" '
+            f'text-anchor="middle">{escape(words)}</text>'
         )
 
     def line(self, *points: tuple[int, int], kind: str = "line") -> None:

@@ -46,8 +46,8 @@ def merged_block(block: BlockConfig) -> BlockConfig:
     """
     if block.heads > 1:
         raise ArgumentError(
-            f"merge: {block.heads} heads: each head's product of two matrices would be larger than the two; "
-            "only blocks with one head have neighbouring matrices to merge"
+            f"merge: {block.heads} heads: each head's product of two matrices would be larger than "
+            "the two; only blocks with one head have neighbouring matrices to merge"
         )
     attention = block.attention
     if _values_touch(block):
@@ -56,7 +56,8 @@ def merged_block(block: BlockConfig) -> BlockConfig:
         attention = attention.replace(query_key="one-matrix")
     if attention == block.attention:
         raise ArgumentError(
-            "merge: no two matrices are neighbours; identities, biases, gates, query-key norms and rotary positions stand between"
+            "merge: no two matrices are neighbours; identities, biases, gates, query-key norms and "
+            "rotary positions stand between"
         )
     return block.replace(attention=attention)
 
@@ -105,8 +106,8 @@ def fold(
 ) -> PreTrainedModel:
     """Fold reparametrised weights and branch gains into matrices; the function stays the same.
 
-    A branch gain goes into the output matrix of its sub-block or, where there is none, into the gains
-    of shaped attention; where there are neither, it stays. The given model is left alone.
+    A branch gain goes into the output matrix of its sub-block or, where there is none, into the
+    gains of shaped attention; where there are neither, it stays. The given model is left alone.
 
     Args:
         model: any model that `hessblocks.build` makes.
@@ -118,8 +119,8 @@ def fold(
         A model of the same class, on the same device and in the same precision.
 
     Raises:
-        ArgumentError: not a model of this library, weights that are not its own (parametrisations of torch, adapters),
-            or nothing that `merge` could merge.
+        ArgumentError: not a model of this library, weights that are not its own (parametrisations
+            of torch, adapters), or nothing that `merge` could merge.
         RunError: the logits differ by more than `tolerance`, as they do in half precision.
 
     Cost: copies of both models in double precision, and a forward pass of each over 32 tokens.
@@ -145,13 +146,14 @@ def fold(
 
 
 def _check_own(model: PreTrainedModel, state: State) -> None:
-    """Refuse tensors that a model of this configuration does not have, such as those of a parametrisation."""
+    """Refuse tensors that such a model does not have, such as those of a parametrisation."""
     with torch.device("meta"):
         own = type(model)(model.config).state_dict()
     if foreign := sorted(state.keys() ^ own.keys()):
         raise ArgumentError(
-            f"model: its weights are not those of its configuration ({foreign[0]} is the first of {len(foreign)} names that differ); "
-            "take off what was added (parametrisations by torch.nn.utils.parametrize.remove_parametrizations), merge adapters, and fold then"
+            f"model: its weights are not those of its configuration ({foreign[0]} is the first of "
+            f"{len(foreign)} names that differ); take off what was added (parametrisations by "
+            "torch.nn.utils.parametrize.remove_parametrizations), merge adapters, and fold then"
         )
 
 
@@ -167,7 +169,7 @@ def _folded_block(block: BlockConfig) -> BlockConfig:
 
 
 def _gain_targets(block: BlockConfig) -> dict[str, tuple[str, ...]]:
-    """What takes the gain of each branch; a branch is left out where a weight of the user's own would."""
+    """Find what takes each branch's gain; a user's own weight would not, and is left out."""
     found: dict[str, tuple[str, ...]] = {}
     if isinstance(block.attention.projection, MATRICES):
         found["attention_branch"] = ("attention.projection.weight", "attention.projection.bias")
@@ -223,8 +225,9 @@ def _check_same(model: PreTrainedModel, folded: PreTrainedModel, tolerance: floa
     difference = float((found - expected).abs().max() / expected.abs().max())
     if not difference <= tolerance:
         raise RunError(
-            f"model: folding would change the logits by {difference:.1e} of the largest, more than tolerance={tolerance:.0e}; "
-            f"fold before the weights are rounded to {model.dtype}, or allow more"
+            f"model: folding would change the logits by {difference:.1e} of the largest, more than "
+            f"tolerance={tolerance:.0e}; fold before the weights are rounded to {model.dtype}, or "
+            "allow more"
         )
 
 

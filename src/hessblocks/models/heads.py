@@ -39,7 +39,8 @@ class _LanguageModel(HessblocksPreTrainedModel):
 
     _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True
-    """The Trainer passes `num_items_in_batch`, so that accumulated batches weigh by valid tokens."""
+    """The Trainer passes `num_items_in_batch`, so that accumulated batches weigh by valid
+    tokens."""
     _causal: ClassVar[bool]
 
     def __init__(self, config: HessblocksConfig) -> None:
@@ -65,8 +66,9 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
             ArgumentError: always.
         """
         raise ArgumentError(
-            "generate_batch: continuous batching packs requests into one row over keys in pages, which the mean "
-            "over keys of shaped attention cannot tell apart; use generate with a padded batch"
+            "generate_batch: continuous batching packs requests into one row over keys in pages, "
+            "which the mean over keys of shaped attention cannot tell apart; use generate with a "
+            "padded batch"
         )
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -91,17 +93,20 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
             position_ids: (sequences, tokens); by default counted over the unpadded tokens.
             past_key_values: keys and values of earlier tokens.
             inputs_embeds: vectors in the place of `input_ids`.
-            labels: (sequences, tokens), the same tokens as `input_ids` (shifted here), −100 ignored.
+            labels: (sequences, tokens), the same tokens as `input_ids` (shifted here), −100
+                ignored.
             use_cache: whether to return keys and values.
             logits_to_keep: only the logits of the last so many tokens; 0 keeps all.
-            num_items_in_batch: valid labels of all batches that are accumulated; None means of this one.
+            num_items_in_batch: valid labels of all batches that are accumulated; None means of this
+                one.
             **others: `output_hidden_states` and `return_dict`, as in transformers.
 
         Returns:
             Logits, loss, keys and values, and hidden states where asked for.
 
         Raises:
-            ArgumentError: an unknown argument, tokens outside the vocabulary, a sequence that is too long.
+            ArgumentError: an unknown argument, tokens outside the vocabulary, a sequence that is
+                too long.
         """
         _check_passed_on(others, self)
         outputs = self.model(
@@ -157,12 +162,14 @@ class _WithoutCache(HessblocksPreTrainedModel):
             position_ids: (sequences, tokens); by default counted over the unpadded tokens.
             inputs_embeds: vectors in the place of `input_ids`.
             labels: one for each row of the logits.
-            num_items_in_batch: valid labels of all batches that are accumulated; None means of this one.
+            num_items_in_batch: valid labels of all batches that are accumulated; None means of this
+                one.
             **others: `output_hidden_states` and `return_dict`, as in transformers.
 
         Returns:
-            Logits, loss and hidden states; of the masked language model's logits every token has a row
-            (sequences, tokens, vocabulary), of the classifier's every sequence (sequences, classes).
+            Logits, loss and hidden states; of the masked language model's logits every token has a
+            row (sequences, tokens, vocabulary), of the classifier's every sequence (sequences,
+            classes).
 
         Raises:
             ArgumentError: as in `HessblocksForCausalLM`.
@@ -200,8 +207,8 @@ class HessblocksForMaskedLM(_WithoutCache, _LanguageModel):
 class HessblocksForSequenceClassification(_WithoutCache):
     """Sequence classifier, from the mean of a sequence's unpadded tokens.
 
-    `labels`, (sequences,), are the classes. With `num_labels=1` they are numbers, and the loss is the mean
-    squared error.
+    `labels`, (sequences,), are the classes. With `num_labels=1` they are numbers, and the loss is
+    the mean squared error.
     """
 
     _result = SequenceClassifierOutput
@@ -216,7 +223,8 @@ class HessblocksForSequenceClassification(_WithoutCache):
         fitting = "regression" if config.num_labels == 1 else "single_label_classification"
         if config.problem_type not in (None, fitting):
             raise ArgumentError(
-                f"problem_type: expected {fitting} with num_labels={config.num_labels}, got {config.problem_type!r}"
+                f"problem_type: expected {fitting} with num_labels={config.num_labels}, got "
+                f"{config.problem_type!r}"
             )
         super().__init__(config)
         self.model = HessblocksModel(config)
@@ -238,7 +246,8 @@ class HessblocksForSequenceClassification(_WithoutCache):
             mean = hidden.mean(dim=1)
         else:
             raise ArgumentError(
-                f"attention_mask: expected (sequences, tokens) to average over, got {tuple(attention_mask.shape)}"
+                "attention_mask: expected (sequences, tokens) to average over, got "
+                f"{tuple(attention_mask.shape)}"
             )
         logits: Tensor = self.score(mean)
         return logits

@@ -49,13 +49,13 @@ def check_mask(
     if not fits:
         cached = "" if cache is None else ", the tokens in past_key_values among them,"
         raise ArgumentError(
-            f"attention_mask: expected ({sequences}, {whole}){cached} with 0 at padding, or a mask of your own, "
-            f"({sequences}, 1, {tokens}, {whole}), got {shape}"
+            f"attention_mask: expected ({sequences}, {whole}){cached} with 0 at padding, or a mask "
+            f"of your own, ({sequences}, 1, {tokens}, {whole}), got {shape}"
         )
 
 
 def _check_entries(mask: Tensor) -> None:
-    """Refuse ones and zeros as numbers, which would be added to scores, or be read the wrong way round."""
+    """Refuse ones and zeros as numbers: they would be added to scores, or be misread."""
     if mask.dtype == torch.bool:
         return
     got = str(mask.dtype)
@@ -64,8 +64,8 @@ def _check_entries(mask: Tensor) -> None:
             return
         got = f"{mask.max().item():g}"
     raise ArgumentError(
-        "attention_mask: of four axes it holds booleans, or numbers to add to scores, 0 or below, got "
-        f"{got}; where 1 marks what may be attended to, give mask.bool()"
+        "attention_mask: of four axes it holds booleans, or numbers to add to scores, 0 or below, "
+        f"got {got}; where 1 marks what may be attended to, give mask.bool()"
     )
 
 

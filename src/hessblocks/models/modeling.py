@@ -55,8 +55,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
         self.windows = {one for one in windows if one is not None}
         if self.windows and not config.causal:
             raise ArgumentError(
-                "attention.window: it counts the tokens before a token, and a model that attends in both directions "
-                "has none; leave it out"
+                "attention.window: it counts the tokens before a token, and a model that attends "
+                "in both directions has none; leave it out"
             )
         self.position = block.position
         self.token_embedding: nn.Module = nn.Embedding(config.vocab_size, block.width)
@@ -84,8 +84,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Map token ids (sequences, tokens) to vectors (sequences, tokens, width).
 
-        With `output_hidden_states` also the embeddings and every layer's output, the last one after the
-        final norm, as transformers' models give them; `return_dict=False` gives a tuple.
+        With `output_hidden_states` also the embeddings and every layer's output, the last one after
+        the final norm, as transformers' models give them; `return_dict=False` gives a tuple.
 
         Returns:
             Vectors, keys and values, and hidden states where asked for.
@@ -107,7 +107,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
             embedded = _looked_up(
                 self.position_embedding,
                 places,
-                f"position_ids: there are positions outside the model's context of {self.config.context}",
+                "position_ids: there are positions outside the model's context of "
+                f"{self.config.context}",
             )
             x = x + embedded.to(x.dtype)
         masked = (x, attention_mask, position_ids, past_key_values)
@@ -136,7 +137,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
     def _refuse_packing(
         self, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
     ) -> None:
-        """Flash attention, a 2-D mask, a cache and models without a causal mask cannot tell sequences apart."""
+        """Refuse packed sequences where flash, a 2-D mask, a cache or no causal mask joins them."""
         if (
             position_ids is not None
             and (not self.config.causal or attention_mask is not None or cache is not None)
@@ -144,8 +145,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
             and starts_again(position_ids, attention_mask)
         ):
             raise ArgumentError(
-                "position_ids: sequences packed into one row are told apart by causal models alone, without "
-                "attention_mask and cache; give a mask of your own, (sequences, 1, tokens, tokens)"
+                "position_ids: sequences packed into one row are told apart by causal models "
+                "alone, without attention_mask and cache; give a mask of your own, (sequences, 1, "
+                "tokens, tokens)"
             )
         if (
             "flash" in str(self.config._attn_implementation)
@@ -165,8 +167,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
         return _looked_up(
             self.token_embedding,
             input_ids,
-            f"input_ids: there are tokens outside the model's vocabulary of {self.config.vocab_size}; "
-            "use the tokenizer that the model was trained with",
+            "input_ids: there are tokens outside the model's vocabulary of "
+            f"{self.config.vocab_size}; use the tokenizer that the model was trained with",
         )
 
     def _places(
@@ -188,8 +190,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
             long = int(past) + tokens if real is None else int(real.sum(dim=-1).max())
             if long > self.config.context and not packed:
                 raise ArgumentError(
-                    f"input_ids: {long} tokens are longer than the model's context of {self.config.context}; "
-                    "shorten the input or build the model with a larger context"
+                    f"input_ids: {long} tokens are longer than the model's context of "
+                    f"{self.config.context}; shorten the input or build the model with a larger "
+                    "context"
                 )
         if position_ids is not None:
             return position_ids
@@ -222,11 +225,12 @@ class HessblocksModel(HessblocksPreTrainedModel):
         position_ids: Tensor | None,
         cache: Cache | None,
     ) -> Any:
-        """The mask of layers that attend to so many tokens; one of the user's own is narrowed to them."""
+        """Mask of layers that attend to so many tokens; one of the user's is narrowed."""
         name = self.config._attn_implementation
         if name not in WITH_MASKS:
             raise ArgumentError(
-                f"attn_implementation: {name} would overlook attention.window; use {' or '.join(WITH_MASKS)}"
+                f"attn_implementation: {name} would overlook attention.window; use "
+                f"{' or '.join(WITH_MASKS)}"
             )
         if attention_mask is None or attention_mask.ndim == 2:
             config: Any = _Window(name, window)
@@ -251,8 +255,8 @@ def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:
     """No cache, for layers that are computed twice; what it holds cannot be left out."""
     if cache is not None:
         raise ArgumentError(
-            "past_key_values: layers that are computed twice cannot use them; turn gradient checkpointing "
-            "off or leave them out"
+            "past_key_values: layers that are computed twice cannot use them; turn gradient "
+            "checkpointing off or leave them out"
         )
     if use_cache:
         warnings.warn(

@@ -34,8 +34,9 @@ def check_complete(path: Any, found: dict[str, Any]) -> None:
     for name, stored, expected in sorted(found["mismatched_keys"]):
         what = "vocabulary" if "token_embedding" in name else "sizes"
         raise RunError(
-            f"{path}: the weights and the configuration differ in their {what}: {name} is {tuple(stored)} in the file, "
-            f"{tuple(expected)} in the configuration; load with the configuration that was saved with the weights"
+            f"{path}: the weights and the configuration differ in their {what}: {name} is "
+            f"{tuple(stored)} in the file, {tuple(expected)} in the configuration; load with the "
+            "configuration that was saved with the weights"
         )
     missing = sorted(found["missing_keys"])
     strange = [
@@ -92,8 +93,8 @@ class HessblocksPreTrainedModel(PreTrainedModel):
         Args:
             pretrained_model_name_or_path: folder or name on the Hugging Face hub.
             *arguments: as in transformers.
-            **keywords: as in transformers; `use_safetensors` is True where it is not given, so that pickled
-                weights are not opened.
+            **keywords: as in transformers; `use_safetensors` is True where it is not given, so that
+                pickled weights are not opened.
 
         Returns:
             The model; with `output_loading_info` also what was loaded.
@@ -113,7 +114,8 @@ class HessblocksPreTrainedModel(PreTrainedModel):
             model, found = load(path, *arguments, **keywords)
         except SafetensorError as error:
             raise RunError(
-                f"{path}: the weights are damaged or cut off ({error}); copy or save the model again"
+                f"{path}: the weights are damaged or cut off ({error}); copy or save the model "
+                "again"
             ) from error
         finally:
             logging.set_verbosity(verbosity)
@@ -123,7 +125,7 @@ class HessblocksPreTrainedModel(PreTrainedModel):
     def save_pretrained(
         self, save_directory: Any, is_main_process: bool = True, *arguments: Any, **keywords: Any
     ) -> None:
-        """Save the model, as `transformers.PreTrainedModel.save_pretrained` does, with a card beside it.
+        """Save the model, as `PreTrainedModel.save_pretrained` does, with a card beside it.
 
         Args:
             save_directory: made where it is missing; a README.md there that is not ours stays.
@@ -161,7 +163,8 @@ def check_keywords(given: dict[str, Any], model: type[nn.Module]) -> None:
         model: that was called with them; the error names what it takes.
 
     Raises:
-        ArgumentError: an unknown keyword, segments, or attention matrices, which the models do not return.
+        ArgumentError: an unknown keyword, segments, or attention matrices, which the models do not
+            return.
     """
     for name, value in given.items():
         if value is None or name in HARMLESS:

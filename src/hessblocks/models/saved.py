@@ -55,7 +55,8 @@ class Saved:
 
         Raises:
             ArgumentError: no such folder, or a model that needs code or weights from elsewhere.
-            RunError: a hub name that is not in the local cache, or a configuration that does not fit the weights.
+            RunError: a hub name that is not in the local cache, or a configuration that does not
+                fit the weights.
 
         Warns:
             DamageWarning: a model that hessblocks trained has other files than it was saved with.
@@ -89,7 +90,8 @@ class Saved:
             **more: as `from_pretrained` takes it.
 
         Returns:
-            The model in float32, and what transformers says of keys that were missing or did not fit.
+            The model in float32, and what transformers says of keys that were missing or did not
+            fit.
 
         Raises:
             HessblocksError: weights that are not those of the configuration.
@@ -109,7 +111,8 @@ class Saved:
                 raise
             except SafetensorError as error:
                 raise RunError(
-                    f"{self.source}: the weights are damaged or cut off ({error}); copy or save the model again"
+                    f"{self.source}: the weights are damaged or cut off ({error}); copy or save "
+                    "the model again"
                 ) from error
             except Exception as error:  # of any kind: the files are somebody else's
                 raise RunError(
@@ -118,7 +121,8 @@ class Saved:
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
                 raise RunError(
-                    f"MODEL: {self.source} holds weights that are not finite ({name}); nothing can be done with it."
+                    f"MODEL: {self.source} holds weights that are not finite ({name}); nothing can "
+                    "be done with it."
                 )
         return model, found
 
@@ -144,7 +148,7 @@ def context_of(model: nn.Module) -> int | None:
 
 
 def _places_of_padding(model: nn.Module, places: int) -> int:
-    """How many of a table's places no token takes: RoBERTa and its kin number tokens from `padding_idx` + 1."""
+    """Count places of a table that no token takes: RoBERTa counts from `padding_idx` + 1."""
     for name, module in model.named_modules():
         padding, table = getattr(module, "padding_idx", None), getattr(module, "weight", ())
         if "position" in name.rpartition(".")[2] and padding is not None and len(table) == places:
@@ -167,7 +171,7 @@ def bytes_of(value: Any) -> Any:
 
 
 def _place(source: str) -> str:
-    """What transformers is to load: the folder itself, the model inside a run folder, or the hub name."""
+    """Find what transformers loads: the folder, the model inside a run folder, or the hub name."""
     folder = Path(source)
     if folder.is_dir():
         if (folder / "model" / "config.json").is_file():
@@ -180,7 +184,7 @@ def _place(source: str) -> str:
 
 
 def _warn_of_other_weights(source: str, place: Path) -> None:
-    """Say that a model that hessblocks trained has other files than it was saved with, or is of another run."""
+    """Warn where a model trained here has other files than were saved, or another run's."""
     if not (place / MANIFEST).is_file():
         return
     found = check_in_place(place)
@@ -200,8 +204,8 @@ def _config(source: str, place: str) -> Any:
                 f"MODEL: {source} holds no model that transformers knows ({_first_line(error)})."
             ) from error
         raise RunError(
-            f"MODEL: {source!r} is no folder, and no model of that name is in the local Hugging Face "
-            f"cache; run `hf download {source}` where there is a network, or give a folder."
+            f"MODEL: {source!r} is no folder, and no model of that name is in the local Hugging "
+            f"Face cache; run `hf download {source}` where there is a network, or give a folder."
         ) from error
     _check_alone(source, place, config)
     return config
@@ -216,17 +220,18 @@ def _folder_of(place: str) -> Path:
 
 
 def _check_alone(source: str, place: str, config: Any) -> None:
-    """Refuse a model of which a part lies elsewhere: compiled code of the hub, or the model of an adapter."""
+    """Refuse a model with a part elsewhere: compiled code of the hub, an adapter's model."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
         if "/" in (found := str(getattr(part, f"_{kind}", None))):
             raise ArgumentError(
-                f"MODEL: {source} asks for code from elsewhere ({kind} {found}), which is never executed; "
-                "take that line out of its config.json."
+                f"MODEL: {source} asks for code from elsewhere ({kind} {found}), which is never "
+                "executed; take that line out of its config.json."
             )
     if find_adapter_config_file(place, local_files_only=True):
         raise ArgumentError(
-            f"MODEL: {source} holds an adapter of another model; merge both and give the merged model."
+            f"MODEL: {source} holds an adapter of another model; merge both and give the merged "
+            "model."
         )
 
 

@@ -23,8 +23,8 @@ def cross_entropy(
     Args:
         logits: float32 or wider is kept, half precision is widened.
         labels: classes; `IGNORED` is left out.
-        items: what the sum is divided by, where a batch is one of several that are accumulated; None
-            means the valid labels of this batch.
+        items: what the sum is divided by, where a batch is one of several that are accumulated;
+            None means the valid labels of this batch.
 
     Returns:
         The loss as a number with a graph.

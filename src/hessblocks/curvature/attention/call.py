@@ -36,9 +36,10 @@ def second_order_attention(
     """Softmax attention with two derivatives, and memory linear in the context.
 
     Takes what `torch.nn.functional.scaled_dot_product_attention` takes.
-    softmax(scale · q kᵀ) v by tiles whose scores are computed anew, in the first backward pass (torch's
-    own fused kernel where there is one) and in the second. Works under `torch.autograd.grad` with
-    `create_graph=True`, `torch.func.grad`, `jvp` and `vmap`, in any composition of two derivatives.
+    softmax(scale · q kᵀ) v by tiles whose scores are computed anew, in the first backward pass
+    (torch's own fused kernel where there is one) and in the second. Works under
+    `torch.autograd.grad` with `create_graph=True`, `torch.func.grad`, `jvp` and `vmap`, in any
+    composition of two derivatives.
 
     Args:
         query: (..., H, T, D); float64, float32, or half precision that is computed in float32.
@@ -58,11 +59,11 @@ def second_order_attention(
         (..., H, T, V); zeros for a query that sees nothing.
 
     Raises:
-        ArgumentError: shapes, heads, mask, window, softcap or sinks that do not fit, dropout, or a mask
-            that needs a gradient.
+        ArgumentError: shapes, heads, mask, window, softcap or sinks that do not fit, dropout, or a
+            mask that needs a gradient.
 
-    Cost: 2 products of T × S × width forwards, 5 backwards, 12 twice backwards (half of it if causal);
-        memory of the inputs' size and of one tile.
+    Cost: 2 products of T × S × width forwards, 5 backwards, 12 twice backwards (half of it if
+        causal); memory of the inputs' size and of one tile.
 
     Source: the tangent of the backward pass of Dao et al. (2022), derived in docs/products.md.
     """
@@ -118,7 +119,7 @@ def attend_twice(
 
 
 def _five_axes(mask: Tensor, leading: torch.Size, query: Tensor, key: Tensor) -> Tensor:
-    """A mask as (B or 1, G or 1, R or 1, T, S), without a copy where there is at most one leading axis."""
+    """View a mask as (B or 1, G or 1, R or 1, T, S); two leading axes or more may be copied."""
     tokens = (query.shape[2], key.shape[2])
     mask = mask[(None,) * (len(leading) + 3 - mask.ndim)]
     if len(leading) > 1 and any(size > 1 for size in mask.shape[:-3]):
@@ -146,8 +147,8 @@ def misfits(
     heads, own = query.shape[-3], key.shape[-3]
     if heads != own and not (shared and heads % own == 0):
         yield (
-            f"key: expected {heads} heads as the query has, or a divisor of them and enable_gqa=True; "
-            f"got {own}"
+            f"key: expected {heads} heads as the query has, or a divisor of them and "
+            f"enable_gqa=True; got {own}"
         )
     if window is not None and (not isinstance(window, Integral) or window < 1 or not causal):
         yield (
@@ -177,13 +178,14 @@ def _misfits_of_tensors(query: Tensor, key: Tensor, value: Tensor) -> Iterator[s
             yield f"{name}: expected the query's dtype, {query.dtype}; got {tensor.dtype}"
     if key.shape[-1] != query.shape[-1] or key.shape[-3:-1] != value.shape[-3:-1]:
         yield (
-            f"key: expected heads and tokens of the values, {tuple(value.shape[-3:-1])}, and the queries' "
-            f"width, {query.shape[-1]}; got {tuple(key.shape[-3:])}"
+            f"key: expected heads and tokens of the values, {tuple(value.shape[-3:-1])}, and the "
+            f"queries' width, {query.shape[-1]}; got {tuple(key.shape[-3:])}"
         )
     try:
         torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
     except RuntimeError:
-        yield f"key: its axes {tuple(key.shape[:-3])} do not fit the query's {tuple(query.shape[:-3])}"
+        first, other = tuple(query.shape[:-3]), tuple(key.shape[:-3])
+        yield f"key: its axes {other} do not fit the query's {first}"
 
 
 def _misfits_of_mask(mask: Tensor, scores: tuple[int, ...]) -> Iterator[str]:
@@ -198,6 +200,7 @@ def _misfits_of_mask(mask: Tensor, scores: tuple[int, ...]) -> Iterator[str]:
         )
     if mask.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(mask):
         yield (
-            "attn_mask: needs a gradient or is mapped over, and tiles take it as a constant; detach it, or "
-            "use torch.nn.functional.scaled_dot_product_attention under sdpa_kernel(SDPBackend.MATH)"
+            "attn_mask: needs a gradient or is mapped over, and tiles take it as a constant; "
+            "detach it, or use torch.nn.functional.scaled_dot_product_attention under "
+            "sdpa_kernel(SDPBackend.MATH)"
         )

@@ -1,7 +1,7 @@
 """Attention as an autograd Function: forward, backward, double backward, tangents (jvp), vmap.
 
-Letters: B sequences, H heads, G key heads, T queries, S keys, D head width, V value width, K vectors;
-a, b, c, d the tangents of queries, keys, values and sinks.
+Letters: B sequences, H heads, G key heads, T queries, S keys, D head width, V value width, K
+vectors; a, b, c, d the tangents of queries, keys, values and sinks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _fused(query: Tensor, value: Tensor, visibility: Visibility) -> bool:
 
 
 class _Attention(Function):
-    """O of queries, keys, values and sinks; and for itself the logarithm of the sums in two numbers."""
+    """O of queries, keys, values and sinks; also the log-sum-exp as two numbers, for itself."""
 
     @staticmethod
     def forward(
@@ -176,7 +176,7 @@ class _Pullback(Function):
 
 
 class _Tangent(Function):
-    """Ȯ and, with G, the tangents of q̄, k̄, v̄ and the sinks' gradient; K of each in a leading axis."""
+    """Ȯ and, with G, the tangents of q̄, k̄, v̄ and the sinks' gradient, K of each in front."""
 
     @staticmethod
     def forward(
@@ -228,8 +228,9 @@ class _Tangent(Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         raise RunError(
-            "second_order_attention: it has two derivatives, and a third was asked for (once_differentiable); "
-            "use torch.nn.functional.scaled_dot_product_attention under sdpa_kernel(SDPBackend.MATH)"
+            "second_order_attention: it has two derivatives, and a third was asked for "
+            "(once_differentiable); use torch.nn.functional.scaled_dot_product_attention under "
+            "sdpa_kernel(SDPBackend.MATH)"
         )
 
     @staticmethod
@@ -281,7 +282,8 @@ def _several(tangents: Any) -> list[Tensor | None]:
 def _unbatched(cotangents: Any) -> tuple[list[Tensor | None], Callable[[Tensor], Tensor]]:
     """Vectors with their K in front, and what takes it away again.
 
-    `is_grads_batched` is an older vmap of torch's, which knows no functions of one's own; else K = 1.
+    `is_grads_batched` is an older vmap of torch's, which knows no functions of one's own; else K =
+    1.
 
     Returns:
         The vectors, and the function for each result.
@@ -318,7 +320,7 @@ def _folded(
     tensors: int,
     led: int = 0,
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-    """A vmapped call as one call of more sequences: its axis joins B, which stands behind K in the first `led`."""
+    """Fold a vmapped axis into B, which stands behind K in the first `led` tensors."""
     given, others = inputs[:tensors], inputs[tensors:]
     whole = [
         None if t is None else _in_front(t, dim, size) for t, dim in zip(given, dims, strict=False)

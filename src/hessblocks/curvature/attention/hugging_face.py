@@ -44,8 +44,8 @@ def registered_attention(
     for name in FOREIGN:
         if others.get(name) is not None:
             raise ArgumentError(
-                f"attn_implementation: {type(module).__name__} gives {name}, which second_order does not "
-                "take; use eager or sdpa"
+                f"attn_implementation: {type(module).__name__} gives {name}, which second_order "
+                "does not take; use eager or sdpa"
             )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
@@ -90,8 +90,8 @@ def in_place_of(
         others: what else `own` gets.
 
     Returns:
-        The mixed values (B, T, H, V) and None; None alone where it is another function, its weights are
-        asked for, or tiles do not know the form.
+        The mixed values (B, T, H, V) and None; None alone where it is another function, its weights
+        are asked for, or tiles do not know the form.
     """
     config = getattr(module, "config", None)
     asked = others.get("output_attentions") or getattr(config, "output_attentions", False)
@@ -124,7 +124,7 @@ def in_place_of(
 def _few(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Five queries and keys of one sequence, random; and a mask of the same form as the one there is."""
+    """Draw five queries and keys of one sequence, and a mask of the form of the one there is."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, t.shape[1], 5, t.shape[3], generator=draw).to(t) for t in (query, key, value)

@@ -1,8 +1,8 @@
 """Tangent of attention's first backward pass, which is its double backward pass as well.
 
-Letters: N pairs of sequence and key head, R query heads a key head, T queries, S keys, D head width,
-V value width; those of `tiles`; K vectors; (a, b, c) tangents of (q, k, v), or cotangents of (q̄, k̄, v̄):
-⟨a, q̄⟩ + ⟨b, k̄⟩ + ⟨c, v̄⟩ = ⟨G, Ȯ⟩ at fixed G, so that both ways meet in
+Letters: N pairs of sequence and key head, R query heads a key head, T queries, S keys, D head
+width, V value width; those of `tiles`; K vectors; (a, b, c) tangents of (q, k, v), or cotangents of
+(q̄, k̄, v̄): ⟨a, q̄⟩ + ⟨b, k̄⟩ + ⟨c, v̄⟩ = ⟨G, Ȯ⟩ at fixed G, so that both ways meet in
 
     Ṡ = s (a kᵀ + q bᵀ),  Ṗ = P ∘ (Ṡ − ρ) with ρ = Σ P ∘ Ṡ,  Ȯ = Ṗ v + P c,  δ̇ = Σ G ∘ Ȯ,
     X = G vᵀ − δ,  Z = P ∘ X,  Ż = Ṗ ∘ X + P ∘ (G cᵀ − δ̇)

@@ -1,7 +1,7 @@
 """Attention masks: the keys that each query may attend to, and a cut into tiles of these.
 
-Letters: B sequences, G key heads, R query heads a key head, N = B G, T queries, S keys, D head width,
-I queries and J keys of a tile.
+Letters: B sequences, G key heads, R query heads a key head, N = B G, T queries, S keys, D head
+width, I queries and J keys of a tile.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Visibility:
     def _forbid(
         scores: Tensor, tile: Tile, start: int, stop: int, to: float, *, behind: int
     ) -> None:
-        """Among keys `start` to `stop`: those after the query, or those `behind` it by that many."""
+        """Among keys `start` to `stop`: those after the query, or `behind` it by so many."""
         start, stop = max(start, tile.keys.start), min(stop, tile.keys.stop)
         if start >= stop:
             return

@@ -1,8 +1,8 @@
 """Accumulate parameter gradients in place during a replay of the graph.
 
-Autograd makes each share of a product a tensor of its own, adds whole tensors up and leaves the copy into the
-result to its caller: two matrix products, a sum and a copy for the weight of one linear layer. Closed forms
-whose weight is a parameter add to the result itself.
+Autograd makes each share of a product a tensor of its own, adds whole tensors up and leaves the
+copy into the result to its caller: two matrix products, a sum and a copy for the weight of one
+linear layer. Closed forms whose weight is a parameter add to the result itself.
 
 Letters: N rows that are added.
 """
@@ -50,7 +50,8 @@ class Sum:
 
 
 _open: dict[int, Sum | None] = {}
-"""By identity of the parameter; of all replays under way, since backward passes have threads of their own."""
+"""By identity of the parameter; of all replays under way, since backward passes have threads of
+their own."""
 
 
 @contextmanager

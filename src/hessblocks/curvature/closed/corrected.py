@@ -1,6 +1,7 @@
 """Replace functions of torch whose higher derivatives are wrong or missing (torch 2.13).
 
-`tests/curvature/test_torch_derivatives.py` holds the list: it fails as soon as torch mends one of them.
+`tests/curvature/test_torch_derivatives.py` holds the list: it fails as soon as torch mends one of
+them.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _normalised(
 
 
 def _grouped_products(rows: Tensor, weights: Tensor, *, offs: Any = None, **others: Any) -> Any:
-    """`torch.nn.functional.grouped_mm`, which takes no float64: rows in groups, a matrix for each."""
+    """Multiply rows in groups, a matrix for each; torch's own takes no float64."""
     given = any(value is not None for value in others.values())
     if rows.dtype != torch.float64 or (rows.ndim, weights.ndim) != (2, 3) or given:
         return NotImplemented

@@ -1,7 +1,8 @@
 """Layer norm and RMS norm with their second derivatives in closed form.
 
-Letters: n = (x − mean) s the normalised row with s = 1/σ (RMS norm: without the mean), w the weight,
-g a cotangent of y = w n + b, h = w g, C the removal of the mean (RMS norm: the identity), D width.
+Letters: n = (x − mean) s the normalised row with s = 1/σ (RMS norm: without the mean), w the
+weight, g a cotangent of y = w n + b, h = w g, C the removal of the mean (RMS norm: the identity), D
+width.
 
 Their first derivative is one symmetric matrix a row, A = s (C − n nᵀ / D):
 ḡ_x = A h, ḡ_w = Σ g n, ḡ_b = Σ g.
@@ -103,7 +104,8 @@ class _Backwards(Function):
 
     With v a cotangent of A h and a one of Σ g n, the cotangents are
 
-        of g: w A v + a n      of w: Σ g A v      of x: A (a g) − s (n vᵀA h / D + m_h A v + m_v A h)
+        of g: w A v + a n      of w: Σ g A v      of x: A (a g) − s (n vᵀA h / D + m_h A v + m_v A
+        h)
 
     where m_z is the mean of n z along the row; A (a g) = s (C a g − n m_ag), so that n is met once.
     """

@@ -1,7 +1,7 @@
 """Linear layers that accumulate the gradient of their weight in place.
 
-Letters: y = x W + b with x of N rows, D inputs and E outputs a row; g a cotangent of y, (c, Z, z) cotangents of
-the gradients (g Wᵀ, xᵀ g, Σ g) by x, W and b.
+Letters: y = x W + b with x of N rows, D inputs and E outputs a row; g a cotangent of y, (c, Z, z)
+cotangents of the gradients (g Wᵀ, xᵀ g, Σ g) by x, W and b.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Backwards(Function):
 
 
 def _share(key: int, rows: Tensor, cotangents: Tensor, *, turned: bool) -> Tensor | None:
-    """What rowsᵀ cotangents add to the product by W; None where it is added already, or nobody wants it."""
+    """Compute rowsᵀ cotangents for W; None where it is added already, or nobody wants it."""
     if not wanted(key):
         return None
     left, right = (cotangents, rows) if turned else (rows, cotangents)

@@ -1,7 +1,7 @@
 """Embedding lookup that accumulates the gradient of its table row by row.
 
-Autograd writes a whole table of zeros for each lookup and adds whole tables up: of a vocabulary of 50,257 words
-and width 768, 150 MB twice a product, for some hundred rows.
+Autograd writes a whole table of zeros for each lookup and adds whole tables up: of a vocabulary of
+50,257 words and width 768, 150 MB twice a product, for some hundred rows.
 
 Letters: V rows of the table, D width.
 """

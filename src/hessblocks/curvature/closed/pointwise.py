@@ -1,7 +1,8 @@
 """Activations (GELU, SiLU, tanh) with first and second derivatives in closed form.
 
-Autodiff differentiates tanh-GELU, eight small steps, through some twenty passes over the hidden layer
-a product. Here f'(x) and g f''(x) are computed once and held, and a product costs three passes.
+Autodiff differentiates tanh-GELU, eight small steps, through some twenty passes over the hidden
+layer a product. Here f'(x) and g f''(x) are computed once and held, and a product costs three
+passes.
 
 Letters: y = f(x), g a cotangent of y, v a cotangent of g f'(x).
 """
@@ -25,7 +26,8 @@ CUBIC = 0.044715
 """Of the tanh form of GELU (Hendrycks and Gimpel 2016)."""
 
 _FAR = 1e3
-"""Where all curves are straight; beyond it powers of x would overflow before they are multiplied by 0."""
+"""Where all curves are straight; beyond it powers of x would overflow before they are multiplied by
+0."""
 
 Values = Float[Tensor, "*shape"]
 """Any shape; the same wherever it stands in one signature."""
@@ -196,6 +198,7 @@ def _alone(cotangents: tuple[Tensor | None, ...]) -> Tensor | None:
     """The first cotangent; the derivatives beside it are for our own use and have none."""
     if any(one is not None for one in cotangents[1:]):
         raise RunError(
-            "hessblocks: an activation has two derivatives here, and a third was asked for (once_differentiable)"
+            "hessblocks: an activation has two derivatives here, and a third was asked for "
+            "(once_differentiable)"
         )
     return cotangents[0]

@@ -1,7 +1,7 @@
 """Run reentrant activation checkpoints as non-reentrant ones while a graph is captured.
 
-`torch.utils.checkpoint(use_reentrant=True)` hides its weights from autograd: the part runs without a
-graph, and only `Tensor.backward` reaches the weights, by adding to `.grad`. The form
+`torch.utils.checkpoint(use_reentrant=True)` hides its weights from autograd: the part runs without
+a graph, and only `Tensor.backward` reaches the weights, by adding to `.grad`. The form
 `use_reentrant=False` gives the same values and has derivatives of every order.
 """
 
@@ -19,7 +19,8 @@ from hessblocks.curvature.closed.shared import Shared
 def differentiable_checkpoints() -> AbstractContextManager[None]:
     """Run parts under `checkpoint(use_reentrant=True)` as with `use_reentrant=False`.
 
-    Whoever calls `checkpoint`, by whatever name, ends at `CheckpointFunction.apply`, which is swapped.
+    Whoever calls `checkpoint`, by whatever name, ends at `CheckpointFunction.apply`, which is
+    swapped.
 
     Returns:
         A context, in which that holds for the whole process.

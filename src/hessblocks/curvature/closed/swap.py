@@ -1,7 +1,7 @@
 """Swap functions of torch for our closed forms while a graph is captured, and back afterwards.
 
-Fused kernels have no second derivative, and autodiff takes many small steps through the others; what
-is swapped has both derivatives in closed form. Models stay as they are.
+Fused kernels have no second derivative, and autodiff takes many small steps through the others;
+what is swapped has both derivatives in closed form. Models stay as they are.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class ClosedForms(TorchFunctionMode):
         if self._watch.in_recomputed_part():
             if func is torch._weight_norm or kwargs.get("options"):
                 raise RunError(
-                    f"model: {func.__name__} in a part under activation checkpointing, where torch's second "
-                    "derivative of it is wrong; switch checkpointing off, or use "
+                    f"model: {func.__name__} in a part under activation checkpointing, where "
+                    "torch's second derivative of it is wrong; switch checkpointing off, or use "
                     "torch.nn.utils.parametrizations.weight_norm"
                 )
             return NotImplemented
@@ -141,7 +141,8 @@ def spell_weight_norms(model: nn.Module) -> None:
     """Give weight norms their right derivatives; the caller puts the modules back."""
     for module in model.modules():
         if isinstance(module, _WeightNorm):
-            module.forward = functools.partial(_weight_of, module.dim)  # type: ignore[method-assign]
+            right = functools.partial(_weight_of, module.dim)
+            module.forward = right  # type: ignore[method-assign]
 
 
 def _weight_of(dim: int, length: Tensor, direction: Tensor) -> Tensor:

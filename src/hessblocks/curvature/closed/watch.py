@@ -1,7 +1,8 @@
 """Watch a forward pass for what limits how it may be differentiated afterwards.
 
-A closed form here carries two derivatives. A model that differentiates by its inputs inside its forward
-pass (a residual of a differential equation, a force field, a score) uses up the first of them there.
+A closed form here carries two derivatives. A model that differentiates by its inputs inside its
+forward pass (a residual of a differential equation, a force field, a score) uses up the first of
+them there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Watch:
 
 
 _open: list[Watch] = []
-"""Of the forward passes under way; a list of the process, since backward passes have threads of their own."""
+"""Of the forward passes under way; a list of the process, since backward passes have threads of
+their own."""
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def watching() -> Iterator[Watch]:
 
 
 def _hooks_of_saved_tensors() -> Any:
-    """The innermost hook on tensors that autograd saves, or None; activation checkpointing sets its own."""
+    """Find the innermost saved-tensor hook, or None; activation checkpointing sets its own."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks and hooks[0]
 

@@ -1,11 +1,13 @@
 """Differentiate what follows the last attention, which acts on each token by itself.
 
-Letters: N tokens with a label, D width, C classes, F rows of a factor of Λ_o, a the attention sub-block's output at one token,
-h(a) that token's final hidden state, f = W h + b its logits, ℓ its share of the loss.
+Letters: N tokens with a label, D width, C classes, F rows of a factor of Λ_o, a the attention
+sub-block's output at one token, h(a) that token's final hidden state, f = W h + b its logits, ℓ its
+share of the loss.
 
 Gauss-Newton split with the logits as network output:
     g = Jᵀ r, Λ_o = Jᵀ H_ℓ J, Λ_f = Σ_c r_c ∇²f_c, with J = ∂f/∂a, r = ∂ℓ/∂f, H_ℓ = ∂²ℓ/∂f².
-The logits are linear in h, so that Λ_f = Σ_d (Wᵀ r)_d ∇²h_d: no second derivative passes the vocabulary.
+The logits are linear in h, so that Λ_f = Σ_d (Wᵀ r)_d ∇²h_d: no second derivative passes the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from hessblocks.linalg import MEMORY_LIMIT, chunks
 from hessblocks.theory import TokenCurvature
 
 _AT_ONCE = 1 << 21
-"""Numbers of Jacobians made together; more are slower, since their hidden layers leave the cache (GPT-2 small: 5 %)."""
+"""Numbers of Jacobians made together; more are slower, since their hidden layers leave the cache
+(GPT-2 small: 5 %)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +72,9 @@ def token_derivatives(
     Returns:
         g, Λ_o and Λ_f of each token.
 
-    Cost: min(C, D) passes of the network a token for J, and about D gradient passes for Λ_f unless it
-        is zero; N C D² multiplications for the curvature seen from h where there are more classes than
-        coordinates. Memory: N D² numbers for each of Λ_o and Λ_f.
+    Cost: min(C, D) passes of the network a token for J, and about D gradient passes for Λ_f unless
+        it is zero; N C D² multiplications for the curvature seen from h where there are more
+        classes than coordinates. Memory: N D² numbers for each of Λ_o and Λ_f.
     """
     with torch.no_grad():
         behind = _few_classes if unembedding.classes < attended.shape[-1] else _many_classes
@@ -94,8 +97,8 @@ def _few_classes(
 ) -> tuple[Tensor, TokenCurvature, Tensor, Tensor]:
     """A factor of Λ_o from the Jacobian of the logits, row by row.
 
-    The unit rows are the same for all tokens, so that layers before the first nonlinearity, seen from the
-    logits, are passed once and not once a token.
+    The unit rows are the same for all tokens, so that layers before the first nonlinearity, seen
+    from the logits, are passed once and not once a token.
 
     Returns:
         g, √(ω p) (J − pᵀ J) as a factor, the network's result and Wᵀ r of each token.
@@ -169,7 +172,7 @@ def _functional(
     pulled: Tensor,
     memory_limit: int,
 ) -> TokenCurvature | None:
-    """Λ_f of every token, or None where its operations or a product with a generic direction say it is zero."""
+    """Λ_f of every token; None where its operations or a random direction show that it is zero."""
     gradient = grad(lambda a, u, *side: (u * network(a, *side)).sum())
 
     def times(direction: Tensor, a: Tensor, u: Tensor, *side: Tensor) -> Any:
@@ -190,6 +193,6 @@ def _functional(
 
 
 def _together(attended: Tensor, memory_limit: int) -> int:
-    """Tokens whose Jacobians are made together; hidden layers, four times as wide, hold most of it, twice for Λ_f."""
+    """Count tokens whose Jacobians fit together; hidden layers hold most, twice for Λ_f."""
     square = attended.shape[-1] ** 2
     return max(1, min(memory_limit // (32 * square * attended.element_size()), _AT_ONCE // square))

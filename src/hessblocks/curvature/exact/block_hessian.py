@@ -1,8 +1,8 @@
 """Assemble-free Hessian of the last layer: attention, what follows it, and the unembedding.
 
-A change Δ_i of piece i moves its site s by E_i Δ_iᵀ v_i at each token, with a vector v_i (the layer's
-input) and a map E_i to the site (the identity but for the attention's weights). With M, F, X as in
-`tail` and Λ_h the curvature seen from the hidden state:
+A change Δ_i of piece i moves its site s by E_i Δ_iᵀ v_i at each token, with a vector v_i (the
+layer's input) and a map E_i to the site (the identity but for the attention's weights). With M, F,
+X as in `tail` and Λ_h the curvature seen from the hidden state:
     H_o(i, j) = Σ_n v_i v_jᵀ ⊗ E_iᵀ M_sᵀ Λ_h M_t E_j
     H_f(i, j) = Σ_n v_i v_jᵀ ⊗ E_iᵀ F_st E_j, and for a linear layer j whose input x_t moves with i
                 besides Σ_n v_i g_tᵀ ⊗ E_iᵀ X_tsᵀ, g_t = M_tᵀ u, and the same the other way round.
@@ -53,10 +53,10 @@ class LastBlockHessian(PiecewiseHessian):
     """H, H_o and H_f by every parameter from the last attention on, as operators.
 
     The operators are never assembled.
-    Groups: those of `AttentionHessian` (query, key, value, projection, gains), gain and shift of the norm in
-    front of it, each linear layer behind
-    by its module's name with its bias, each other parameter by its own name, and `unembedding`. A weight
-    is flattened (inputs, outputs) row by row, a bias as its last row.
+    Groups: those of `AttentionHessian` (query, key, value, projection, gains), gain and shift of
+    the norm in front of it, each linear layer behind by its module's name with its bias, each other
+    parameter by its own name, and `unembedding`. A weight is flattened (inputs, outputs) row by
+    row, a bias as its last row.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class LastBlockHessian(PiecewiseHessian):
         return {name: self._norm.jacobian(name) for name in self._norm.places}
 
     def _within_attention(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
-        """What the second derivative of the attention's output adds where the norm in front of it is one side."""
+        """List terms of the attention's second derivative with the norm in front on one side."""
         if self._norm is None or not (self._normed(row) or self._normed(column)):
             return []
         if self._normed(row) and self._normed(column):

@@ -1,9 +1,10 @@
 """Derivatives by gain and shift of the norm in front of the last attention.
 
-Such a parameter φ multiplies something entry by entry, n_j = … + c_j ⊙ φ (c the normalised vector for a
-gain, ones for a shift), and n feeds W_Q, W_K and W_V alike. With c beside n as further inputs of the layer,
-met by rows of zeros in the weights, a change dφ is the change diag(dφ) W of those rows: every block of φ
-is a block of these rows, contracted with W (and, where one side is W itself, the gradient of those rows).
+Such a parameter φ multiplies something entry by entry, n_j = … + c_j ⊙ φ (c the normalised vector
+for a gain, ones for a shift), and n feeds W_Q, W_K and W_V alike. With c beside n as further inputs
+of the layer, met by rows of zeros in the weights, a change dφ is the change diag(dφ) W of those
+rows: every block of φ is a block of these rows, contracted with W (and, where one side is W itself,
+the gradient of those rows).
 
 Letters: B sequences, L tokens, N tokens that enter the loss, D width, K width of a head,
 O width of the output, W columns of a token's matrix.

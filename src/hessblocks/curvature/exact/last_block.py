@@ -59,12 +59,13 @@ def exact_attention_curvature(
     loss is the mean cross-entropy over the valid tokens of the batch.
 
     Args:
-        model: a hessblocks model of any preset, or one of the Hugging Face kinds in `FAMILIES` with its head:
-            causal or masked language model, or ViT for classification.
-        batch: a dict with `input_ids` (sequences, tokens), and optionally `labels`, `attention_mask` and
-            `position_ids`; or the ids alone. Read without a cache, as in training: causal models keep packed
-            sequences apart whose positions start anew.
-        loss: causal-lm (labels default to the inputs without padding), masked-lm, or classification for images.
+        model: a hessblocks model of any preset, or one of the Hugging Face kinds in `FAMILIES` with
+            its head: causal or masked language model, or ViT for classification.
+        batch: a dict with `input_ids` (sequences, tokens), and optionally `labels`,
+            `attention_mask` and `position_ids`; or the ids alone. Read without a cache, as in
+            training: causal models keep packed sequences apart whose positions start anew.
+        loss: causal-lm (labels default to the inputs without padding), masked-lm, or classification
+            for images.
         memory_limit: bytes that the intermediate results of one operation may take.
 
     Returns:
@@ -74,14 +75,14 @@ def exact_attention_curvature(
         reparametrised weights.
 
     Raises:
-        ArgumentError: a model or parts that the closed form does not cover, half precision, no valid
-            token.
+        ArgumentError: a model or parts that the closed form does not cover, half precision, no
+            valid token.
 
-    Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network behind the
-        attention (D the width, C the vocabulary) and, unless it is piecewise linear, D gradient passes;
-        N C D² multiplications for the vocabulary where C is at least D; then what the block itself costs
-        (see `AttentionHessian`). Memory: N D (min(C, D) + D) numbers twice over; take fewer or shorter
-        sequences where that is too much.
+    Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network behind
+        the attention (D the width, C the vocabulary) and, unless it is piecewise linear, D gradient
+        passes; N C D² multiplications for the vocabulary where C is at least D; then what the block
+        itself costs (see `AttentionHessian`). Memory: N D (min(C, D) + D) numbers twice over; take
+        fewer or shorter sequences where that is too much.
 
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
     """
@@ -100,39 +101,42 @@ def exact_last_block(
 ) -> LastBlockHessian:
     """Exact H, H_o and H_f by every parameter from the last attention on.
 
-    The groups of `exact_attention_curvature`, and behind them each linear layer (by its module's name, its
-    bias with it), each gain or bias of a norm and each gain of a branch (by their own names), and
-    `unembedding`; gain and shift of the norm in front of the attention (by their own names); every block
-    between any two of them. What else stands before the last attention has no block here.
+    The groups of `exact_attention_curvature`, and behind them each linear layer (by its module's
+    name, its bias with it), each gain or bias of a norm and each gain of a branch (by their own
+    names), and `unembedding`; gain and shift of the norm in front of the attention (by their own
+    names); every block between any two of them. What else stands before the last attention has no
+    block here.
 
     Args:
         model: as for `exact_attention_curvature`.
         batch: a dict with `input_ids` (sequences, tokens), and optionally `labels` and
             `attention_mask`; or the ids alone.
-        loss: causal-lm (labels default to the inputs without padding), masked-lm, or classification for images.
+        loss: causal-lm (labels default to the inputs without padding), masked-lm, or classification
+            for images.
         memory_limit: bytes that the intermediate results of one operation may take; the derivatives
             that are held for all tokens may take eight times as much each.
 
     Returns:
-        The blocks: `.groups`, `.block("query", "unembedding", part="outer")`, `.norms()`, `.whole()`,
-        `.dense()`; `.tied` says whether the unembedding is the embedding's weight too.
+        The blocks: `.groups`, `.block("query", "unembedding", part="outer")`, `.norms()`,
+        `.whole()`, `.dense()`; `.tied` says whether the unembedding is the embedding's weight too.
 
     Raises:
-        ArgumentError: as `exact_attention_curvature`; a parameter whose use is not known; a block that
-            needs more memory than allowed, when it is asked for, with its count.
+        ArgumentError: as `exact_attention_curvature`; a parameter whose use is not known; a block
+            that needs more memory than allowed, when it is asked for, with its count.
 
-    Cost: for a block of two layers with S and T outputs, N tokens: min(S, T) passes back a token for H_f,
-        D for H_o, and N S T numbers; then what sums of N Kronecker products cost.
+    Cost: for a block of two layers with S and T outputs, N tokens: min(S, T) passes back a token
+        for H_f, D for H_o, and N S T numbers; then what sums of N Kronecker products cost.
 
-    Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form; the layers behind the
-        attention by the chain rule (`docs/theory.md`).
+    Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form; the layers behind
+        the attention by the chain rule (`docs/theory.md`).
     """
     model = plain_model(model)
     with taken(model, batch, loss, memory_limit) as (found, targets, valid):
         if found.left_out:
             raise ArgumentError(
-                f"model: the trained {found.left_out[0]!r} of its last attention has no closed form; use "
-                "hessblocks.exact_attention_curvature, which leaves it out, or hessblocks.Hessian"
+                f"model: the trained {found.left_out[0]!r} of its last attention has no closed "
+                "form; use hessblocks.exact_attention_curvature, which leaves it out, or "
+                "hessblocks.Hessian"
             )
         positions = valid.any(0).nonzero()[:, 0]
         labelled = valid[:, positions].flatten()
@@ -175,10 +179,7 @@ def exact_last_block(
 def taken(
     model: nn.Module, batch: Any, loss: str, memory_limit: int
 ) -> Iterator[tuple[LastAttention, Int[Tensor, "B L"], Bool[Tensor, "B L"]]]:
-    """Take the last attention of a model on a batch, with targets and where they count.
-
-    Inside, the model stays in the state that the closed form needs.
-    """
+    """Take the last attention of a model, undisturbed inside, with targets and where they count."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
     with exclusive(model):
@@ -231,7 +232,7 @@ def _spread(curvature: TokenCurvature, labelled: Tensor) -> TokenCurvature:
 
 
 def _filled(values: Tensor, labelled: Tensor) -> Tensor:
-    """Values of the labelled tokens with zeros between for the others; themselves where there are none."""
+    """Put zeros between the values of labelled tokens, for the other tokens."""
     if labelled.all():
         return values
     out = values.new_zeros(labelled.numel(), *values.shape[1:])

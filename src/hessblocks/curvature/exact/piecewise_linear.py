@@ -1,7 +1,7 @@
 """Detect piecewise linear functions from the operations that autograd records.
 
-A sum, a product with a constant, a rearrangement and a rectifier have no second derivative, wherever
-they are taken; nor has any chain of them. What is not on the list counts as curved.
+A sum, a product with a constant, a rearrangement and a rectifier have no second derivative,
+wherever they are taken; nor has any chain of them. What is not on the list counts as curved.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 With h the hidden state, p the probabilities and ω the weight of a token,
     H_o = Σ_n ω_n h_n h_nᵀ ⊗ (diag p_n − p_n p_nᵀ),
     ⟨diag p − ppᵀ, diag q − qqᵀ⟩ = p·q − Σ p²q − Σ pq² + (p·q)²,
-so that no matrix of the vocabulary's square is made. The logits are linear in the unembedding: H_f = 0.
+so that no matrix of the vocabulary's square is made. The logits are linear in the unembedding: H_f
+= 0.
 
 Letters: N tokens, P inputs (one more with a bias), C classes, K columns multiplied together.
 """

@@ -4,11 +4,11 @@ Everything is differentiated in what is added at a *site* of the token's network
 attention, the output z = Wᵀ x of a linear layer, or a parameter itself (gains and biases of norms,
 gains of branches). With δ_s added at site s, h the final hidden state and u = ∂ℓ/∂h:
     M_s = ∂h/∂δ_s, F_st = ∂²(u·h)/∂δ_s∂δ_t, X_ts = ∂x_t/∂δ_s (x_t the input of the layer at t).
-A change ΔW of a linear layer adds ΔWᵀ x at its output; what it adds depends on δ_s through x, which is
-why X_ts stands in H_f.
+A change ΔW of a linear layer adds ΔWᵀ x at its output; what it adds depends on δ_s through x, which
+is why X_ts stands in H_f.
 
-Letters: N tokens, D width, P inputs of a linear layer, S and T sizes of two sites, C classes, F rows of a
-factor.
+Letters: N tokens, D width, P inputs of a linear layer, S and T sizes of two sites, C classes, F
+rows of a factor.
 """
 
 from __future__ import annotations
@@ -174,9 +174,9 @@ class TokenTail:
             needed, limit = tokens * rows * columns * size, HELD * self._limit
             if needed > limit:
                 raise ArgumentError(
-                    f"model: the blocks of {' and '.join(key[1:])} need {tokens} × {rows} × {columns} numbers "
-                    f"({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are allowed); raise memory_limit, take fewer "
-                    "tokens or use hessblocks.Hessian"
+                    f"model: the blocks of {' and '.join(key[1:])} need {tokens} × {rows} × "
+                    f"{columns} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are allowed); "
+                    "raise memory_limit, take fewer tokens or use hessblocks.Hessian"
                 )
             step = max(
                 1, self._limit // (16 * size * max(rows, self.width) * max(columns, self.width))
@@ -193,10 +193,11 @@ class TokenTail:
         return self._kept[key]
 
     def _check_weights(self) -> None:
-        """Refuse blocks of two models: what is held was taken of the one, what is missing would be of the other."""
+        """Refuse weights that have changed: held and missing blocks would be of two models."""
         if self._state != _state(self._model):
             raise ArgumentError(
-                "model: its weights have changed since the closed form was taken, or its parts; take it again"
+                "model: its weights have changed since the closed form was taken, or its parts; "
+                "take it again"
             )
 
     def _at_once(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -209,7 +210,7 @@ class TokenTail:
     def _run(
         self, added: Mapping[str, Tensor], a: Tensor, *sides: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Hidden state and inputs of the linear layers of one token, with something added at some sites."""
+        """Compute a token's hidden state and layer inputs, with something added at some sites."""
         moved = {
             f"model.{name}": parameter + added[name].view_as(parameter)
             for name in added
@@ -251,8 +252,8 @@ class TokenTail:
                 yield _layer(stem, layers[stem], own)
             elif known[name].ndim > 1:
                 raise ArgumentError(
-                    f"model: the closed form does not know how {name!r} enters the network behind the last "
-                    "attention; use hessblocks.Hessian for this model"
+                    f"model: the closed form does not know how {name!r} enters the network behind "
+                    "the last attention; use hessblocks.Hessian for this model"
                 )
             else:
                 yield TailPart(name=name, shape=(1, known[name].numel()))
@@ -266,8 +267,8 @@ def _layer(name: str, module: Any, own: str) -> TailPart:
     if _reparametrised(module):
         if own != "update" or isinstance(module.update_gain, nn.Parameter):
             raise ArgumentError(
-                f"model: the closed form does not cover the trained gains of {name!r}; use hessblocks.Hessian "
-                "for this model"
+                f"model: the closed form does not cover the trained gains of {name!r}; use "
+                "hessblocks.Hessian for this model"
             )
         gain = float(module.update_gain)
     weight = module.get_parameter(own)
@@ -278,7 +279,7 @@ def _layer(name: str, module: Any, own: str) -> TailPart:
 
 
 def _reparametrised(module: nn.Module) -> bool:
-    """Whether it is a sum of a fixed and a trained matrix, each with a gain, as hessblocks has them."""
+    """Tell whether it is a fixed plus a trained matrix, each with a gain, as ours are."""
     return hasattr(module, "effective_weight")
 
 
@@ -310,8 +311,8 @@ def _watched(
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             if name in seen:
                 raise ArgumentError(
-                    f"model: {name!r} is used twice behind the last attention; the closed form expects one "
-                    "use; use hessblocks.Hessian for this model"
+                    f"model: {name!r} is used twice behind the last attention; the closed form "
+                    "expects one use; use hessblocks.Hessian for this model"
                 )
             seen[name] = inputs[0].reshape(-1)  # of one token, whatever axes stand before
             return output + added[name] if name in added else output

@@ -31,7 +31,8 @@ def attention_moments(
 ) -> AttentionMoments:
     """Compute the first three attention moments of every head of the last attention.
 
-    The same as `exact_attention_curvature(...).moments`, without the curvature behind the attention.
+    The same as `exact_attention_curvature(...).moments`, without the curvature behind the
+    attention.
 
     Args:
         model: as for `exact_attention_curvature`.
@@ -40,13 +41,14 @@ def attention_moments(
         memory_limit: bytes that the logits may take at a time.
 
     Returns:
-        `.first`, `.second`, `.third`, `.norms()`, and `.second_by_key`, what each key adds to the second.
+        `.first`, `.second`, `.third`, `.norms()`, and `.second_by_key`, what each key adds to the
+        second.
 
     Raises:
         ArgumentError: as `exact_attention_curvature`.
 
-    Cost: one forward pass, one pass back through what stands behind the attention; then B H L² D operations for
-        `.second_by_key`, B H L² D² and B H L D² numbers for the others.
+    Cost: one forward pass, one pass back through what stands behind the attention; then B H L² D
+        operations for `.second_by_key`, B H L² D² and B H L D² numbers for the others.
     """
     model = plain_model(model)
     with taken(model, batch, loss, memory_limit) as (found, targets, valid), frozen(model):
@@ -66,8 +68,8 @@ def second_moment_figure(
 ) -> Figure:
     """Draw which tokens carry the second moment, head by head, as maps.
 
-    Tokens whose output enters the loss count. Above, the share of each key j in Σ_i tr M_2(i), which is
-    Σ_i a_ij ‖x_j − m_i‖²; below, that of each query i, tr M_2(i).
+    Tokens whose output enters the loss count. Above, the share of each key j in Σ_i tr M_2(i),
+    which is Σ_i a_ij ‖x_j − m_i‖²; below, that of each query i, tr M_2(i).
 
     Args:
         moments: of a layer or of a model (`attention_moments`).
@@ -78,7 +80,8 @@ def second_moment_figure(
         The figure as data; `hessblocks.drawing.draw` draws it.
 
     Raises:
-        ArgumentError: no such sequence, another number of tokens, or no second moment at any token with loss.
+        ArgumentError: no such sequence, another number of tokens, or no second moment at any token
+            with loss.
     """
     from hessblocks.figures import Figure, Heatmap
 
@@ -93,7 +96,8 @@ def second_moment_figure(
     totals = carried.sum((-2, -1))
     if not (totals > 0).any():
         raise ArgumentError(
-            f"sequence: no token with loss of sequence {sequence} has a second moment; choose another one"
+            f"sequence: no token with loss of sequence {sequence} has a second moment; choose "
+            "another one"
         )
     shown = names if length <= MOST_NAMES else ()
     heads = tuple(f"head {head}" for head in range(len(totals)))
@@ -112,9 +116,9 @@ def second_moment_figure(
     largest = int(totals.argmax())
     return Figure(
         title="Which tokens carry the second moment",
-        caption=f"tr M_2 of a token is the spread of the inputs that it attends to; shares of its sum over the "
-        f"{int(counted.sum())} tokens with loss, head by head. The largest sum is that of head {largest}, "
-        f"{float(totals[largest] / totals.sum()):.0%} of all heads'.",
+        caption="tr M_2 of a token is the spread of the inputs that it attends to; shares of its "
+        f"sum over the {int(counted.sum())} tokens with loss, head by head. The largest sum is "
+        f"that of head {largest}, {float(totals[largest] / totals.sum()):.0%} of all heads'.",
         panels=(shares("as keys", carried.sum(-2)), shares("as queries", carried.sum(-1))),
         size=(min(max(4.6, 0.16 * length + 2), 14.0), max(2.6, 0.24 * len(heads) + 1.2)),
         columns=1,

@@ -1,15 +1,15 @@
 """Curvature of the cross-entropy by the hidden state, where the vocabulary is large.
 
-The logits are linear in the final hidden state h, f = W h + b. With p their softmax and weight ω of the
-token in the loss, the gradient is Wᵀ r with r = ω (p − onehot), and
+The logits are linear in the final hidden state h, f = W h + b. With p their softmax and weight ω of
+the token in the loss, the gradient is Wᵀ r with r = ω (p − onehot), and
     Λ_h = ω (Wᵀ diag(p) W − m mᵀ), m = Wᵀ p.
-So no derivative passes through the vocabulary. Two steps keep the digits that the difference would lose:
-the mean row is taken off W (no softmax sees it), and the likeliest class c is kept apart; with q = 1 − p_c
-summed from the others and v = Σ_{i ≠ c} p_i w_i,
+So no derivative passes through the vocabulary. Two steps keep the digits that the difference would
+lose: the mean row is taken off W (no softmax sees it), and the likeliest class c is kept apart;
+with q = 1 − p_c summed from the others and v = Σ_{i ≠ c} p_i w_i,
     Λ_h / ω = Σ_{i ≠ c} p_i w_i w_iᵀ + p_c q w_c w_cᵀ − v vᵀ − p_c (v w_cᵀ + w_c vᵀ).
 
-Letters: N tokens, D width of the hidden state, C classes, P inputs of the unembedding (one more than D
-with a bias), S and T columns, F rows of a factor, M rows whose products are summed.
+Letters: N tokens, D width of the hidden state, C classes, P inputs of the unembedding (one more
+than D with a bias), S and T columns, F rows of a factor, M rows whose products are summed.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def select_groups(
     Raises:
         ArgumentError: a pattern matches nothing; near names are listed.
 
-    >>> list(select_groups(dict.fromkeys(["layers.0.mlp.in", "layers.1.mlp.in", "head"]), ["*.mlp.*"]))
+    >>> groups = dict.fromkeys(["layers.0.mlp.in", "layers.1.mlp.in", "head"])
+    >>> list(select_groups(groups, ["*.mlp.*"]))
     ['layers.0.mlp.in', 'layers.1.mlp.in']
     """
     chosen: set[str] = set()
@@ -49,8 +50,8 @@ def custom_groups(
     Args:
         model: whose trainable parameters are grouped.
         specifications: group name to one or several of `pattern` or `pattern[slices]`, such as
-            `transformer.h.*.ln_*`, or `transformer.h.0.attn.c_attn.weight[:, 0:64]`; brackets at the
-            end always are slices.
+            `transformer.h.*.ln_*`, or `transformer.h.0.attn.c_attn.weight[:, 0:64]`; brackets at
+            the end always are slices.
 
     Returns:
         Groups by name; entries that none of them names belong to no group.

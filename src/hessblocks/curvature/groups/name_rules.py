@@ -40,9 +40,9 @@ def rules_of(
     Args:
         layer: how the names of a layer's parameters begin.
         groups: from group name to a pattern of its modules or parameters. Those of a layer continue
-            `layer`; attention has `query`, `key` and `value`, or one `fused` weight, and `projection`;
-            the same behind `cross.` for attention to an encoder.
-            Those outside may stand in a base model. Without `head`, any of the usual names is one.
+            `layer`; attention has `query`, `key` and `value`, or one `fused` weight, and
+            `projection`; the same behind `cross.` for attention to an encoder. Those outside may
+            stand in a base model. Without `head`, any of the usual names is one.
         packing: how heads lie in the fused weight.
         conv1d: whether weights are (inputs, outputs).
         side: with which the names of the layers' groups begin, such as `encoder`.
@@ -76,7 +76,8 @@ def rules_of(
 
 
 _OWN_NAMES = ("norm", "gains", "final.norm", "embedding.norm")
-"""Groups whose modules name their parameters as they like; other names elsewhere are of something added (LoRA)."""
+"""Groups whose modules name their parameters as they like; other names elsewhere are of something
+added (LoRA)."""
 _INSIDE = {
     "mlp.in": "mlp_in",
     "mlp.out": "mlp_out",

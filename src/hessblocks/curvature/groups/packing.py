@@ -102,7 +102,8 @@ def heads_of(config: Any) -> Heads:
     if not count:
         owner = "its configuration" if config is None else type(config).__name__
         raise ArgumentError(
-            f"model: {owner} has no num_attention_heads, so heads cannot be told apart; use level='role'"
+            f"model: {owner} has no num_attention_heads, so heads cannot be told apart; use "
+            "level='role'"
         )
     groups = getattr(config, "num_key_value_heads", None)
     if getattr(config, "model_type", "") == "falcon":

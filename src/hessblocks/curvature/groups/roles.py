@@ -31,12 +31,12 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
     """Cut the trainable parameters into groups, each entry in exactly one.
 
     Args:
-        model: any module; hessblocks and known Hugging Face architectures are cut by role, others by the
-            names that these use; parameters that are not recognised, or whose length does not divide by the
-            heads, form groups under their own name (role `other`), and a warning names them, but for an
-            unknown architecture with no recognised one.
-        level: `role` (query, key, value, ... of each layer), `head` (query, key, value and projection
-            of each head besides) or `tensor` (each parameter).
+        model: any module; hessblocks and known Hugging Face architectures are cut by role, others
+            by the names that these use; parameters that are not recognised, or whose length does
+            not divide by the heads, form groups under their own name (role `other`), and a warning
+            names them, but for an unknown architecture with no recognised one.
+        level: `role` (query, key, value, ... of each layer), `head` (query, key, value and
+            projection of each head besides) or `tensor` (each parameter).
 
     Returns:
         Groups by name, in the order of `model.named_parameters()`; a tied parameter appears once.
@@ -59,9 +59,9 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
     left = [name for name, group in groups.items() if group.role == "other"]
     if rules and left:
         warnings.warn(
-            f"groups: {kind or type(model).__name__} is cut by the names of its parameters; no role is known for "
-            f"{', '.join(left[:_SHOWN])}{', ...' if len(left) > _SHOWN else ''}: groups of their own "
-            "(role other); hessblocks.custom_groups can name them",
+            f"groups: {kind or type(model).__name__} is cut by the names of its parameters; no "
+            f"role is known for {', '.join(left[:_SHOWN])}{', ...' if len(left) > _SHOWN else ''}: "
+            "groups of their own (role other); hessblocks.custom_groups can name them",
             UnknownRoleWarning,
             stacklevel=2,
         )
@@ -69,7 +69,7 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
 
 
 def _rules_of(model: nn.Module, kind: str) -> list[Rule]:
-    """Those of the architecture, or of the names that are usual; none where no parameter has one."""
+    """Look up rules by architecture, else by usual names; none where no parameter has one."""
     if kind in ARCHITECTURES:
         return ARCHITECTURES[kind]
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -82,7 +82,7 @@ def _rules_of(model: nn.Module, kind: str) -> list[Rule]:
 
 
 def _fits(rule: Rule, model: nn.Module) -> bool:
-    """Whether the weights of a rule for thirds have them; with fewer key-value heads weight and shift stay whole."""
+    """Tell whether the weights of a rule for thirds have thirds; grouped queries leave none."""
     if rule.packing is not thirds:
         return True
     weights = [
@@ -126,7 +126,7 @@ def _cut(
 def _pieces(
     rule: Rule, name: str, parameter: Tensor, config: Any, *, by_head: bool
 ) -> list[tuple[str, str, ParameterView]]:
-    """Group name (with {layer} left open), role and view of each piece of one parameter; none where it cannot be cut."""
+    """List name ({layer} left open), role and view of each piece; none if it cannot be cut."""
     if rule.packing is None or parameter.ndim == 0 or not (by_head or rule.role == ""):
         return [(rule.name.replace("{role}", rule.role), rule.role, whole(name, parameter))]
     alike = rule.packing is thirds and not by_head

@@ -58,8 +58,8 @@ _TABLES = (
     *({**QKV, **LLAMA}, {**QKV, **OPT}, BERT, VIT, {**QKV, **PHI}, GPTJ, DISTILBERT),
     *(ALBERT, _TORCH, _TRANSFORMER_LENS, GPT2, _TIMM),
 )
-"""Those without a fused weight whose order only the architecture could tell; these have [queries | keys | values], where they
-are three times as long as they are wide."""
+"""Those without a fused weight whose order only the architecture could tell; these have [queries |
+keys | values], where they are three times as long as they are wide."""
 _USUAL = {
     **{
         group: "|".join(dict.fromkeys(table[group] for table in _TABLES if group in table))
@@ -74,11 +74,13 @@ def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list
     """List rules for an unknown architecture: names that known ones use in and around layers.
 
     Args:
-        names: of its parameters; layers are modules with a number in their path. Where there are several
-            lists of layers (an encoder and a decoder, two towers), the groups' names begin with their path.
+        names: of its parameters; layers are modules with a number in their path. Where there are
+            several lists of layers (an encoder and a decoder, two towers), the groups' names begin
+            with their path.
         conv1d: whether weights are (inputs, outputs).
-        registered: whether it is an architecture of a library, whose fused weights may have another order
-            (GPT-BigCode's go head by head) and are left whole, but for those of torch's own layers.
+        registered: whether it is an architecture of a library, whose fused weights may have another
+            order (GPT-BigCode's go head by head) and are left whole, but for those of torch's own
+            layers.
 
     Returns:
         The rules; none where there are no layers.

@@ -74,7 +74,8 @@ class ParameterGroup:
     name: str
     """Such as `layers.0.attention.query`."""
     role: str
-    """embedding, query, key, value, projection, gain, mlp_in, mlp_out, router, norm, head or other."""
+    """embedding, query, key, value, projection, gain, mlp_in, mlp_out, router, norm, head or
+    other."""
     layer: int | None
     """Layer counted from 0, or None outside the layers."""
     views: tuple[ParameterView, ...]
@@ -82,7 +83,8 @@ class ParameterGroup:
 
     def __repr__(self) -> str:
         """Name, role and size on one line."""
-        return f"ParameterGroup({self.name}, {self.role}, entries {self.size:,}, parameters {len(self.parameters)})"
+        size = f"entries {self.size:,}, parameters {len(self.parameters)}"
+        return f"ParameterGroup({self.name}, {self.role}, {size})"
 
     @property
     def size(self) -> int:
@@ -104,8 +106,8 @@ class ParameterGroup:
         """Read the group's entries of `tensors`.
 
         Args:
-            tensors: (K, *shape) by parameter name; None stands for zeros, and entries of parameters that are
-                left out stay as they are.
+            tensors: (K, *shape) by parameter name; None stands for zeros, and entries of parameters
+                that are left out stay as they are.
             into: (K, size), changed in place.
             add: whether to add to it rather than to overwrite it.
         """
@@ -199,7 +201,8 @@ def check_disjoint(
             mine = owned[view.parameter].as_strided(view.shape, view.stride, view.offset)
             if mine.any():
                 raise ArgumentError(
-                    f"groups: {group.name!r} shares entries of {view.parameter!r} with an earlier group"
+                    f"groups: {group.name!r} shares entries of {view.parameter!r} with an earlier "
+                    "group"
                 )
             mine.fill_(True)
     return owned
@@ -230,7 +233,8 @@ def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:
         The innermost module.
 
     Raises:
-        ArgumentError: its parameters are sharded over processes, or lazy ones that have no shape yet.
+        ArgumentError: its parameters are sharded over processes, or lazy ones that have no shape
+            yet.
     """
     inner = model
     while isinstance(inner, DistributedDataParallel) or hasattr(inner, "_orig_mod"):
@@ -239,15 +243,15 @@ def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:
     for name, tensor in (*inner.named_parameters(), *inner.named_buffers()):
         if is_lazy(tensor):
             raise ArgumentError(
-                f"model: {name!r} has no shape yet, since a lazy module makes it in its first forward "
-                "pass; call the model once on a batch"
+                f"model: {name!r} has no shape yet, since a lazy module makes it in its first "
+                "forward pass; call the model once on a batch"
             )
     cut = [name for name, p in inner.named_parameters() if isinstance(p, DTensor)]
     if cut and not sharded:
         raise ArgumentError(
             f"model: {cut[0]!r} and {len(cut) - 1} more parameters are sharded (FSDP2 or tensor "
-            "parallel), and closed forms need them whole; take products (hessblocks.Problem), or load an "
-            "unsharded copy: torch.distributed.checkpoint.state_dict."
-            "get_model_state_dict with StateDictOptions(full_state_dict=True)"
+            "parallel), and closed forms need them whole; take products (hessblocks.Problem), or "
+            "load an unsharded copy: torch.distributed.checkpoint.state_dict.get_model_state_dict "
+            "with StateDictOptions(full_state_dict=True)"
         )
     return inner

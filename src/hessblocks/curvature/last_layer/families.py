@@ -41,9 +41,11 @@ class Family:
     norms: tuple[str, str] = ("q_norm", "k_norm")
     """Norms of each head's queries and keys in the attention, where it has them."""
     interleaved: bool = False
-    """Whether a fused weight holds query, key and value head by head rather than one behind the other."""
+    """Whether a fused weight holds query, key and value head by head rather than one behind the
+    other."""
     single: bool = False
-    """Whether the attention turns queries and keys in single precision, whatever the weights have."""
+    """Whether the attention turns queries and keys in single precision, whatever the weights
+    have."""
     expected: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the configuration, and the only value that the closed form covers."""
 
@@ -83,8 +85,9 @@ class Family:
         known = {name for name, _ in model.named_modules()}
         if not {self.layers, *self.behind} <= known:
             raise ArgumentError(
-                f"model: the closed form of {config.model_type} expects {', '.join(self.behind)} behind its layers, "
-                f"which {type(model).__name__} has not; use hessblocks.Hessian for this model"
+                f"model: the closed form of {config.model_type} expects {', '.join(self.behind)} "
+                f"behind its layers, which {type(model).__name__} has not; use hessblocks.Hessian "
+                "for this model"
             )
         for name, expected in self.expected.items():
             if (found := getattr(config, name, expected)) != expected:
@@ -175,8 +178,9 @@ def output_layer(model: Any) -> Any:
     found = getattr(model, "classifier", None) if found is None else found
     if found is None:
         raise ArgumentError(
-            f"model: expected a language model with a head or an image classifier, got {type(model).__name__}; "
-            "use AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForImageClassification or hessblocks.build"
+            "model: expected a language model with a head or an image classifier, got "
+            f"{type(model).__name__}; use AutoModelForCausalLM, AutoModelForMaskedLM, "
+            "AutoModelForImageClassification or hessblocks.build"
         )
     return found
 

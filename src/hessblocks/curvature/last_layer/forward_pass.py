@@ -74,7 +74,8 @@ def forward_pass(
     def once(module: nn.Module) -> None:
         if id(module) in met:
             raise uncovered(
-                f"expects one use of the last layer, and {type(module).__name__} runs twice in a forward pass"
+                f"expects one use of the last layer, and {type(module).__name__} runs twice in a "
+                "forward pass"
             )
         met.add(id(module))
 

@@ -44,8 +44,8 @@ def from_family(model: Any, batch: Batch) -> LastAttention:
     family.check(model)
     if "encoder_hidden_states" in batch.keywords:
         raise ArgumentError(
-            "batch: the closed form does not cover cross-attention; leave encoder_hidden_states out or use "
-            "hessblocks.Hessian"
+            "batch: the closed form does not cover cross-attention; leave encoder_hidden_states "
+            "out or use hessblocks.Hessian"
         )
     layer = model.get_submodule(family.layers)[-1]
     attention = layer.get_submodule(family.attention)
@@ -116,7 +116,8 @@ def _check_rows(batch: Batch, seen: Seen) -> None:
     apart = places is not None and bool((places.diff(dim=-1) != 1).any())
     if apart and batch.attention_mask is None and batch.keywords.get("use_cache"):
         raise ArgumentError(
-            "batch: with use_cache=True transformers lets packed sequences see each other; leave it out, as in training"
+            "batch: with use_cache=True transformers lets packed sequences see each other; leave "
+            "it out, as in training"
         )
     if seen.hidden.ndim == 3 and seen.hidden.shape[1] != seen.x.shape[1]:
         raise ArgumentError(

@@ -118,8 +118,8 @@ def _check_parts(attention: Any) -> None:
         gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
         if gain != 1.0 and not (gain and name == "value" and not _is_trained(attention.projection)):
             raise uncovered(
-                "covers reparametrised weights with an update gain of 1 (values before a fixed projection "
-                "with any but 0)"
+                "covers reparametrised weights with an update gain of 1 (values before a fixed "
+                "projection with any but 0)"
             )
 
 

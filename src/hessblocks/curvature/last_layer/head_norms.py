@@ -32,7 +32,7 @@ def head_norms(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _NormModule:
-    """A norm as a function of one vector and its trained parameters, as it was when it was taken."""
+    """Norm as a function of one vector and its trained parameters, as it was when taken."""
 
     module: nn.Module
 

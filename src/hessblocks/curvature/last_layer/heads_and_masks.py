@@ -64,8 +64,8 @@ def permitted(
         attention_mask: zeros at padding.
         causal: whether a token sees those before it alone.
         window: how many tokens it sees, itself among them (to each side where it is not causal).
-        places: positions; one that does not go up by one begins another sequence in the same row, which
-            causal models of transformers keep apart where no mask is given.
+        places: positions; one that does not go up by one begins another sequence in the same row,
+            which causal models of transformers keep apart where no mask is given.
 
     Returns:
         One table for all rows, or one a row.

@@ -35,8 +35,8 @@ def multipliers(
         inputs: what the attention reads.
 
     Returns:
-        By the parameter's own name; without those that enter in another way, and nothing at all where the
-        attention does not read the norm's output as it is.
+        By the parameter's own name; without those that enter in another way, and nothing at all
+        where the attention does not read the norm's output as it is.
     """
     found: dict[str, Tensor] = {}
     if not inputs.isfinite().all() or not torch.allclose(

@@ -1,6 +1,7 @@
 """Last attention sub-block of a model as it stands in one forward pass.
 
-What follows the last attention acts on each token by itself: that is what makes its curvature exact.
+What follows the last attention acts on each token by itself: that is what makes its curvature
+exact.
 
 Letters: B sequences, L tokens, N tokens with a label, D width, C classes.
 """
@@ -46,7 +47,8 @@ class LastAttention:
     projection_bias: Float[Tensor, " D"] | None = None
     """Bias of the output, where it has one."""
     rounding: float = 0.0
-    """Relative error of an operation inside the attention, where it is larger than that of the weights."""
+    """Relative error of an operation inside the attention, where it is larger than that of the
+    weights."""
     left_out: tuple[str, ...] = ()
     """Trained parameters of the attention that have no group: gains of reparametrised weights."""
     before: frozenset[str]
@@ -70,20 +72,21 @@ class LastAttention:
         counted = valid[:, positions]
         if not self.attended[:, positions][counted].isfinite().all():
             raise ArgumentError(
-                "model: the output of its last attention is not finite on this batch; check weights and inputs"
+                "model: the output of its last attention is not finite on this batch; check "
+                "weights and inputs"
             )
         if not _close(output[counted], self.attended[:, positions][counted], self.rounding):
             raise ArgumentError(
-                "batch: the model attends otherwise than the closed form supposes (packed sequences, a mask of its "
-                "own, a softmax in single precision that attn_implementation='sdpa' would not have?); use "
-                "hessblocks.Hessian for this batch"
+                "batch: the model attends otherwise than the closed form supposes (packed "
+                "sequences, a mask of its own, a softmax in single precision that "
+                "attn_implementation='sdpa' would not have?); use hessblocks.Hessian for this batch"
             )
         hidden = self.hidden[:1, 0] if self.pooled else self.hidden[:1, self.tried]
         own = self.output_layer
         if not _close(nn.functional.linear(hidden, own.weight, own.bias), self.logits):
             raise ArgumentError(
-                "model: its logits are not the output layer's of the final hidden state (scaled, capped, changed by "
-                f"a hook?); {ELSEWHERE}"
+                "model: its logits are not the output layer's of the final hidden state (scaled, "
+                f"capped, changed by a hook?); {ELSEWHERE}"
             )
 
     def check_behind(self, hidden: Float[Tensor, "N D"], valid: Bool[Tensor, "B L"]) -> None:
@@ -98,8 +101,8 @@ class LastAttention:
         """
         if not _close(hidden, self.hidden[valid]):
             raise ArgumentError(
-                "model: behind its last attention it does something else than the closed form supposes, or not token "
-                f"by token; {ELSEWHERE}"
+                "model: behind its last attention it does something else than the closed form "
+                f"supposes, or not token by token; {ELSEWHERE}"
             )
 
 

@@ -1,7 +1,7 @@
 """Check that a model's weights do what the closed form supposes, and refuse others by name.
 
-The output of a layer shows what it computes, not what is trained: an adapter that starts at zero, a pruned or
-reparametrised matrix, a parameter with two uses would pass every comparison of outputs.
+The output of a layer shows what it computes, not what is trained: an adapter that starts at zero, a
+pruned or reparametrised matrix, a parameter with two uses would pass every comparison of outputs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def check_model(model: nn.Module) -> None:
     """Refuse models that have no closed form.
 
     Raises:
-        ArgumentError: half or mixed precision, autocast, `parametrize.cached()`, weights without values, trained weights with two
-            uses (other than embedding and unembedding).
+        ArgumentError: half or mixed precision, autocast, `parametrize.cached()`, weights without
+            values, trained weights with two uses (other than embedding and unembedding).
     """
     parameters = list(model.parameters())
     if not parameters:
@@ -37,11 +37,13 @@ def check_model(model: nn.Module) -> None:
     half = precisions - {torch.float32, torch.float64}
     if half:
         raise ArgumentError(
-            f"model: the closed form expects single or double precision, got {half.pop()}; use model.float()"
+            f"model: the closed form expects single or double precision, got {half.pop()}; use "
+            "model.float()"
         )
     if len(precisions) > 1:
         raise ArgumentError(
-            "model: the closed form expects one precision, got single and double; use model.double()"
+            "model: the closed form expects one precision, got single and double; use "
+            "model.double()"
         )
     if any(p.is_meta for p in parameters):
         raise ArgumentError(
@@ -67,8 +69,8 @@ def _check_ties(model: Any) -> None:
     for identity, names in uses.items():
         if len(names) > 1 and (identity not in ends or len(names) > 2):
             raise ArgumentError(
-                f"model: {names[0]!r} and {names[1]!r} are one weight; the closed form expects one use of each; "
-                f"{ELSEWHERE}"
+                f"model: {names[0]!r} and {names[1]!r} are one weight; the closed form expects one "
+                f"use of each; {ELSEWHERE}"
             )
 
 
@@ -80,20 +82,22 @@ def check_linear(name: str, module: nn.Module | None) -> None:
         module: torch's linear layer or GPT-2's, or a subclass with the same forward pass.
 
     Raises:
-        ArgumentError: an adapter, a pruned or reparametrised weight, another layer, a weight that is trained
-            without its bias or the other way round.
+        ArgumentError: an adapter, a pruned or reparametrised weight, another layer, a weight that
+            is trained without its bias or the other way round.
     """
     forward: Any = getattr(type(module), "forward", None)
     plain = forward in (nn.Linear.forward, Conv1D.forward) and "forward" not in vars(module)
     if module is None or not plain or "weight" not in module._parameters:
         raise ArgumentError(
             f"model: the closed form expects {name} to be a plain linear layer, got "
-            f"{type(module).__name__} (adapters, pruned and reparametrised weights are none); {ELSEWHERE}"
+            f"{type(module).__name__} (adapters, pruned and reparametrised weights are none); "
+            f"{ELSEWHERE}"
         )
     asked = {p.requires_grad for p in module.parameters(recurse=False)}
     if len(asked) > 1:
         raise ArgumentError(
-            f"model: the closed form expects weight and bias of {name} to be trained both or neither; {ELSEWHERE}"
+            f"model: the closed form expects weight and bias of {name} to be trained both or "
+            f"neither; {ELSEWHERE}"
         )
 
 

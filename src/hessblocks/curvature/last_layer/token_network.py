@@ -28,7 +28,8 @@ def token_network(family: Family, model: Any, keywords: Mapping[str, Any]) -> Hi
         keywords: those of the layer in the forward pass; they concern the attention alone.
 
     Returns:
-        From the attention's output and the layer's input, (D,) each, to the final hidden state (D,).
+        From the attention's output and the layer's input, (D,) each, to the final hidden state
+        (D,).
     """
     layer = model.get_submodule(family.layers)[-1]
     attention = layer.get_submodule(family.attention)

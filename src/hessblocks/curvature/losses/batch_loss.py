@@ -54,8 +54,8 @@ class BatchLoss(abc.ABC):
             ArgumentError: it is not known.
         """
         raise ArgumentError(
-            "loss: method='sampled' needs a root of the loss's curvature, which a callable does not tell; "
-            "use a loss by name, a loss module of torch, or method='probes'"
+            "loss: method='sampled' needs a root of the loss's curvature, which a callable does "
+            "not tell; use a loss by name, a loss module of torch, or method='probes'"
         )
 
 

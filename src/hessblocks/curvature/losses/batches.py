@@ -37,7 +37,8 @@ class Batch:
     number: int = 0
     """Place of the batch in the set that was given, counted from 0."""
     idle: bool = False
-    """Whether it counts nothing: a process without work runs it beside others, for the weights it holds."""
+    """Whether it counts nothing: a process without work runs it beside others, for the weights it
+    holds."""
     first: int = 0
     """Place of its first row in that batch, where it is a piece of it."""
 
@@ -72,7 +73,12 @@ class Batch:
     def tensors(self) -> list[Shaped[Tensor, "..."]]:
         """List all tensors of the batch."""
         found: list[Tensor] = []
-        _map(self.raw, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+
+        def noted(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        _map(self.raw, noted)
         return found
 
     def digest(self, *, sampled: bool = False) -> bytes:
@@ -132,9 +138,9 @@ def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch
     """Take one batch apart, on the model's device.
 
     Args:
-        batch: a mapping of keyword arguments, with `labels` beside them; a pair (inputs, labels) whose
-            inputs are a tensor, several tensors or a mapping; or the inputs alone. Arrays and lists of
-            numbers count as tensors.
+        batch: a mapping of keyword arguments, with `labels` beside them; a pair (inputs, labels)
+            whose inputs are a tensor, several tensors or a mapping; or the inputs alone. Arrays and
+            lists of numbers count as tensors.
         device: where the model is; None: each tensor stays where it is.
         number: its place in the set.
 
@@ -168,8 +174,8 @@ def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch
 class Batches:
     """Sequence of batches that can be read again, on the model's device one at a time.
 
-    Lists stay as they are. What is read from a loader is kept as long as it fits the limit; else the
-    loader is read anew each time, from the random state that it was first read in, so that it
+    Lists stay as they are. What is read from a loader is kept as long as it fits the limit; else
+    the loader is read anew each time, from the random state that it was first read in, so that it
     shuffles alike, and what it gives is held to what it gave at first.
     """
 
@@ -192,20 +198,21 @@ class Batches:
             whole_digest: whether `digest` is asked for.
 
         Raises:
-            ArgumentError: there is no batch, one of an unknown form or without rows, a list that may be a pair, or an
-                iterator that gives more than may be kept.
+            ArgumentError: there is no batch, one of an unknown form or without rows, a list that
+                may be a pair, or an iterator that gives more than may be kept.
         """
         is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Tensor)
         if isinstance(given, Mapping | Tensor) or is_pair:
             given = [given]
         if isinstance(given, list) and len(given) == 2 and _alike(*given):
             raise ArgumentError(
-                "batches: a list of two tensors of equal length is a pair or two batches; give a pair as a tuple, "
-                "(inputs, labels), and two batches as [(first,), (second,)]"
+                "batches: a list of two tensors of equal length is a pair or two batches; give a "
+                "pair as a tuple, (inputs, labels), and two batches as [(first,), (second,)]"
             )
         if not isinstance(given, Iterable):
             raise ArgumentError(
-                f"batches: expected a batch, a list of them or a DataLoader, got {type(given).__name__}"
+                "batches: expected a batch, a list of them or a DataLoader, got "
+                f"{type(given).__name__}"
             )
         if number is not None and not (isinstance(number, Integral) and number >= 1):
             raise ArgumentError(f"num_batches: expected at least 1, got {number}")
@@ -240,9 +247,9 @@ class Batches:
                 self._seen.append(b"" if once else batch.digest(sampled=True))
             if held > limit and once:
                 raise ArgumentError(
-                    "batches: an iterator can be read only once, and what it gives does not fit into "
-                    f"{in_units(limit)}; give a DataLoader or another iterable that can be read again, take "
-                    "fewer with num_batches, or raise memory_limit"
+                    "batches: an iterator can be read only once, and what it gives does not fit "
+                    f"into {in_units(limit)}; give a DataLoader or another iterable that can be "
+                    "read again, take fewer with num_batches, or raise memory_limit"
                 )
             if held > limit:
                 self._kept = None
@@ -299,14 +306,15 @@ class Batches:
 
     def _changed(self, number: int) -> RunError:
         return RunError(
-            f"batches: batch {number} (counted from 0) is not what it was when the loader was first read; what is "
-            "read anew for each product must be the same each time: take random numbers in it from torch alone, "
-            "raise memory_limit so that the batches are kept, or give a list"
+            f"batches: batch {number} (counted from 0) is not what it was when the loader was "
+            "first read; what is read anew for each product must be the same each time: take "
+            "random numbers in it from torch alone, raise memory_limit so that the batches are "
+            "kept, or give a list"
         )
 
 
 class _Order:
-    """The random state in which an iterable was first read, put in place whenever it is read again."""
+    """Random state of an iterable's first reading, put in place whenever it is read again."""
 
     def __init__(self, given: Any) -> None:
         sampler = getattr(given, "sampler", None)
@@ -371,7 +379,7 @@ def _checked(labels: Any) -> Tensor | None:
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same with the function applied to every tensor; arrays and lists of numbers, also nested, count as tensors."""
+    """Apply a function to every tensor; arrays and (nested) lists of numbers count as tensors."""
     first = value
     while isinstance(first, list) and first:
         first = first[0]
@@ -380,7 +388,8 @@ def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
             return function(torch.tensor(value))
         except (ValueError, TypeError) as error:
             raise ArgumentError(
-                f"batches: lists of numbers must have equal lengths ({error}); pad them and give an attention_mask"
+                f"batches: lists of numbers must have equal lengths ({error}); pad them and give "
+                "an attention_mask"
             ) from error
     if isinstance(value, np.ndarray):
         value = torch.as_tensor(value)

@@ -1,9 +1,9 @@
 """Lazy logits h Wᵀ + b: computed when somebody looks at them, so that none are held for long.
 
-The last step of a language model is h Wᵀ + b with 50,000 words or more. Here the module of that step
-returns a tensor that only knows h, W and b. Where it comes out of the model as it went in, the loss takes
-it some rows at a time; whatever the model, a hook or a wrapper does to it meets the logits themselves, and
-they are then used as they come out.
+The last step of a language model is h Wᵀ + b with 50,000 words or more. Here the module of that
+step returns a tensor that only knows h, W and b. Where it comes out of the model as it went in, the
+loss takes it some rows at a time; whatever the model, a hook or a wrapper does to it meets the
+logits themselves, and they are then used as they come out.
 
 Letters: V classes, D width of h.
 """
@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_map
 from hessblocks.curvature.closed import Watch
 
 CHUNK = 7 << 20
-"""Logits handled together: in float32 just below the 32 MB above which glibc maps pages anew for each tensor,
-which made products of half a batch's logits 3 times slower entry by entry (measured)."""
+"""Logits handled together: in float32 just below the 32 MB above which glibc maps pages anew for
+each tensor, which made products of half a batch's logits 3 times slower entry by entry
+(measured)."""
 
 DTYPES = (torch.float32, torch.float64)
 """Others may not add up as the model's own step does."""
@@ -82,7 +83,7 @@ class LogitsUsed(Exception):  # noqa: N818
 
 
 class _LateLogits(Tensor):
-    """Stands for h Wᵀ + b. Any operation of torch on it meets the logits, which are then made, with their graph."""
+    """Tensor in the place of h Wᵀ + b; any operation of torch makes the logits, with graph."""
 
     readout: Readout
     watch: Watch
@@ -125,7 +126,8 @@ def _made(value: Any) -> Any:
             raise LogitsUsed  # the logits would lack their graph afterwards
         if value.watch.in_recomputed_part():
             raise LogitsUsed  # they would not be made a second time
-        value.made = F.linear(value.readout.hidden, value.readout.weight, value.readout.bias)  # type: ignore[arg-type]
+        h, w, b = value.readout.hidden, value.readout.weight, value.readout.bias
+        value.made = F.linear(h, w, b)  # type: ignore[arg-type]
     return value.made
 
 

@@ -1,11 +1,11 @@
 """Loss as the last node of a graph: φ by the logits, or by h, W and b with logits h Wᵀ + b.
 
-The gradient of φ and the products of its second derivative are closed forms of the loss's own. Where the
-logits come from h, W and b, they are computed again for each product, some rows at a time, so that no
-tensor of tokens × classes is ever held; rows whose label is ignored are left out.
+The gradient of φ and the products of its second derivative are closed forms of the loss's own.
+Where the logits come from h, W and b, they are computed again for each product, some rows at a
+time, so that no tensor of tokens × classes is ever held; rows whose label is ignored are left out.
 
-Letters: f logits, r = ∂φ/∂f, H_ℓ = ∂²φ/∂f², p probabilities, N rows that count, V classes, D width of h,
-K directions together; a, Z, z directions of h, W and b, u = a Wᵀ + h Zᵀ + z.
+Letters: f logits, r = ∂φ/∂f, H_ℓ = ∂²φ/∂f², p probabilities, N rows that count, V classes, D width
+of h, K directions together; a, Z, z directions of h, W and b, u = a Wᵀ + h Zᵀ + z.
 
 The gradient (r W, rᵀ h, Σ r) has, along (a, Z, z), the derivatives
 
@@ -93,7 +93,8 @@ def make_loss_node(
         readout: where the logits come from.
         loss: of the batch.
         share: what it is multiplied by.
-        keep: whether probabilities and residuals may stay in memory, so that no product makes the logits anew.
+        keep: whether probabilities and residuals may stay in memory, so that no product makes the
+            logits anew.
 
     Returns:
         φ as a function of h, W and b, or of the logits where these were made.
@@ -195,7 +196,7 @@ class _OfHidden(LossNode):
         wanted: Sequence[bool],
         sums: Sequence[Sum | None] = (),
     ) -> list[Tensor | None]:
-        """Some rows and some directions at a time; the logits of a row are made once for all directions."""
+        """Multiply some rows and directions at a time; a row's logits serve all directions."""
         a, changes, shifts = (*directions, None)[:3]
         together = next(len(d) for d in directions if d is not None)
         a = None if a is None else self._counted(a)

@@ -1,8 +1,8 @@
 """Give left-padded batches the positions of the text itself.
 
-A learned table of positions (GPT-2, GPT-Neo, BERT) is read from the edge of the batch on, whatever the mask
-says, so that a text padded on the left is another text to it. Whether a model does so is asked of the model:
-a padded row is run as it is, with `position_ids`, and without its padding.
+A learned table of positions (GPT-2, GPT-Neo, BERT) is read from the edge of the batch on, whatever
+the mask says, so that a text padded on the left is another text to it. Whether a model does so is
+asked of the model: a padded row is run as it is, with `position_ids`, and without its padding.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from hessblocks.curvature.losses.batches import Batch
 from hessblocks.errors import out_of_memory
 
 ALIKE = 1e-3
-"""Largest change by padding, as a share of the norm of the logits, that rounding of rotations may explain."""
+"""Largest change by padding, as a share of the norm of the logits, that rounding of rotations may
+explain."""
 BETTER = 4
-"""So many times nearer to the text alone must logits be with positions given, for these to be given."""
+"""So many times nearer to the text alone must logits be with positions given, for these to be
+given."""
 
 
 class PaddingWarning(UserWarning):
@@ -50,8 +52,8 @@ class TextPositions:
     ) -> Batch:
         """Add `position_ids` to a left-padded batch, if that gives the text's own logits.
 
-        One row, that with the most padding in the first such batch, decides for all; it costs three of its
-        forward passes.
+        One row, that with the most padding in the first such batch, decides for all; it costs three
+        of its forward passes.
 
         Args:
             batch: as it came.
@@ -86,7 +88,7 @@ class TextPositions:
         mask: Shaped[Tensor, "rows tokens"] | None,
         outputs: Callable[[Batch], Tensor],
     ) -> bool:
-        """Compare the row with the most padding to its text alone; warn where nothing makes them alike."""
+        """Compare the row with most padding to its text alone; warn where nothing agrees."""
         if mask is None:  # another process decides, and this one passes alike
             _ = [_tried(outputs, replace(batch.row(0), idle=True)) for _ in range(3)]
             return False
@@ -112,7 +114,7 @@ def _padding(mask: Shaped[Tensor, "rows tokens"]) -> Int[Tensor, " rows"]:
 
 
 def _counted(batch: Batch, mask: Shaped[Tensor, "rows tokens"]) -> Batch:
-    """The batch with positions counted from each row's first token, where one has padding in front."""
+    """Add positions from each row's first token, where a row has padding in front."""
     padding = _padding(mask)
     if not padding.any():
         return batch
@@ -142,7 +144,7 @@ def _tried(outputs: Callable[[Batch], Tensor], batch: Batch) -> Tensor | None:
 
 
 def _change(found: Tensor | None, alone: Tensor | None, before: int) -> float:
-    """How far the logits of the text's own tokens are from those of the text alone, as a share of their norm."""
+    """Distance of the text's logits from those of the text alone, as a share of their norm."""
     if found is None or alone is None or found.ndim != alone.ndim:
         return float("inf")
     for axis, (whole, own) in enumerate(zip(found.shape, alone.shape, strict=True)):
@@ -158,9 +160,10 @@ def _change(found: Tensor | None, alone: Tensor | None, before: int) -> float:
 def _warn(number: int, change: float) -> None:
     by = f"by {change:.2g} of their norm" if change < float("inf") else "in number, or fail"
     warnings.warn(
-        f"curvature: logits of a row padded on the left (batch {number}, counted from 0) differ {by} from those of "
-        "its text without padding, and position_ids do not mend that: the loss is not that of the texts; pad on "
-        "the right, or give the batches what the model reads positions from",
+        f"curvature: logits of a row padded on the left (batch {number}, counted from 0) differ "
+        f"{by} from those of its text without padding, and position_ids do not mend that: the loss "
+        "is not that of the texts; pad on the right, or give the batches what the model reads "
+        "positions from",
         PaddingWarning,
         stacklevel=3,
     )

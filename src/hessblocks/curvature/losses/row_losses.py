@@ -140,7 +140,8 @@ class Differentiated(BatchLoss):
     count: Callable[[], float]
     """What counts in the mean."""
     classes: bool | None = None
-    """Whether it is linear in log-probabilities of classes, or a sum over entries; None: neither is known."""
+    """Whether it is linear in log-probabilities of classes, or a sum over entries; None: neither is
+    known."""
     module: nn.Module | None = None
     """The loss module of torch that it is, if any."""
 
@@ -165,9 +166,9 @@ class Differentiated(BatchLoss):
         with torch.enable_grad(), ClosedForms(Watch(), swap=False):
             if self.losses(logits.detach()).requires_grad:
                 raise ArgumentError(
-                    "loss: expected a function of the logits and the batch; it has a derivative by something "
-                    "else (another output of the model, or a parameter), which would be left out: "
-                    "leave that term out, or detach it"
+                    "loss: expected a function of the logits and the batch; it has a derivative by "
+                    "something else (another output of the model, or a parameter), which would be "
+                    "left out: leave that term out, or detach it"
                 )
             leaf = logits.detach().requires_grad_()
             total = self.losses(leaf).sum() * share
@@ -183,7 +184,7 @@ class Differentiated(BatchLoss):
         )
 
     def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """√(A p)∘ε − ... of each row for classes, √h∘ε for a sum over entries, whose curvature is diag(h).
+        """Return √(A p)∘ε − ... of each row for classes, √h∘ε for a sum over entries.
 
         Returns:
             ε ↦ L ε.
@@ -210,8 +211,8 @@ class Differentiated(BatchLoss):
     def _weights(self, logits: Tensor, share: float, axis: int) -> Tensor:
         """A of each row, whose loss is A log Σ exp(f) − ⟨a, f⟩: the gradient is A p − a at every f.
 
-        The first entry of the gradient is A − a_0 where all probability is with the first class, and −a_0 where
-        it is with the last.
+        The first entry of the gradient is A − a_0 where all probability is with the first class,
+        and −a_0 where it is with the last.
 
         Returns:
             A, with an axis of one entry in the place of the classes.
@@ -230,8 +231,8 @@ def _convex(curvature: Tensor) -> Tensor:
     """Curvatures that are at least 0, rounding forgiven."""
     if float(curvature.min()) < -ROUNDING * float(curvature.abs().max()):
         raise ArgumentError(
-            "loss: method='sampled' needs a convex loss, and this one has negative curvature for these labels; "
-            "use method='probes'"
+            "loss: method='sampled' needs a convex loss, and this one has negative curvature for "
+            "these labels; use method='probes'"
         )
     return curvature.clamp(min=0)
 
@@ -248,7 +249,8 @@ def callable_loss(
         logits: those among the outputs.
 
     Returns:
-        The loss as a function of the logits alone; it refuses a mean, and losses of labels that are to be ignored.
+        The loss as a function of the logits alone; it refuses a mean, and losses of labels that are
+        to be ignored.
     """
 
     def losses(logits: Tensor) -> Tensor:
@@ -264,8 +266,8 @@ def callable_loss(
         number = losses(logits.detach()).numel()
         if _counts_ignored(number, batch.labels):
             raise ArgumentError(
-                f"loss: the callable returned {number:,} losses, those of labels {IGNORED} among them, which would "
-                f"count in the mean; return losses[labels != {IGNORED}]"
+                f"loss: the callable returned {number:,} losses, those of labels {IGNORED} among "
+                f"them, which would count in the mean; return losses[labels != {IGNORED}]"
             )
         return number
 
@@ -273,7 +275,7 @@ def callable_loss(
 
 
 def _counts_ignored(number: int, labels: Tensor | None) -> bool:
-    """Whether so many losses are one for each label, or each but the first of its row, and some of these are ignored."""
+    """Tell whether losses, one a label or all but the first of a row, include ignored ones."""
     if labels is None or labels.is_floating_point():
         return False
     counted = labels != IGNORED
@@ -304,7 +306,8 @@ def check_targets(targets: Int[Tensor, "..."], logits: tuple[int, ...]) -> None:
     """
     if logits[-1] == 1:
         raise ArgumentError(
-            "loss: the model has one output, whose cross-entropy is 0 whatever the label; give loss='regression'"
+            "loss: the model has one output, whose cross-entropy is 0 whatever the label; give "
+            "loss='regression'"
         )
     if targets.shape != logits[:-1]:
         raise ArgumentError(
@@ -328,23 +331,24 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
         One label a position.
 
     Raises:
-        ArgumentError: there is not one token a position, tokens could be of several names, or labels are moved by one place already.
+        ArgumentError: there is not one token a position, tokens could be of several names, or
+            labels are moved by one place already.
     """
     if batch.labels is None and len(batch.ids) > 1:
         raise ArgumentError(
-            f"batches: {' and '.join(map(repr, batch.ids))} may all be the tokens that causal-lm predicts; name them "
-            "input_ids, or give them as labels too"
+            f"batches: {' and '.join(map(repr, batch.ids))} may all be the tokens that causal-lm "
+            "predicts; name them input_ids, or give them as labels too"
         )
     found = batch.inputs if batch.labels is None else batch.labels
     if found.ndim != 2 or found.is_floating_point():
         raise ArgumentError(
-            "batches: causal-lm needs token ids, as labels or as the inputs, of shape (sequences, tokens); "
-            f"got {found.dtype} with {found.ndim} axes"
+            "batches: causal-lm needs token ids, as labels or as the inputs, of shape (sequences, "
+            f"tokens); got {found.dtype} with {found.ndim} axes"
         )
     if _moved(batch.inputs, batch.labels):
         raise ArgumentError(
-            "labels: already moved by one place, each is the next input, and causal-lm would move them again; give "
-            "loss='classification' with them, or the inputs themselves as labels"
+            "labels: already moved by one place, each is the next input, and causal-lm would move "
+            "them again; give loss='classification' with them, or the inputs themselves as labels"
         )
     targets = F.pad(found[:, 1:].long(), (0, 1), value=IGNORED)
     mask = batch.attention_mask
@@ -352,8 +356,8 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
         return targets
     if mask.shape != found.shape:
         raise ArgumentError(
-            f"batches: an attention_mask with {mask.ndim} axes does not say which tokens are padding; give labels, "
-            f"{IGNORED} where there is nothing to predict"
+            f"batches: an attention_mask with {mask.ndim} axes does not say which tokens are "
+            f"padding; give labels, {IGNORED} where there is nothing to predict"
         )
     real = mask != 0
     return targets.masked_fill(~real | ~F.pad(real[:, 1:], (0, 1)), IGNORED)
@@ -375,7 +379,7 @@ def causal_labels(batch: Mapping[str, Any]) -> Int[Tensor, "sequences tokens"]:
 
 
 def _moved(inputs: Tensor, labels: Tensor | None) -> bool:
-    """Whether all labels that count are the next input, more of them than by chance another one than their own."""
+    """Tell whether labels are shifted already: all are the next input, too many for chance."""
     if labels is None or labels.shape != inputs.shape:
         return False
     own, following, labels = inputs[:, :-1], inputs[:, 1:], labels[:, :-1]

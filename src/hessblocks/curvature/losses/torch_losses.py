@@ -1,7 +1,7 @@
 """Loss modules of torch, with all their options, as functions of the logits.
 
-The options decide the mean: class weights and ignored classes count in it, and `reduction="sum"` takes none.
-Letters: B rows of a batch.
+The options decide the mean: class weights and ignored classes count in it, and `reduction="sum"`
+takes none. Letters: B rows of a batch.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
     """
     if type(module) not in KNOWN:
         raise ArgumentError(
-            f"loss: {type(module).__name__} is unknown; known: {', '.join(k.__name__ for k in KNOWN)}, or a "
-            "function of outputs and batch that returns one loss for each valid row"
+            f"loss: {type(module).__name__} is unknown; known: "
+            f"{', '.join(k.__name__ for k in KNOWN)}, or a function of outputs and batch that "
+            "returns one loss for each valid row"
         )
     if module.reduction not in ("mean", "sum"):
         raise ArgumentError(f"loss: expected reduction='mean' or 'sum', got {module.reduction!r}")
@@ -88,7 +89,7 @@ def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
 
 
 def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Differentiated:
-    """The sum of a module's losses; with `column`, logits may have a last axis of one entry more."""
+    """Sum a module's losses; with `column`, logits may have a last axis of one entry more."""
     module = copy.deepcopy(module).to(labels.device)
     module.reduction = "sum"
     of_classes = isinstance(module, OF_CLASSES)
@@ -101,7 +102,8 @@ def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Dif
             given = given[..., None]
         if not of_classes and given.shape != logits.shape:
             raise ArgumentError(
-                f"labels: expected the shape of the logits, {tuple(logits.shape)}, got {tuple(labels.shape)}"
+                f"labels: expected the shape of the logits, {tuple(logits.shape)}, got "
+                f"{tuple(labels.shape)}"
             )
         for name in () if of_classes else ("weight", "pos_weight"):
             _check_rows(f"{type(module).__name__}({name}=...)", getattr(module, name, None), given)
@@ -109,9 +111,9 @@ def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Dif
             found: Tensor = module.to(logits.dtype)(logits, given)
         except (RuntimeError, IndexError, ValueError) as error:
             raise ArgumentError(
-                f"labels: {type(module).__name__} does not take labels {tuple(labels.shape)} with logits "
-                f"{tuple(logits.shape)} ({str(error).splitlines()[0]}); its classes stand on axis 1, those of "
-                "loss='classification' and 'causal-lm' on the last"
+                f"labels: {type(module).__name__} does not take labels {tuple(labels.shape)} with "
+                f"logits {tuple(logits.shape)} ({str(error).splitlines()[0]}); its classes stand "
+                "on axis 1, those of loss='classification' and 'causal-lm' on the last"
             ) from error
         return found
 
@@ -127,14 +129,15 @@ def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Dif
 
 
 def _check_rows(what: str, weight: Tensor | None, given: Tensor) -> None:
-    """Make sure that a weight has no rows of its own, or as many as a batch, or the piece of one that is worked on."""
+    """Require a weight without rows of its own, or with as many as a batch or its piece."""
     if weight is None or weight.ndim < given.ndim:
         return
     rows, own = len(given), weight.shape[weight.ndim - given.ndim]
     if weight.ndim > given.ndim or own not in (1, rows):
         raise ArgumentError(
-            f"loss: {what} of shape {tuple(weight.shape)} has a row for each of {own} examples, but batches, and the "
-            f"pieces they are cut into, have others, such as {rows}; give a callable that takes weights from the batch"
+            f"loss: {what} of shape {tuple(weight.shape)} has a row for each of {own} examples, "
+            f"but batches, and the pieces they are cut into, have others, such as {rows}; give a "
+            "callable that takes weights from the batch"
         )
 
 
@@ -199,13 +202,13 @@ def check_task(model: nn.Module, loss: Any) -> None:
     own = "seq2seq" if getattr(config, "is_encoder_decoder", False) else next(named, None)
     if loss == "causal-lm" and own:
         raise ArgumentError(
-            f"loss: causal-lm predicts the next token, which is not the task of {kind}; give loss={own!r}, or a "
-            "callable"
+            f"loss: causal-lm predicts the next token, which is not the task of {kind}; give "
+            f"loss={own!r}, or a callable"
         )
 
 
 def _worker(model: nn.Module) -> nn.Module:
-    """The model of transformers that does the work of a wrapper (DataParallel, one's own); else the model itself."""
+    """Unwrap to the model of transformers that does the work (DataParallel, one's own wrapper)."""
     inner = model
     while not hasattr(getattr(inner, "config", None), "model_type"):
         sizes = {child: sum(p.numel() for p in child.parameters()) for child in inner.children()}

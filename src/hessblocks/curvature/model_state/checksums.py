@@ -1,7 +1,7 @@
 """Checksum tensors, so that writes through `.data` and changes of order are seen.
 
-Each entry has a weight of its own: a fixed list of random numbers for its place in a row of 4,096, and another
-for its row. That reads a tensor once, as a sum does.
+Each entry has a weight of its own: a fixed list of random numbers for its place in a row of 4,096,
+and another for its row. That reads a tensor once, as a sum does.
 """
 
 from __future__ import annotations

@@ -17,14 +17,16 @@ def check_contexts(model: nn.Module, device: torch.device) -> None:
         device: where it is.
 
     Raises:
-        ArgumentError: they would not, under torch.autocast or inside torch.nn.utils.parametrize.cached().
+        ArgumentError: they would not, under torch.autocast or inside
+            torch.nn.utils.parametrize.cached().
     """
     if torch.is_autocast_enabled(device.type):
         raise ArgumentError(
-            "model: under torch.autocast curvature would be rounded to half precision; ask for it outside"
+            "model: under torch.autocast curvature would be rounded to half precision; ask for it "
+            "outside"
         )
     if parametrize._cache_enabled and any(map(parametrize.is_parametrized, model.modules())):
         raise ArgumentError(
-            "model: inside torch.nn.utils.parametrize.cached() its weights come from a pass before, without the way "
-            "to their parameters; ask for curvature outside"
+            "model: inside torch.nn.utils.parametrize.cached() its weights come from a pass "
+            "before, without the way to their parameters; ask for curvature outside"
         )

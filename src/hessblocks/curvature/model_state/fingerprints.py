@@ -1,8 +1,9 @@
 """Fingerprint a model besides its weights: modules, hooks, attributes, what its code reads.
 
-A held graph is the model's as it was when the graph was built. `forward` reads more than tensors: numbers and
-flags, tensors that are no buffers, a configuration, variables around a function. All of these are walked,
-the nearest first. What lies outside of Python's objects (a file, the environment) is not seen.
+A held graph is the model's as it was when the graph was built. `forward` reads more than tensors:
+numbers and flags, tensors that are no buffers, a configuration, variables around a function. All of
+these are walked, the nearest first. What lies outside of Python's objects (a file, the environment)
+is not seen.
 """
 
 from __future__ import annotations

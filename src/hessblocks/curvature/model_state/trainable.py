@@ -11,7 +11,8 @@ def check_parameters(model: nn.Module) -> None:
     """Require trainable parameters in real numbers, with memory behind them.
 
     Raises:
-        ArgumentError: no trainable parameters, complex ones, some without values, or made in inference mode.
+        ArgumentError: no trainable parameters, complex ones, some without values, or made in
+            inference mode.
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
@@ -19,13 +20,13 @@ def check_parameters(model: nn.Module) -> None:
     for name, parameter in trainable.items():
         if parameter.is_inference():
             raise ArgumentError(
-                f"model: {name!r} was made under torch.inference_mode(), and autograd cannot use it; "
-                "build or load the model outside, or give copy.deepcopy(model)"
+                f"model: {name!r} was made under torch.inference_mode(), and autograd cannot use "
+                "it; build or load the model outside, or give copy.deepcopy(model)"
             )
         if parameter.is_complex():
             raise ArgumentError(
-                f"model: {name!r} is complex; hold it in real numbers, torch.view_as_real(parameter), and use "
-                "torch.view_as_complex of these in forward"
+                f"model: {name!r} is complex; hold it in real numbers, "
+                "torch.view_as_real(parameter), and use torch.view_as_complex of these in forward"
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:

@@ -1,7 +1,8 @@
 """Protect a model's values from its own passes: writes go into copies, or are undone.
 
-Small buffers and plain tensors of modules are copied for each pass. Weights, and large tensors, are compared once
-a model; from then on those that were seen to be written are copied, and the others are watched by their versions.
+Small buffers and plain tensors of modules are copied for each pass. Weights, and large tensors, are
+compared once a model; from then on those that were seen to be written are copied, and the others
+are watched by their versions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
 
 
 _REGISTERS = ("_parameters", "_buffers", "_modules", *HOOKS)
-"""Attributes of a module that hold its parts by name, and its hooks: transformers adds some of its own."""
+"""Attributes of a module that hold its parts by name, and its hooks: transformers adds some of its
+own."""
 
 Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 
@@ -140,7 +142,8 @@ class WriteProtection:
             if kept is None:
                 if moved:
                     raise RunError(
-                        f"{self._sentence(name)}; it did not in the first pass, so that its values are not kept"
+                        f"{self._sentence(name)}; it did not in the first pass, so that its values "
+                        "are not kept"
                     )
                 continue
             differs = not _same(tensor, kept)
@@ -154,14 +157,14 @@ class WriteProtection:
         owner = self._model.get_submodule(name.rpartition(".")[0])
         bound = getattr(owner, "max_norm", None) is not None
         advice = (
-            "max_norm scales the rows that are looked up; call the model once on these batches before, which "
-            "leaves nothing to scale, or set max_norm=None"
+            "max_norm scales the rows that are looked up; call the model once on these batches "
+            "before, which leaves nothing to scale, or set max_norm=None"
             if bound
             else "write it outside of forward"
         )
         return (
-            f"model: its forward pass writes other values into {name!r} of {type(owner).__name__}, which derivatives "
-            f"are taken by; {advice}"
+            f"model: its forward pass writes other values into {name!r} of {type(owner).__name__}, "
+            f"which derivatives are taken by; {advice}"
         )
 
     def _watched(self, name: str, tensor: Tensor) -> bool:

@@ -1,7 +1,8 @@
 """Put a model into the state in which it is differentiated twice, and back.
 
 Fused attention kernels have no second derivative. Inside `differentiable` they are replaced by the
-mathematical form. Afterwards the model is what it was: the same parameters, buffers, modes and attributes.
+mathematical form. Afterwards the model is what it was: the same parameters, buffers, modes and
+attributes.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
 
     Args:
         model: is used inside.
-        closed_forms: whether activations, norms and softmax have their derivatives in closed form, two
-            of them; else torch differentiates, as often as is asked.
+        closed_forms: whether activations, norms and softmax have their derivatives in closed form,
+            two of them; else torch differentiates, as often as is asked.
 
     Yields:
         What the model was seen to do.
@@ -83,9 +84,9 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
             yield watch
     if watch.attention and fused_allowed:
         warnings.warn(
-            "curvature: fused attention has no second derivative, and tiles take no dropout, no mask that needs a "
-            "gradient and no part under activation checkpointing: tokens × tokens numbers a head are held; leave these "
-            "out, or take shorter sequences",
+            "curvature: fused attention has no second derivative, and tiles take no dropout, no "
+            "mask that needs a gradient and no part under activation checkpointing: tokens × "
+            "tokens numbers a head are held; leave these out, or take shorter sequences",
             AttentionBackendWarning,
             stacklevel=1,
         )
@@ -134,7 +135,8 @@ def put_in(model: nn.Module, tensors: Mapping[str, Float[Tensor, "..."]]) -> Non
     """Put tensors in the place of parameters; for use inside `evaluation_mode`.
 
     Every module that holds a parameter gets the tensor, tied ones included.
-    A parameter is found by identity, under all its names (tied weights, one module registered twice).
+    A parameter is found by identity, under all its names (tied weights, one module registered
+    twice).
 
     Args:
         model: is changed.

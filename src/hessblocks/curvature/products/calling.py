@@ -30,8 +30,10 @@ class Call:
 
         Args:
             model: any module.
-            shift_labels: whether a decoder reads the labels one place further on, unless its inputs are given.
-            own_loss: whether the loss is that of the model's task, so that a part which is left out is named.
+            shift_labels: whether a decoder reads the labels one place further on, unless its inputs
+                are given.
+            own_loss: whether the loss is that of the model's task, so that a part which is left out
+                is named.
         """
         self._model, self._shift_labels = model, shift_labels
         self._accepted = inspect.signature(model.forward).parameters
@@ -61,7 +63,7 @@ class Call:
         return outputs
 
     def _takes_mapping(self, names: Mapping[str, object]) -> bool:
-        """Whether the model wants a mapping in one piece: one argument, and none of the mapping's names."""
+        """Tell whether a mapping goes in whole: one argument, with none of its names."""
         needed = [p for p in self._accepted.values() if p.default is p.empty]
         single = len(needed) == 1 and needed[0].kind is needed[0].POSITIONAL_OR_KEYWORD
         return single and bool(names) and not names.keys() & self._accepted.keys()
@@ -75,14 +77,14 @@ class Call:
             return {"decoder_input_ids": shifted}
         if shift is None:
             raise ArgumentError(
-                f"loss: seq2seq expects an encoder-decoder of transformers, got {type(self._model).__name__}; "
-                "give decoder_input_ids in the batches"
+                "loss: seq2seq expects an encoder-decoder of transformers, got "
+                f"{type(self._model).__name__}; give decoder_input_ids in the batches"
             )
         return {"decoder_input_ids": shift(labels=given_labels(batch))}
 
 
 def _shifted(model: nn.Module, labels: Tensor) -> Tensor | None:
-    """Labels one place further on, as an encoder-decoder without a method for it (Whisper) makes them.
+    """Move labels one place on, as an encoder-decoder without a method for it (Whisper) does.
 
     Returns:
         None where the configuration does not say what a text begins with and is padded by.
@@ -99,7 +101,7 @@ def _shifted(model: nn.Module, labels: Tensor) -> Tensor | None:
 
 
 def _warn_of_auxiliary_losses(model: nn.Module, outputs: Any) -> None:
-    """Name a loss that the model adds to that of its logits, such as a router's of a mixture of experts."""
+    """Name a loss beside that of the logits, such as the router's of a mixture of experts."""
     named = dict(outputs) if isinstance(outputs, Mapping) else {}
     found = [name for name, value in named.items() if name.endswith("_loss") and value is not None]
     config = getattr(model, "config", None)
@@ -113,8 +115,9 @@ def _warn_of_auxiliary_losses(model: nn.Module, outputs: Any) -> None:
         ]
     if found:
         warnings.warn(
-            f"model: {type(model).__name__} adds {' and '.join(sorted({*found}))} to its loss, which is left out: "
-            "what is measured is the loss of the logits alone; a callable loss can add it",
+            f"model: {type(model).__name__} adds {' and '.join(sorted({*found}))} to its loss, "
+            "which is left out: what is measured is the loss of the logits alone; a callable loss "
+            "can add it",
             AuxiliaryLossWarning,
             stacklevel=4,
         )
@@ -141,7 +144,8 @@ def logits_of(outputs: Any) -> Float[Tensor, "... classes"]:
         found = outputs[0]
     if not isinstance(found, Tensor):
         raise RunError(
-            f"curvature: the model returned {type(outputs).__name__} without logits; use a model with "
-            "a head (AutoModelForCausalLM, ...), or wrap it in a module that returns the logits"
+            f"curvature: the model returned {type(outputs).__name__} without logits; use a model "
+            "with a head (AutoModelForCausalLM, ...), or wrap it in a module that returns the "
+            "logits"
         )
     return found

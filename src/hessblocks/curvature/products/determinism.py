@@ -1,7 +1,7 @@
 """Check that a model is deterministic, before work is wasted.
 
-Curvature is computed in evaluation mode from batches that are the same for every product, so most causes
-of chance are removed; what that changes is said, and what cannot be removed is refused.
+Curvature is computed in evaluation mode from batches that are the same for every product, so most
+causes of chance are removed; what that changes is said, and what cannot be removed is refused.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def check_same(first: Readout, second: Readout) -> None:
         change = max(change, float((one - other).abs().max()))
     if change > SAME * scale:
         raise RunError(
-            f"curvature: two passes over the same row differ by {change:.2g} (largest logit {scale:.2g}) "
-            "although the model is in evaluation mode, so nothing computed from it can be repeated; "
-            "look for torch.nn.functional.dropout without training=self.training, or other random numbers"
+            f"curvature: two passes over the same row differ by {change:.2g} (largest logit "
+            f"{scale:.2g}) although the model is in evaluation mode, so nothing computed from it "
+            "can be repeated; look for torch.nn.functional.dropout without training=self.training, "
+            "or other random numbers"
         )
 
 
@@ -91,6 +92,7 @@ def _loader_notices(batches: Any) -> Iterator[str]:
     if isinstance(sampler, RandomSampler | WeightedRandomSampler) and not seeded:
         dropped = ", and it drops a random last batch" if batches.drop_last else ""
         yield (
-            f"the loader shuffles{dropped}; its batches are taken in one order, so that all products see the "
-            "same, but another run sees others: give it generator=torch.Generator().manual_seed(0)"
+            f"the loader shuffles{dropped}; its batches are taken in one order, so that all "
+            "products see the same, but another run sees others: give it "
+            "generator=torch.Generator().manual_seed(0)"
         )

@@ -1,7 +1,8 @@
 """Share the work among processes (torchrun): each takes some batches or some vectors.
 
-Products are linear in the data and in the vectors, so one all-reduce a product puts them together. Where the
-model itself is sharded, its gradients are summed as its weights are gathered, and all must pass alike.
+Products are linear in the data and in the vectors, so one all-reduce a product puts them together.
+Where the model itself is sharded, its gradients are summed as its weights are gathered, and all
+must pass alike.
 """
 
 from __future__ import annotations

@@ -7,6 +7,25 @@ The graph of the pullback g(θ, r) = J(θ)ᵀ r is built once, and each product 
 - H: with r(θ) part of the graph, ∂⟨g, z⟩/∂θ = H z.
 - H_f and H_o: with r held fixed, the same replay gives ∂⟨g, z⟩/∂θ = H_f z and ∂⟨g, z⟩/∂r = J z
   together; then H_o z = Jᵀ H_ℓ (J z). Neither is ever formed by subtraction.
+
+The same for one vector, without anything kept between products (double backward):
+
+>>> def hessian_vector_product(loss, theta, z):
+...     (g,) = torch.autograd.grad(loss, theta, create_graph=True)
+...     return torch.autograd.grad(g, theta, z)[0]  # ∂⟨g, z⟩/∂θ = H z
+>>> def gauss_newton_product(loss_of, f, theta, z):
+...     r = torch.zeros_like(f, requires_grad=True)
+...     (pulled,) = torch.autograd.grad(f, theta, r, create_graph=True)  # Jᵀ r, linear in r
+...     (u,) = torch.autograd.grad(pulled, r, z)  # J z
+...     logits = f.detach().requires_grad_()
+...     curved = hessian_vector_product(loss_of(logits), logits, u)  # H_ℓ J z
+...     return torch.autograd.grad(f, theta, curved)[0]  # Jᵀ H_ℓ J z = H_o z
+>>> theta, z = torch.tensor([3.0], requires_grad=True), torch.tensor([1.0])
+>>> f = theta**2  # with ℓ = f²/2 the loss is θ⁴/2
+>>> gauss_newton_product(lambda f: (f**2).sum() / 2, f, theta, z)  # (2 θ)²
+tensor([36.])
+>>> hessian_vector_product((theta**4).sum() / 2, theta, z)  # 6 θ²; H_f = 18 is the rest
+tensor([54.])
 """
 
 from __future__ import annotations
@@ -167,7 +186,7 @@ class BatchGraph:
 
     @contextmanager
     def _adding(self, rows: Sequence[str], sums: Mapping[str, Sum] = _NOTHING) -> Iterator[None]:
-        """A replay for some rows, one at a time since all add to what the parameters are marked with."""
+        """Mark parameters with their sums for one replay at a time."""
         idle = {id(leaf): None for name, leaf in self._leaves.items() if name not in rows}
         with self._lock, adding({**idle, **{id(self._leaves[n]): s for n, s in sums.items()}}):
             yield
@@ -200,7 +219,7 @@ _PUSHED = "J z"
 def _gradients(
     outputs: Sequence[Any], cotangents: Sequence[Tensor], inputs: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Vector-Jacobian products for (K, ...) cotangents; one vector goes without vmap, which is faster."""
+    """Vector-Jacobian products of (K, ...) cotangents; one vector is faster without vmap."""
     used: list[bool] = []
 
     def one(*cotangents: Tensor) -> list[Tensor]:
@@ -221,7 +240,7 @@ def _gradients(
 
 
 def _together(one: Callable[..., list[Tensor]], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
-    """By vmap; one after another where torch cannot, because a model casts to another dtype inside."""
+    """Run by vmap; in a loop where torch cannot, as a model casts to another dtype inside."""
     try:
         found: Sequence[Tensor] = torch.vmap(one)(*cotangents)
     except RuntimeError as error:

@@ -43,7 +43,8 @@ from hessblocks.errors import ArgumentError, HessblocksError, RunError, out_of_m
 
 WAY_OUT = (
     "use torch.utils.checkpoint with use_reentrant=False "
-    '(gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})), switch '
+    '(gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})), '
+    "switch "
     "checkpointing or reversible layers off, or write this part in operations of torch"
 )
 
@@ -52,13 +53,13 @@ WITHOUT = "NotImplemented"
 FLOATS = "use the model in floating point, or freeze what lies below by requires_grad_(False)"
 
 FIRST = (
-    "autograd's gradient is not that of the logits, {:.4g} along a random direction where differences "
-    "say {:.4g}: weights that it uses without autograd (a checkpoint of another library, a reversible "
-    "block), a straight-through or reversed gradient, or numpy; "
+    "autograd's gradient is not that of the logits, {:.4g} along a random direction where "
+    "differences say {:.4g}: weights that it uses without autograd (a checkpoint of another "
+    "library, a reversible block), a straight-through or reversed gradient, or numpy; "
 )
 SECOND = (
-    "the derivative of its backward pass is wrong, H z by {!r} is off differences of the gradient by "
-    "{:.2g} of its norm: a backward that is once_differentiable, keeps intermediates without "
+    "the derivative of its backward pass is wrong, H z by {!r} is off differences of the gradient "
+    "by {:.2g} of its norm: a backward that is once_differentiable, keeps intermediates without "
     "ctx.save_for_backward, or leaves torch (numpy, a kernel), is right once alone; "
 )
 
@@ -163,7 +164,7 @@ class Guard:
         )
 
     def _check_reached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
-        """Compare g and H z with differences: in the model's dtype, then in float64 where these disagree."""
+        """Compare g and H z with differences: in the model's dtype, on dissent in float64."""
         function = Evaluated(problem, [], names, loss=Pairing(), twice=twice)
         readout, _, _ = function.graph(self.row, problem.parameters)
         functions = walk_graph([readout.hidden]).functions
@@ -172,8 +173,9 @@ class Guard:
         what = f"the autograd Function {', '.join(functions)}"
         if any(name.endswith(WITHOUT) for name in functions):
             raise ArgumentError(
-                f"model: {what} stands for an operation that torch has no derivative of (int8 layers, an "
-                f"operator of an extension), which counts as 0 in every derivative; {FLOATS}"
+                f"model: {what} stands for an operation that torch has no derivative of (int8 "
+                "layers, an operator of an extension), which counts as 0 in every derivative; "
+                f"{FLOATS}"
             )
         with named_in_errors(functions):
             verdict, message = _compare(problem, self.row, names, twice=twice)
@@ -189,7 +191,8 @@ class Guard:
         if verdict == "unclear":
             warnings.warn(
                 f"curvature: {what}: differences are too rough in this dtype to tell whether its "
-                "derivatives are right; hessblocks.check_derivatives(problem) of a float64 model tells more",
+                "derivatives are right; hessblocks.check_derivatives(problem) of a float64 model "
+                "tells more",
                 DerivativeWarning,
                 stacklevel=2,
             )

@@ -43,8 +43,8 @@ class CurvatureOperator(LinearOperator):
             columns: its columns.
 
         Raises:
-            ArgumentError: `group` beside `rows` or `columns`, one of these two alone, or a group that is not of
-                this problem's model.
+            ArgumentError: `group` beside `rows` or `columns`, one of these two alone, or a group
+                that is not of this problem's model.
         """
         check_problem(problem)
         if group is rows is columns is None:
@@ -54,7 +54,8 @@ class CurvatureOperator(LinearOperator):
             rows = columns = group
         elif group is not None or rows is None or columns is None:
             raise ArgumentError(
-                f"{type(self).__name__}: give either group, or both rows and columns, or none of them for all parameters"
+                f"{type(self).__name__}: give either group, or both rows and columns, or none of "
+                "them for all parameters"
             )
         check_group(problem, rows, names[0])
         check_group(problem, columns, names[1])
@@ -76,8 +77,8 @@ class CurvatureOperator(LinearOperator):
             vector: (N,), such as `extreme_eigenvalues(operator).vectors[:, 0]`.
 
         Returns:
-            By parameter name, those of the group; a parameter that is partly in the group is zero outside of it.
-            Memory may be shared with `vector`.
+            By parameter name, those of the group; a parameter that is partly in the group is zero
+            outside of it. Memory may be shared with `vector`.
 
         Raises:
             ArgumentError: another shape.
@@ -85,7 +86,8 @@ class CurvatureOperator(LinearOperator):
         if not isinstance(vector, Tensor) or tuple(vector.shape) != self.shape[1:]:
             raise ArgumentError(
                 f"vector: expected a tensor of shape {self.shape[1:]}, got "
-                f"{tuple(getattr(vector, 'shape', ())) or type(vector).__name__}; of several take vectors[:, 0]"
+                f"{tuple(getattr(vector, 'shape', ())) or type(vector).__name__}; of several take "
+                "vectors[:, 0]"
             )
         named = dict(self._problem.model.named_parameters())
         like = {n: vector.new_empty(()).expand(named[n].shape) for n in self._columns.parameters}

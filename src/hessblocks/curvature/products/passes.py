@@ -27,7 +27,8 @@ from hessblocks.curvature.witness import check_bypass, walk_graph
 from hessblocks.errors import ArgumentError, in_units, main_memory
 
 LARGE = 1 << 36
-"""Multiplications of a forward pass above which a CPU gains nothing from more rows together (measured)."""
+"""Multiplications of a forward pass above which a CPU gains nothing from more rows together
+(measured)."""
 
 SMALL = 1 << 24
 """Multiplications of a forward pass below which vectors are worth batching (docs/products.md)."""
@@ -36,10 +37,12 @@ REPLAY = 2.3
 """Peak of building and replaying a graph, in sizes of what the graph has saved (measured)."""
 
 LOGITS = 5
-"""Further arrays of the size of the logits held: probabilities, residual, direction, product (counted)."""
+"""Further arrays of the size of the logits held: probabilities, residual, direction, product
+(counted)."""
 
 BARE = 10
-"""Arrays of the size of the largest that a graph saves, held at once where there is none (counted)."""
+"""Arrays of the size of the largest that a graph saves, held at once where there is none
+(counted)."""
 
 LOGITS_SHARE = 4
 """Probabilities and residuals that need not be kept get at most one in so many of the bytes."""
@@ -166,8 +169,9 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
         The passes that fall to this process, and how they are worked on.
 
     Raises:
-        ArgumentError: not even one row fits, batches that must stay whole have a limit, rows of a batch that would be
-            cut depend on each other, or the logits do not lead to the parameters.
+        ArgumentError: not even one row fits, batches that must stay whole have a limit, rows of a
+            batch that would be cut depend on each other, or the logits do not lead to the
+            parameters.
         RunError: the model is random even in evaluation mode.
     """
     limit = problem.memory_limit or default_limit(problem.device)
@@ -232,8 +236,9 @@ def _rows_are_tied(problem: Work) -> bool:
     tied = any(norm.running_mean is None for norm in norms)
     if tied and problem.memory_limit is not None:
         raise ArgumentError(
-            "memory_limit: batch norm without running statistics ties the rows of a batch together, so "
-            "that it cannot be cut; leave the limit out, or set track_running_stats=True"
+            "memory_limit: batch norm without running statistics ties the rows of a batch "
+            "together, so that it cannot be cut; leave the limit out, or set "
+            "track_running_stats=True"
         )
     return tied
 

@@ -91,31 +91,37 @@ class Problem(Operand):
 
         Args:
             model: any module that returns logits (a tensor, `.logits`, or first in a tuple). It is
-                used as it stands when a product is asked for, in evaluation mode. One whose parameters
-                are sharded over processes (`curvature.sharded`, FSDP2's `fully_shard`) stays so.
+                used as it stands when a product is asked for, in evaluation mode. One whose
+                parameters are sharded over processes (`curvature.sharded`, FSDP2's `fully_shard`)
+                stays so.
             batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
-                alone; a list, a single dict, or a DataLoader. What a loader gives is kept where it fits
-                `memory_limit`; else the loader is read anew for each product, in the same order.
-            loss: `causal-lm` (next token; labels are as the inputs, not moved, and default to them without padding),
-                `masked-lm`, `seq2seq` (encoder-decoders; labels of the decoder), `classification`,
-                `regression` (squared error, mean over entries); a loss module of torch such as
-                `nn.CrossEntropyLoss(weight=...)` or its function, with its own options; or a callable (outputs, batch) that
-                returns the losses of the valid tokens or rows. Labels of −100 are ignored.
+                alone; a list, a single dict, or a DataLoader. What a loader gives is kept where it
+                fits `memory_limit`; else the loader is read anew for each product, in the same
+                order.
+            loss: `causal-lm` (next token; labels are as the inputs, not moved, and default to them
+                without padding), `masked-lm`, `seq2seq` (encoder-decoders; labels of the decoder),
+                `classification`, `regression` (squared error, mean over entries); a loss module of
+                torch such as `nn.CrossEntropyLoss(weight=...)` or its function, with its own
+                options; or a callable (outputs, batch) that returns the losses of the valid tokens
+                or rows. Labels of −100 are ignored.
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
-                together accordingly. None: a quarter of the machine's memory. With a callable loss a
-                limit says that its rows do not depend on each other. It also bounds what is kept of a loader.
+                together accordingly. None: a quarter of the machine's memory. With a callable loss
+                a limit says that its rows do not depend on each other. It also bounds what is kept
+                of a loader.
             shard: how several processes (torchrun) share the work, each given the same model; one
-                all-reduce a product. `batches`: all are given the same batches, whose rows are dealt
-                out. `vectors`: the same batches; those of each product are. `own`: each is given
-                batches of its own (a DistributedSampler), weighted by their valid tokens. None: each
-                process by itself; `batches` where the model is sharded.
+                all-reduce a product. `batches`: all are given the same batches, whose rows are
+                dealt out. `vectors`: the same batches; those of each product are. `own`: each is
+                given batches of its own (a DistributedSampler), weighted by their valid tokens.
+                None: each process by itself; `batches` where the model is sharded.
             num_batches: batches to take at most, the first ones; None: all.
 
         Raises:
-            ArgumentError: no trainable parameters, complex ones or some without values, no batches, an iterator that gives more than may be kept, batches of an unknown form, an unknown
-                loss or that of another task than the model's, a bad limit, parameters sharded in another way than by rows, or without layers, `shard`
-                without a process group, or processes that were given
-                different weights, or different batches where they should be the same.
+            ArgumentError: no trainable parameters, complex ones or some without values, no batches,
+                an iterator that gives more than may be kept, batches of an unknown form, an unknown
+                loss or that of another task than the model's, a bad limit, parameters sharded in
+                another way than by rows, or without layers, `shard` without a process group, or
+                processes that were given different weights, or different batches where they should
+                be the same.
         """
         loss = as_module(loss)
         if isinstance(loss, nn.Module):
@@ -158,8 +164,8 @@ class Problem(Operand):
         entries, rows = sum(self.entries.values()), self.batches.rows
         loss = self.loss if isinstance(self.loss, str) else type(self.loss).__name__
         return (
-            f"Problem({type(self.model).__name__}, trainable parameters {entries:,}, rows {sum(rows):,}, "
-            f"batches {len(rows):,}, loss {loss})"
+            f"Problem({type(self.model).__name__}, trainable parameters {entries:,}, rows "
+            f"{sum(rows):,}, batches {len(rows):,}, loss {loss})"
         )
 
     @property
@@ -278,8 +284,8 @@ class Problem(Operand):
         own, first = self._loss_of, self.batches.widest_row
         if own is None:
             raise ArgumentError(
-                "loss: a callable does not tell which outputs belong to which label; use a loss by name or a loss "
-                "module of torch"
+                "loss: a callable does not tell which outputs belong to which label; use a loss by "
+                "name or a loss module of torch"
             )
         change(own(first), first)
         other = copy.copy(self)
@@ -298,8 +304,10 @@ class Problem(Operand):
         """Compute L(θ), in nats per token for the cross-entropies.
 
         Args:
-            parameters: all trainable ones by name, as `parameters` has them; None: where the model stands.
-            twice: whether second derivatives will be asked for; if not, the passes are those of a gradient.
+            parameters: all trainable ones by name, as `parameters` has them; None: where the model
+                stands.
+            twice: whether second derivatives will be asked for; if not, the passes are those of a
+                gradient.
 
         Returns:
             The loss.
@@ -328,7 +336,8 @@ class Problem(Operand):
         Args:
             batch: one of `batches`, or a piece of it.
             parameters: all trainable parameters by name.
-            twice: whether second derivatives will be asked for; if not, the model's own kernels are used.
+            twice: whether second derivatives will be asked for; if not, the model's own kernels are
+                used.
 
         Returns:
             How the logits are made, with their graph, and the batch's loss.
@@ -349,7 +358,8 @@ class Problem(Operand):
         """As `forward`, with the batch as it is."""
         if torch.is_inference_mode_enabled():  # every derivative would be zero
             raise RunError(
-                "curvature: torch.inference_mode() allows no derivatives; leave it, or use torch.no_grad() there"
+                "curvature: torch.inference_mode() allows no derivatives; leave it, or use "
+                "torch.no_grad() there"
             )
         loss: BatchLoss | None = None
         if batch.idle:
@@ -403,7 +413,7 @@ class Problem(Operand):
             return check_finite(total, batch)
 
     def _put_in(self, parameters: Mapping[str, Tensor], *, twice: bool) -> None:
-        """Let the model run at these parameters; inside `differentiable`, or `differentiable_once`."""
+        """Run the model at these parameters; inside `differentiable` or `differentiable_once`."""
         if not self.cuts:
             put_in(self.model, parameters)
             return

@@ -1,7 +1,8 @@
 """Check that rows of a batch are independent: cut into pieces it must give the same outputs.
 
-Rows may depend on each other at any distance (experts with room for some rows alone, a norm over the batch), and an
-entry of the batch may be cut though its first axis only happens to be as long as the batch.
+Rows may depend on each other at any distance (experts with room for some rows alone, a norm over
+the batch), and an entry of the batch may be cut though its first axis only happens to be as long as
+the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from hessblocks.errors import ArgumentError, RunError, out_of_memory
 from hessblocks.linalg import working_dtype
 
 MOVED = 1e-2
-"""Share by which parameters are moved for a second look: a tie of rounding between two experts is gone there."""
+"""Share by which parameters are moved for a second look: a tie of rounding between two experts is
+gone there."""
 Parameters = Mapping[str, Float[Tensor, "..."]]
 
 
@@ -36,7 +38,8 @@ class Comparison:
     most: Callable[[int], int]
     """Rows a piece may have, from the rows of its batch."""
     fitting: int
-    """Rows that fit the memory together without a graph; where a batch has more, so many stand for it."""
+    """Rows that fit the memory together without a graph; where a batch has more, so many stand for
+    it."""
     dtype: torch.dtype
     """The narrowest that the model computes in."""
 
@@ -51,8 +54,9 @@ class Comparison:
     def refusal(self, batch: Batch, *, again: bool) -> ArgumentError | None:
         """Say why a batch must not be cut.
 
-        A token at a tie between two experts may go to the one in the whole batch and to the other in a piece, by
-        rounding alone. Such tokens are others at other parameters, rows that depend on each other are the same.
+        A token at a tie between two experts may go to the one in the whole batch and to the other
+        in a piece, by rounding alone. Such tokens are others at other parameters, rows that depend
+        on each other are the same.
 
         Args:
             batch: one that is cut.
@@ -78,7 +82,7 @@ class Comparison:
 
     @property
     def _bound(self) -> float:
-        """Largest change, as a share, that other kernels for other shapes may explain: 3e-4 in float32."""
+        """Largest share of change that kernels for other shapes explain: 3e-4 in float32."""
         return math.sqrt(torch.finfo(self.dtype).eps)
 
     def _piece(self, rows: int) -> int:
@@ -90,7 +94,7 @@ class Comparison:
         return max(2, self.fitting // piece) * piece
 
     def _change(self, batch: Batch, points: Sequence[Parameters]) -> float:
-        """Root mean square over the rows of each one's change, as a share of its norm or of the median norm."""
+        """Root mean square of the rows' changes, as a share of the row's or the median norm."""
         squares = 0.0
         pieces = iter(batch.split(self._piece(batch.rows)))
         for whole in batch.split(self._company(batch.rows)):
@@ -102,7 +106,7 @@ class Comparison:
     def _changes(
         self, whole: Batch, pieces: Sequence[Batch], point: Parameters
     ) -> Float[Tensor, "rows entries"]:
-        """The change of each output, as a share of the norm of its row; NaN where another number comes."""
+        """Change of each output, as a share of its row's norm; NaN where another number comes."""
         together = self.outputs(whole, point).flatten()
         other_number = together.new_full((whole.rows, 1), math.nan)
         if together.numel() % whole.rows:
@@ -123,10 +127,11 @@ class Comparison:
     def _sentence(self, batch: Batch, what: str) -> ArgumentError:
         rows = self._piece(batch.rows)
         return ArgumentError(
-            f"batches: batch {batch.number} (counted from 0) whole and in pieces of {rows} row{'s' * (rows > 1)} "
-            f"{what}, so that its rows depend on each other; batches are cut here, and every entry along its first "
-            "axis where that has as many entries as the batch has rows: give an entry that is not of the rows, such "
-            "as a bias (heads, T, T), an axis of one in front; where the model itself mixes rows, a loss that is a "
+            f"batches: batch {batch.number} (counted from 0) whole and in pieces of {rows} "
+            f"row{'s' * (rows > 1)} {what}, so that its rows depend on each other; batches are cut "
+            "here, and every entry along its first axis where that has as many entries as the "
+            "batch has rows: give an entry that is not of the rows, such as a bias (heads, T, T), "
+            "an axis of one in front; where the model itself mixes rows, a loss that is a "
             "callable, without memory_limit, leaves batches whole"
         )
 
@@ -147,7 +152,7 @@ def _moved(parameters: Parameters) -> Parameters:
 def check_rows(
     batches: Batches, comparison: Comparison, processes: Processes, device: torch.device
 ) -> None:
-    """Refuse to cut batches whose rows depend on each other. Costs two forward passes of what is cut, once.
+    """Refuse to cut batches whose rows depend on each other.
 
     Every batch that is cut is compared, each by one of the processes that share them.
 
@@ -160,6 +165,8 @@ def check_rows(
     Raises:
         ArgumentError: they do.
         RunError: those of another process do.
+
+    Cost: two forward passes of what is cut, once.
     """
     numbers = [i for i, rows in enumerate(batches.rows) if comparison.cuts(rows)]
     own = set(numbers[processes.turns])

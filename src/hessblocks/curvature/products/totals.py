@@ -117,8 +117,8 @@ def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
     pieces = products.split(list(sizes), dim=1)
     if products.dtype == torch.float64 and min(map(unit_of, pieces)) < SQUARED:
         warnings.warn(
-            f"curvature: a block's products are below {SQUARED:.0e}, whose squares float64 does not hold; its norm reads "
-            "too small, or 0. Scale the loss up",
+            f"curvature: a block's products are below {SQUARED:.0e}, whose squares float64 does "
+            "not hold; its norm reads too small, or 0. Scale the loss up",
             stacklevel=2,
         )
     norms = [torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64) for piece in pieces]
@@ -184,8 +184,9 @@ def say_half_precision(problem: Problem, measured: float = 0.0) -> bool:
     if half and not problem.precision_known:
         share = max(measured, *(torch.finfo(dtype).eps for dtype in half))
         warnings.warn(
-            f"curvature: parameters are {' and '.join(map(str, half))}, whose rounding changes a product by {share:.1e} of "
-            "itself; no result is more exact than that, whatever its error bar. Measure a copy: model.float()",
+            f"curvature: parameters are {' and '.join(map(str, half))}, whose rounding changes a "
+            f"product by {share:.1e} of itself; no result is more exact than that, whatever its "
+            "error bar. Measure a copy: model.float()",
             PrecisionWarning,
             stacklevel=5,
         )
@@ -194,7 +195,7 @@ def say_half_precision(problem: Problem, measured: float = 0.0) -> bool:
 
 
 def _say_precision(problem: Problem) -> None:
-    """Warn once of a float64 model that casts to less, and of half precision, with what that costs on the first pass."""
+    """Warn once of casts below float64 and of half precision, with their cost on the first pass."""
     if problem.precision_known:
         return
     half = any(parameter.dtype in HALVES for parameter in problem.parameters.values())
@@ -205,8 +206,9 @@ def _say_precision(problem: Problem) -> None:
     )  # cut weights are gathered by all or by none
     if not say_half_precision(problem, gap) and gap > ROUNDING:
         warnings.warn(
-            f"curvature: the parameters are float64, but parts of the model compute in {problem.plan.narrower}: "
-            f"H and H_o + H_f differ by {gap:.1e} of a product, and no result is more exact",
+            "curvature: the parameters are float64, but parts of the model compute in "
+            f"{problem.plan.narrower}: H and H_o + H_f differ by {gap:.1e} of a product, and no "
+            "result is more exact",
             PrecisionWarning,
             stacklevel=4,
         )

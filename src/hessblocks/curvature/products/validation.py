@@ -35,7 +35,8 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
         name: of the argument.
 
     Raises:
-        ArgumentError: no problem, no group, a group of another model, or one that names an entry twice.
+        ArgumentError: no problem, no group, a group of another model, or one that names an entry
+            twice.
     """
     check_problem(problem)
     if isinstance(group, Mapping):
@@ -46,7 +47,8 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
     if not isinstance(group, ParameterGroup):
         several = f"; {_ONE_OF_SEVERAL}" if isinstance(group, list | tuple) else ""
         raise ArgumentError(
-            f"{name}: expected a group of parameter_groups(model), got {type(group).__name__}{several}"
+            f"{name}: expected a group of parameter_groups(model), got "
+            f"{type(group).__name__}{several}"
         )
     if overlap([group]):
         raise ArgumentError(f"{name}: {group.name!r} names an entry twice; name each once")

@@ -1,13 +1,15 @@
 """Fisher matrices as operators: empirical Fisher, and Monte Carlo Fisher of drawn labels.
 
-A datum is one label with the row of logits that is judged by it: a predicted token, a classified row, a row of targets
-(along the last axis). With N what counts in the mean and g_n the gradient of the datum's own term of the sum,
+A datum is one label with the row of logits that is judged by it: a predicted token, a classified
+row, a row of targets (along the last axis). With N what counts in the mean and g_n the gradient of
+the datum's own term of the sum,
 
 - empirical: F = Σ_n g_n g_nᵀ / N, with the labels that are given;
-- Monte-Carlo: the mean of S such matrices, with labels drawn from the model's own distribution; E F = H_o.
+- Monte-Carlo: the mean of S such matrices, with labels drawn from the model's own distribution; E F
+  = H_o.
 
-g_n = Jᵀ r_n with r_n the gradient by the datum's own logits: F is H_o with Σ r_n r_nᵀ in the place of the loss's
-curvature, and its products are made as those of H_o are.
+g_n = Jᵀ r_n with r_n the gradient by the datum's own logits: F is H_o with Σ r_n r_nᵀ in the place
+of the loss's curvature, and its products are made as those of H_o are.
 
 Letters: N data, S sets of labels, V classes, p probabilities, u a direction in logit space.
 """
@@ -46,9 +48,9 @@ Noise = Callable[[Float[Tensor, "..."], Float[Tensor, "S ..."]], Float[Tensor, "
 class EmpiricalFisher(CurvatureOperator):
     """Empirical Fisher Σ_n g_n g_nᵀ / N over labels n, g_n the gradient of the loss of label n.
 
-    A label is a predicted token, a classified row, or a row of targets (its last axis), and N is what counts in
-    the mean, so that this is curvlinops' `EFLinearOperator`. A label's class weight belongs to its loss.
-    Ignored labels have no gradient. With `reduction="sum"` N is 1.
+    A label is a predicted token, a classified row, or a row of targets (its last axis), and N is
+    what counts in the mean, so that this is curvlinops' `EFLinearOperator`. A label's class weight
+    belongs to its loss. Ignored labels have no gradient. With `reduction="sum"` N is 1.
 
     Cost: as `OuterProduct`.
     """
@@ -72,7 +74,8 @@ class EmpiricalFisher(CurvatureOperator):
             columns: see `Hessian`.
 
         Raises:
-            ArgumentError: what `Hessian` refuses, or a callable loss, which does not tell its labels apart.
+            ArgumentError: what `Hessian` refuses, or a callable loss, which does not tell its
+                labels apart.
         """
         check_problem(problem)
         super().__init__(problem.with_losses(_given), group, rows=rows, columns=columns)
@@ -82,12 +85,14 @@ class MonteCarloFisher(CurvatureOperator):
     """Fisher matrix by Monte Carlo: mean of empirical Fishers with labels drawn from the model.
 
     The mean is over `samples` of them.
-    The distribution is the one whose −log density the loss is: softmax (cross-entropy), Bernoulli (binary
-    cross-entropy) or normal of variance ½ (squared error). The expectation is H_o; this is curvlinops'
-    `FisherMCLinearOperator`. The labels of a seed are the same in every product of one list of batches,
-    whatever the memory limit, as long as the weights are. Given labels only say what is ignored.
+    The distribution is the one whose −log density the loss is: softmax (cross-entropy), Bernoulli
+    (binary cross-entropy) or normal of variance ½ (squared error). The expectation is H_o; this is
+    curvlinops' `FisherMCLinearOperator`. The labels of a seed are the same in every product of one
+    list of batches, whatever the memory limit, as long as the weights are. Given labels only say
+    what is ignored.
 
-    Cost: as `OuterProduct`, and for each product `samples` numbers a label for cross-entropy, `samples` times the
+    Cost: as `OuterProduct`, and for each product `samples` numbers a label for cross-entropy,
+        `samples` times the
     logits for the other losses, which the memory limit does not count.
     """
 
@@ -106,8 +111,9 @@ class MonteCarloFisher(CurvatureOperator):
         """Choose the block and the seed.
 
         Args:
-            problem: model, batches and loss: cross-entropy (by name, or `nn.CrossEntropyLoss` of one class a
-                row), squared error or `nn.BCEWithLogitsLoss`, without weights or label smoothing.
+            problem: model, batches and loss: cross-entropy (by name, or `nn.CrossEntropyLoss` of
+                one class a row), squared error or `nn.BCEWithLogitsLoss`, without weights or label
+                smoothing.
             group: see `Hessian`.
             samples: labels drawn for each datum.
             seed: of the draws.
@@ -115,7 +121,8 @@ class MonteCarloFisher(CurvatureOperator):
             columns: see `Hessian`.
 
         Raises:
-            ArgumentError: what `Hessian` refuses, no samples, or a loss that is no −log of a distribution that is known.
+            ArgumentError: what `Hessian` refuses, no samples, or a loss that is no −log of a
+                distribution that is known.
         """
         check_problem(problem)
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -241,6 +248,7 @@ def _distribution(loss: BatchLoss) -> tuple[Any, Noise]:
             lambda logits, uniform: logits.sigmoid() - 1.0 * (uniform < logits.sigmoid()),
         )
     raise ArgumentError(
-        "loss: MonteCarloFisher draws labels for cross-entropy of one class a row, squared error and "
-        "nn.BCEWithLogitsLoss, without weights or label smoothing; use one of these, or EmpiricalFisher"
+        "loss: MonteCarloFisher draws labels for cross-entropy of one class a row, squared error "
+        "and nn.BCEWithLogitsLoss, without weights or label smoothing; use one of these, or "
+        "EmpiricalFisher"
     )

@@ -1,8 +1,9 @@
 """Sample the Gauss-Newton matrix H_o, and take inner products of samples group by group.
 
-Letters: G groups, B batches of samples, S samples of a batch. With L Lᵀ the loss's curvature and ε random signs,
-g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one ordinary backward pass. The samples of a batch are held
-together, in the dtype of the parameters or float32; what remains of them are S × S inner products a group.
+Letters: G groups, B batches of samples, S samples of a batch. With L Lᵀ the loss's curvature and ε
+random signs, g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one ordinary backward pass. The
+samples of a batch are held together, in the dtype of the parameters or float32; what remains of
+them are S × S inner products a group.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from hessblocks.linalg import FEWEST_SAMPLES, unit_of, working_dtype
 AT_ONCE = 1 << 18
 """Entries multiplied before their inner products are added up in float64."""
 MILD = (1e-9, 1e9)
-"""Sizes of samples between which products are in the range of float32 as they are, and no scaled copy is made."""
+"""Sizes of samples between which products are in the range of float32 as they are, and no scaled
+copy is made."""
 Step = Callable[[int], object]
 """Told how many samples are drawn."""
 
@@ -72,7 +74,8 @@ def plan_samples(problem: Problem, groups: Mapping[str, ParameterGroup], samples
     """Choose how many samples are held together: all where they fit, else as few batches as do.
 
     Args:
-        problem: its memory limit, by default a quarter of the machine's memory, bounds what is held.
+        problem: its memory limit, by default a quarter of the machine's memory, bounds what is
+            held.
         groups: whose entries are held.
         samples: at least so many are drawn, the same number in each batch.
 
@@ -88,8 +91,8 @@ def plan_samples(problem: Problem, groups: Mapping[str, ParameterGroup], samples
         )
     if not root_is_known(problem):
         raise ArgumentError(
-            "loss: method='sampled' needs a root of the loss's curvature, which a callable does not tell; "
-            "use a loss by name, a loss module of torch, or method='probes'"
+            "loss: method='sampled' needs a root of the loss's curvature, which a callable does "
+            "not tell; use a loss by name, a loss module of torch, or method='probes'"
         )
     limit = problem.memory_limit or default_limit(problem.device)
     one = sum(group.size for group in groups.values()) * _dtype(problem).itemsize
@@ -100,8 +103,8 @@ def plan_samples(problem: Problem, groups: Mapping[str, ParameterGroup], samples
             plan = make_plan(problem, twice=False, spare=FEWEST_SAMPLES * one)
     except ArgumentError as error:
         raise ArgumentError(
-            f"{error}, or choose fewer groups: {FEWEST_SAMPLES} sampled gradients of {in_units(one)} "
-            "are held together"
+            f"{error}, or choose fewer groups: {FEWEST_SAMPLES} sampled gradients of "
+            f"{in_units(one)} are held together"
         ) from error
     fixed = plan.peak - FEWEST_SAMPLES * one
     fitting = problem.processes.least((limit - fixed) // one, problem.device)
@@ -156,7 +159,8 @@ def gram_matrices(
     products = torch.stack(found, dim=1)
     if not torch.isfinite(products).all():
         raise RunError(
-            "curvature: sampled gradients of H_o are not finite; look at the weights, or use float64 parameters"
+            "curvature: sampled gradients of H_o are not finite; look at the weights, or use "
+            "float64 parameters"
         )
     return GramMatrices(names=tuple(groups), products=products)
 

@@ -25,7 +25,8 @@ def signs(
         device: where the logits are.
         seed: of the run.
         sample: number of the sample.
-        data: which of several sets of batches this is; processes with data of their own have one each.
+        data: which of several sets of batches this is; processes with data of their own have one
+            each.
 
     Returns:
         Signs as int8, of that shape.

@@ -20,8 +20,8 @@ from hessblocks.errors import ArgumentError
 def cuts_of(model: nn.Module) -> dict[str, Cut]:
     """Read the cut of every parameter, by name; nothing where the model is whole.
 
-    A model counts as sharded when one of its parameters is (FSDP2, `sharded`). The others are then cut
-    in the same way while derivatives are taken, so that every entry of a vector has one owner.
+    A model counts as sharded when one of its parameters is (FSDP2, `sharded`). The others are then
+    cut in the same way while derivatives are taken, so that every entry of a vector has one owner.
 
     Returns:
         The cuts, those of frozen parameters among them.
@@ -41,13 +41,14 @@ def cuts_of(model: nn.Module) -> dict[str, Cut]:
         size = parameter.device_mesh.size()
         if parameter.device_mesh.ndim != 1 or size != count:
             raise ArgumentError(
-                f"model: {name!r} is sharded over a mesh of {tuple(parameter.device_mesh.shape)}, but the process "
-                f"group has {count}; start as many processes as the mesh has, in one dimension"
+                f"model: {name!r} is sharded over a mesh of {tuple(parameter.device_mesh.shape)}, "
+                f"but the process group has {count}; start as many processes as the mesh has, in "
+                "one dimension"
             )
         if tuple(parameter.placements) != (Shard(0),):
             raise ArgumentError(
-                f"model: {name!r} is sharded as {parameter.placements}, expected rows, Shard(0), as fully_shard "
-                "gives them; leave tensor parallelism out"
+                f"model: {name!r} is sharded as {parameter.placements}, expected rows, Shard(0), "
+                "as fully_shard gives them; leave tensor parallelism out"
             )
     return {
         name: Cut(shape=tuple(p.shape), rank=dist.get_rank(), count=count)

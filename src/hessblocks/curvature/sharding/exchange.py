@@ -1,7 +1,8 @@
 """All-gather weights from the rows of each process, and reduce-scatter their gradients.
 
-Gather maps the rows s_0 … s_{P−1} of P processes to the whole W on each of them; its adjoint maps the
-gradients g_0 … g_{P−1} to the rows of Σ_p g_p. Each is the other's derivative, as often as is asked.
+Gather maps the rows s_0 … s_{P−1} of P processes to the whole W on each of them; its adjoint maps
+the gradients g_0 … g_{P−1} to the rows of Σ_p g_p. Each is the other's derivative, as often as is
+asked.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def _by_process(cut: Cut, whole: Tensor) -> Tensor:
 
 
 def _together(cuts: Sequence[Cut], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Which are sent as one, small ones first: a message costs as much as 100 kB; no more than the largest has alone."""
+    """Pack small tensors into one message, never beyond the size of the largest tensor."""
     sizes = [cut.rows * cut.width for cut in cuts]
     order = sorted(range(len(cuts)), key=lambda number: (str(tensors[number].dtype), sizes[number]))
     some: list[int] = []

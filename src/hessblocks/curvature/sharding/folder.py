@@ -37,13 +37,16 @@ class WeightsFolder:
         check_model_folder(self._folder)
         if not (files := weight_files(self._folder)):
             raise ArgumentError(
-                f"model: {folder} has no model.safetensors; save it with model.save_pretrained(folder)"
+                f"model: {folder} has no model.safetensors; save it with "
+                "model.save_pretrained(folder)"
             )
         try:
             opened = [safe_open(str(file), framework="pt") for file in files]
         except (OSError, SafetensorError) as error:
             raise ArgumentError(f"model: {folder} cannot be read ({error})") from error
-        self._files: dict[str, Any] = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        self._files: dict[str, Any] = {}
+        for file in opened:
+            self._files |= dict.fromkeys(file.keys(), file)
         self._prefix = ""
 
     def empty_model(self) -> nn.Module:
@@ -53,8 +56,8 @@ class WeightsFolder:
             The model; its buffers are real.
 
         Raises:
-            ArgumentError: the configuration names no class of transformers, asks for code from elsewhere, or its
-                parameters are others.
+            ArgumentError: the configuration names no class of transformers, asks for code from
+                elsewhere, or its parameters are others.
         """
         from accelerate import init_empty_weights
         from transformers import AutoConfig
@@ -66,8 +69,8 @@ class WeightsFolder:
         except Exception as error:  # of any kind: the files are somebody else's
             said = str(error).strip().partition("\n")[0].rstrip(".")[:200]
             raise ArgumentError(
-                f"model: {self._folder} holds no model that transformers knows ({said}); code that a folder brings "
-                "along is never executed"
+                f"model: {self._folder} holds no model that transformers knows ({said}); code that "
+                "a folder brings along is never executed"
             ) from error
         _check_alone(self._folder, config)
         kind = _class_of(config)
@@ -80,8 +83,9 @@ class WeightsFolder:
             stored = self._files[name].get_slice(name).get_shape()
             if tuple(stored) != tuple(parameter.shape):
                 raise ArgumentError(
-                    f"model: {names[0]!r} is {tuple(parameter.shape)} by config.json and {tuple(stored)} in the "
-                    "file; take the configuration that the weights were saved with"
+                    f"model: {names[0]!r} is {tuple(parameter.shape)} by config.json and "
+                    f"{tuple(stored)} in the file; take the configuration that the weights were "
+                    "saved with"
                 )
         return cast("nn.Module", model)
 
@@ -127,8 +131,8 @@ class WeightsFolder:
                 if other in self._files:
                     return other
         raise ArgumentError(
-            f"model: {self._folder} has no tensor {names[0]!r}; convert it: load it once with from_pretrained "
-            "and save it with save_pretrained"
+            f"model: {self._folder} has no tensor {names[0]!r}; convert it: load it once with "
+            "from_pretrained and save it with save_pretrained"
         )
 
 
@@ -138,8 +142,8 @@ def _check_alone(folder: Path, config: Any) -> None:
     for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
         if "/" in (found := str(getattr(part, f"_{kind}", None))):
             raise ArgumentError(
-                f"model: {folder} asks for code from elsewhere ({kind} {found}), which is never executed; take "
-                "that line out of its config.json"
+                f"model: {folder} asks for code from elsewhere ({kind} {found}), which is never "
+                "executed; take that line out of its config.json"
             )
 
 
@@ -157,8 +161,8 @@ def _class_of(config: Any) -> Any:
         if getattr(kind, "__name__", None) == name:
             return kind
     raise ArgumentError(
-        f"model: config.json names the class {name!r}, which transformers does not know; build the model and "
-        "give sharded(model)"
+        f"model: config.json names the class {name!r}, which transformers does not know; build the "
+        "model and give sharded(model)"
     )
 
 

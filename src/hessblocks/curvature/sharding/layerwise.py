@@ -75,14 +75,15 @@ def parts_of(model: nn.Module) -> list[nn.Module]:
     for part in parts:
         if part not in layers and _rows_of(part) is None and sizes[id(part)] > total / 2:
             raise ArgumentError(
-                f"model: found no list of layers; {type(part).__name__} holds {sizes[id(part)] / total:.0%} of "
-                "the parameters and would be whole on every process; hold the layers in an nn.ModuleList"
+                f"model: found no list of layers; {type(part).__name__} holds "
+                f"{sizes[id(part)] / total:.0%} of the parameters and would be whole on every "
+                "process; hold the layers in an nn.ModuleList"
             )
     return parts
 
 
 def run_in_parts(model: nn.Module, way: Way) -> None:
-    """Let each part of `model` gather its weights when it runs; for use inside `evaluation_mode`."""
+    """Let each part of `model` gather its weights when it runs; inside `evaluation_mode`."""
     parts = parts_of(model)
     without_hooks_of_fsdp(model)
     widest = max((_size(part) for part in parts if _rows_of(part) is None), default=0)
@@ -135,7 +136,7 @@ def without_hooks_of_fsdp(model: nn.Module) -> None:
 
 
 class _Part:
-    """One call of a module, as a function of its sharded parameters and of the tensors it was given."""
+    """Call of a module, as a function of its sharded parameters and of the tensors given."""
 
     def __init__(
         self, module: nn.Module, forward: Callable[..., Any], way: Way, arguments: Any
@@ -177,8 +178,9 @@ class _Part:
             self.results, self.form = tree_flatten(self._forward(*arguments, **keywords))
             if _tensors_in_attributes(self._module) - before:
                 raise RunError(
-                    f"model: {type(self._module).__name__} leaves a tensor in an attribute, where another layer "
-                    "may read it, so that layers cannot be computed one at a time; return it instead"
+                    f"model: {type(self._module).__name__} leaves a tensor in an attribute, where "
+                    "another layer may read it, so that layers cannot be computed one at a time; "
+                    "return it instead"
                 )
         floating = tuple(leaf for leaf in self.results if _floats(leaf))
         self.results = [_FLOAT if _floats(leaf) else leaf for leaf in self.results]

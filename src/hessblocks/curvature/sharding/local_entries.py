@@ -28,7 +28,8 @@ class OwnEntries:
     group: ParameterGroup
     """The same cut down to the rows held here, as a group of those."""
     boxes: tuple[tuple[int, Box | None], ...]
-    """For each view of `group` the number of the view of `whole` that it is cut from, and its place there, if any."""
+    """For each view of `group` the number of the view of `whole` that it is cut from, and its place
+    there, if any."""
 
     @classmethod
     def of(cls, group: ParameterGroup, cuts: Mapping[str, Cut]) -> OwnEntries:

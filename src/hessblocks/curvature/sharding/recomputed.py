@@ -1,7 +1,8 @@
 """Checkpoint a part for two derivatives: forward, backward and double backward recompute it.
 
-Non-reentrant checkpointing drops what the forward pass saves, but what a backward pass with `create_graph`
-saves, whole weights among it, stays. Here neither stays: the backward pass is one node of the graph too.
+Non-reentrant checkpointing drops what the forward pass saves, but what a backward pass with
+`create_graph` saves, whole weights among it, stays. Here neither stays: the backward pass is one
+node of the graph too.
 """
 
 from __future__ import annotations

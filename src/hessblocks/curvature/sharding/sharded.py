@@ -25,8 +25,9 @@ def sharded(
 ) -> Any:
     """Shard a model by rows over the default group, as FSDP2's `fully_shard` does.
 
-    Every process keeps ⌈rows / processes⌉ rows of each parameter. `Problem` then makes one layer whole at
-    a time, and large embeddings some rows at a time. For curvature alone: its forward pass does not gather.
+    Every process keeps ⌈rows / processes⌉ rows of each parameter. `Problem` then makes one layer
+    whole at a time, and large embeddings some rows at a time. For curvature alone: its forward pass
+    does not gather.
 
     Args:
         model: a module, whose parameters are replaced in place; or a folder with `config.json` and
@@ -39,7 +40,8 @@ def sharded(
 
     Raises:
         ArgumentError: no process group, more processes than rows, a model without layers or without
-            parameters, other weights on other processes, or a folder that does not fit its configuration.
+            parameters, other weights on other processes, or a folder that does not fit its
+            configuration.
         RunError: the configuration of a folder is damaged, or has more layers than its weights.
     """
     if not (dist.is_available() and dist.is_initialized()):
@@ -82,8 +84,8 @@ def _check(model: nn.Module, named: dict[str, Tensor], count: int) -> None:
         raise ArgumentError("model: it is sharded already; give it to Problem as it is")
     if count > most:
         raise ArgumentError(
-            f"model: {count} processes, but no parameter has more rows than {most}, so that some would hold "
-            f"nothing; start {most} at most"
+            f"model: {count} processes, but no parameter has more rows than {most}, so that some "
+            f"would hold nothing; start {most} at most"
         )
     parts_of(model)
 

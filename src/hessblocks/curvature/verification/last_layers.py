@@ -32,7 +32,8 @@ from hessblocks.theory import Check
 BOUND = 1e-12
 """Largest accepted relative error of a block."""
 SMALL = 1e-9
-"""Share of the norm of the whole matrix below which autodiff's own rounding shows: then the error is over it."""
+"""Share of the norm of the whole matrix below which autodiff's own rounding shows: then the error
+is over it."""
 
 
 def verify_last_blocks(
@@ -76,7 +77,8 @@ def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) ->
         loss: causal-lm, masked-lm or classification.
 
     Returns:
-        One row for each block on or above the diagonal, and part; without the unembedding where it is tied.
+        One row for each block on or above the diagonal, and part; without the unembedding where it
+        is tied.
     """
     found = exact_last_block(model, batch, loss)
     groups = [group for group in found.groups if not (group == UNEMBEDDING and found.tied)]
@@ -114,7 +116,8 @@ def dense_hessian(
     Args:
         model: gives logits.
         batch: inputs and labels.
-        loss: causal-lm (labels are of the token itself, predicted one before), masked-lm or classification.
+        loss: causal-lm (labels are of the token itself, predicted one before), masked-lm or
+            classification.
         used: for every entry of all parameters in their order, whether it is differentiated.
 
     Returns:

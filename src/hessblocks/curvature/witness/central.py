@@ -35,7 +35,8 @@ ROUNDED = 8.0
 TELLING = 0.1
 """Error of a difference, as a share, above which it says nothing."""
 ALIKE = 2.0
-"""Times that the gaps of two steps may differ for both to be of the derivative; those of rounding do by 8."""
+"""Times that the gaps of two steps may differ for both to be of the derivative; those of rounding
+do by 8."""
 SHARP = 1e-3
 """Error, as a share, up to which one step that agrees is enough against others that do not."""
 
@@ -169,8 +170,8 @@ def compare_at_steps(
     """Compare derivatives with differences at the steps of `LADDER`, until all are right.
 
     A kink nearer than h is in D(h) and in D(2h), and they agree on what is no derivative; a shorter
-    step does not see it. A part that computes in less than its dtype rounds more than is known. So a
-    derivative is wrong only where no sharp step calls it right, and two steps find alike gaps.
+    step does not see it. A part that computes in less than its dtype rounds more than is known. So
+    a derivative is wrong only where no sharp step calls it right, and two steps find alike gaps.
 
     Args:
         at: φ and g.

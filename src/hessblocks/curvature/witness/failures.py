@@ -19,23 +19,34 @@ from hessblocks.errors import HessblocksError, RunError, out_of_memory
 TWICE = "torch cannot differentiate a part of the model twice ({}); "
 
 ADVICE = {
-    "index out of range in self": "{}: the model looks something up that it does not have; keep token "
-    "ids below its vocabulary, and sequences as short as its positions",
-    "no padding token is defined": "{}: the model finds the last token of a row by its padding; set "
-    "model.config.pad_token_id, or give batches of one row",
-    "DTensor|invalid python storage": "the model uses a sharded weight outside of the layer that holds "
-    "it, where it is not whole ({}); let the layer that holds it use it, or load an unsharded copy",
-    "[Ii]nference tensor": "the model holds a tensor that was made under torch.inference_mode() ({}); "
-    "build or load it outside, or give copy.deepcopy(model)",
-    "SparseTensorImpl|SparseCPU|SparseCUDA": "a sparse tensor inside the model has no second derivative "
-    "({}); make it dense (sparse=False, .to_dense())",
+    "index out of range in self": (
+        "{}: the model looks something up that it does not have; keep token "
+        "ids below its vocabulary, and sequences as short as its positions"
+    ),
+    "no padding token is defined": (
+        "{}: the model finds the last token of a row by its padding; set "
+        "model.config.pad_token_id, or give batches of one row"
+    ),
+    "DTensor|invalid python storage": (
+        "the model uses a sharded weight outside of the layer that holds it, where it is not "
+        "whole ({}); let the layer that holds it use it, or load an unsharded copy"
+    ),
+    "[Ii]nference tensor": (
+        "the model holds a tensor that was made under torch.inference_mode() ({}); "
+        "build or load it outside, or give copy.deepcopy(model)"
+    ),
+    "SparseTensorImpl|SparseCPU|SparseCUDA": (
+        "a sparse tensor inside the model has no second derivative ({}); make it dense "
+        "(sparse=False, .to_dense())"
+    ),
     "embedding_bag": TWICE + "use nn.Embedding and .sum(1) or .mean(1) of what it gives",
     "(?i)flex_?attention": TWICE + "use model.set_attn_implementation('sdpa')",
-    "torch.func.* saved tensor hooks|jvp function|setup_context": "the model's forward pass uses "
-    "torch.func in a way that its own second derivative cannot follow ({}); write it with "
-    "torch.autograd.grad(..., create_graph=True)",
-    "derivative for .* not implemented|not support backward|double backward|once_differentiable": TWICE
-    + "use another form of it",
+    "torch.func.* saved tensor hooks|jvp function|setup_context": (
+        "the model's forward pass uses torch.func in a way that its own second derivative cannot "
+        "follow ({}); write it with torch.autograd.grad(..., create_graph=True)"
+    ),
+    "derivative for .* not implemented|not support backward|double backward|"
+    "once_differentiable": TWICE + "use another form of it",
 }
 """By a pattern of what torch or transformers say: what it means, around their first line."""
 
@@ -58,8 +69,8 @@ def readable_errors() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if out_of_memory(error):
             raise RunError(
-                "curvature: out of memory; lower memory_limit, take shorter sequences or fewer probes, "
-                "or leave out the map; what is finished is kept"
+                "curvature: out of memory; lower memory_limit, take shorter sequences or fewer "
+                "probes, or leave out the map; what is finished is kept"
             ) from error
         if said := _advice(error):
             raise RunError(f"curvature: {said}") from error
@@ -98,7 +109,8 @@ def check_products(
         name = next(view.parameter for view, piece in pieces if not piece.isfinite().all())
         kind = "NaN" if found.isnan().any() else "infinite"
         raise RunError(
-            f"curvature: the loss is finite, but its second derivative is {kind} ({part} part, rows of "
-            f"{name!r}): a root, norm, power or logarithm at 0 has none, also where torch.where hides its "
-            "value; keep its argument away from 0 before it, torch.where(x > 0, x, 1.0).sqrt()"
+            f"curvature: the loss is finite, but its second derivative is {kind} ({part} part, "
+            f"rows of {name!r}): a root, norm, power or logarithm at 0 has none, also where "
+            "torch.where hides its value; keep its argument away from 0 before it, torch.where(x > "
+            "0, x, 1.0).sqrt()"
         )
