@@ -68,8 +68,7 @@ class Evaluated:
             loss: in the place of the problem's own, whose share is one over the valid tokens.
             twice: whether in the state of second derivatives, or of first ones.
         """
-        self._problem = copy.copy(problem)
-        self._problem._logits_late = False
+        self._problem = problem.without_lazy_logits()
         self._batches, self._names, self._loss, self._twice = batches, tuple(names), loss, twice
         self._share = 1.0 if loss else 1 / problem.valid
 

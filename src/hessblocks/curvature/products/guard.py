@@ -11,7 +11,6 @@ Letters: f logits, c random numbers of their shape, g = ∇φ, H = ∇²φ, z a 
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -133,8 +132,7 @@ class Guard:
         if not names:
             return
         parameters = problem.parameters
-        plain = copy.copy(problem)
-        plain._logits_late = False
+        plain = problem.without_lazy_logits()
 
         def logits(at: Tensors) -> Tensor:
             with torch.no_grad():

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.curvature.closed import Watch
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.losses import (
     LOSSES,
@@ -26,7 +25,6 @@ from hessblocks.curvature.losses import (
     Batches,
     BatchLoss,
     Idle,
-    LogitsUsed,
     LossFunction,
     Readout,
     RowLoss,
@@ -36,7 +34,6 @@ from hessblocks.curvature.losses import (
     check_finite,
     check_loss,
     check_task,
-    defer_logits,
     make_loss_node,
     readout_of,
     torch_loss,
@@ -49,25 +46,17 @@ from hessblocks.curvature.model_state import (
     exclusive,
     fingerprint_of,
     forget_writes,
-    writes_of,
 )
-from hessblocks.curvature.products.backend import (
-    backward_pass,
-    differentiable,
-    differentiable_once,
-    put_in,
-)
-from hessblocks.curvature.products.calling import Call, logits_of
+from hessblocks.curvature.products.calling import logits_of
 from hessblocks.curvature.products.determinism import notice_randomness
 from hessblocks.curvature.products.distributed import check_all_alike, processes
+from hessblocks.curvature.products.forward import Forward
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.sharding import (
     Cut,
-    Way,
     all_or_none,
     cuts_of,
     own_rows,
-    run_in_parts,
 )
 from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
@@ -230,17 +219,14 @@ class Problem(Operand):
         for name in ("plan", "gradient_plan", "valid"):
             vars(self).pop(name, None)
         forget_writes(self.model)
-        self._closed_forms = self._logits_late = True
-        self._recomputed = self.precision_known = False
+        self.precision_known = False
         self.move_to(self.model)
 
     def move_to(self, model: nn.Module) -> None:
         """Call another model from now on, such as a copy in float64; the plan stays."""
         self.model = model
         self.held: tuple[Any, list[Any]] | None = None
-        self._call = Call(
-            model, shift_labels=self.loss == "seq2seq", own_loss=isinstance(self.loss, str)
-        )
+        self._run = Forward(model, self.loss, self.cuts)
         self._positions = TextPositions(model)
         self.note_form()
 
@@ -290,6 +276,12 @@ class Problem(Operand):
         change(own(first), first)
         other = copy.copy(self)
         other.held, other._loss_of = None, lambda batch: change(own(batch), batch)
+        return other
+
+    def without_lazy_logits(self) -> Problem:
+        """Copy the problem, with logits that are made at once."""
+        other = copy.copy(self)
+        other._run = self._run.without_lazy_logits()
         return other
 
     @cached_property
@@ -366,39 +358,17 @@ class Problem(Operand):
             loss = Idle()
         elif self._loss_of is not None:
             loss = self._loss_of(batch)
-        late = twice and self._logits_late and not self.cuts and isinstance(loss, RowLoss)
-        known = len(writes_of(self.model).written)
-        try:
-            with exclusive(self.model), self._pass(twice=twice) as seen:
-                self._put_in(parameters, twice=twice)
-                if late:
-                    defer_logits(self.model, seen)
-                outputs = self._call(batch)
-        except LogitsUsed:
-            self._logits_late = False
-            return self._forward(batch, parameters, twice=twice)
-        self._recomputed |= seen.recomputed
-        if len(writes_of(self.model).written) > known:
-            # the graph may hold values that are put back
-            return self._forward(batch, parameters, twice=twice)
-        if twice and seen.differentiated and self._closed_forms:  # one of two derivatives is used
-            self._closed_forms = self._logits_late = False
-            return self._forward(batch, parameters, twice=twice)
+        by_rows = isinstance(loss, RowLoss)
+        outputs = self._run.outputs(batch, parameters, twice=twice, by_rows=by_rows)
         logits = logits_of(outputs)
         if loss is None:
             assert callable(self.loss)
             loss = callable_loss(self.loss, batch, outputs, logits)
         return readout_of(logits), loss
 
-    def _pass(self, *, twice: bool) -> AbstractContextManager[Watch]:
-        """Where a forward pass runs."""
-        if not twice:
-            return differentiable_once(self.model)
-        return differentiable(self.model, closed_forms=self._closed_forms)
-
     def backward(self) -> AbstractContextManager[object]:
         """Differentiate a graph of `forward` inside; recomputed parts meet the same state."""
-        return backward_pass(self.model) if self._recomputed else nullcontext()
+        return self._run.backward()
 
     def check_finite(self, total: float, batch: Batch) -> float:
         """Require a finite loss; where processes wait for each other, on all of them.
@@ -411,24 +381,6 @@ class Problem(Operand):
         """
         with all_or_none(self.device) if self.cuts else nullcontext():
             return check_finite(total, batch)
-
-    def _put_in(self, parameters: Mapping[str, Tensor], *, twice: bool) -> None:
-        """Run the model at these parameters; inside `differentiable` or `differentiable_once`."""
-        if not self.cuts:
-            put_in(self.model, parameters)
-            return
-        closed = self._closed_forms
-        own = self.weights | dict(parameters)
-        named = dict(self.model.named_parameters())
-        way = Way(
-            shards={id(p): own[name] for name, p in named.items()},
-            cuts={id(p): self.cuts[name] for name, p in named.items()},
-            settled=backward_pass if twice else differentiable_once,
-            again=(lambda module: differentiable(module, closed_forms=closed))
-            if twice
-            else differentiable_once,
-        )
-        run_in_parts(self.model, way)
 
     def _count(self, batch: Batch) -> float:
         if self._loss_of is not None:
