@@ -35,7 +35,7 @@ class StandIn:
     model_type = MODEL_TYPE
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        """The real configuration."""
+        """Make the real configuration."""
         return _configuration()(*arguments, **keywords)
 
     @classmethod

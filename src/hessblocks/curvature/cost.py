@@ -142,7 +142,7 @@ def decide(
 
 
 def _sampling_is_cheaper(work: Work, probes: int) -> bool:
-    """Whether 4 K samples cost less than the products of K probes a group."""
+    """Tell whether 4 K samples cost less than the products of K probes a group."""
     if list(work.parts) != ["outer"] or not root_is_known(work.problem):
         return False
     samples = max(FEWEST_SAMPLES, SAMPLES_A_PROBE * probes)
@@ -150,7 +150,7 @@ def _sampling_is_cheaper(work: Work, probes: int) -> bool:
 
 
 def _fitting(work: Work, samples: int, *, needed: bool) -> Sampling | None:
-    """How samples are drawn; None where they do not fit the memory and are not insisted on."""
+    """Plan the samples; None where they do not fit the memory and nobody insists on them."""
     try:
         return plan_samples(work.problem, work.groups, samples)
     except ArgumentError:
@@ -247,5 +247,5 @@ def _clocked(run: Callable[[], object], work: Work) -> float:
 
 
 def _said(seconds: float) -> str:
-    """A time as a person reads it."""
+    """Format a time for people."""
     return f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:.3g} minutes"

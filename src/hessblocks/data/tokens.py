@@ -82,6 +82,7 @@ def pieces_of(text: str) -> Iterator[str]:
     """Cut the text into pieces of about a million characters, at line ends where possible."""
     start = 0
     while len(text) - start > _CHUNK:
+        # rfind gives −1 where there is no line end, and `+ 1` makes that false
         cut = text.rfind("\n", start, start + _CHUNK) + 1 or start + _CHUNK
         yield text[start:cut]
         start = cut
@@ -146,6 +147,7 @@ def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
     written = 0
     with path.open("wb") as file:
         while batch := list(itertools.islice(pieces, _BATCH)):
+            # no special tokens: the end of text is a piece of its own
             for tokens in encoding.encode_batch_fast(batch, add_special_tokens=False):
                 np.asarray(tokens.ids, dtype=kind).tofile(file)
                 written += len(tokens.ids)

@@ -57,7 +57,7 @@ def _mark(text: str) -> str:
 
 
 def _ours(place: Path) -> bool:
-    """Whether a card is as `write_card` left it."""
+    """Tell whether a card is as `write_card` left it."""
     try:
         text, begin, end = place.read_text(encoding="utf-8").rpartition("<!--")
     except (OSError, UnicodeDecodeError):

@@ -161,7 +161,7 @@ def _mixing(block: BlockConfig) -> str:
 
 
 def _besides(block: BlockConfig) -> Iterator[str]:
-    """What a block has besides, in words."""
+    """List what else a block has, in words."""
     if not isinstance(block.attention.query_key_norm, NoNorm):
         yield "QK-norm"
     if block.attention.window is not None:

@@ -31,7 +31,7 @@ from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywor
 
 @dataclass(frozen=True)
 class _Window:
-    """What transformers reads of a configuration to make the masks of a window."""
+    """Stand in for a configuration from which transformers makes the masks of a window."""
 
     _attn_implementation: str
     sliding_window: int

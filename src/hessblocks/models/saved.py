@@ -212,7 +212,7 @@ def _config(source: str, place: str) -> Any:
 
 
 def _folder_of(place: str) -> Path:
-    """Where the files lie, also those of a hub name in the local cache."""
+    """Find the folder of the files, also of a hub name in the local cache."""
     if Path(place).is_dir():
         return Path(place)
     found = try_to_load_from_cache(place, "config.json")

@@ -48,7 +48,7 @@ def _rows(x: Tensor, groups: int, first: int = 0) -> Tensor:
 
 
 def _fused(query: Tensor, value: Tensor, visibility: Visibility) -> bool:
-    """Whether torch's kernel for CPUs does it: the products alone make the scores."""
+    """Tell whether torch's kernel for CPUs does it: the products alone make the scores."""
     return query.device.type == "cpu" and visibility.plain and query.shape[-1] == value.shape[-1]
 
 
@@ -69,8 +69,10 @@ class _Attention(Function):
             )
         if sink is not None:
             sums = torch.logaddexp(top + rest, sink[..., None])
+            # a sink takes its share of the softmax, and adds nothing to O
             out.mul_((top + rest - sums).exp_()[..., None])
             return out, sums, torch.zeros_like(rest)
+        # a query that sees no key: exp(S − ∞) = 0 where exp(−∞ + ∞) would be NaN
         return out, top.masked_fill_(top == -torch.inf, torch.inf), rest
 
     @staticmethod
@@ -291,6 +293,7 @@ def _unbatched(cotangents: Any) -> tuple[list[Tensor | None], Callable[[Tensor],
     legacy = torch._C._functorch.is_legacy_batchedtensor
     if not any(t is not None and legacy(t) for t in cotangents):
         return _several(cotangents), lambda t: t[0]
+    # the level of this vmap is told by going one deeper and back, and by nothing else
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     whole = [

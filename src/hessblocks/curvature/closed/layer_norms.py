@@ -90,7 +90,7 @@ class _Forwards(Function):
 
 
 def _across(z: Tensor, n: Tensor, s: Tensor, *, centre: bool) -> Tensor:
-    """A z."""
+    """Compute A z."""
     return torch.addcmul(_centred(z, centre=centre), n, _mean(n, z), value=-1).mul_(s)
 
 

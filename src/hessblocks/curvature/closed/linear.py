@@ -52,7 +52,7 @@ def addmm(
 
 
 def _other(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether this is something else than rows times a trained weight, all alike."""
+    """Tell whether this is something else than rows times a trained weight, all alike."""
     given = [x, weight] if bias is None else [x, weight, bias]
     plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype == x.dtype for t in given)
     own = plain and weight.ndim == 2 and weight.is_leaf and weight.requires_grad

@@ -195,7 +195,7 @@ class _Last(Function):
 
 
 def _alone(cotangents: tuple[Tensor | None, ...]) -> Tensor | None:
-    """The first cotangent; the derivatives beside it are for our own use and have none."""
+    """Take the first cotangent; the derivatives beside it are ours alone and have none."""
     if any(one is not None for one in cotangents[1:]):
         raise RunError(
             "hessblocks: an activation has two derivatives here, and a third was asked for "

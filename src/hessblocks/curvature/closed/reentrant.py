@@ -45,4 +45,5 @@ _checkpoints = Shared(_swapped)
 
 
 def _apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    # calls no `CheckpointFunction`, so that the swap does not meet itself
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)

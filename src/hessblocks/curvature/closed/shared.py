@@ -22,6 +22,7 @@ class Shared(AbstractContextManager[None]):
             if not self._inside:
                 self._made = self._setting()
                 self._made.__enter__()
+            # counted, since threads leave in another order than they came
             self._inside += 1
 
     def __exit__(self, *raised: object) -> None:

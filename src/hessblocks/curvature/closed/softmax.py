@@ -85,7 +85,7 @@ def by_tiles(
 
 
 def _torch_alone(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> bool:
-    """Whether neither tiles nor plain products serve a call."""
+    """Tell whether neither tiles nor plain products serve a call."""
     return dropout_p > 0 or (is_causal and attn_mask is not None)
 
 

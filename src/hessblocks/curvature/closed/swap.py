@@ -87,7 +87,7 @@ class ClosedForms(TorchFunctionMode):
         return func(*args, **kwargs) if found is NotImplemented else found
 
     def _plain(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> bool:
-        """Whether attention in a long context keeps its plain form."""
+        """Tell whether attention in a long context keeps its plain form."""
         if key.shape[-2] < closed_softmax.LONG:
             return False
         tiles = self._functions is FUNCTIONS and not self._watch.in_recomputed_part()
@@ -112,7 +112,7 @@ class ClosedForms(TorchFunctionMode):
 
 
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether all tensors are of a dtype that ours takes."""
+    """Tell whether all tensors are of a dtype that ours takes."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     return all(t.dtype in DTYPES or t.dtype == torch.bool for t in tensors)
 
@@ -124,6 +124,7 @@ def swap_activations(model: nn.Module, watch: Watch) -> None:
     """
     for module in model.modules():
         curve = _curve_of(module)
+        # a `forward` of the instance's own is somebody's wrapper, which a swap would throw away
         if curve is not None and "forward" not in vars(module):
             module.forward = functools.partial(_activation, curve, module.forward, watch)
 

@@ -55,6 +55,7 @@ def watching() -> Iterator[Watch]:
 
 def _hooks_of_saved_tensors() -> Any:
     """Find the innermost saved-tensor hook, or None; activation checkpointing sets its own."""
+    # torch has no public way to read these hooks
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks and hooks[0]
 

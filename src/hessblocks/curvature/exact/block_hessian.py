@@ -35,7 +35,7 @@ UNEMBEDDING = "unembedding"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Move:
-    """How a piece moves what stands at its site."""
+    """Change at a piece's site when the piece moves."""
 
     site: str
     vector: Float[Tensor, "N P"]
@@ -174,7 +174,7 @@ class LastBlockHessian(PiecewiseHessian):
 
     @cached_property
     def _jacobians(self) -> dict[str, Float[Tensor, "N S R"]]:
-        """How the attention's output moves with each parameter of the norm in front of it."""
+        """Jacobian of the attention's output by each parameter of the norm in front of it."""
         assert self._norm is not None
         return {name: self._norm.jacobian(name) for name in self._norm.places}
 

@@ -133,6 +133,6 @@ def _at_first(hidden: Float[Tensor, "B D"], like: Float[Tensor, "B L D"]) -> Flo
 
 
 def _window(attention: Any, config: Any) -> int | None:
-    """How many tokens a query sees, itself among them; None for all before it."""
+    """Count the tokens that a query sees, itself included; None for all before it."""
     of = config if config.model_type == "mistral" else attention
     return getattr(of, "sliding_window", None)

@@ -358,13 +358,13 @@ def _copied(batch: Batch, part: slice) -> Any:
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Whether both are tensors, of equal length."""
+    """Tell whether both are tensors, of equal length."""
     both = isinstance(first, Tensor | np.ndarray) and isinstance(second, Tensor | np.ndarray)
     return both and tuple(first.shape[:1]) == tuple(second.shape[:1])
 
 
 def _tensors(keywords: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Those of the inputs that have rows."""
+    """List the inputs that have rows."""
     return {k: v for k, v in keywords.items() if isinstance(v, Tensor) and v.ndim}
 
 

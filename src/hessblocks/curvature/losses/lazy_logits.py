@@ -142,7 +142,7 @@ def defer_logits(model: nn.Module, watch: Watch) -> None:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Whether hooks see what the module is given and returns, or it is compiled."""
+    """Tell whether hooks see what the module is given and returns, or it is compiled."""
     hooks = [register for name, register in vars(module).items() if name.endswith("_hooks")]
     return any(hooks) or module._compiled_call_impl is not None
 

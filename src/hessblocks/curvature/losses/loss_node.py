@@ -286,6 +286,7 @@ class _Gradient(Function):
     ) -> tuple[Tensor, ...]:
         ctx.end, ctx.part = end, part
         ctx.set_materialize_grads(False)
+        # values of the others are never read: one zero, expanded, takes no memory
         return (first.view_as(first), *(t.new_zeros(()).expand_as(t) for t in inputs[1:]))
 
     @staticmethod
@@ -297,6 +298,7 @@ class _Gradient(Function):
 class _Products(Function):
     """`LossNode.products` inside of `torch.vmap` as outside of it."""
 
+    # all directions share one pass over the logits, which a generated rule would repeat
     generate_vmap_rule = False
 
     @staticmethod

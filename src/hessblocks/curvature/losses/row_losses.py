@@ -82,8 +82,10 @@ class CrossEntropy(RowLoss):
         """See `RowLoss`."""
         targets = self.targets[..., None]
         shares = share * (targets != IGNORED).to(logits.dtype)
+        # in place all along: logits are the largest tensor here, and the caller is done with them
         shared = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
         shared.mul_(shares / shared.sum(-1, keepdim=True))  # p, times the share of its row
+        # IGNORED is negative: it is moved to class 0, whose share is 0
         gradient = shared.scatter_add(-1, targets.clamp(min=0), -shares)
 
         def curvature(direction: Tensor) -> Tensor:
@@ -350,6 +352,7 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
             "labels: already moved by one place, each is the next input, and causal-lm would move "
             "them again; give loss='classification' with them, or the inputs themselves as labels"
         )
+    # labels are moved here, as in transformers: at each position the next token
     targets = F.pad(found[:, 1:].long(), (0, 1), value=IGNORED)
     mask = batch.attention_mask
     if batch.labels is not None or mask is None:

@@ -257,14 +257,14 @@ def _state(value: Any) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> tuple[str, ...]:
-    """What a function and those written inside of it name."""
+    """List the names that a function's code uses, inner functions included."""
     inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
     return tuple(dict.fromkeys((*code.co_names, *(name for names in inner for name in names))))
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_library(name: str | None) -> bool:
-    """Whether a module is of Python, of us, or installed; what these read does not change."""
+    """Tell whether a module is of Python, of us, or installed; what these read does not change."""
     root = (name or "builtins").partition(".")[0]
     if root in sys.stdlib_module_names or root == "hessblocks":
         return True

@@ -149,6 +149,7 @@ class WriteProtection:
             differs = not _same(tensor, kept)
             self.writes.known[name] = moved or differs or self.writes.known.get(name, False)
             if differs:
+                # through `.data`: autograd must not see it, nor the version count it
                 tensor.data.copy_(kept)
                 changed.append(name)
         return changed
@@ -168,7 +169,7 @@ class WriteProtection:
         )
 
     def _watched(self, name: str, tensor: Tensor) -> bool:
-        """Whether a tensor stays in its place, and is compared or watched."""
+        """Tell whether a tensor stays in its place, and is compared or watched."""
         if type(tensor) not in _ORDINARY or tensor.is_inference() or tensor.is_meta:
             return False
         if tensor.layout != torch.strided or (tensor.grad_fn is not None):
@@ -220,7 +221,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def _is_constant(tensor: Tensor) -> bool:
-    """Whether no derivative is taken through it, so that a copy stands for it."""
+    """Tell whether no derivative is taken through it, so that a copy stands for it."""
     return not tensor.requires_grad and not tensor.is_inference() and not tensor.is_meta
 
 

@@ -69,7 +69,7 @@ class Call:
         return single and bool(names) and not names.keys() & self._accepted.keys()
 
     def _decoder_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """What the decoder of an encoder-decoder reads."""
+        """Make the inputs of an encoder-decoder's decoder."""
         if not self._shift_labels or "decoder_input_ids" in batch.keywords:
             return {}
         shift = getattr(self._model, "prepare_decoder_input_ids_from_labels", None)

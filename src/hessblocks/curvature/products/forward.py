@@ -106,7 +106,7 @@ class Forward:
         self._mode = max(self._mode, mode)
 
     def _state(self, mode: Mode, *, twice: bool) -> AbstractContextManager[Watch]:
-        """The state of the model in which the pass runs."""
+        """Put the model into the state in which the pass runs."""
         if not twice:
             return differentiable_once(self._model)
         return differentiable(self._model, closed_forms=mode is not Mode.AUTOGRAD)

@@ -85,18 +85,20 @@ class BatchGraph:
             get_gradient_edge(t) if t.requires_grad else None
             for t in (readout.hidden, gradients[0])
         )
+        # parameters that the loss reads itself, such as the weight of an unembedding
         self._pullback += [
             (name, get_gradient_edge(value))
             for name, value in zip(self._of_end, gradients, strict=True)
             if name is not None
         ]
         self.together = problem.plan.together
+        # sums are marked on the parameters, where two threads' replays would mix
         self._lock = threading.Lock()
 
     def _pull_back(
         self, hidden: Tensor, gradients: Sequence[Tensor]
     ) -> list[tuple[str, GradientEdge]]:
-        """Where the graph of each parameter's Jᵀ r ends; the values themselves are not kept."""
+        """Find the graph's end at each parameter's Jᵀ r; the values are not kept."""
         if not hidden.requires_grad:
             return []
         leaves = list(self._leaves.values())
@@ -226,6 +228,7 @@ def _gradients(
         found = torch.autograd.grad(
             outputs, inputs, cotangents, retain_graph=True, allow_unused=True
         )
+        # noted from inside, since vmap returns tensors alone, and no None
         used[:] = [value is not None for value in found]
         return [value for value in found if value is not None]
 

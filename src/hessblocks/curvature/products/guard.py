@@ -108,7 +108,7 @@ class Guard:
     def _outcome(
         self, problem: Any, names: frozenset[str], *, twice: bool
     ) -> HessblocksError | None:
-        """What is wrong with derivatives by these parameters."""
+        """Find what is wrong with derivatives by these parameters."""
         if (names, twice) not in self.outcomes:
             try:
                 self._compare(problem, names, twice=twice)

@@ -191,6 +191,7 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
     if problem.device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
     turns = problem.processes.turns
+    # a callable may tie its rows together; a limit is the user's word that it does not
     own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
     if _rows_are_tied(problem) or (own and problem.memory_limit is None):
         passes = Passes(batches=problem.batches, most=lambda rows: rows, turns=turns)
@@ -231,7 +232,7 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
 
 
 def _rows_are_tied(problem: Work) -> bool:
-    """Whether batches must stay whole, since a norm takes its statistics from them."""
+    """Tell whether batches must stay whole, since a norm takes its statistics from them."""
     norms = [m for m in problem.model.modules() if isinstance(m, _BatchNorm)]
     tied = any(norm.running_mean is None for norm in norms)
     if tied and problem.memory_limit is not None:
@@ -313,7 +314,7 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
 def _hidden(
     problem: Work, batch: Batch, parameters: Mapping[str, Tensor], *, twice: bool
 ) -> Float[Tensor, "..."]:
-    """What the logits of a batch are made from: themselves, or what the last layer multiplies."""
+    """Compute the logits of a batch, or the hidden states that the last layer multiplies."""
     with torch.no_grad():
         return problem.forward(batch, parameters, twice=twice)[0].hidden
 

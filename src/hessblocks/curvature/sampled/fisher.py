@@ -231,7 +231,7 @@ class _Entries(BatchLoss):
 
 
 def _distribution(loss: BatchLoss) -> tuple[Any, Noise]:
-    """Where the labels of a loss come from, and the gradient by the logits that they give.
+    """Distribution that labels are drawn from, and the gradient by the logits that they give.
 
     Returns:
         What draws the numbers, and what makes gradients of them.

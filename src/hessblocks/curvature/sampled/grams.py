@@ -225,6 +225,7 @@ def _add_pass(
             logits,
             list(leaves.values()),
             direction,
+            # the last sample frees the graph
             retain_graph=sample + 1 < own.stop,
             allow_unused=True,
         )
@@ -245,6 +246,7 @@ def _inner_products(vectors: Tensor, sizes: Sequence[int]) -> Tensor:
     for piece in vectors.split(list(sizes), dim=1):
         total = torch.zeros(2 * (len(vectors),), dtype=torch.float64, device=vectors.device)
         unit = unit_of(piece)
+        # squares of float32 leave its range outside of this; inside, a division would cost a copy
         unit = 1.0 if MILD[0] < unit < MILD[1] else unit
         for some in piece.split(AT_ONCE, dim=1):
             scaled = some if unit == 1.0 else some / unit
@@ -254,7 +256,7 @@ def _inner_products(vectors: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _dtype(problem: Problem) -> torch.dtype:
-    """What samples are held in: at least float32."""
+    """Choose the dtype of samples: at least float32."""
     dtype = torch.float32
     for parameter in problem.parameters.values():
         dtype = torch.promote_types(dtype, parameter.dtype)

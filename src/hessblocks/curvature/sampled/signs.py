@@ -76,5 +76,7 @@ def _generators(batch: Batch, rows: int, what: str) -> Iterator[torch.Generator]
     """A generator for each row of a pass."""
     for row in range(batch.first, batch.first + rows):
         said = f"{what} {batch.number} {row}".encode()
+        # hashed, since seeds next to each other would give related streams
         own = int.from_bytes(hashlib.sha256(said).digest()[:7], "big")
+        # on the CPU: a GPU's generator gives other numbers
         yield torch.Generator().manual_seed(own)

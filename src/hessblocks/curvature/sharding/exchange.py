@@ -122,6 +122,7 @@ class Scatter(torch.autograd.Function):
         ctx.cuts = cuts
         if not read:
             pairs = zip(cuts, wholes, strict=True)
+            # shapes for autograd, without a message or memory
             return tuple(whole.new_zeros(()).expand(cut.own_shape) for cut, whole in pairs)
         return tuple(_summed(cuts, wholes))
 

@@ -238,7 +238,7 @@ class _Rows:
 
 
 class _LookedUp(_Rows):
-    """What an embedding gives for the indices in these rows; zeros for the others."""
+    """Look up the indices that lie in these rows of an embedding; zeros for the others."""
 
     def __init__(self, *arguments: Any, indices: Tensor, padding: int | None) -> None:
         super().__init__(*arguments)
@@ -297,7 +297,7 @@ def _pieces(cut: Cut, pieces: int) -> Iterator[tuple[int, int]]:
 
 
 def _rows_of(module: nn.Module) -> Callable[..., Tensor] | None:
-    """How a module runs some rows at a time, where it can."""
+    """Find how a module runs some rows at a time, where it can."""
     if "weight" not in module._parameters:  # it may be made of others
         return None
     if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:

@@ -75,6 +75,7 @@ class _Pullback(torch.autograd.Function):
         asked = ctx.needs_input_grad[2:]
         with ctx.part.settled(), torch.enable_grad():
             tensors, cotangents = _leaves(ctx.saved_tensors, ctx.wanted)
+            # the backward pass has sent these sums already: here they are differentiated, not read
             with ctx.part.sums.only_differentiated():
                 pulled = _pulled(ctx.part, tensors, cotangents, ctx.wanted, create_graph=True)
             pairs = [

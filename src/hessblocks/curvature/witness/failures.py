@@ -78,7 +78,7 @@ def readable_errors() -> Iterator[None]:
 
 
 def _advice(error: Exception) -> str | None:
-    """What to do about an error of torch or transformers that is known."""
+    """Say what to do about a known error of torch or transformers."""
     text = str(error)
     for pattern, advice in ADVICE.items():
         if re.search(pattern, text):
