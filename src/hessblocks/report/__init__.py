@@ -1,9 +1,9 @@
 """Figures, tables and the HTML page of finished or started runs, from their files alone."""
 
 from hessblocks.report.comparison import (
+    Comparison,
     ComparisonRow,
-    budget_cells,
-    budget_columns,
+    compare_results,
     comparison_rows,
     headline,
     ratio_text,
@@ -14,12 +14,14 @@ from hessblocks.report.comparison import (
 )
 from hessblocks.report.curvature_page import write_curvature_report
 from hessblocks.report.signal_figure import write_signal_figures
-from hessblocks.report.templates import inlined, write_page
+from hessblocks.report.templates import drawn_picture, write_page
 from hessblocks.storage import FolderResults, load_results
 
 __all__ = [
+    "Comparison",
     "ComparisonRow",
     "FolderResults",
+    "compare_results",
     "comparison_rows",
     "headline",
     "load_results",

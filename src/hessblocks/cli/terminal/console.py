@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hessblocks.cli.terminal.sizes import BlockSize
-from hessblocks.report import ComparisonRow, budget_cells, budget_columns, ratio_text
+from hessblocks.report import Comparison, ComparisonRow, ratio_text
 from hessblocks.shown import printable, printable_lines
 from hessblocks.statistics import Average
-from hessblocks.storage import FolderResults
 
 NARROWEST = 120
 """Characters of a line where the output is not a terminal."""
@@ -63,7 +62,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     return table
 
 
-def comparison_table(rows: Sequence[ComparisonRow], results: FolderResults) -> Table:
+def comparison_table(found: Comparison) -> Table:
     """The comparison, one block a row; what was matched last."""
     columns = (
         "block",
@@ -73,7 +72,7 @@ def comparison_table(rows: Sequence[ComparisonRow], results: FolderResults) -> T
         "loss\nat end",
         "heterogeneity\nbefore training",
         "heterogeneity\nafter training",
-        *(name.replace(" ", "\n", 1) for name in budget_columns(results)),
+        *(name.replace(" ", "\n", 1) for name in found.budget_columns),
     )
     return plain_table(
         columns,
@@ -86,9 +85,9 @@ def comparison_table(rows: Sequence[ComparisonRow], results: FolderResults) -> T
                 "diverged" if row.diverged else _number(row.final_loss, ".3f"),
                 ratio_text(row.before) if row.before else "",
                 ratio_text(row.after) if row.after else "",
-                *budget_cells(results, row.preset),
+                *row.budget,
             )
-            for row in rows
+            for row in found.rows
         ],
     )
 
@@ -115,8 +114,8 @@ def zero_group_lines(rows: Sequence[ComparisonRow]) -> list[str]:
     """The groups that are left out of a ratio because their norm is exactly 0."""
     blocks: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for moment, ratio in (("before", row.before), ("after", row.after)):
-            if ratio and ratio.zero_groups:
+        for moment, ratio in row.ratios.items():
+            if ratio.zero_groups:
                 groups = _condensed(ratio.zero_groups)
                 blocks.setdefault((moment, groups), []).append(row.preset)
     return [

@@ -1,49 +1,38 @@
-"""The sentences of a caption that every figure needs: seeds, tokens, probes, meaning of a bar."""
+"""Write numbers with their errors, names of groups, and the sentences that captions share."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from hessblocks.figures import LARGE, NEGLIGIBLE, number
+from hessblocks.report.comparison.comparison import ComparisonRow
 from hessblocks.statistics import Average, Heterogeneity
-from hessblocks.storage import FolderResults
 
 
-def seeds_and_error(results: FolderResults, mark: str, single: str) -> str:
+def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
     """How many seeds, and what the error mark is.
 
     Args:
-        results: a run folder.
+        seeds: that have any value.
         mark: what shows the error ("the bar").
         single: what to say instead where there is one seed.
 
     Returns:
         One sentence.
     """
-    seeds = sorted({row.seed for row in results.metrics} | {r.seed for r in results.measurements})
-    if len(seeds) < 2:
-        return f"1 seed ({', '.join(map(str, seeds))}); {single}."
     names = ", ".join(map(str, seeds))
+    if len(seeds) < 2:
+        return f"1 seed ({names}); {single}."
     return f"Mean over {len(seeds)} seeds ({names}); {mark} is ± 1 standard error of that mean."
 
 
-def sample(results: FolderResults, *, observed: bool = False) -> str:
-    """On how many tokens curvature was measured, and with how many probes.
-
-    Args:
-        results: a run folder.
-        observed: whether along training rather than before and after.
-
-    Returns:
-        A part of a sentence.
-    """
-    curvature = results.settings.section("curvature")
-    if observed:
-        curvature = results.settings.section("observation").get("sample", curvature)
+def sample(curvature: Mapping[str, Any]) -> str:
+    """On how many tokens curvature was measured, and with how many probes, as part of a sentence."""
     sequences, tokens = curvature.get("sequences"), curvature.get("tokens")
     if isinstance(sequences, int) and isinstance(tokens, int):
         n = f"n = {sequences * tokens:,} held-out tokens ({sequences} windows of {tokens})"
@@ -51,6 +40,20 @@ def sample(results: FolderResults, *, observed: bool = False) -> str:
         n = "number of tokens not recorded"
     probes = curvature.get("probes")
     return f"{n}, {probes} random probes a group" if probes is not None else n
+
+
+def zero_groups(rows: Iterable[ComparisonRow]) -> str:
+    """Which groups have a norm of exactly zero, of which blocks and when; empty if none has."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for moment, ratio in row.ratios.items():
+            if ratio.zero_groups:
+                names = short_names(ratio.zero_groups)
+                places[names].append(f"{row.preset} {moment} training")
+    return " ".join(
+        f"Exactly zero and left out: {groups} ({', '.join(where)})."
+        for groups, where in places.items()
+    )
 
 
 def short_names(groups: Iterable[str]) -> str:
