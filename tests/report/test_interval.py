@@ -6,8 +6,8 @@ import pytest
 
 from hessblocks.cli.terminal.console import WIDE, comparison_table, show
 from hessblocks.report import Comparison, compare_results, comparison_rows, headline, summary
-from hessblocks.report.comparison.group_figures import heterogeneity_figure
-from hessblocks.report.comparison.page import comparison_cells
+from hessblocks.report.group_figures import heterogeneity_figure
+from hessblocks.report.page import comparison_cells
 from hessblocks.storage import load_results
 from tests.report.folders import Folder
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from hessblocks.figures import Series
-from hessblocks.report import compare_results
-from hessblocks.report.comparison import curve_figures
-from hessblocks.report.comparison.curve_figures import loss_figure
+from hessblocks.report import compare_results, curve_figures
+from hessblocks.report.curve_figures import loss_figure
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder, loss
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawn
 
 from hessblocks.drawing import draw_heatmap
 from hessblocks.figures import MATPLOTLIB, Figure, Panel, Series, log_scale, plain_math
-from hessblocks.report.comparison import PARTS
+from hessblocks.report.group_figures import PARTS
 from hessblocks.report.templates import drawn_picture
 from hessblocks.storage import CurvatureResults, Density
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hessblocks.conventions import AnyPath
 from hessblocks.figures import PART_WORDS
-from hessblocks.report.comparison import short_names, with_error, with_interval
+from hessblocks.report.captions import short_names, with_error, with_interval
 from hessblocks.report.templates import environment_rows, setting_rows, write_page
 from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults, Norm, load_curvature

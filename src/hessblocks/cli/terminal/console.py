@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hessblocks.cli.terminal.sizes import BlockSize
-from hessblocks.report import Comparison, ComparisonRow, ratio_text
+from hessblocks.report import Comparison, ComparisonRow, by_name, ratio_text
 from hessblocks.shown import printable, printable_lines
 from hessblocks.statistics import Average
 
@@ -126,12 +125,7 @@ def zero_group_lines(rows: Sequence[ComparisonRow]) -> list[str]:
 
 def _condensed(groups: Sequence[str]) -> str:
     """Names of groups, those of several layers together: layers.{0,1}.attention.key."""
-    layers: dict[str, list[str]] = {}
-    for group in groups:
-        found = re.fullmatch(r"layers\.(\d+)\.(.+)", group)
-        name, layer = (found[2], [found[1]]) if found else (group, [])
-        layers.setdefault(name, []).extend(layer)
-    numbers = {name: ",".join(own) for name, own in layers.items()}
+    numbers = {name: ",".join(map(str, own)) for name, own in by_name(groups).items()}
     braced = {name: f"{{{own}}}" if "," in own else own for name, own in numbers.items()}
     return ", ".join(f"layers.{own}.{name}" if own else name for name, own in braced.items())
 

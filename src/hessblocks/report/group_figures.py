@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from hessblocks.figures import Figure, Panel, Series, log_scale, plain_math
-from hessblocks.report.comparison.captions import sample, seeds_and_error, zero_groups
-from hessblocks.report.comparison.comparison import MOMENTS, Comparison, by_layer
+from hessblocks.report.captions import sample, seeds_and_error, zero_groups
+from hessblocks.report.comparison import MOMENTS, Comparison, averaged, by_layer
 from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import ResultRow
 
-ROLES = (
-    "embedding",
-    "query",
-    "key",
-    "value",
-    "projection",
-    "gain",
-    "mlp_in",
-    "mlp_out",
-    "norm",
-    "head",
-)
+ROLES = ["embedding", "query", "key", "value", "projection", "gain", "mlp_in", "mlp_out", "norm", "head"]
 PARTS = {
     "outer": "Outer product $H_o$",
     "functional": "Functional $H_f$",
@@ -48,25 +39,17 @@ def curvature_figure(found: Comparison) -> Figure | None:
     """
     present = dict.fromkeys(norm.role for norm in found.norms)
     roles = sorted(present, key=lambda role: (*ROLES, role).index(role))  # unknown ones last
-    stages = {norm.stage for norm in found.norms}
-    moments = {moment: stage for moment, stage in MOMENTS.items() if stage in stages}
-    parts = {norm.part for norm in found.norms}
-    panels = {
-        f"{words}, {moment} training": tuple(
-            _points(
-                [norm for norm in found.norms if (norm.stage, norm.part) == (stage, part)],
-                found.presets,
-                roles,
-            )
-        )
+    measured = {(norm.stage, norm.part) for norm in found.norms}
+    moments = [moment for moment, stage in MOMENTS.items() if stage in {one for one, _ in measured}]
+    series = {
+        f"{words}, {moment} training": tuple(_points(found, MOMENTS[moment], part, roles))
         for part, words in PARTS.items()
-        for moment, stage in moments.items()
-        if part in parts
+        for moment in moments
+        if part in {one for _, one in measured}
     }
-    values = [y for series in panels.values() for one in series for y in one.y]
+    values = [y for own in series.values() for one in own for y in one.y]
     if not values:
         return None
-    scale, ticks = log_scale(values), tuple(role.replace("_", " ") for role in roles)
     layers = "In each column one point a layer, the first layer leftmost"
     where = sample(found.results.settings.section("curvature"))
     error = seeds_and_error(found.seeds, "the bar", "the bar is ± 1 standard error of the estimate")
@@ -74,16 +57,12 @@ def curvature_figure(found: Comparison) -> Figure | None:
     return Figure(
         name="curvature",
         title="Curvature of each parameter group",
-        panels=tuple(
-            Panel(
-                title=title,
-                x_label="Kind of parameter group",
-                y_label=CURVATURE,
-                series=series,
-                ticks=ticks,
-                log=scale,
-            )
-            for title, series in panels.items()
+        panels=panels(
+            series,
+            x_label="Kind of parameter group",
+            y_label=CURVATURE,
+            ticks=tuple(role.replace("_", " ") for role in roles),
+            log=log_scale(values),
         ),
         columns=len(moments),
         size=(6.5, 3.3),
@@ -94,27 +73,26 @@ def curvature_figure(found: Comparison) -> Figure | None:
     )
 
 
-def _points(
-    norms: Sequence[ResultRow], presets: Sequence[str], roles: Sequence[str]
-) -> Iterator[Series]:
+def panels(series: Mapping[str, Sequence[Series]], **common: Any) -> tuple[Panel, ...]:
+    """One panel a title, which have all else in common."""
+    return tuple(Panel(title=name, series=tuple(own), **common) for name, own in series.items())
+
+
+def _points(found: Comparison, stage: str, part: str, roles: Sequence[str]) -> Iterator[Series]:
     """One series a preset, spread over its slot beside each role."""
-    width = SLOT / len(presets)
-    for number, preset in enumerate(presets):
-        own = by_layer(norm for norm in norms if norm.preset == preset)
+    width = SLOT / len(found.presets)
+    norms = by_layer(norm for norm in found.norms if (norm.stage, norm.part) == (stage, part))
+    for number, preset in enumerate(found.presets):
+        own = [norm for norm in norms if norm.preset == preset]
         place = (number + 0.5) * width - SLOT / 2
-        x, shown = [], []
+        x: list[float] = []
+        shown: list[ResultRow] = []
         for index, role in enumerate(roles):
             same = [norm for norm in own if norm.role == role]
             spread = [(order + 0.5) / len(same) - 0.5 for order in range(len(same))]
             x += [index + place + FILL * width * one for one in spread]
             shown += same
-        yield Series(
-            name=preset,
-            x=tuple(x),
-            y=tuple(norm.value for norm in shown),
-            error=tuple(norm.standard_error or 0.0 for norm in shown),
-            line=False,
-        )
+        yield replace(averaged(preset, x, shown), line=False)
 
 
 def heterogeneity_figure(found: Comparison) -> Figure | None:

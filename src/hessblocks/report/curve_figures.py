@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from hessblocks.figures import Figure, Panel, Series, log_scale, plain_math
-from hessblocks.report.comparison.captions import sample, seeds_and_error
-from hessblocks.report.comparison.comparison import SIGNAL, Comparison, ComparisonRow, Curve
-from hessblocks.report.comparison.group_figures import CURVATURE, PARTS
+from hessblocks.figures import Figure, Series, log_scale, plain_math
+from hessblocks.report.captions import sample, seeds_and_error
+from hessblocks.report.comparison import SIGNAL, Comparison, ComparisonRow, Curve
+from hessblocks.report.group_figures import CURVATURE, PARTS, panels
 from hessblocks.storage import NORM, Metric
 
 MOST_POINTS = 300
@@ -39,7 +39,7 @@ OF_GAINS = (
     "a sub-block; with a weight's letter those of W = α W_init + β ΔW."
 )
 ELSEWHERE = "All layers and the gradient norms are in observations.jsonl."
-Panels = Mapping[str, Sequence[Curve]]
+Titled = Mapping[str, Sequence[Curve]]
 """Title → its curves."""
 
 
@@ -60,6 +60,14 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
     limits = _limits(found.results.metrics)
     notes = {row.preset: _note(row) for row in found.rows}
     words, label = AXES[against]
+    series = {
+        title: [
+            _thinned(replace(one.series(against), note=notes[one.preset]), window)
+            for one in losses
+            if one.part == split
+        ]
+        for split, title in SPLITS.items()
+    }
     every = found.results.settings.section("training").get("log_every")
     caption = (
         "" if every is None else f"Training loss is averaged over {every} steps.",
@@ -70,21 +78,7 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
     return Figure(
         name=f"loss-{against}",
         title=f"Loss against {words}",
-        panels=tuple(
-            Panel(
-                title=title,
-                x_label=label,
-                y_label=LOSS,
-                series=tuple(
-                    _thinned(one.series(against, notes[one.preset]), window)
-                    for one in losses
-                    if one.part == split
-                ),
-                limits=limits,
-                band=True,
-            )
-            for split, title in SPLITS.items()
-        ),
+        panels=panels(series, x_label=label, y_label=LOSS, limits=limits, band=True),
         caption=plain_math(" ".join(filter(None, caption))),
         size=(5.5, 4.2),
         shares="both",
@@ -158,26 +152,26 @@ def along_figures(found: Comparison) -> tuple[Figure | None, ...]:
     )
 
 
-def _gains(curves: Iterable[Curve]) -> Panels:
+def _gains(curves: Iterable[Curve]) -> Titled:
     """One panel a gain, each the mean over layers and heads."""
-    panels: dict[str, list[Curve]] = defaultdict(list)
+    found: dict[str, list[Curve]] = defaultdict(list)
     for curve in sorted(curves, key=lambda one: ("_" in one.quantity, one.quantity)):
         letter, _, of = curve.quantity.partition("_")
         if letter in GAINS:
             index = f"_\\mathrm{{{of}}}" if of else ""
-            panels[f"$\\{letter}{index}$"].append(curve)
-    return panels
+            found[f"$\\{letter}{index}$"].append(curve)
+    return found
 
 
-def _signal(curves: Sequence[Curve]) -> Panels:
+def _signal(curves: Sequence[Curve]) -> Titled:
     """One panel a quantity."""
-    panels = {
+    found = {
         title: [one for one in curves if one.quantity == name] for name, title in SIGNAL.items()
     }
-    return {title: own for title, own in panels.items() if own}
+    return {title: own for title, own in found.items() if own}
 
 
-def _norms(curves: Iterable[Curve]) -> Panels:
+def _norms(curves: Iterable[Curve]) -> Titled:
     """One panel a role and part, the mean over its groups."""
     found = [one for one in curves if one.quantity == NORM]
     return {
@@ -190,11 +184,11 @@ def _norms(curves: Iterable[Curve]) -> Panels:
 
 
 def _figure(
-    found: Comparison, name: str, panels: Panels, y: str, about: str, against: str = ""
+    found: Comparison, name: str, titled: Titled, y: str, about: str, against: str = ""
 ) -> Figure | None:
     """Values over steps, each panel with an ordinate of its own, or curvature over an abscissa."""
     axis = against or "steps"
-    series = {title: [one.series(axis) for one in own] for title, own in panels.items()}
+    series = {title: [one.series(axis) for one in own] for title, own in titled.items()}
     values = [y for own in series.values() for one in own for y in one.y]
     if not values:
         return None
@@ -203,20 +197,11 @@ def _figure(
     if against == "loss":
         about += " The loss is that on the same batch; training goes from right to left."
     single = "the band is ± 1 standard error of the estimate" if against else NO_BAND
+    scale = log_scale(values) if against else None
     return Figure(
         name=name,
         title=by if against else f"{name.capitalize()} along training",
-        panels=tuple(
-            Panel(
-                title=title,
-                x_label=label,
-                y_label=y,
-                series=tuple(own),
-                log=log_scale(values) if against else None,
-                band=True,
-            )
-            for title, own in series.items()
-        ),
+        panels=panels(series, x_label=label, y_label=y, log=scale, band=True),
         columns=min(3, len(series)),
         caption=plain_math(f"{about} {seeds_and_error(found.seeds, 'the band', single)}"),
         shares="both" if against else "x",

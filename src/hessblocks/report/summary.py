@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from hessblocks.report.comparison.comparison import (
+from hessblocks.report.comparison import (
     MOMENTS,
     Comparison,
     ComparisonRow,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hessblocks.report.comparison.captions import ratio_text, with_error
-from hessblocks.report.comparison.comparison import Comparison, ComparisonRow, compare_results
+from hessblocks.report.captions import ratio_text, with_error
+from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results
 from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import FolderResults
 

@@ -93,15 +93,15 @@ class Curve:
     means: tuple[Average, ...]
     """Ordinates; with one seed their errors are those of independent estimates."""
 
-    def series(self, against: str, note: str = "") -> Series:
-        """The curve over one of its abscissas; its errors are 0 where there is none."""
-        return Series(
-            name=self.preset,
-            x=self.x[against],
-            y=tuple(mean.value for mean in self.means),
-            error=tuple(mean.standard_error or 0.0 for mean in self.means),
-            note=note,
-        )
+    def series(self, against: str) -> Series:
+        """The curve over one of its abscissas."""
+        return averaged(self.preset, self.x[against], self.means)
+
+
+def averaged(name: str, x: Iterable[float], means: Sequence[Average | ResultRow]) -> Series:
+    """A series of means with their errors, 0 where there is none."""
+    errors = tuple(mean.standard_error or 0.0 for mean in means)
+    return Series(name=name, x=tuple(x), y=tuple(mean.value for mean in means), error=errors)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from markupsafe import Markup
 
 from hessblocks.conventions import AnyPath
 from hessblocks.figures import Figure, page_text
+from hessblocks.report.captions import ratio_text, with_error, zero_groups
 from hessblocks.report.command_line import command_line
-from hessblocks.report.comparison.captions import ratio_text, with_error, zero_groups
-from hessblocks.report.comparison.comparison import Comparison, ComparisonRow, compare_results
-from hessblocks.report.comparison.curve_figures import along_figures, loss_figure
-from hessblocks.report.comparison.group_figures import curvature_figure, heterogeneity_figure
-from hessblocks.report.comparison.headline import headline
+from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results
+from hessblocks.report.curve_figures import along_figures, loss_figure
+from hessblocks.report.group_figures import curvature_figure, heterogeneity_figure
+from hessblocks.report.headline import headline
 from hessblocks.report.templates import (
     ABSENT,
     drawn_picture,

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from hessblocks.figures import LARGE, NEGLIGIBLE, number
-from hessblocks.report.comparison.comparison import ComparisonRow
+from hessblocks.report.comparison import ComparisonRow
 from hessblocks.statistics import Average, Heterogeneity
 
 
@@ -56,17 +56,22 @@ def zero_groups(rows: Iterable[ComparisonRow]) -> str:
     )
 
 
-def short_names(groups: Iterable[str]) -> str:
-    """Group names, the layers of the same group gathered: `attention.key of layers 0–3, 5`."""
+def by_name(groups: Iterable[str]) -> dict[str, list[int]]:
+    """Names of groups without their layer → the layers; empty for a group outside of layers."""
     layers: dict[str, list[int]] = defaultdict(list)
     for group in groups:
         if found := re.fullmatch(r"layers\.([0-9]+)\.(.+)", group):
             layers[found[2]].append(int(found[1]))
         else:
             layers[group] = []
+    return layers
+
+
+def short_names(groups: Iterable[str]) -> str:
+    """Group names, the layers of the same group gathered: `attention.key of layers 0–3, 5`."""
     return ", ".join(
         f"{rest} of layer{'s' if len(found) > 1 else ''} {_ranges(found)}" if found else rest
-        for rest, found in layers.items()
+        for rest, found in by_name(groups).items()
     )
 
 
