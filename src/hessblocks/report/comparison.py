@@ -65,6 +65,8 @@ class ComparisonRow:
     """The first step at which a seed has no finite loss: a mean over the others would be another curve."""
     steps: int | None = None
     """Optimiser updates."""
+    cost: Average | None = None
+    """Floating-point operations of an update."""
     budget: tuple[str, ...] = ()
     """Steps and what it used of what was matched, as text; empty at equal steps."""
 
@@ -148,7 +150,6 @@ def compare_results(results: FolderResults | Comparison) -> Comparison:
         return results
     match = str(results.settings.values.get("match", "steps"))
     rows = tuple(_row(results, preset, match) for preset in results.presets)
-    cost = {row.preset: average_rows(results.select("flops", preset=row.preset)) for row in rows}
     lines = _lines(results.metrics, results.observations, {row.preset: row.end for row in rows})
     return Comparison(
         results=results,
@@ -156,10 +157,10 @@ def compare_results(results: FolderResults | Comparison) -> Comparison:
         rows=rows,
         norms=tuple(_mean_norms(results.select(NORM))),
         curves=tuple(
-            _curve(own, cost[preset], preset=preset, quantity=quantity, role=role, part=part)
+            _curve(own, row, quantity=quantity, role=role, part=part)
             for (quantity, role, part), presets in lines.items()
-            for preset in results.presets
-            if (own := presets.get(preset))
+            for row in rows
+            if (own := presets.get(row.preset))
         ),
     )
 
@@ -182,16 +183,11 @@ def _row(results: FolderResults, preset: str, match: str) -> ComparisonRow:
     diverged = {row.seed for row in losses if not math.isfinite(row.value)}
     measured = {row.seed for row in results.measurements if row.preset == preset}
     parameters, steps = over_seeds("parameters"), max((row.step for row in metrics), default=None)
-    causes: dict[int, str] = {}
-    for row in metrics:
-        if row.diverged:
-            causes.setdefault(row.seed, row.diverged)
+    time, cost = over_seeds("training_time"), over_seeds("flops")
     used: dict[str, float | None] = {
         "tokens": max((row.tokens for row in metrics if row.tokens is not None), default=None),
-        "time": time.value if (time := over_seeds("training_time")) else None,
-        "flops": steps * each.value
-        if (each := over_seeds("flops")) and steps is not None
-        else None,
+        "time": None if time is None else time.value,
+        "flops": None if cost is None or steps is None else steps * cost.value,
     }
     return ComparisonRow(
         preset=preset,
@@ -204,9 +200,10 @@ def _row(results: FolderResults, preset: str, match: str) -> ComparisonRow:
         before=heterogeneity("initial"),
         after=heterogeneity("final"),
         diverged=tuple(sorted(diverged | {row.seed for row in lost})),
-        causes=causes,
+        causes={row.seed: row.diverged for row in reversed(metrics) if row.diverged},
         end=min((row.step for row in lost), default=math.inf),
         steps=steps,
+        cost=cost,
         budget=(_text(steps, "{:,}".format), _text(used[match], number)) if match in used else (),
     )
 
@@ -270,44 +267,49 @@ def _lines(
     metrics: Iterable[Metric], observations: Iterable[Observation], ends: Mapping[str, float]
 ) -> dict[tuple[str, str, str], dict[str, list[Line]]]:
     """(quantity, role, part) of a curve and its preset → what it is the mean of."""
-    found: dict[tuple[str, str, str], dict[str, list[Line]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for row in metrics:
-        if row.step < ends[row.preset]:
-            found["loss", "", row.split][row.preset].append(row)
-    signal = [row for row in observations if row.quantity in SIGNAL and not row.group]
-    last = max((row.layer for row in signal if row.layer is not None), default=None)
+    found: dict[tuple[str, str, str], dict[str, list[Line]]] = {}
+
+    def add(line: Line, quantity: str, role: str = "", part: str = "") -> None:
+        found.setdefault((quantity, role, part), {}).setdefault(line.preset, []).append(line)
+
+    for metric in metrics:
+        if metric.step < ends[metric.preset]:
+            add(metric, "loss", part=metric.split)
+    signal = [one for one in observations if one.quantity in SIGNAL and not one.group]
+    last = max((one.layer for one in signal if one.layer is not None), default=None)
     for one in observations:
         if one.quantity == NORM:
-            found[NORM, one.role, one.part][one.preset].append(one)
+            add(one, NORM, one.role, one.part)
         elif one.quantity not in SIGNAL or (one.layer == last and not one.group):
-            found[one.quantity, "", ""][one.preset].append(one)
+            add(one, one.quantity)
     return found
 
 
-def _curve(rows: Sequence[Line], cost: Average | None, **about: str) -> Curve:
+def _curve(lines: Sequence[Line], of: ComparisonRow, **about: str) -> Curve:
     """One point a step; values that are not finite are left out."""
-    value = "loss" if about["quantity"] == "loss" else "value"
+    value = "loss" if isinstance(lines[0], Metric) else "value"
     steps: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if math.isfinite(getattr(row, value)):
-            steps[row.step][row.seed].append(row)
+    for line in lines:
+        if math.isfinite(getattr(line, value)):
+            steps[line.step][line.seed].append(line)
     x: dict[str, list[float]] = {name: [] for name in ABSCISSAS}
     means = []
     for _, seeds in sorted(steps.items()):
         own = list(seeds.values())
-        errors = [error for row in own[0] if (error := getattr(row, "standard_error", None))]
+        errors = [error for line in own[0] if (error := getattr(line, "standard_error", None))]
         error = math.hypot(*errors) / len(own[0]) if errors else None
         mean = average([_mean(seed, value) for seed in own], error)
         assert mean is not None, "only finite values were collected"
         means.append(mean)
         for name, label in ABSCISSAS.items():
             x[name].append(fmean(_mean(seed, label) for seed in own))
-    x["flops"] = [step * (cost.value if cost else math.nan) for step in x["steps"]]
-    layer = getattr(rows[0], "layer", None) if about["quantity"] in SIGNAL else None
+    x["flops"] = [step * (of.cost.value if of.cost else math.nan) for step in x["steps"]]
     return Curve(
-        **about, layer=layer, x={name: tuple(own) for name, own in x.items()}, means=tuple(means)
+        preset=of.preset,
+        **about,
+        layer=getattr(lines[0], "layer", None) if about["quantity"] in SIGNAL else None,
+        x={name: tuple(own) for name, own in x.items()},
+        means=tuple(means),
     )
 
 

@@ -53,7 +53,7 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
     Returns:
         The figure's content; None where no loss was written yet, or nothing of the axis.
     """
-    losses = [one for one in found.curves if one.quantity == "loss" and one.means]
+    losses = [c for c in found.curves if c.quantity == "loss" and c.part in SPLITS and c.means]
     if all(math.isnan(x) for one in losses for x in one.x[against]):
         return None
     window = max(math.ceil(len(one.means) / MOST_POINTS) for one in losses)

@@ -12,7 +12,18 @@ from hessblocks.report.comparison import MOMENTS, Comparison, averaged, by_layer
 from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import ResultRow
 
-ROLES = ["embedding", "query", "key", "value", "projection", "gain", "mlp_in", "mlp_out", "norm", "head"]
+ROLES = [
+    "embedding",
+    "query",
+    "key",
+    "value",
+    "projection",
+    "gain",
+    "mlp_in",
+    "mlp_out",
+    "norm",
+    "head",
+]
 PARTS = {
     "outer": "Outer product $H_o$",
     "functional": "Functional $H_f$",
