@@ -3,7 +3,7 @@
 import pytest
 
 from hessblocks.cli.terminal.console import show, significant, zero_group_lines
-from hessblocks.report.comparison.table import ComparisonRow
+from hessblocks.report import ComparisonRow
 from hessblocks.statistics import Average, Heterogeneity
 
 

@@ -304,7 +304,7 @@ assert json.loads((out / "coins" / "summary.json").read_text())["checks"][0]["ho
 FIGURE = Recipe(
     name="figure",
     edits={
-        "src/hessblocks/report/comparison/parameter_bars.py": (
+        "src/hessblocks/report/parameter_bars.py": (
             (
                 "",
                 '''"""Parameters of each block, as bars."""
@@ -312,19 +312,19 @@ FIGURE = Recipe(
 from __future__ import annotations
 
 from hessblocks.figures import Figure, Panel, Series
-from hessblocks.storage import FolderResults
+from hessblocks.report.comparison import Comparison
 
 
-def parameter_figure(results: FolderResults) -> Figure | None:
+def parameter_figure(found: Comparison) -> Figure | None:
     """How many parameters the models have; None where none is counted yet.
 
     Args:
-        results: a run folder.
+        found: the comparison.
 
     Returns:
         The figure's content.
     """
-    counted = {row.preset: row.value for row in results.select("parameters")}
+    counted = {row.preset: row.parameters for row in found.rows if row.parameters is not None}
     if not counted:
         return None
     bars = Series(
@@ -344,27 +344,27 @@ def parameter_figure(results: FolderResults) -> Figure | None:
         title="How large the models are",
         caption="Counted.",
         panels=(panel,),
-        marked=results.presets,
+        marked=found.presets,
     )
 ''',
             ),
         ),
-        "src/hessblocks/report/comparison/page.py": (
+        "src/hessblocks/report/page.py": (
             (
-                "from hessblocks.report.comparison.table import",
-                "from hessblocks.report.comparison.parameter_bars import parameter_figure\n",
+                "from hessblocks.report.templates import",
+                "from hessblocks.report.parameter_bars import parameter_figure\n",
             ),
-            ("        *along_figures(results),\n", "        parameter_figure(results),\n"),
+            ("        *along_figures(found),\n", "        parameter_figure(found),\n"),
         ),
     },
     proof="""
 import pathlib
 from hessblocks.drawing import draw
-from hessblocks.report import load_results, write_report
-from hessblocks.report.comparison.page import all_figures
+from hessblocks.report import compare_results, load_results, write_report
+from hessblocks.report.page import all_figures
 from tests.report.folders import Folder
 out = Folder(presets=("pre-ln", "sas"), layers=1).write(pathlib.Path(folder) / "run")
-(figure,) = [one for one in all_figures(load_results(out)) if one.name == "parameters"]
+(figure,) = [one for one in all_figures(compare_results(load_results(out))) if one.name == "parameters"]
 assert len(draw(figure).axes) == 1
 page = write_report(out).read_text()
 assert "How large the models are" in page

@@ -68,7 +68,6 @@ ROOMS: dict[str, set[str]] = {
     "curvature.verification": {"exact", "last_layer"},
     "training.folder": set(),
     "training.trainer": {"folder"},
-    "report.comparison": set(),
     "cli.terminal": set(),
     "cli.commands": {"terminal"},
 }

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from hessblocks.errors import RunError
-from hessblocks.report.comparison.along import ALIGNMENTS
-from hessblocks.report.comparison.budget import budget_cells, budget_columns
-from hessblocks.report.comparison.page import all_figures, write_report
-from hessblocks.report.comparison.table import summary
-from hessblocks.storage.folder_results import FolderResults, load_results
+from hessblocks.report import Comparison, compare_results, summary
+from hessblocks.report.curve_figures import ALIGNMENTS
+from hessblocks.report.page import all_figures, write_report
+from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder, row
 
 PRESETS = ("pre-ln", "sas")
@@ -40,17 +39,17 @@ def observations(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
     return found
 
 
-def results(folder: Path, seeds: tuple[int, ...] = (0,), **config: object) -> FolderResults:
+def results(folder: Path, seeds: tuple[int, ...] = (0,), **config: object) -> Comparison:
     made = Folder(presets=PRESETS, seeds=seeds)
     made.config |= config
     made.rows += [row(p, s, "flops", 5e8, method="exact") for p in PRESETS for s in seeds]
     made.write(folder)
     lines = "".join(json.dumps(line) + "\n" for line in observations(seeds))
     (folder / "observations.jsonl").write_text(lines)
-    return load_results(folder)
+    return compare_results(load_results(folder))
 
 
-def points(found: FolderResults, name: str, preset: str) -> list[tuple[float, float, float]]:
+def points(found: Comparison, name: str, preset: str) -> list[tuple[float, float, float]]:
     (drawing,) = (d for d in all_figures(found) if d.name == name)
     series = [s for panel in drawing.panels for s in panel.series if s.name == preset]
     return list(zip(series[0].x, series[0].y, series[0].error, strict=True)) if series else []
@@ -59,7 +58,7 @@ def points(found: FolderResults, name: str, preset: str) -> list[tuple[float, fl
 def test_a_folder_without_observations_has_none_of_their_figures(tmp_path: Path) -> None:
     found = load_results(Folder(presets=PRESETS).write(tmp_path))
     assert found.observations == ()
-    assert not ALONG & {drawing.name for drawing in all_figures(found)}
+    assert not ALONG & {drawing.name for drawing in all_figures(compare_results(found))}
 
 
 def test_gains_are_means_over_layers(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_bands_stay_on_a_logarithmic_axis(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("blank")
 def test_the_page_shows_them(tmp_path: Path) -> None:
-    folder = results(tmp_path, (0, 1), match="flops").folder
+    folder = results(tmp_path, (0, 1), match="flops").results.folder
     text = write_report(folder).read_text()
     assert {f"{name}.png" for name in ALONG | {"loss-flops"}} <= {
         path.name for path in (folder / "figures").iterdir()
@@ -128,14 +127,14 @@ def test_what_was_matched_has_its_columns(
     tmp_path: Path, match: str, columns: tuple[str, ...], cells: tuple[str, ...]
 ) -> None:
     found = results(tmp_path, match=match)
-    assert budget_columns(found) == columns
-    assert budget_cells(found, "pre-ln") == cells
+    assert found.budget_columns == columns
+    assert found.rows[0].budget == cells
     assert summary(found)["match"] == match
     assert summary(found)["presets"]["sas"]["steps"] == 200
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    folder = results(tmp_path).folder
+    folder = results(tmp_path).results.folder
     path = folder / "observations.jsonl"
     path.write_text(path.read_text().replace('"step": 100', '"step": "x"', 1))
     with pytest.raises(RunError, match=r"observations.jsonl, line \d+: .*; mend or remove it"):
@@ -148,7 +147,7 @@ def test_where_a_run_diverged_is_in_the_caption(tmp_path: Path) -> None:
         {"preset": "sas", "seed": 0, "step": 210, "tokens": 1, "seconds": 25.0, "split": "train"}
         | {"loss": None, "diverged": "activations of model.layers.1.mlp (layer 1)"}
     )
-    drawings = all_figures(load_results(made.write(tmp_path)))
+    drawings = all_figures(compare_results(load_results(made.write(tmp_path))))
     (drawing,) = (drawing for drawing in drawings if drawing.name == "loss-steps")
     assert "diverged (seed 0: activations of model.layers.1.mlp (layer 1))" in drawing.caption
     assert "sas (diverged at step 210)" in drawing.legend

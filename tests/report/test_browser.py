@@ -8,7 +8,7 @@ import pytest
 
 import hessblocks as hb
 from hessblocks.report import write_curvature_report
-from hessblocks.report.comparison.page import write_report
+from hessblocks.report.page import write_report
 from tests.report.browser import chromium, open_page, screenshot
 from tests.report.folders import Folder
 

@@ -5,23 +5,23 @@ import re
 import pytest
 
 from hessblocks.cli.terminal.console import WIDE, comparison_table, show
-from hessblocks.report import comparison_rows, headline, summary
-from hessblocks.report.comparison.cells import comparison_cells
-from hessblocks.report.comparison.curvature_points import heterogeneity_figure
-from hessblocks.storage import FolderResults, load_results
+from hessblocks.report import Comparison, compare_results, comparison_rows, headline, summary
+from hessblocks.report.group_figures import heterogeneity_figure
+from hessblocks.report.page import comparison_cells
+from hessblocks.storage import load_results
 from tests.report.folders import Folder
 
 SHOWN = re.compile(r"^[\d,.]+ \[[\d,.]+, [\d,.]+\]$")
 
 
 @pytest.fixture
-def results(tmp_path) -> FolderResults:
-    return load_results(Folder().write(tmp_path))
+def results(tmp_path) -> Comparison:
+    return compare_results(load_results(Folder().write(tmp_path)))
 
 
 def test_the_tables_of_page_and_terminal_show_it(results, capsys) -> None:
     rows = comparison_rows(results)
-    show({}, [comparison_table(rows, results)], as_json=False, width=WIDE)
+    show({}, [comparison_table(results)], as_json=False, width=WIDE)
     printed = capsys.readouterr().out
     for row in rows:
         before, after = comparison_cells(row)[-2:]
@@ -34,7 +34,7 @@ def test_the_tables_of_page_and_terminal_show_it(results, capsys) -> None:
 def test_over_several_seeds_it_is_the_error_of_the_mean(tmp_path) -> None:
     made = Folder(presets=("sas",), seeds=(0, 1))
     made.change(lambda row: row.update(value=2 * row["value"]), seed=1, group="layers.0.mlp.out")
-    results = load_results(made.write(tmp_path))
+    results = compare_results(load_results(made.write(tmp_path)))
     assert " ± " in comparison_cells(comparison_rows(results)[0])[-2]
     bars = heterogeneity_figure(results).plots[0].series[0]
     assert bars.below == bars.error != (0.0,)

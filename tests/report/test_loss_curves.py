@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hessblocks.figures import Series
-from hessblocks.report.comparison import loss_curves
-from hessblocks.report.comparison.loss_curves import loss_figure
+from hessblocks.report import compare_results, curve_figures
+from hessblocks.report.curve_figures import loss_figure
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder, loss
 
@@ -17,7 +17,7 @@ def test_a_mean_curve_ends_where_a_seed_diverged(tmp_path: Path) -> None:
     for line in made.metrics:
         if (line["preset"], line["seed"]) == ("sas", 1) and line["step"] >= 100:
             line["loss"] = math.nan
-    drawing = loss_figure(load_results(made.write(tmp_path)), "steps")
+    drawing = loss_figure(compare_results(load_results(made.write(tmp_path))), "steps")
     assert drawing is not None
     held_out = {series.name: series for series in drawing.plots[1].series}
     assert held_out["pre-ln"].x == (0, 40, 80, 120, 160, 200)
@@ -31,9 +31,9 @@ def test_a_mean_curve_ends_where_a_seed_diverged(tmp_path: Path) -> None:
 def test_the_error_of_a_window_is_the_root_mean_square_of_its_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loss_curves, "MOST_POINTS", 2)
+    monkeypatch.setattr(curve_figures, "MOST_POINTS", 2)
     errors = (3.0, 4.0, 0.5, 0.5)
     long = Series(name="sas", x=(0, 1, 2, 3), y=(1, 3, 5, 9), error=errors)
-    short = loss_curves._thinned(long, 2)
+    short = curve_figures._thinned(long, 2)
     assert (short.x, short.y) == ((0.5, 2.5), (2, 7))
     assert short.error == pytest.approx((math.sqrt(12.5), 0.5))

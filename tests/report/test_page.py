@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.report.comparison.headline import headline
-from hessblocks.report.comparison.page import all_figures, write_report
+from hessblocks.report import compare_results, headline
+from hessblocks.report.page import all_figures, write_report
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder
 
@@ -163,7 +163,7 @@ def test_a_diverged_run_is_named(tmp_path) -> None:
     text = write_report(made.write(tmp_path)).read_text()
     assert ">sas-p-no-norm diverged.<" in text
     assert "diverged (seed 0)" in text
-    drawn = {figure.name: figure for figure in all_figures(load_results(tmp_path))}
+    drawn = {figure.name: figure for figure in all_figures(compare_results(load_results(tmp_path)))}
     assert "sas-p-no-norm (diverged at step 100)" in drawn["loss-steps"].legend
     assert "are cut off" in text
 

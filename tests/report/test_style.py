@@ -10,7 +10,7 @@ from hessblocks.figures import page_text, plain_math, read_figure
 from hessblocks.figures.log_scale import log_scale
 from hessblocks.figures.style import BESIDE, MARKS, marks
 from hessblocks.figures.text import number
-from hessblocks.report.comparison.captions import short_names, with_error, with_interval
+from hessblocks.report.captions import short_names, with_error, with_interval
 from hessblocks.statistics import Average
 
 OWN = {**MARKS, **BESIDE}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hessblocks.report.comparison.table import comparison_rows, diverged, summary
+from hessblocks.report import comparison_rows, summary
 from hessblocks.statistics import average, ends
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import PARTS, Folder, groups, loss, norm
@@ -137,6 +137,5 @@ def test_a_loss_that_is_infinite_or_no_number_has_diverged(tmp_path, last) -> No
         replace(row, loss=last) if (row.preset, row.seed, row.step) == ("sas", 1, 200) else row
         for row in results.metrics
     ]
-    results = replace(results, metrics=tuple(spoilt))
-    assert diverged(results, "sas") == (1,)
-    assert diverged(results, "pre-ln") == ()
+    well, lost = comparison_rows(replace(results, metrics=tuple(spoilt)))
+    assert (well.diverged, lost.diverged) == ((), (1,))

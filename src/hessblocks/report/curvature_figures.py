@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import matplotlib as mpl
 from matplotlib.figure import Figure as Drawn
 
-from hessblocks.drawing import draw, draw_heatmap, page_picture
+from hessblocks.drawing import draw_heatmap
 from hessblocks.figures import MATPLOTLIB, Figure, Panel, Series, log_scale, plain_math
-from hessblocks.report.comparison import PARTS
+from hessblocks.report.group_figures import PARTS
+from hessblocks.report.templates import drawn_picture
 from hessblocks.storage import CurvatureResults, Density
 
 LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#000000", "o")}
@@ -21,25 +22,26 @@ FLOOR = 1e-4
 
 
 @mpl.rc_context(dict(MATPLOTLIB))
-def write_curvature_figures(results: CurvatureResults) -> dict[str, bytes]:
+def write_curvature_figures(results: CurvatureResults) -> dict[str, str]:
     """Write figures/<name>.png and .svg of whatever was measured.
 
     Returns:
-        Name (`norms`, `map-<part>`, `spectra-<part>`) → the figure as SVG, for a page.
+        Name (`norms`, `map-<part>`, `spectra-<part>`) → the figure, to stand inside a page.
 
     Raises:
         RunError: a file cannot be written.
     """
-    found = {"norms": norms_figure(results)} if results.norms else {}
+    found: dict[str, Figure | Drawn] = {}
+    if results.norms:
+        found["norms"] = norms_figure(results)
     names = list(results.norms)
     for part, cells in results.cells.items():
         values = [[cells[row, column].value for column in names] for row in names]
         layers = [results.layers[name] for name in names]
         found[f"map-{part}"] = draw_heatmap(names, layers, values, part=part)
     for part, densities in results.spectra.items():
-        found[f"spectra-{part}"] = draw(spectra_figure(densities, part))
-    folder = results.folder / "figures"
-    return {name: page_picture(figure, folder, name) for name, figure in found.items()}
+        found[f"spectra-{part}"] = spectra_figure(densities, part)
+    return {name: drawn_picture(figure, results.folder, name) for name, figure in found.items()}
 
 
 def norms_figure(results: CurvatureResults) -> Drawn:

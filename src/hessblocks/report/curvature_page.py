@@ -6,14 +6,8 @@ from pathlib import Path
 
 from hessblocks.conventions import AnyPath
 from hessblocks.figures import PART_WORDS
-from hessblocks.report.comparison import (
-    environment_rows,
-    setting_rows,
-    short_names,
-    with_error,
-    with_interval,
-)
-from hessblocks.report.templates import inlined, write_page
+from hessblocks.report.captions import short_names, with_error, with_interval
+from hessblocks.report.templates import environment_rows, setting_rows, write_page
 from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults, Norm, load_curvature
 
@@ -49,8 +43,8 @@ def write_curvature_report(folder: AnyPath) -> Path:
         headline=(_headline(results),),
         missing=results.missing,
         figures=[
-            {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": inlined(svg)}
-            for name, svg in pictures.items()
+            {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": picture}
+            for name, picture in pictures.items()
         ],
         data=results.config["data"],
         spent=_spent(results),

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from hessblocks.conventions import AnyPath
 from hessblocks.escape import printable_lines
+from hessblocks.figures import Figure
 from hessblocks.storage import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawn
+
+ABSENT = "–"
+"""What is not measured."""
 
 
 def write_page(
@@ -51,3 +59,42 @@ def _visible(value: Any) -> Any:
 def inlined(picture: bytes) -> str:
     """Encode an SVG in base64, to stand inside the page as an image; scripts do not run there."""
     return base64.b64encode(picture).decode("ascii")
+
+
+def drawn_picture(figure: Figure | Drawn, folder: AnyPath, name: str) -> str:
+    """Draw a figure to figures/<name>.png and .svg of a folder, and return it for its page.
+
+    Args:
+        figure: as data, or drawn by matplotlib already.
+        folder: of the page.
+        name: without suffix.
+
+    Returns:
+        What `inlined` makes of it, without title and caption.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    from hessblocks.drawing import draw, page_picture  # matplotlib takes its time
+
+    drawn = draw(figure) if isinstance(figure, Figure) else figure
+    return inlined(page_picture(drawn, Path(folder, "figures"), name))
+
+
+def setting_rows(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as (name with dots, value) rows."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from setting_rows(value, f"{prefix}{name}.")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            yield f"{prefix}{name}", ", ".join(map(str, value))
+        else:
+            yield f"{prefix}{name}", ABSENT if value is None else str(value)
+
+
+def environment_rows(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Versions and hardware as rows, memory in gigabytes."""
+    memory = values.get("memory")
+    if isinstance(memory, int):
+        values = {**values, "memory": f"{memory / 1e9:.1f} GB"}
+    yield from setting_rows(values)

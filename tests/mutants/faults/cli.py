@@ -20,6 +20,8 @@ FAULTS = (
     fault("verify is content with wrong blocks",
           "[$check for $check in $checks if not $check.passed] => []",
           "test_an_error_above_the_bound_ends_with_status_1"),
-    fault("groups of other blocks are named", "$ratio and $ratio.zero_groups => $ratio",
-          "test_zero_groups_are_named_once_for_all_blocks_that_share_them"),
+    fault("groups of other blocks are named",
+          "if $ratio.zero_groups: $$named => if $ratio: $$named",
+          "test_zero_groups_are_named_once_for_all_blocks_that_share_them",
+          within="zero_group_lines"),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.figures import read_figure
-from hessblocks.report import inlined
+from hessblocks.report import drawn_picture
 from hessblocks.storage import read_study_file
 from hessblocks_studies.gallery.against_published import Difference, differences
 
@@ -113,11 +113,9 @@ def load_section(folder: Path) -> StudySection:
     Raises:
         RunError: a file is missing or damaged.
     """
-    from hessblocks.drawing import draw, page_picture
-
     figure, picture = read_figure(folder / "figure.json"), ""
     if figure.panels:
-        picture = inlined(page_picture(draw(figure), folder / "figures", folder.name))
+        picture = drawn_picture(figure, folder, folder.name)
     return StudySection(
         name=read_study_file(folder / "summary.json")["study"],
         summary=read_study_file(folder / "summary.json"),

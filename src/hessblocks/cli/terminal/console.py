@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +13,8 @@ from rich.table import Table
 
 from hessblocks.cli.terminal.sizes import BlockSize
 from hessblocks.escape import printable, printable_lines
-from hessblocks.report import ComparisonRow, budget_cells, budget_columns, ratio_text
+from hessblocks.report import Comparison, ComparisonRow, by_name, ratio_text
 from hessblocks.statistics import Average
-from hessblocks.storage import FolderResults
 
 NARROWEST = 120
 """Characters of a line where the output is not a terminal."""
@@ -63,7 +61,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     return table
 
 
-def comparison_table(rows: Sequence[ComparisonRow], results: FolderResults) -> Table:
+def comparison_table(found: Comparison) -> Table:
     """The comparison, one block a row; what was matched last."""
     columns = (
         "block",
@@ -73,7 +71,7 @@ def comparison_table(rows: Sequence[ComparisonRow], results: FolderResults) -> T
         "loss\nat end",
         "heterogeneity\nbefore training",
         "heterogeneity\nafter training",
-        *(name.replace(" ", "\n", 1) for name in budget_columns(results)),
+        *(name.replace(" ", "\n", 1) for name in found.budget_columns),
     )
     return plain_table(
         columns,
@@ -86,9 +84,9 @@ def comparison_table(rows: Sequence[ComparisonRow], results: FolderResults) -> T
                 "diverged" if row.diverged else _number(row.final_loss, ".3f"),
                 ratio_text(row.before) if row.before else "",
                 ratio_text(row.after) if row.after else "",
-                *budget_cells(results, row.preset),
+                *row.budget,
             )
-            for row in rows
+            for row in found.rows
         ],
     )
 
@@ -115,8 +113,8 @@ def zero_group_lines(rows: Sequence[ComparisonRow]) -> list[str]:
     """The groups that are left out of a ratio because their norm is exactly 0."""
     blocks: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for moment, ratio in (("before", row.before), ("after", row.after)):
-            if ratio and ratio.zero_groups:
+        for moment, ratio in row.ratios.items():
+            if ratio.zero_groups:
                 groups = _condensed(ratio.zero_groups)
                 blocks.setdefault((moment, groups), []).append(row.preset)
     return [
@@ -127,12 +125,7 @@ def zero_group_lines(rows: Sequence[ComparisonRow]) -> list[str]:
 
 def _condensed(groups: Sequence[str]) -> str:
     """Names of groups, those of several layers together: layers.{0,1}.attention.key."""
-    layers: dict[str, list[str]] = {}
-    for group in groups:
-        found = re.fullmatch(r"layers\.(\d+)\.(.+)", group)
-        name, layer = (found[2], [found[1]]) if found else (group, [])
-        layers.setdefault(name, []).extend(layer)
-    numbers = {name: ",".join(own) for name, own in layers.items()}
+    numbers = {name: ",".join(map(str, own)) for name, own in by_name(groups).items()}
     braced = {name: f"{{{own}}}" if "," in own else own for name, own in numbers.items()}
     return ", ".join(f"layers.{own}.{name}" if own else name for name, own in braced.items())
 

@@ -20,15 +20,9 @@ from hessblocks.cli.terminal.console import (
 )
 from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
-from hessblocks.report import (
-    ComparisonRow,
-    budget_columns,
-    comparison_rows,
-    summary,
-    write_report,
-)
+from hessblocks.report import Comparison, compare_results, summary, write_report
 from hessblocks.settings import DataSettings, SharedSettings
-from hessblocks.storage import FolderResults, load_results
+from hessblocks.storage import load_results
 from hessblocks.training import is_first
 
 
@@ -61,32 +55,32 @@ def carry_out(
         work(settings, corpus, out, progress, finish=progress.stage("report")(write_report))
     if not is_first():
         return
-    results = load_results(out)
-    rows = comparison_rows(results)
-    lost = all(row.diverged and row.final_loss is None for row in rows)
+    found = compare_results(load_results(out))
+    lost = all(row.diverged and row.final_loss is None for row in found.rows)
     seconds = time.perf_counter() - start
     show(
-        summary(results, seconds=seconds),
-        [*_lines(rows, results), time_line(progress.seconds, seconds)],
+        summary(found, seconds=seconds),
+        [*_lines(found), time_line(progress.seconds, seconds)],
         ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint}"])],
         as_json=as_json,
-        width=WIDE if budget_columns(results) else NARROWEST,
+        width=WIDE if found.budget_columns else NARROWEST,
     )
     if lost:
-        where = dict.fromkeys(
-            f"{line.preset}, seed {line.seed}: {line.diverged}"
-            for line in results.metrics
-            if line.diverged
+        where = (
+            f"{row.preset}, seed {seed}: {row.causes[seed]}"
+            for seed in found.seeds
+            for row in found.rows
+            if seed in row.causes
         )
         raise RunError(f"every run diverged ({'; '.join(where)}). Try a lower --learning-rate.")
 
 
-def _lines(rows: tuple[ComparisonRow, ...], results: FolderResults) -> Iterator[Table | str]:
-    yield comparison_table(rows, results)
+def _lines(found: Comparison) -> Iterator[Table | str]:
+    yield comparison_table(found)
     yield "loss: validation, nats per token; tokens/s: per second of processor time on a CPU, summed over threads"
-    if any(row.before for row in rows):
+    if any(row.before for row in found.rows):
         yield (
             "heterogeneity: Frobenius norm of the largest Hessian block over that of the smallest, "
             "one Hessian block a parameter group; of one seed with its 95 % interval"
         )
-    yield from zero_group_lines(rows)
+    yield from zero_group_lines(found.rows)

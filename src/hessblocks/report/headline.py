@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hessblocks.report.comparison.budget import matched, steps_of
-from hessblocks.report.comparison.captions import ratio_text, with_error
-from hessblocks.report.comparison.table import ComparisonRow, comparison_rows
+from hessblocks.report.captions import ratio_text, with_error
+from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results
 from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import FolderResults
 
@@ -21,23 +20,27 @@ SEVERAL = 4
 """Blocks up to which each one's number is told, beyond them the baseline's and the two extremes."""
 
 
-def headline(results: FolderResults) -> tuple[str, ...]:
+def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     """What training gave each block, and whose curvature is the more even, before and after.
 
     The baseline is pre-ln, or the first block where pre-ln was not compared. Two values differ
     when they are more than two joint standard errors apart; of one seed those are errors of the estimate. Speed is
     left to the table: blocks that are timed one after the other differ by what the machine does meanwhile.
 
+    Args:
+        results: a run folder, or its comparison.
+
     Returns:
         A sentence each; one that says so where nothing is measured yet.
     """
-    rows = comparison_rows(results)
-    measured = [row for row in rows if row.final_loss or row.before or row.after] or list(rows)
+    found = compare_results(results)
+    rows = found.rows
+    measured = [row for row in rows if row.final_loss or row.ratios] or list(rows)
     base = next((row for row in measured if row.preset == BASELINE), measured[0])
     sentences = (
-        *_losses(rows, base, results),
-        *_evenness("before", "Before training", rows, base),
-        *_evenness("after", "After training", rows, base),
+        *_losses(rows, base, of_steps=found.match == "steps"),
+        *_evenness("before", rows, base),
+        *_evenness("after", rows, base),
         *_diverged(rows),
     )
     return sentences or ("Nothing is measured yet.",)
@@ -55,23 +58,18 @@ def _joint(first: Average, second: Average) -> float:
     return math.hypot(first.standard_error or 0.0, second.standard_error or 0.0)
 
 
-def _losses(
-    rows: Sequence[ComparisonRow], base: ComparisonRow, results: FolderResults
-) -> Iterator[str]:
-    losses = {
-        row.preset: row.final_loss
-        for row in rows
-        if row.final_loss is not None and not row.diverged
-    }
+def _losses(rows: Sequence[ComparisonRow], base: ComparisonRow, *, of_steps: bool) -> Iterator[str]:
+    losses = {row.preset: row.final_loss for row in rows if row.final_loss and not row.diverged}
     if not losses:
         return
-    first = base.preset if base.preset in losses else next(iter(losses))
-    steps = steps_of(results, first) if matched(results) == "steps" else None
-    after = "At the end" if steps is None else f"After {steps:,} steps"
-    own = f"{after} the held-out loss of {first} is {with_error(losses[first])} nats per token"
-    told = [f"{name} {_gap(each, losses[first])}" for name, each in losses.items() if name != first]
-    alone = told and all(each.standard_error is None for each in losses.values())
-    yield f"{own}{'; ' if told else ''}{', '.join(told)}{' (one seed)' if alone else ''}."
+    first = base if base.preset in losses else next(row for row in rows if row.preset in losses)
+    own = losses.pop(first.preset)
+    after = f"After {first.steps:,} steps" if of_steps and first.steps is not None else "At the end"
+    told = [f"{name} {_gap(each, own)}" for name, each in losses.items()]
+    alone = told and all(each.standard_error is None for each in (own, *losses.values()))
+    others = f"; {', '.join(told)}{' (one seed)' if alone else ''}" if told else ""
+    loss = f"the held-out loss of {first.preset} is {with_error(own)} nats per token"
+    yield f"{after} {loss}{others}."
 
 
 def _gap(loss: Average, base: Average) -> str:
@@ -86,17 +84,16 @@ def _gap(loss: Average, base: Average) -> str:
     return f"ends {apart} {side}{'' if difference(loss, base) else ' (not told apart)'}"
 
 
-def _evenness(
-    stage: str, moment: str, rows: Sequence[ComparisonRow], base: ComparisonRow
-) -> Iterator[str]:
-    ratios = {row.preset: ratio for row in rows if (ratio := getattr(row, stage)) is not None}
+def _evenness(moment: str, rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]:
+    ratios = {row.preset: row.ratios[moment] for row in rows if moment in row.ratios}
     if base.preset not in ratios:
         return
-    measure = "largest over smallest group norm of the Hessian"
+    when, measure = moment.capitalize(), "largest over smallest group norm of the Hessian"
+    told = _told(base.preset, ratios)
     if len(ratios) == 1:
-        yield f"{moment}, the {measure} is {ratio_text(ratios[base.preset])} in {base.preset}."
-        return
-    yield f"{moment}, {_compared(base.preset, ratios)} ({measure}: {_told(base.preset, ratios)})."
+        yield f"{when} training, the {measure} is {told}."
+    else:
+        yield f"{when} training, {_compared(base.preset, ratios)} ({measure}: {told})."
 
 
 def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:

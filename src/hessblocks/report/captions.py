@@ -1,49 +1,38 @@
-"""The sentences of a caption that every figure needs: seeds, tokens, probes, meaning of a bar."""
+"""Write numbers with their errors, names of groups, and the sentences that captions share."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from hessblocks.figures import LARGE, NEGLIGIBLE, number
+from hessblocks.report.comparison import ComparisonRow
 from hessblocks.statistics import Average, Heterogeneity
-from hessblocks.storage import FolderResults
 
 
-def seeds_and_error(results: FolderResults, mark: str, single: str) -> str:
+def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
     """How many seeds, and what the error mark is.
 
     Args:
-        results: a run folder.
+        seeds: that have any value.
         mark: what shows the error ("the bar").
         single: what to say instead where there is one seed.
 
     Returns:
         One sentence.
     """
-    seeds = sorted({row.seed for row in results.metrics} | {r.seed for r in results.measurements})
-    if len(seeds) < 2:
-        return f"1 seed ({', '.join(map(str, seeds))}); {single}."
     names = ", ".join(map(str, seeds))
+    if len(seeds) < 2:
+        return f"1 seed ({names}); {single}."
     return f"Mean over {len(seeds)} seeds ({names}); {mark} is ± 1 standard error of that mean."
 
 
-def sample(results: FolderResults, *, observed: bool = False) -> str:
-    """On how many tokens curvature was measured, and with how many probes.
-
-    Args:
-        results: a run folder.
-        observed: whether along training rather than before and after.
-
-    Returns:
-        A part of a sentence.
-    """
-    curvature = results.settings.section("curvature")
-    if observed:
-        curvature = results.settings.section("observation").get("sample", curvature)
+def sample(curvature: Mapping[str, Any]) -> str:
+    """On how many tokens curvature was measured, and with how many probes, as part of a sentence."""
     sequences, tokens = curvature.get("sequences"), curvature.get("tokens")
     if isinstance(sequences, int) and isinstance(tokens, int):
         n = f"n = {sequences * tokens:,} held-out tokens ({sequences} windows of {tokens})"
@@ -53,17 +42,36 @@ def sample(results: FolderResults, *, observed: bool = False) -> str:
     return f"{n}, {probes} random probes a group" if probes is not None else n
 
 
-def short_names(groups: Iterable[str]) -> str:
-    """Group names, the layers of the same group gathered: `attention.key of layers 0–3, 5`."""
+def zero_groups(rows: Iterable[ComparisonRow]) -> str:
+    """Which groups have a norm of exactly zero, of which blocks and when; empty if none has."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for moment, ratio in row.ratios.items():
+            if ratio.zero_groups:
+                names = short_names(ratio.zero_groups)
+                places[names].append(f"{row.preset} {moment} training")
+    return " ".join(
+        f"Exactly zero and left out: {groups} ({', '.join(where)})."
+        for groups, where in places.items()
+    )
+
+
+def by_name(groups: Iterable[str]) -> dict[str, list[int]]:
+    """Names of groups without their layer → the layers; empty for a group outside of layers."""
     layers: dict[str, list[int]] = defaultdict(list)
     for group in groups:
         if found := re.fullmatch(r"layers\.([0-9]+)\.(.+)", group):
             layers[found[2]].append(int(found[1]))
         else:
             layers[group] = []
+    return layers
+
+
+def short_names(groups: Iterable[str]) -> str:
+    """Group names, the layers of the same group gathered: `attention.key of layers 0–3, 5`."""
     return ", ".join(
         f"{rest} of layer{'s' if len(found) > 1 else ''} {_ranges(found)}" if found else rest
-        for rest, found in layers.items()
+        for rest, found in by_name(groups).items()
     )
 
 

@@ -1,0 +1,318 @@
+"""Comparison of blocks, computed once from a folder; page, JSON, headline, figures and terminal read it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from hessblocks.figures import Series, number
+from hessblocks.report.templates import ABSENT
+from hessblocks.statistics import Average, Heterogeneity, average, ends
+from hessblocks.storage import NORM, STAGES, FolderResults, Metric, Observation, ResultRow
+
+MOMENTS = dict(zip(("before", "after"), STAGES, strict=True))
+"""Field of a row → stage of the measurements that it is of."""
+UNITS = {
+    "tokens": "training tokens",
+    "time": "training time (s)",
+    "flops": "training operations",
+}
+"""What was matched, in words."""
+SIGNAL = {
+    "token_similarity": "Token similarity (cosine)",
+    "stable_rank": "Stable rank (of the token matrix)",
+    "norm": "Root mean square (of the entries)",
+    "kurtosis": "Kurtosis (1 is even)",
+    "attention_entropy": "Attention entropy (nats)",
+    "spectral_gap": "Spectral gap (1 − s₂/s₁)",
+}
+"""Quantities whose curves are those of the last layer, in words."""
+ABSCISSAS = {"steps": "step", "tokens": "tokens", "seconds": "seconds", "loss": "batch_loss"}
+"""What a curve may be drawn against → the field of a line; operations follow from the steps."""
+Line = Metric | Observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRow:
+    """One block of the comparison; None stands for what is not measured yet."""
+
+    preset: str
+    """Name of the block."""
+    seeds: tuple[int, ...]
+    """Seeds with any value."""
+    parameters: int | None
+    """Trainable numbers."""
+    tokens_per_second: Average | None
+    """Training speed."""
+    peak_memory: Average | None
+    """Bytes."""
+    initial_loss: Average | None
+    """Validation loss before training, nats per token."""
+    final_loss: Average | None
+    """Validation loss after training, nats per token; over the seeds that did not diverge."""
+    before: Heterogeneity[Average] | None
+    """Heterogeneity at initialisation."""
+    after: Heterogeneity[Average] | None
+    """Heterogeneity after training."""
+    diverged: tuple[int, ...]
+    """Seeds whose loss became infinite or not a number."""
+    causes: Mapping[int, str] = field(default_factory=dict)
+    """What first was not finite, of each seed that recorded it."""
+    end: float = math.inf
+    """The first step at which a seed has no finite loss: a mean over the others would be another curve."""
+    steps: int | None = None
+    """Optimiser updates."""
+    cost: Average | None = None
+    """Floating-point operations of an update."""
+    budget: tuple[str, ...] = ()
+    """Steps and what it used of what was matched, as text; empty at equal steps."""
+
+    @property
+    def ratios(self) -> dict[str, Heterogeneity[Average]]:
+        """The heterogeneity of each of `MOMENTS` at which it is measured."""
+        return {moment: one for moment in MOMENTS if (one := getattr(self, moment)) is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One preset along training: the mean of each seed's values, then over seeds."""
+
+    preset: str
+    """Name of the block."""
+    quantity: str
+    """`loss`, or that of the observations."""
+    role: str = ""
+    """Kind of the parameter groups of a norm."""
+    part: str = ""
+    """Part of the Hessian of a norm; of a loss `train` or `validation`."""
+    layer: int | None = None
+    """Of a signal; None for means over layers."""
+    x: Mapping[str, tuple[float, ...]]
+    """Abscissas: steps, tokens, seconds, loss, flops; not a number where they were not recorded."""
+    means: tuple[Average, ...]
+    """Ordinates; with one seed their errors are those of independent estimates."""
+
+    def series(self, against: str) -> Series:
+        """The curve over one of its abscissas."""
+        return averaged(self.preset, self.x[against], self.means)
+
+
+def averaged(name: str, x: Iterable[float], means: Sequence[Average | ResultRow]) -> Series:
+    """A series of means with their errors, 0 where there is none."""
+    errors = tuple(mean.standard_error or 0.0 for mean in means)
+    return Series(name=name, x=tuple(x), y=tuple(mean.value for mean in means), error=errors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a run folder says of its blocks, averaged over seeds."""
+
+    results: FolderResults
+    """What it was computed from, with the settings and what is missing."""
+    match: str
+    """What was matched: steps, tokens, time or flops."""
+    rows: tuple[ComparisonRow, ...]
+    """One a block, in the order in which they were asked for."""
+    norms: tuple[ResultRow, ...]
+    """Of each block, stage, group and part the mean over seeds; not a number where none is finite."""
+    curves: tuple[Curve, ...]
+    """Losses, and what was observed along training."""
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """Names of the blocks."""
+        return tuple(row.preset for row in self.rows)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds with any value."""
+        return tuple(sorted({seed for row in self.rows for seed in row.seeds}))
+
+    @property
+    def budget_columns(self) -> tuple[str, ...]:
+        """Headings of each row's `budget`."""
+        return ("steps", UNITS[self.match]) if self.match in UNITS else ()
+
+
+def compare_results(results: FolderResults | Comparison) -> Comparison:
+    """Average what a run folder holds over its seeds.
+
+    Args:
+        results: a run folder, or its comparison, which is returned as it is.
+
+    Returns:
+        Rows, norms and curves of all blocks.
+    """
+    if isinstance(results, Comparison):
+        return results
+    match = str(results.settings.values.get("match", "steps"))
+    rows = tuple(_row(results, preset, match) for preset in results.presets)
+    lines = _lines(results.metrics, results.observations, {row.preset: row.end for row in rows})
+    return Comparison(
+        results=results,
+        match=match,
+        rows=rows,
+        norms=tuple(_mean_norms(results.select(NORM))),
+        curves=tuple(
+            _curve(own, row, quantity=quantity, role=role, part=part)
+            for (quantity, role, part), presets in lines.items()
+            for row in rows
+            if (own := presets.get(row.preset))
+        ),
+    )
+
+
+def comparison_rows(results: FolderResults | Comparison) -> tuple[ComparisonRow, ...]:
+    """One row a block, in the order in which they were asked for."""
+    return compare_results(results).rows
+
+
+def _row(results: FolderResults, preset: str, match: str) -> ComparisonRow:
+    def over_seeds(quantity: str, stage: str = "") -> Average | None:
+        return average_rows(results.select(quantity, preset=preset, stage=stage))
+
+    def heterogeneity(stage: str) -> Heterogeneity[Average] | None:
+        return _heterogeneity(results.select(NORM, preset=preset, stage=stage, part="full"))
+
+    metrics = [row for row in results.metrics if row.preset == preset]
+    lost = [row for row in metrics if not math.isfinite(row.loss)]
+    losses = results.select("loss", preset=preset)
+    diverged = {row.seed for row in losses if not math.isfinite(row.value)}
+    measured = {row.seed for row in results.measurements if row.preset == preset}
+    parameters, steps = over_seeds("parameters"), max((row.step for row in metrics), default=None)
+    time, cost = over_seeds("training_time"), over_seeds("flops")
+    used: dict[str, float | None] = {
+        "tokens": max((row.tokens for row in metrics if row.tokens is not None), default=None),
+        "time": None if time is None else time.value,
+        "flops": None if cost is None or steps is None else steps * cost.value,
+    }
+    return ComparisonRow(
+        preset=preset,
+        seeds=tuple(sorted(measured | {row.seed for row in metrics})),
+        parameters=round(parameters.value) if parameters else None,
+        tokens_per_second=over_seeds("tokens_per_second"),
+        peak_memory=over_seeds("peak_memory"),
+        initial_loss=over_seeds("loss", "initial"),
+        final_loss=over_seeds("loss", "final"),
+        before=heterogeneity("initial"),
+        after=heterogeneity("final"),
+        diverged=tuple(sorted(diverged | {row.seed for row in lost})),
+        causes={row.seed: row.diverged for row in reversed(metrics) if row.diverged},
+        end=min((row.step for row in lost), default=math.inf),
+        steps=steps,
+        cost=cost,
+        budget=(_text(steps, "{:,}".format), _text(used[match], number)) if match in used else (),
+    )
+
+
+def _text(value: float | None, shown: Callable[[float], str]) -> str:
+    return ABSENT if value is None else shown(value)
+
+
+def average_rows(rows: Iterable[ResultRow]) -> Average | None:
+    """The mean over rows that differ by seed only."""
+    finite = [row for row in rows if math.isfinite(row.value)]
+    return average([row.value for row in finite], finite[0].standard_error if finite else None)
+
+
+def _mean_norms(rows: Iterable[ResultRow]) -> Iterator[ResultRow]:
+    """Each group's norm over seeds, in the order of the rows."""
+    same: dict[tuple[str, ...], list[ResultRow]] = defaultdict(list)
+    for row in rows:
+        same[row.preset, row.stage, row.group, row.part].append(row)
+    for own in same.values():
+        mean = average_rows(own) or Average(value=math.nan, standard_error=None, seeds=0)
+        yield replace(own[0], value=mean.value, standard_error=mean.standard_error)
+
+
+def by_layer(norms: Iterable[ResultRow]) -> list[ResultRow]:
+    """The finite ones, those outside of layers first."""
+    finite = [norm for norm in norms if math.isfinite(norm.value)]
+    return sorted(finite, key=lambda norm: (norm.layer is not None, norm.layer or 0))
+
+
+def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
+    """Largest over smallest group norm of the full Hessian of one block at one moment.
+
+    One ratio a seed, zero norms left out, and none of a seed with a norm that is no number. With one
+    seed it has the 95 % interval of the estimates, with several the standard error of the mean.
+
+    Returns:
+        The mean ratio, and the groups that are largest and smallest in the mean over seeds; None where
+        no positive finite norm was measured.
+    """
+    seeds: dict[int, dict[str, tuple[float, float | None]]] = defaultdict(dict)
+    for row in rows:
+        seeds[row.seed][row.group] = row.value, row.standard_error
+    whole = [norms for norms in seeds.values() if all(math.isfinite(n) for n, _ in norms.values())]
+    found = [one for norms in whole if (one := ends(norms)) is not None]
+    overall = average([one.ratio for one in found], found[0].standard_error if found else None)
+    both = ends({norm.group: (norm.value, None) for norm in by_layer(_mean_norms(rows))})
+    if overall is None or both is None:
+        return None
+    return Heterogeneity(
+        ratio=overall,
+        low=found[0].low if len(found) == 1 else None,
+        high=found[0].high if len(found) == 1 else None,
+        largest=both.largest,
+        smallest=both.smallest,
+        zero_groups=tuple(dict.fromkeys(row.group for row in rows if row.value == 0)),
+    )
+
+
+def _lines(
+    metrics: Iterable[Metric], observations: Iterable[Observation], ends: Mapping[str, float]
+) -> dict[tuple[str, str, str], dict[str, list[Line]]]:
+    """(quantity, role, part) of a curve and its preset → what it is the mean of."""
+    found: dict[tuple[str, str, str], dict[str, list[Line]]] = {}
+
+    def add(line: Line, quantity: str, role: str = "", part: str = "") -> None:
+        found.setdefault((quantity, role, part), {}).setdefault(line.preset, []).append(line)
+
+    for metric in metrics:
+        if metric.step < ends[metric.preset]:
+            add(metric, "loss", part=metric.split)
+    signal = [one for one in observations if one.quantity in SIGNAL and not one.group]
+    last = max((one.layer for one in signal if one.layer is not None), default=None)
+    for one in observations:
+        if one.quantity == NORM:
+            add(one, NORM, one.role, one.part)
+        elif one.quantity not in SIGNAL or (one.layer == last and not one.group):
+            add(one, one.quantity)
+    return found
+
+
+def _curve(lines: Sequence[Line], of: ComparisonRow, **about: str) -> Curve:
+    """One point a step; values that are not finite are left out."""
+    value = "loss" if isinstance(lines[0], Metric) else "value"
+    steps: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        if math.isfinite(getattr(line, value)):
+            steps[line.step][line.seed].append(line)
+    x: dict[str, list[float]] = {name: [] for name in ABSCISSAS}
+    means = []
+    for _, seeds in sorted(steps.items()):
+        own = list(seeds.values())
+        errors = [error for line in own[0] if (error := getattr(line, "standard_error", None))]
+        error = math.hypot(*errors) / len(own[0]) if errors else None
+        mean = average([_mean(seed, value) for seed in own], error)
+        assert mean is not None, "only finite values were collected"
+        means.append(mean)
+        for name, label in ABSCISSAS.items():
+            x[name].append(fmean(_mean(seed, label) for seed in own))
+    x["flops"] = [step * (of.cost.value if of.cost else math.nan) for step in x["steps"]]
+    return Curve(
+        preset=of.preset,
+        **about,
+        layer=getattr(lines[0], "layer", None) if about["quantity"] in SIGNAL else None,
+        x={name: tuple(own) for name, own in x.items()},
+        means=tuple(means),
+    )
+
+
+def _mean(rows: Sequence[Line], label: str) -> float:
+    """Not a number where a row does not say."""
+    return fmean(math.nan if (one := getattr(row, label, None)) is None else one for row in rows)

@@ -1,0 +1,134 @@
+"""Write the report: figures, and one HTML file that needs nothing else and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from markupsafe import Markup
+
+from hessblocks.conventions import AnyPath
+from hessblocks.figures import Figure, page_text
+from hessblocks.report.captions import ratio_text, with_error, zero_groups
+from hessblocks.report.command_line import command_line
+from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results
+from hessblocks.report.curve_figures import along_figures, loss_figure
+from hessblocks.report.group_figures import curvature_figure, heterogeneity_figure
+from hessblocks.report.headline import headline
+from hessblocks.report.templates import (
+    ABSENT,
+    drawn_picture,
+    environment_rows,
+    inlined,
+    setting_rows,
+    write_page,
+)
+from hessblocks.statistics import Average
+from hessblocks.storage import load_results
+
+FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "budget.json")
+"""Numbers behind the page, linked where they are."""
+COLUMNS = (
+    "Preset",
+    "Parameters",
+    "Tokens per second",
+    "Peak memory (MB)",
+    "Initial loss (nats per token)",
+    "Final loss (nats per token)",
+    "Heterogeneity before",
+    "Heterogeneity after",
+)
+
+
+def write_report(folder: AnyPath) -> Path:
+    """Write figures/*.png, figures/*.svg and report.html of a run folder, from its files alone.
+
+    Args:
+        folder: of one run or of a comparison, finished or not.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        ArgumentError: `folder` is not a run folder.
+        RunError: a file is damaged or cannot be written.
+    """
+    folder = Path(folder)
+    results = load_results(folder)
+    found = compare_results(results)
+    blocks = folder / "blocks.svg"
+    return write_page(
+        folder,
+        "comparison.html",
+        title=f"hessblocks {results.settings.command}: {', '.join(found.presets)}",
+        heading=f"hessblocks: {_heading(found.presets)}",
+        headline=headline(found),
+        missing=results.missing,
+        columns=(*COLUMNS, *map(str.capitalize, found.budget_columns)),
+        rows=list(map(comparison_cells, found.rows)),
+        zero_groups=zero_groups(found.rows),
+        blocks=inlined(blocks.read_bytes()) if blocks.is_file() else "",
+        figures=[_shown(figure, folder) for figure in all_figures(found)],
+        command=command_line(results.settings),
+        settings=list(setting_rows(results.settings.values)),
+        environment=list(environment_rows(results.environment)),
+        files=[name for name in FILES if (folder / name).exists()],
+    )
+
+
+def _heading(presets: Sequence[str]) -> str:
+    if len(presets) == 1:
+        return f"the transformer block {presets[0]}"
+    return f"{len(presets)} transformer blocks compared"
+
+
+def all_figures(found: Comparison) -> tuple[Figure, ...]:
+    """The figures for which there are values, in the order of the page."""
+    figures = (
+        heterogeneity_figure(found),
+        curvature_figure(found),
+        loss_figure(found, "steps"),
+        loss_figure(found, "seconds"),
+        loss_figure(found, "tokens") if found.match == "tokens" else None,
+        loss_figure(found, "flops") if len(found.rows) > 1 else None,
+        *along_figures(found),
+    )
+    return tuple(figure for figure in figures if figure is not None)
+
+
+def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
+    """The texts of one row, one for each of COLUMNS and of the budget's columns."""
+    final = _mean(row.final_loss)
+    if row.diverged:
+        seeds = ", ".join(map(str, row.diverged))
+        final = f"diverged (seed {seeds})" if final == ABSENT else f"{final}; seed {seeds} diverged"
+    return (
+        row.preset,
+        f"{row.parameters:,}" if row.parameters is not None else ABSENT,
+        _mean(row.tokens_per_second),
+        _mean(row.peak_memory, 1e-6),
+        _mean(row.initial_loss),
+        final,
+        ratio_text(row.before) if row.before else ABSENT,
+        ratio_text(row.after) if row.after else ABSENT,
+        *row.budget,
+    )
+
+
+def _mean(mean: Average | None, unit: float = 1.0) -> str:
+    """The mean in another unit, with its error in the same."""
+    if mean is None:
+        return ABSENT
+    error = None if mean.standard_error is None else mean.standard_error * unit
+    return with_error(replace(mean, value=mean.value * unit, standard_error=error))
+
+
+def _shown(figure: Figure, folder: Path) -> dict[str, str]:
+    """A figure on the page, drawn to its files as well."""
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "caption": Markup(page_text(figure.caption)),
+        "picture": drawn_picture(figure, folder, figure.name),
+    }
