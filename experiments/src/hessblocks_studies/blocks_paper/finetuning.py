@@ -1,4 +1,4 @@
-"""Tables 1 and 2 of the simplified-blocks paper: scores after fine-tuning, size, speed, memory.
+"""Fine-tune the pretrained blocks: scores, size, speed, memory (Tables 1 and 2).
 
 At smoke and laptop scale the tasks are stand-ins with labels true by construction, not GLUE.
 """

@@ -1,8 +1,4 @@
-"""Figures 4 and 16 to 22 of the simplified-blocks paper: trained gains along training.
-
-A value or projection matrix is α W_init + β ΔW with trained α and β. Without an attention skip |β / α| of nearly
-every matrix goes to 0 in the paper, which reads it as W staying at W_init, the identity or an orthogonal matrix (ΔW, which may grow, is not looked at). Beside a skip it does not.
-"""
+"""Track the trained gains α and β of values and projections (Figures 4 and 16 to 22)."""
 
 from __future__ import annotations
 

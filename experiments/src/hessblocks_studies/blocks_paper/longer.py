@@ -1,4 +1,4 @@
-"""Figure 8 of the simplified-blocks paper: three times the tokens."""
+"""Train on three times the tokens (Figure 8)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Figures 3, 9 and 15 of the simplified-blocks paper: values and projections kept near their initial value.
-
-By a small gain β of their trainable part, or by a small learning rate instead; from the identity, from random
-orthogonal matrices, or from such matrices whose product is the identity in every layer (all tied) or over all
-layers (last tied).
-"""
+"""Train with values and projections kept near their initial value (Figures 3, 9 and 15)."""
 
 from __future__ import annotations
 

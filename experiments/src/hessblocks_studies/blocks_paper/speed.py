@@ -1,8 +1,6 @@
-"""Figures 5 and 26 of the simplified-blocks paper: loss against time and steps; what a step costs at each width.
+"""Time training steps and decoding at each width, and plot loss against time (Figures 5 and 26).
 
-Losses come from ordinary runs. Time comes from points of their own in which all blocks take turns, a step
-each, so that whatever else the machine does strikes all of them alike; a curve's time is its steps times the
-median time of a step.
+All blocks take turns, a step each, so that whatever else the machine does strikes all of them alike.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
-"""Ours: which part of the Hessian shrinks as the batch grows.
+"""Fit how the norms of H_o and H_f fall with the batch size.
 
-H_o = Σ_n J_nᵀ Λ_n J_n / N is a mean of positive terms. H_f = Σ_n g_n ∂²F_n / N weighs with residuals g of
-both signs. Where these are independent of each other and of mean 0, E‖H_f‖² falls as 1/N and ‖H_f‖ as 1/√N;
-where the model errs alike at all tokens, as before training, a part of it stays.
-
-The control draws the labels from the model itself: residuals are then independent and of mean 0 whatever the
-model has learnt, and H_o, which knows no labels, is the same.
+The control draws the labels from the model itself. What is expected: PLAN.md beside this file, section `batch-size`.
 """
 
 from __future__ import annotations

@@ -1,65 +1,6 @@
-"""Ours: the simplified blocks on trial, against a pre-LN at its best.
+"""Compare the simplified blocks with a pre-LN at its best, at equal steps and in equal time.
 
-The rule, written down before the first run:
-
-1. Eight blocks: pre-ln and parallel, each with the usual and with zero initial queries; v-skipinit, sas,
-   sas-p, sas-p-no-norm. The simplified blocks begin with zero queries, so the pre-LN of the verdicts does
-   too, and the parallel block with zero queries, the eighth, is to sas-p what pre-ln with zero queries is to
-   sas. Positions are those that `baseline` chose, rotary; matrices are drawn with a standard deviation of
-   0.02.
-2. Each block's learning rate is tuned with one seed, in a grid by half decades (`RATES`) that is made longer
-   by hand until the lowest final loss lies inside. transformers' GPT-2 is tuned like a block. Tuning takes
-   three tenths of the steps of the runs (2,400 of 8,000, at the greater width 450 of 1,500): a rate that is
-   best for a short run may be a little high for a long one, for every block alike. So is the start
-   (`STARTS`): embeddings with a standard deviation of 0.02 or of 1/√width; pre-ln with zero queries has
-   1/√width with GPT-2's smaller projections and MLP outputs, 0.02/√(2 layers), as a third. This came after
-   the tuning with 0.02: at width 256 it let pre-ln end 0.5 nats above sas and above the bigram table, and
-   1/√width closed that gap in a first try. No one start is good for all: sas learnt next to nothing with
-   1/√width there.
-3. The runs that count are at these rates (`BEST`), from these starts (`CHOSEN`), and have three seeds of
-   their own, of which none was tuned on; equal seeds see equal data in equal order.
-4. Verdicts are about sas and sas-p, each against pre-ln with zero queries, at both widths: (a) at equal
-   steps, (b) at equal processor time. Each says "about match", as the paper does, within `CLOSE` nats above
-   or below, so that it fails where the simplified block is worse and where it is better by more; differences
-   are taken seed by seed, with 95 % intervals (Student's t).
-5. A block's time is its steps times the median time of a step, from points in which all blocks take turns;
-   ratios are taken point by point. At equal time the quicker block has more steps. Its gain is bounded from
-   both sides by the runs that are there: the slower block cut short, whose rate has not yet decayed, makes
-   the quicker one look too good, and the losses at equal steps, where the quicker one has time left, make it
-   look too bad. A verdict (b) counts where both bounds say the same.
-6. A verdict is void where the best rate of one of its two blocks is at an end of its grid, where the runs are
-   not at that best rate or not from the best start, where pre-ln, or pre-ln with zero queries, does not end
-   at least 0.3 nats below the bigram table, and where the latter is not as good a base as the former
-   (`CLOSE`). The grid of a start that is `FAR` above a block's best may stay short.
-7. Positions: pre-ln with zero queries and sas-p with sinusoidal positions too, tuned and compared, by the
-   rule of (a), at the steps of the tuning, all from 0.02. They say whether the verdict is one about rotary
-   positions.
-8. One thing at a time is changed in the runs, (a) to (d) at the smaller width (`CHANGED`). This came after
-   the first of them: sas and sas-p, which had ended 0.01 and 0.05 nats above pre-ln with zero queries after
-   2,400 steps, ended about 0.1 above after 8,000, and the gap had grown all the way. (a) The next lower rate,
-   with one seed, for these three: is a rate that is best for 2,400 steps too high for 8,000? The verdicts on
-   a block are void where it, or pre-ln with zero queries, then ends more than `shared.SLACK` lower. (b) A
-   wider MLP, so that sas and sas-p have as many parameters as pre-ln, three seeds, by the rule of 4 (a): is
-   the gap that of the parameters that they lack? (c) The parts, after the first results of (a) and (b):
-   pre-ln without values and projections, and sas with them, as I + β ΔW with trained gains, at the rate of
-   pre-ln, three seeds, by the rule of 4 (a): does the gap come with the values, or with the skip? Pre-ln
-   without them keeps its usual queries, so since its runs were done it is compared with pre-ln, one change
-   away, where at first it was compared with pre-ln of zero queries, two changes away. The verdict, that it
-   ends above, is the same. (d) The text, once the long runs of (4) at this width were done: the standard
-   library has 4.0 million tokens to train on, so that 8,000 steps read each about twice; where the second
-   reading begins, 0.06 to 0.07 of the 0.105 nats of sas are there already. So pre-ln with zero queries, sas
-   and sas-p are trained on a text of which nothing is read twice (`ONCE`), at the same rates and from the
-   same starts, three seeds, by the rule of 4 (a): does the gap come with what is read again? The text is
-   another one too; a gap that stays is neither the text's nor the second reading's, of one that goes the two
-   would have to be told apart. (e) The rates of the runs at the greater width, once their first seed was
-   done: sas had ended 0.12 and sas-p 0.09 nats below the base, which is at 1e-3 where they are at 3e-3, each
-   best after 450 steps, when the two were behind. So the next lower rate of all three and the next higher one
-   of the base, with one seed, as in (a): the verdicts at this width are void by the same rule. (f) The same
-   of parallel, of which there is no verdict: its first two seeds had ended at 2.68 at 3e-3, best after 450
-   steps, where the base at that rate ended at 2.60 and at 1e-3 at 2.49. (g) At that lower rate parallel ended
-   0.158 lower. So on 25 November 2026 its runs were moved there, with the next rate on both sides, and GPT-2 was
-   given the next lower one. Runs count as at the best rate where neither side is better in runs as long,
-   whatever the tuning of 450 steps says. This reaches no verdict of (4): the base's best rate is the same by both.
+The rule and its amendments: PLAN.md beside this file, section `trial`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan of the study `trial`: blocks, starts, rates, sizes and points. Its rule stands with the study.
+"""List the points of the study `trial`: blocks, starts, rates, sizes.
 
 Two tables are filled in by hand as the tuning comes in, `BEST` and `CHOSEN`; `RATES` is made longer.
 """

@@ -1,4 +1,4 @@
-"""What the study `trial` finds at one width, and its verdicts. Its rule stands with the study."""
+"""Judge the study `trial` at one width."""
 
 from __future__ import annotations
 

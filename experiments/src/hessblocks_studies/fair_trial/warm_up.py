@@ -1,9 +1,6 @@
-"""Ours: how sharp each group is while the learning rate warms up, against training without warm-up.
+"""Measure the sharpness of each group during a learning-rate warm-up and without one.
 
-The sharpness of a group is the largest |eigenvalue| of its diagonal block of H, all layers together, on a
-fixed held-out batch: of either sign, since early on the largest are negative at times. A third run without
-warm-up starts from the same weights and sees the data in another order. Warm-up is set against the mean of
-both, and counts only where the order alone does less than half as much.
+The sharpness is the largest |eigenvalue| of a group's block of H. What is compared: PLAN.md beside this file.
 """
 
 from __future__ import annotations

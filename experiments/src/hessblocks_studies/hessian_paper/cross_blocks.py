@@ -1,4 +1,4 @@
-"""How the blocks of all pairs of queries, keys and values grow with data, weights and moments: exact norms of one layer.
+"""Fit the growth of all query, key and value blocks with data, weights and moments.
 
 Six blocks are measured; the other three are their transposes.
 A layer of a causal softmax head reads the symbols of sums, embeddings and positions of size σ, under squared loss.

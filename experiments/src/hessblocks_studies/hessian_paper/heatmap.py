@@ -1,4 +1,4 @@
-"""Figure 1: the Hessian of a whole model and of its block as maps, and how uneven it is from group to group."""
+"""Map the Hessian of a whole model and of its block (Figure 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures 1 and 4: sizes of the entries of the value and query blocks, with softmax and without."""
+"""Histogram the entries of value and query blocks, with softmax and without (Figures 1 and 4)."""
 
 from __future__ import annotations
 

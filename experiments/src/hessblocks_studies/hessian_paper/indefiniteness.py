@@ -1,4 +1,4 @@
-"""How indefinite each diagonal block of H is along depth, with softmax and without.
+"""Measure how indefinite each diagonal block of H is along depth, with softmax and without.
 
 H = H_o + H_f, and only H_f has negative eigenvalues of its own. In the last layer the logits are piecewise
 linear in each value, projection and MLP matrix, and with linear scores in each query and key matrix

@@ -1,55 +1,7 @@
-"""Ours: does the simplified block stand larger rates and need less warm-up, and does curvature say so beforehand?
+"""Forecast tolerated learning rates and the need for warm-up from the preconditioned sharpness.
 
-Sharpness is the largest eigenvalue of D⁻¹H with D the preconditioner of AdamW as it stands, on windows of the
-training text; the edge is the largest that a step of the current rate stands, 38 / η, with D held fixed
-(Cohen et al. 2022, arXiv 2207.14484).
-
-The rule, written down before the first run:
-
-1. pre-ln with zero queries and sas-p, both with rotary positions and the embeddings that `trial` found best
-   (1/√width and 0.02), with AdamW, each with a warm-up over a tenth of the steps and without. Gradients are
-   not clipped: clipping shortens the steps that D⁻¹H speaks of, those of pre-ln far more than those of sas-p.
-   Both kinds are run at every rate of a ladder of quarter decades (`RATES`) with three seeds; equal seeds
-   have equal weights and data.
-2. A block's best rate is that of one further seed with warm-up, among half decades (`TUNED`); that seed
-   counts no further. Both ladders are made longer by hand until the best rates lie inside, and so do the
-   tolerated ones. transformers' GPT-2 is drawn beside them at the rate that `trial` found, and the bigram
-   table.
-3. A run's tolerated rate is the largest up to which it ends at most `TOLERANCE` nats above the best rate of
-   its seed, on a line in log η between two rates of the ladder; without warm-up it is held against the same
-   best loss with warm-up. The need for warm-up is the loss without above that with, at the lower of the two
-   blocks' best rates, and, in decades, by how much the tolerated rate falls without.
-4. What curvature says is read off runs at a rate below the ladder, at which nothing is in danger (`SAFE`):
-   the forecast of the tolerated rate is 38 over the sharpness at the end of the warm-up; that of the need for
-   warm-up is, without warm-up, the sharpness after `EARLY` steps over that after a tenth of all. Sharpness is
-   read on windows that each seed draws for itself.
-5. Verdicts, sas-p against pre-ln, seed by seed with 95 % intervals (Student's t), to both sides: it stands
-   larger rates, with warm-up and without; it needs less warm-up, by both measures. A verdict holds or fails
-   where the blocks differ by more than `ALIKE` decades, a step of the ladder, or `CLOSE` nats; where they
-   differ by less they are alike, which is said and is neither: between two rates of the ladder the tolerated
-   one follows how badly the run at the upper one ends. Curvature says so beforehand where forecast and
-   outcome differ between the blocks to the same side, or are both alike; it fails where they are decided
-   otherwise. Two blocks are one bit, which a coin gets right half of the time. So it is also asked of each
-   block whether the forecast of its tolerated rate, with warm-up, is right to `CALIBRATED` decades, and
-   nearer than a guess that asks no curvature (`GUESS`).
-6. Void: all verdicts where one of the blocks does not end at least 0.3 nats below the bigram table, or a best
-   rate is at an end; those on tolerated rates where one lies outside the ladder; those on forecasts where a
-   sharpness that they rest on is not known to a tenth, is lost, or is not above 0; that on the forecast of
-   the need for warm-up where ten times AdamW's eps moves the early sharpness by more than `MOVED` decades.
-
-Amended before the first run, by small runs: no clipping (it turned a forecast of +0.43 ± 0.04 decades into
--0.05 ± 0.05); quarter decades (by half decades the tolerated rates of all seeds differed by exactly one
-step); the forecast at the end of the warm-up (early in it the largest eigenvalue is that of queries and keys
-which begin at zero); the first steps (without warm-up the sharpness falls from 3e6 to 1e4 in ten steps);
-windows of each seed, four times as many (other windows moved it by 0.2 decades); the calibration. Then, after
-a reading by others: the early sharpness is that of step 5 with a control (at step 1 keys beside zero queries
-have no second moment, D is eps there, and ten times eps moved pre-ln's sharpness from 1.6e6 to 3.3e5); both
-blocks must have learnt; one best loss for both kinds; 0.25 decades in place of 0.5 and a guess to be beaten,
-since half a decade to both sides is most of the ladder.
-
-Mended after the results were known: by rule 6 a verdict on a forecast is void where a sharpness that *it*
-rests on is not known. The code pooled them, so that one residual of 0.108, which the forecast of the need for
-warm-up alone rests on, voided the five on rates too. Each kind now has its own control.
+The sharpness is the largest eigenvalue of D⁻¹H with D AdamW's preconditioner; the edge of stability is 38 / η
+(Cohen et al. 2022, arXiv 2207.14484). The rule: PLAN.md beside this file, section `edge-of-stability`.
 """
 
 from __future__ import annotations

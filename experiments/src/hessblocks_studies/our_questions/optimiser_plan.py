@@ -1,4 +1,4 @@
-"""The plan of the study `optimisers`: blocks, optimisers, grids of rates, sizes and points. Its rule stands with the study.
+"""List the points of the study `optimisers`: blocks, optimisers, grids of rates, sizes.
 
 The table `RATES` is made longer by hand as the tuning comes in, and put in order, the best first.
 """

@@ -1,64 +1,6 @@
-"""Ours: which optimiser each block needs, and whether uneven curvature says so.
+"""Compare SGD, AdamW, Muon and per-role rates on each block, and with the unevenness of its Hessian.
 
-The rule, written down before the first run:
-
-1. Five blocks, all with rotary positions and zero initial queries: pre-ln, parallel, sas, sas-p,
-   sas-p-no-norm, each with the embeddings that `trial` found best at this width, 1/√width for the first two
-   and 0.02 for the others. Four optimisers: SGD with momentum 0.9; AdamW; Muon for the matrices of the
-   layers, beside AdamW for embeddings, norms and gains, both at one rate (Muon's steps are scaled to AdamW's
-   size, `match_rms_adamw`); AdamW with a rate for each role. pre-ln and sas-p also have SGD for the matrices
-   of the layers alone, beside AdamW at the rate that `trial` found (`BESIDE`): where SGD fails on all and not
-   there, it is embeddings, norms or gains that need AdamW. Warm-up, linear decay and clipping are those of
-   the other studies. Matrices decay by 0.1 of the rate a step with AdamW and Muon, by nothing with SGD: what
-   is judged of SGD is both, momentum in AdamW's place and no decay. These five are two families (`FAMILIES`)
-   of nearly equal unevenness each; so four blocks of further families, post-ln, v-skipinit, op and modern
-   with rotary positions, are trained with SGD and AdamW too.
-2. The rates of roles are c / ‖A‖_F (`blockwise_learning_rates`), their geometric mean over all entries of
-   matrices the tuned rate; the decay of a step is plain AdamW's for all, 0.1 of the tuned rate. A is the
-   role's block of the Hessian as AdamW's step meets it, all layers together. It is measured on training text
-   once: a copy of the model at its first weights is trained with plain AdamW at the rate that `trial` found
-   (`BESIDE`), for `PILOT` of the run's steps; then the run begins anew. These steps count where steps are
-   told. Norms and gains keep the tuned rate: by their small curvature alone pre-ln's would have 1.2 where the
-   tuned rate is 0.01, and steps as long as their entries. A run whose pilot diverges counts as one that does.
-   Beside these rates stand the published multipliers of the same function, for pre-ln and sas-p, whose base
-   is tuned too.
-3. The rate of each block and optimiser is tuned with one seed in a grid by half decades (`RATES`) that is
-   made longer by hand until the lowest final loss lies inside; transformers' GPT-2 with AdamW, about which no
-   verdict is, has the rate that `trial` found. The runs that count are at these rates (`BEST`), as long as
-   the tuning, with four seeds on which nothing was tuned.
-4. Verdicts on needs: for every one of the five, does SGD, does Muon, do own rates end about where AdamW does,
-   within `CLOSE` nats above or below? Fails where the optimiser is worse and where it is better by more.
-5. Verdicts on curvature: rank correlation over all nine blocks of loss(SGD) − loss(AdamW) with the spread of
-   the norms of H, before training and at the end of AdamW's, over all weight matrices and over those that all
-   blocks have. The Hessian paper argues that it is positive. The first question is that of the common
-   matrices after training (`FIRST`); the others stand beside it. It holds or fails where the interval, of a
-   bootstrap over families and seeds, excludes 0; six families show a near perfect order at most: by
-   simulation it decides about 15 % of cases where the correlation is 0.85, 35 % at 0.95, 65 % at 0.99
-   (`experiments/tests/test_correlations.py`). So the question is exploratory. Nothing is decided before all blocks
-   have all seeds. A block that with AdamW does not end 0.3 nats below the bigram table has no gap and is left
-   out. A block of which one seed diverges with SGD ranks last with all its seeds. Seeds that diverge with
-   AdamW have no gap and are left out, with their block where there is no other. Both are named. As in
-   `simplification`, each seed has a held-out batch and probes of its own, and before training keys, whose
-   curvature is 0 where queries are, are left out. For each of the five: is what AdamW's step meets after
-   training, D^(-1/2) H D^(-1/2), more even than H beyond what units give, over the common matrices? D grows
-   as gradients do and H as their square, so of a spread that comes from the size of gradients half remains:
-   its spread is held against half of that of H.
-6. A verdict is void where a best rate that it rests on is at an end of its grid, where the runs are not at
-   it, and where pre-ln, or the block that it is about, with AdamW does not end at least 0.3 nats below the
-   bigram table.
-7. Steps to the loss that pre-ln ends with under AdamW, seed by seed, are told and not judged: all rates decay
-   to the end of the run. So are the rates of roles, and the correlations of unevenness with each of the two
-   losses: the gap may follow how well AdamW does alone.
-
-Amended before the first run, by small runs: the pilot (at 1e-3, where it had been, the rates of roles lay 22
-times apart; at 1e-2, where the runs are, they are alike), the further families, four seeds for three, the
-published multipliers, the evenness of what AdamW meets. Then, after a reading by others: every block must
-have learnt (three that had learnt nothing "trained as well" with all optimisers, and two of gap 0 decided the
-first question); the pilot at one rate for all tuned ones (a rate at which plain AdamW diverges had counted as
-a failure of the rates of roles); SGD in the layers alone; half of H's spread in place of all of it; norms of
-matrices without the gains beside them. After the first 26 runs of the tuning, 1,000 steps long: 1,400 steps,
-since post-ln, op and v-skipinit with AdamW had not ended 0.3 nats below the table, so that three of six
-families would have had no gap; all of the tuning was begun anew.
+The rule and its amendments: PLAN.md beside this file, section `optimisers`.
 """
 
 from __future__ import annotations

@@ -1,37 +1,6 @@
-"""Ours: how uneven the curvature of each block is before, during and after training, and whether that goes with its loss.
+"""Correlate the unevenness of each block's Hessian with its final loss.
 
-The rule, written down before the first run:
-
-1. Sixteen blocks (`BLOCKS`) that are not one chain: the presets, pre-ln and parallel with zero initial
-   queries too, pre-ln and sas-p with sinusoidal positions, pre-ln and sas with LayerNorm. All other positions
-   are rotary. Embeddings start as `trial` found best at this width (of post-ln, op and modern a guess):
-   1/√width beside an attention skip, 0.02 without one; with sines, whose amplitude is 0.02, always 0.02.
-2. Each block's rate is tuned with one seed in a grid by half decades (`RATES`) that is made longer by hand
-   until the lowest final loss lies inside; transformers' GPT-2, about which no verdict is, has the rate that
-   `trial` found. The runs that count are at these rates (`BEST`), as long as the tuning, with three seeds on
-   which nothing was tuned.
-3. Unevenness is the spread of log10 of the Frobenius norms of H's diagonal blocks, over all weight matrices,
-   over those that all blocks have, and over all groups; beside it stands the largest over the smallest norm.
-   It is measured at five moments: before training and after each fourth of it, each seed with a held-out
-   batch and probes of its own. Before training keys are left out of all blocks: where queries are zero they
-   have no curvature, and pre-ln would look the less even for having some.
-4. Verdicts on evenness: sas-p against pre-ln with zero queries, before and after, over each of the three; the
-   answer may be no. The first question, here and in 5, is that of the common matrices after training
-   (`FIRST`); the others stand beside it.
-5. Verdicts on training: rank correlation over the blocks of the spread before, halfway and after with the
-   final loss. Blocks of a family (`FAMILIES`) share most of their parts and count as dependent: the interval
-   is of a bootstrap over families, with all their blocks, and over seeds. It holds or fails where the
-   interval excludes 0. A block of which one seed diverges ranks last with all its seeds. One that has no
-   curvature at a moment, since all its seeds diverged before, is left out there. Both are named. Nothing is
-   decided before all blocks have all seeds. Blocks that learn no more than pairs of tokens count, since that
-   they train badly is what is asked; where there are any, the coefficient of the others is told too. pre-ln
-   and parallel are one family: before training their curvature is nearly equal.
-6. A verdict is void where a best rate that it rests on is at an end of its grid, where the runs are not at
-   it, and where pre-ln with zero queries does not end at least 0.3 nats below the bigram table; one on
-   evenness also where sas-p does not.
-
-All of this was amended before the first run: batches and probes of each seed, keys, families, the first
-question, the base of the control, and that of sas-p, all seeds, the coefficient of those that learn.
+The rule and its amendments: PLAN.md beside this file, section `simplification`.
 """
 
 from __future__ import annotations

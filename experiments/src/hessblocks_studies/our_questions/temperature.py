@@ -1,10 +1,7 @@
-"""Ours: what the temperature of attention and the likeness of tokens do to the blocks of the Hessian.
+"""Measure Hessian blocks against the softmax temperature and the likeness of tokens.
 
-One layer at initialisation, exact. The scores are divided by a temperature τ; the tokens are
-√(1 − ε²) c + ε z with c common to all and z of their own. With M_2 and M_3 the moments of the inputs under
-the attention rows, the diagonal query and key blocks are s² M_2² (outer) and s² M_3 (functional), s ∝ 1/τ:
-as τ⁻² under uniform attention, as ε⁴ and ε³ for nearly equal tokens, and 0 under one-hot attention, for
-then both moments vanish. One-hot is what τ → 0 gives, but s² grows meanwhile.
+One layer at initialisation, exact. Tokens are √(1 − ε²) c + ε z with c common to all and z of their own; the powers
+of τ and ε that theory gives: PLAN.md beside this file, section `temperature`.
 """
 
 from __future__ import annotations
