@@ -1,4 +1,4 @@
-"""What a block costs: parameters, time of a training step and of a forward pass, memory of both.
+"""Measure the cost of a block: parameters, time and memory of a training step and a forward pass.
 
 All blocks take turns, so that whatever else the machine does strikes all of them alike.
 """

@@ -1,4 +1,4 @@
-"""The plan of the study `edge-of-stability`: blocks, kinds of run, the ladder of rates, sizes and points. Its rule stands with the study."""
+"""List the points of the study `edge-of-stability`: blocks, kinds of run, the ladder of rates, sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdicts of the study `edge-of-stability`, and their controls. Its rule stands with the study."""
+"""Judge the study `edge-of-stability`: its verdicts and their controls."""
 
 from __future__ import annotations
 

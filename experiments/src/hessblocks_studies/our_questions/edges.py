@@ -1,4 +1,4 @@
-"""What the study `edge-of-stability` reads off its runs: tolerated rates, the need for warm-up, forecasts."""
+"""Read tolerated rates, the need for warm-up and forecasts off the runs of `edge-of-stability`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimisers of the study `optimisers` that the Trainer does not have: Muon or SGD beside AdamW, and AdamW with a rate for each role."""
+"""Muon or SGD beside AdamW, and AdamW with a rate for each role, in the Trainer."""
 
 from __future__ import annotations
 

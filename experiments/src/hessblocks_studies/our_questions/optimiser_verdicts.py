@@ -1,4 +1,4 @@
-"""What the study `optimisers` reads off its runs, and its verdicts: which optimiser each block needs, and whether uneven curvature says so."""
+"""Judge the study `optimisers`: what each block needs, and whether uneven curvature says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves of the study `temperature`, and the laws that they are held against."""
+"""Judge the study `temperature`: power laws and limits of its curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several studies measure alike: trained blocks, curvature, differences over seeds, summaries."""
+"""Common parts of studies: trained blocks, curvature, differences over seeds, summaries."""
 
 from hessblocks_studies.data import PACKAGE, TextSize, text_of, widened
 from hessblocks_studies.shared.best_rates import SLACK, Rate, at_best_rates

@@ -1,4 +1,4 @@
-"""A learning rate for each parameter group, from its curvature or from published multipliers.
+"""Learning rate for each parameter group, from its curvature or from published multipliers.
 
 Letters: η_g rate of group g, n_g its entries, A_gg its own block of the curvature that the optimiser's step meets.
 """

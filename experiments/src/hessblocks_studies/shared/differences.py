@@ -1,4 +1,4 @@
-"""Two blocks compared over the seeds that both have, and what the difference decides."""
+"""Compare two blocks over common seeds: Student's t intervals and verdicts."""
 
 from __future__ import annotations
 

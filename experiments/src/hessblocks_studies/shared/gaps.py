@@ -1,4 +1,4 @@
-"""How far blocks are above a base along the runs, a panel."""
+"""Plot how far blocks are above a base along the runs."""
 
 from __future__ import annotations
 

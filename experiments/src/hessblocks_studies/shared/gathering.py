@@ -1,4 +1,4 @@
-"""Rows made, and gathered over seeds: values by what they belong to, their means, curves and summaries."""
+"""Make rows, and gather them over seeds: means, curves, panels, summaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training study keeps of a model's curvature: norms, and how uneven they are."""
+"""Measure Hessian norms of a model in training, and how uneven they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a training step of each block takes, as rows of a study, and against pre-ln."""
+"""Time training steps, as rows of a study, and compare them with pre-ln's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The points of studies that train: one small language model each, its losses as rows."""
+"""Train the points of a study: one small language model each, its losses as rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training study amounts to: loss curves, final losses, and who trains slower than whom."""
+"""Summarise training: loss curves, final losses, and who trains slower than whom."""
 
 from __future__ import annotations
 

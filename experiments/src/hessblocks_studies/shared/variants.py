@@ -1,4 +1,4 @@
-"""The blocks that the studies train, by name: the presets and edits of them."""
+"""Name the blocks that the studies train: the presets and edits of them."""
 
 from __future__ import annotations
 
