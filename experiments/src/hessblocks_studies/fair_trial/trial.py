@@ -15,35 +15,7 @@ from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Rows, Study, Summary
-from hessblocks_studies.fair_trial.trial_plan import (
-    BASE,
-    BLOCKS,
-    CHANGED,
-    CHANGES,
-    EQUAL,
-    FASTER,
-    LONG,
-    NARROW,
-    ONCE,
-    OTHER_STARTS,
-    PARTED,
-    PARTS,
-    PLACED,
-    PLACES,
-    POSITIONS,
-    RUNS,
-    SINUSOIDAL,
-    SIZES,
-    SLOWER,
-    STARTS,
-    WIDE,
-    WIDE_BLOCKS,
-    WIDTHS,
-    TrialSettings,
-    point_of,
-    points,
-    taken_apart,
-)
+from hessblocks_studies.fair_trial import trial_plan as plan
 from hessblocks_studies.fair_trial.trial_verdicts import (
     JUDGED,
     Trial,
@@ -62,9 +34,9 @@ LEARNED = "learned"
 """The positions of GPT-2."""
 
 
-def measure(settings: TrialSettings) -> list[Row]:
+def measure(settings: plan.TrialSettings) -> list[Row]:
     """One run's losses, or what a step of every block costs."""
-    if settings.phase == ONCE:
+    if settings.phase == plan.ONCE:
         _read_once(settings.size)
     timed = settings.turns is not None
     rows = step_clocks(settings) if timed else shared.train_point(settings)
@@ -85,7 +57,7 @@ def _read_once(size: shared.TextSize) -> None:
         )
 
 
-def step_clocks(settings: TrialSettings) -> list[Row]:
+def step_clocks(settings: plan.TrialSettings) -> list[Row]:
     """The median time of a step of every block, all of them taking turns.
 
     Args:
@@ -100,7 +72,7 @@ def step_clocks(settings: TrialSettings) -> list[Row]:
     assert settings.turns is not None
     assert settings.rounds is not None
     turns = {
-        label: point_of(label, settings.phase, settings.size, settings.seed)
+        label: plan.point_of(label, settings.phase, settings.size, settings.seed)
         for label in settings.turns
     }
     steps = {name: model.step for name, model in shared.timed_models(turns).items()}
@@ -112,16 +84,19 @@ def step_clocks(settings: TrialSettings) -> list[Row]:
 
 def summarise(rows: Rows) -> Summary:
     """Tuning, loss curves, loss against time, positions; the verdicts of the rule."""
-    trials = {"narrow": trial_of(rows, NARROW, LONG), "wide": trial_of(rows, WIDE, WIDE + LONG)}
-    placed = trial_of(rows, NARROW, PLACES)
+    trials = {
+        "narrow": trial_of(rows, plan.NARROW, plan.LONG),
+        "wide": trial_of(rows, plan.WIDE, plan.WIDE + plan.LONG),
+    }
+    placed = trial_of(rows, plan.NARROW, plan.PLACES)
     checks = [check for name, trial in trials.items() for check in verdicts(name, trial)]
-    sizes = SIZES["laptop"]
-    narrow, wide = (sizes[width + LONG].width for width in WIDTHS)
+    sizes = plan.SIZES["laptop"]
+    narrow, wide = (sizes[width + plan.LONG].width for width in plan.WIDTHS)
     return shared.summary(
         "Simplified blocks on trial",
         f"Narrow is width {narrow}, wide {wide} (laptop scale). Tuning has one seed, each block drawn from its best start; runs are at the best rates, with "
         "seeds of their own. Time is steps times the median time of a step (of processor time on a CPU), "
-        f"blocks timed in turns. The base of the gaps is {BASE}, of pre-ln without values it is pre-ln; thin lines are the bounds of a match. {shared.CURVES}",
+        f"blocks timed in turns. The base of the gaps is {plan.BASE}, of pre-ln without values it is pre-ln; thin lines are the bounds of a match. {shared.CURVES}",
         [panel for panel in _panels(trials["narrow"], trials["wide"], placed) if panel.shown],
         [*checks, *place_verdicts(placed)],
         losses=[
@@ -144,12 +119,12 @@ def _all_runs(trials: Mapping[str, Trial], placed: Trial) -> dict[str, shared.Ru
     return {
         **{name: trial.runs for name, trial in trials.items()},
         "positions": placed.runs,
-        "narrow, next lower rate": changed[SLOWER],
-        "wide, next lower rate": trials["wide"].changed[WIDE + SLOWER],
-        "wide, next higher rate": trials["wide"].changed[WIDE + FASTER],
-        "narrow, as many parameters as pre-ln": changed[EQUAL],
-        "narrow, other parts": changed[PARTS],
-        "narrow, text read once": changed[ONCE],
+        "narrow, next lower rate": changed[plan.SLOWER],
+        "wide, next lower rate": trials["wide"].changed[plan.WIDE + plan.SLOWER],
+        "wide, next higher rate": trials["wide"].changed[plan.WIDE + plan.FASTER],
+        "narrow, as many parameters as pre-ln": changed[plan.EQUAL],
+        "narrow, other parts": changed[plan.PARTS],
+        "narrow, text read once": changed[plan.ONCE],
     }
 
 
@@ -158,7 +133,7 @@ def _time_table(name: str, trial: Trial) -> list[dict[str, object]]:
     lines: list[dict[str, object]] = []
     for label, times in trial.times.items():
         seconds, error = mean_and_error(list(times.values()))
-        ratio = shared.time_ratio(trial.times, label, BASE)
+        ratio = shared.time_ratio(trial.times, label, plan.BASE)
         lines.append(
             {
                 "runs": name,
@@ -178,15 +153,18 @@ def _known(value: float) -> float | None:
 
 def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
     """Ten; those of which nothing is measured have no series. Of the tuning each block is drawn from its best start."""
-    sinusoidal = {name: name + SINUSOIDAL for name in PLACED} | {shared.GPT2: shared.GPT2}
-    timed = wide.runs.panel(WIDE_BLOCKS, "wide: runs")
+    sinusoidal = {name: name + plan.SINUSOIDAL for name in plan.PLACED} | {shared.GPT2: shared.GPT2}
+    timed = wide.runs.panel(plan.WIDE_BLOCKS, "wide: runs")
     panels = [
-        narrow.tuning.tuning_panel(_better(narrow, LONG), "narrow: tuning"),
+        narrow.tuning.tuning_panel(_better(narrow, plan.LONG), "narrow: tuning"),
         narrow.tuning.tuning_panel(sinusoidal, "narrow: tuning, sinusoidal positions"),
-        wide.tuning.tuning_panel(_better(wide, WIDE + LONG), "wide: tuning"),
-        *(_starts_panel(trial, width) for trial, width in ((narrow, NARROW), (wide, WIDE))),
-        narrow.runs.panel(BLOCKS, "narrow: runs"),
-        shared.gap_panel(narrow.runs, ("pre-ln", *JUDGED), BASE, "narrow: runs"),
+        wide.tuning.tuning_panel(_better(wide, plan.WIDE + plan.LONG), "wide: tuning"),
+        *(
+            _starts_panel(trial, width)
+            for trial, width in ((narrow, plan.NARROW), (wide, plan.WIDE))
+        ),
+        narrow.runs.panel(plan.BLOCKS, "narrow: runs"),
+        shared.gap_panel(narrow.runs, ("pre-ln", *JUDGED), plan.BASE, "narrow: runs"),
         _changed_panel(narrow),
     ]
     if wide.times:
@@ -198,12 +176,12 @@ def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
 def _changed_panel(narrow: Trial) -> Panel:
     """How far blocks end above the base, as they are and with one thing changed; where the base has the change too, above that."""
     own = narrow.runs.losses
-    ends = [(block, UNCHANGED, own.get(block), own.get(BASE)) for block in (*JUDGED, "pre-ln")]
-    for phase, labels in CHANGED.items():
+    ends = [(block, UNCHANGED, own.get(block), own.get(plan.BASE)) for block in (*JUDGED, "pre-ln")]
+    for phase, labels in plan.CHANGED.items():
         runs = narrow.changed[phase].losses
         for label in labels:
-            if label not in (BASE, shared.BIGRAMS):
-                block, words = PARTED.get(label) or (label, CHANGES[phase])
+            if label not in (plan.BASE, shared.BIGRAMS):
+                block, words = plan.PARTED.get(label) or (label, plan.CHANGES[phase])
                 base = base_of(label)
                 ends.append(
                     (block, words, runs.get(label), (runs if base in labels else own).get(base))
@@ -220,7 +198,7 @@ def _changed_panel(narrow: Trial) -> Panel:
 
 def _better(trial: Trial, phase: str) -> dict[str, str]:
     """What is run in a phase → its name in the tuning, with the better embeddings."""
-    return {label: trial.tuned_as(label) for label in RUNS[phase]}
+    return {label: trial.tuned_as(label) for label in plan.RUNS[phase]}
 
 
 def _starts_panel(trial: Trial, width: str) -> Panel:
@@ -228,14 +206,16 @@ def _starts_panel(trial: Trial, width: str) -> Panel:
     means = shared.finite(trial.tuning.losses)
     values = {
         block: {
-            name: means[block + start] for start, name in STARTS.items() if block + start in means
+            name: means[block + start]
+            for start, name in plan.STARTS.items()
+            if block + start in means
         }
-        for block in dict.fromkeys(taken_apart(label)[0] for label in OTHER_STARTS[width])
+        for block in dict.fromkeys(plan.taken_apart(label)[0] for label in plan.OTHER_STARTS[width])
     }
     if shared.GPT2 in means:
-        values[shared.GPT2] = {STARTS[""]: means[shared.GPT2]}
+        values[shared.GPT2] = {plan.STARTS[""]: means[shared.GPT2]}
     if shared.BIGRAMS in means:
-        values[shared.BIGRAMS] = dict.fromkeys(STARTS.values(), means[shared.BIGRAMS])
+        values[shared.BIGRAMS] = dict.fromkeys(plan.STARTS.values(), means[shared.BIGRAMS])
     panel = shared.places_panel(values, "final loss (nats per token)", bars=False)
     title = f"{'wide' if width else 'narrow'}: tuning, initial embeddings"
     return replace(panel, title=title)
@@ -246,16 +226,20 @@ def _place_panel(placed: Trial) -> Panel:
     means = shared.finite(placed.runs.losses)
     values = {
         name: {
-            where: means[name + kind] for kind, where in POSITIONS.items() if name + kind in means
+            where: means[name + kind]
+            for kind, where in plan.POSITIONS.items()
+            if name + kind in means
         }
-        for name in PLACED
+        for name in plan.PLACED
     }
     level = means.get(shared.BIGRAMS)
     gpt2 = shared.finite(placed.tuning.losses).get(shared.GPT2)
     values[shared.GPT2] = {LEARNED: gpt2} if gpt2 else {}
-    values[shared.BIGRAMS] = dict.fromkeys((*POSITIONS.values(), LEARNED), level) if level else {}
+    values[shared.BIGRAMS] = (
+        dict.fromkeys((*plan.POSITIONS.values(), LEARNED), level) if level else {}
+    )
     panel = shared.places_panel(values, "final loss (nats per token)", bars=False)
-    apart = {BASE: -APART, "sas-p": APART}
+    apart = {plan.BASE: -APART, "sas-p": APART}
     series = tuple(
         replace(one, x=tuple(at + apart.get(one.name, 0.0) for at in one.x)) for one in panel.series
     )
@@ -269,7 +253,7 @@ STUDY = Study(
     published=(
         "SAS and SAS-P match pre-ln in loss per update and take less time an update (18 layers, width 768, one rate)."
     ),
-    settings=points,
+    settings=plan.points,
     measure=measure,
     summarise=summarise,
     columns=(*shared.TUNED_COLUMNS, "start"),

@@ -30,27 +30,9 @@ from hessblocks.storage import Row
 from hessblocks.training import RunTrainer
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Rows, Study, Summary
-from hessblocks_studies.our_questions.edge_plan import (
-    BLOCKS,
-    FIRST_LOOKS,
-    KINDS,
-    LABELS,
-    WARM,
-    EdgeSettings,
-    label_of,
-    points,
-)
+from hessblocks_studies.our_questions import edge_plan as plan
+from hessblocks_studies.our_questions import edges as read
 from hessblocks_studies.our_questions.edge_verdicts import verdicts
-from hessblocks_studies.our_questions.edges import (
-    AT_TEN_EPS,
-    EARLY,
-    EDGE,
-    SHARE,
-    SHARPNESS,
-    WHOLE,
-    Edges,
-    edges_of,
-)
 
 PRODUCTS, FIRST_PRODUCTS = 5, 40
 """With H for the sharpness of a role, which starts from what was found before, and for the first of its run."""
@@ -74,11 +56,11 @@ class FirstLooks(TrainerCallback):
     ) -> None:
         """Look, where it is time."""
         step = state.global_step
-        if step in FIRST_LOOKS and step % self.every:
+        if step in plan.FIRST_LOOKS and step % self.every:
             self.look(given["model"], step)
 
 
-def measure(settings: EdgeSettings) -> list[Row]:
+def measure(settings: plan.EdgeSettings) -> list[Row]:
     """Train one model without clipping; the sharpness of all parameters, and of every role, along the way."""
     trainers: list[RunTrainer] = []
     found: dict[str, Sharpness] = {}
@@ -88,13 +70,13 @@ def measure(settings: EdgeSettings) -> list[Row]:
     def observe(model: nn.Module, step: int) -> list[Row]:
         if not step or not settings.sequences or not settings.tokens:
             return []
-        if not settings.roles and step > max(EARLY, FOLLOWED * size.steps):
+        if not settings.roles and step > max(read.EARLY, FOLLOWED * size.steps):
             return []
         corpus = shared.text_of(size)
         batch = shared.training_batch(corpus, settings.sequences, settings.tokens, settings.seed)
         optimiser = cast(Optimizer, trainers[0].optimizer)
         rows = sharpness(model, optimiser, batch, found, roles=bool(settings.roles))
-        if step == EARLY and not settings.warmup and not settings.roles:
+        if step == read.EARLY and not settings.warmup and not settings.roles:
             rows += at_ten_eps(model, optimiser, batch, found)
         return rows
 
@@ -135,7 +117,7 @@ def sharpness(
     rows = []
     parts = shared.by_role(model) if roles else {}
     with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
-        for name, group in {WHOLE: None, **parts}.items():
+        for name, group in {read.WHOLE: None, **parts}.items():
             start = found.get(name)
             usual = PRODUCTS if group else WHOLE_PRODUCTS
             products = usual if start else FIRST_PRODUCTS
@@ -147,11 +129,11 @@ def sharpness(
                 continue
             found[name] = one
             place: Row = {"group": name, "standard_error": one.residual}
-            rows.append(shared.measured(SHARPNESS, one.value, "estimate", **place))
-            if name == WHOLE and math.isfinite(one.threshold):
+            rows.append(shared.measured(read.SHARPNESS, one.value, "estimate", **place))
+            if name == read.WHOLE and math.isfinite(one.threshold):
                 share = one.value / one.threshold
                 place = {"group": name, "standard_error": one.residual / one.threshold}
-                rows.append(shared.measured(SHARE, share, "estimate", **place))
+                rows.append(shared.measured(read.SHARE, share, "estimate", **place))
     return rows
 
 
@@ -177,7 +159,7 @@ def at_ten_eps(
             one = preconditioned_sharpness(
                 Problem(model, batch, loss="causal-lm"),
                 optimiser,
-                start=found.get(WHOLE),
+                start=found.get(read.WHOLE),
                 products=FIRST_PRODUCTS,
             )
     except RunError:
@@ -185,13 +167,13 @@ def at_ten_eps(
     finally:
         for group, eps in zip(optimiser.param_groups, usual, strict=True):
             group["eps"] = eps
-    place: Row = {"group": WHOLE, "standard_error": one.residual}
-    return [shared.measured(AT_TEN_EPS, one.value, "estimate", **place)]
+    place: Row = {"group": read.WHOLE, "standard_error": one.residual}
+    return [shared.measured(read.AT_TEN_EPS, one.value, "estimate", **place)]
 
 
 def summarise(rows: Rows) -> Summary:
     """Losses against the rate, the edge and the sharpness of roles along training, what is tolerated and forecast."""
-    edges = edges_of(rows)
+    edges = read.edges_of(rows)
     tuned = edges.tuned
     return shared.summary(
         "At the edge of stability with and without warm-up",
@@ -207,26 +189,28 @@ def summarise(rows: Rows) -> Summary:
     )
 
 
-def _edge_table(edges: Edges) -> list[dict[str, object]]:
+def _edge_table(edges: read.Edges) -> list[dict[str, object]]:
     """Tolerated rates of all runs beside what curvature says of their block."""
     rates, needs = edges.forecasts()
     extra = edges.extra_losses()
     return [
         {
-            "block": LABELS[label][0],
-            "kind": LABELS[label][1],
+            "block": plan.LABELS[label][0],
+            "kind": plan.LABELS[label][1],
             "seed": seed,
             "log10_tolerated_rate": rate,
-            "log10_forecast_rate": rates.values.get(LABELS[label][0], {}).get(seed),
-            "log10_early_over_later_sharpness": needs.values.get(LABELS[label][0], {}).get(seed),
-            "loss_without_above_with_warm_up": _known(extra[LABELS[label][0]].get(seed)),
+            "log10_forecast_rate": rates.values.get(plan.LABELS[label][0], {}).get(seed),
+            "log10_early_over_later_sharpness": needs.values.get(plan.LABELS[label][0], {}).get(
+                seed
+            ),
+            "loss_without_above_with_warm_up": _known(extra[plan.LABELS[label][0]].get(seed)),
         }
         for label, seeds in edges.tolerances().items()
         for seed, rate in seeds.items()
     ]
 
 
-def _forecast_table(edges: Edges) -> list[dict[str, object]]:
+def _forecast_table(edges: read.Edges) -> list[dict[str, object]]:
     """The rate whose edge the sharpness is, at every step of the runs with warm-up at the safe rate: does the forecast hang on its moment?"""
     return [
         {
@@ -236,11 +220,11 @@ def _forecast_table(edges: Edges) -> list[dict[str, object]]:
             "standard_error": error,
             "seeds": len(seeds),
         }
-        for block in BLOCKS
-        for sharp in [edges.lowest(label_of(block, WARM))]
+        for block in plan.BLOCKS
+        for sharp in [edges.lowest(plan.label_of(block, plan.WARM))]
         for step in edges.followed
         if (seeds := [each[step][0] for each in sharp.values() if step in each])
-        for mean, error in [mean_and_error([math.log10(EDGE / value) for value in seeds])]
+        for mean, error in [mean_and_error([math.log10(read.EDGE / value) for value in seeds])]
     ]
 
 
@@ -248,10 +232,10 @@ def _known(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _at_best(rows: Rows, edges: Edges, quantity: str) -> dict[str, Rows]:
+def _at_best(rows: Rows, edges: read.Edges, quantity: str) -> dict[str, Rows]:
     """Label → rows above 0 of its runs at its block's best rate."""
     found: dict[str, Rows] = {}
-    for label, (block, _) in LABELS.items():
+    for label, (block, _) in plan.LABELS.items():
         rate = edges.best(block)
         name = f"{label}{shared.AT_RATE}{rate:g}" if rate else ""
         found[label] = [
@@ -270,10 +254,10 @@ def _curves(rows: Rows, column: str = "value") -> dict[str, dict[float, list[flo
     return found
 
 
-def _sharpness_table(rows: Rows, edges: Edges) -> list[dict[str, object]]:
+def _sharpness_table(rows: Rows, edges: read.Edges) -> list[dict[str, object]]:
     """Sharpness of every role at the best rate, every step that was followed, mean over seeds."""
     table: list[dict[str, object]] = []
-    for label, own in _at_best(rows, edges, SHARPNESS).items():
+    for label, own in _at_best(rows, edges, read.SHARPNESS).items():
         residuals = _curves(own, "standard_error")
         for group, steps in _curves(own).items():
             for step, values in steps.items():
@@ -284,19 +268,24 @@ def _sharpness_table(rows: Rows, edges: Edges) -> list[dict[str, object]]:
     return table
 
 
-def _panels(rows: Rows, edges: Edges) -> list[Panel]:
+def _panels(rows: Rows, edges: read.Edges) -> list[Panel]:
     """Losses against the rate, the edge along training, and the sharpness of roles, each with warm-up and without."""
     panels = [
         edges.tuned.runs.tuning_panel(
-            {block: label_of(block, kind) for block in BLOCKS} | {shared.GPT2: shared.GPT2}, kind
+            {block: plan.label_of(block, kind) for block in plan.BLOCKS}
+            | {shared.GPT2: shared.GPT2},
+            kind,
         )
-        for kind in KINDS
+        for kind in plan.KINDS
     ]
-    named = _at_best(rows, edges, SHARE)
-    for kind in KINDS:
-        shares = {block: _curves(named[label_of(block, kind)]).get(WHOLE, {}) for block in BLOCKS}
+    named = _at_best(rows, edges, read.SHARE)
+    for kind in plan.KINDS:
+        shares = {
+            block: _curves(named[plan.label_of(block, kind)]).get(read.WHOLE, {})
+            for block in plan.BLOCKS
+        }
         panels.append(_along(f"{kind}: how near the edge", "sharpness over the edge", shares))
-    for label, own in _at_best(rows, edges, SHARPNESS).items():
+    for label, own in _at_best(rows, edges, read.SHARPNESS).items():
         roles = {name: each for name, each in _curves(own).items() if name in DRAWN}
         panels.append(_along(label, "largest eigenvalue of D⁻¹H", roles))
     return panels
@@ -323,7 +312,7 @@ STUDY = Study(
         "Training hovers where the preconditioned sharpness is 38 over the rate (Cohen et al. 2022); nothing is "
         "published of simplified blocks."
     ),
-    settings=points,
+    settings=plan.points,
     measure=measure,
     summarise=summarise,
     columns=shared.TUNED_COLUMNS,

@@ -22,41 +22,9 @@ from hessblocks.storage import Row, Scalar
 from hessblocks.training import RunTrainer
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Rows, Study, Summary
-from hessblocks_studies.our_questions.optimiser_plan import (
-    ADAMW,
-    BASE,
-    BLOCK_OF,
-    BLOCKS,
-    BLOCKWISE,
-    FAMILY_OF,
-    INNER_SGD,
-    METHODS,
-    MUON,
-    PUBLISHED,
-    SHOWN,
-    OptimiserSettings,
-    label_of,
-    methods_of,
-    points,
-)
-from hessblocks_studies.our_questions.optimiser_steps import (
-    NORM_OF_ROLE,
-    RATE_OF_ROLE,
-    PilotDivergedError,
-    preconditioned_rows,
-    with_another_in_layers,
-    with_rates_of_roles,
-)
-from hessblocks_studies.our_questions.optimiser_verdicts import (
-    correlation_table,
-    curvature_checks,
-    even_checks,
-    gaps,
-    learnt_by_block,
-    need_checks,
-    rates_apart,
-    spreads,
-)
+from hessblocks_studies.our_questions import optimiser_plan as plan
+from hessblocks_studies.our_questions import optimiser_steps as steppers
+from hessblocks_studies.our_questions import optimiser_verdicts as judge
 
 PRECONDITIONED = "preconditioned_spread"
 """As `SPREAD`, of D^(-1/2) H D^(-1/2), D the preconditioner of AdamW as it stands."""
@@ -64,12 +32,16 @@ PILOT_STEPS = "pilot_steps"
 """Steps of the pilot, beside those of the run."""
 
 
-def measure(settings: OptimiserSettings) -> list[Row]:
+def measure(settings: plan.OptimiserSettings) -> list[Row]:
     """Train one model; with AdamW, how uneven its curvature is before and after, and what AdamW's step meets after."""
     trainers: list[RunTrainer] = []
 
     def observe(model: nn.Module, step: int) -> list[Row]:
-        if settings.method != ADAMW or not settings.probe or step not in (0, settings.size.steps):
+        if (
+            settings.method != plan.ADAMW
+            or not settings.probe
+            or step not in (0, settings.size.steps)
+        ):
             return []
         corpus, keys = shared.text_of(settings.size), () if step else ("key",)
         probe, seed = settings.probe, settings.seed
@@ -77,7 +49,7 @@ def measure(settings: OptimiserSettings) -> list[Row]:
         found = shared.of_quantity(found, shared.SPREAD)
         if step:
             optimiser = cast(Optimizer, trainers[0].optimizer)
-            met = preconditioned_rows(cast(PreTrainedModel, model), optimiser, settings)
+            met = steppers.preconditioned_rows(cast(PreTrainedModel, model), optimiser, settings)
             own = shared.of_quantity(met, shared.SPREAD)
             found = [*found, *({**row, "quantity": PRECONDITIONED} for row in own)]
         return found
@@ -85,16 +57,20 @@ def measure(settings: OptimiserSettings) -> list[Row]:
     roles: list[Row] = []
 
     def by_role(trainer: RunTrainer) -> None:
-        roles.extend({**settings.owner, **row} for row in with_rates_of_roles(settings, trainer))
+        roles.extend(
+            {**settings.owner, **row} for row in steppers.with_rates_of_roles(settings, trainer)
+        )
 
     changes: dict[str | None, Callable[[RunTrainer], None]] = {
-        ADAMW: trainers.append,
-        **dict.fromkeys((MUON, INNER_SGD), partial(with_another_in_layers, settings)),
-        **dict.fromkeys((BLOCKWISE, PUBLISHED), by_role),
+        plan.ADAMW: trainers.append,
+        **dict.fromkeys(
+            (plan.MUON, plan.INNER_SGD), partial(steppers.with_another_in_layers, settings)
+        ),
+        **dict.fromkeys((plan.BLOCKWISE, plan.PUBLISHED), by_role),
     }
     try:
         rows = shared.train_point(settings, observe, changes.get(settings.method))
-    except PilotDivergedError:
+    except steppers.PilotDivergedError:
         rows = [{**settings.owner, **shared.measured(shared.LOSS, None, step=settings.pilot)}]
     if settings.pilot:
         steps = shared.measured(PILOT_STEPS, settings.pilot, "exact")
@@ -106,13 +82,13 @@ def measure(settings: OptimiserSettings) -> list[Row]:
 def summarise(rows: Rows) -> Summary:
     """Tuning, final losses, the gap against unevenness, steps to pre-ln's loss; the verdicts of the rule."""
     tuned = shared.Tuned.of(rows)
-    uneven, met = spreads(rows), spreads(rows, PRECONDITIONED)
-    learnt = learnt_by_block(tuned.runs)
-    gap = gaps(tuned.runs.losses, learnt)
+    uneven, met = judge.spreads(rows), judge.spreads(rows, PRECONDITIONED)
+    learnt = judge.learnt_by_block(tuned.runs)
+    gap = judge.gaps(tuned.runs.losses, learnt)
     verdicts = [
-        *need_checks(tuned, rates_apart(rows)),
-        *curvature_checks(tuned, gap, uneven, learnt),
-        *even_checks(tuned, uneven, met),
+        *judge.need_checks(tuned, judge.rates_apart(rows)),
+        *judge.curvature_checks(tuned, gap, uneven, learnt),
+        *judge.even_checks(tuned, uneven, met),
     ]
     steps = steps_to_the_base(tuned.runs, pilots(rows))
     return shared.summary(
@@ -122,8 +98,8 @@ def summarise(rows: Rows) -> Summary:
         [panel for panel in _panels(tuned, gap, uneven, steps) if panel.shown],
         [
             *tuned.rate_checks(),
-            tuned.runs.below_the_table(BASE, shared.BIGRAMS),
-            *(tuned.runs.where_learnt(check, BASE) for check in verdicts),
+            tuned.runs.below_the_table(plan.BASE, shared.BIGRAMS),
+            *(tuned.runs.where_learnt(check, plan.BASE) for check in verdicts),
         ],
         losses=tuned.runs.table(),
         tuning=tuned.tuning_table(),
@@ -131,7 +107,7 @@ def summarise(rows: Rows) -> Summary:
         gaps=_gap_table(gap, uneven, met),
         steps=steps_table(steps),
         roles=_role_table(rows),
-        correlations=correlation_table(tuned.runs, gap, uneven),
+        correlations=judge.correlation_table(tuned.runs, gap, uneven),
     )
 
 
@@ -143,8 +119,8 @@ def pilots(rows: Rows) -> dict[str, int]:
 def _role_table(rows: Rows) -> list[dict[str, object]]:
     """Rate of each role as a share of the tuned one, and the norm that it is of, over the seeds of the runs that count."""
     kept = [row for row in rows if row.get("phase") == shared.COUNTED]
-    norms = shared.gathered(shared.of_quantity(kept, NORM_OF_ROLE), "variant", "group")
-    rates = shared.gathered(shared.of_quantity(kept, RATE_OF_ROLE), "variant", "group")
+    norms = shared.gathered(shared.of_quantity(kept, steppers.NORM_OF_ROLE), "variant", "group")
+    rates = shared.gathered(shared.of_quantity(kept, steppers.RATE_OF_ROLE), "variant", "group")
     return [
         {
             "variant": label,
@@ -164,9 +140,9 @@ def steps_to_the_base(
 ) -> dict[str, dict[Scalar, float]]:
     """Label → {seed: steps to the loss that `BASE` ends with, those of its pilot too, as a share of a run's}; infinite where it never gets there."""
     found: dict[str, dict[Scalar, float]] = {}
-    for label in BLOCK_OF:
-        for seed in runs.losses.get(label, {}).keys() & runs.losses.get(BASE, {}).keys():
-            target, last = runs.losses[BASE][seed], runs.curve(BASE, seed)[-1][0]
+    for label in plan.BLOCK_OF:
+        for seed in runs.losses.get(label, {}).keys() & runs.losses.get(plan.BASE, {}).keys():
+            target, last = runs.losses[plan.BASE][seed], runs.curve(plan.BASE, seed)[-1][0]
             if math.isfinite(target) and last:
                 steps = shared.steps_to(runs.curve(label, seed), target)
                 found.setdefault(label, {})[seed] = (steps + pilot.get(label, 0)) / last
@@ -195,13 +171,17 @@ def _need_table(runs: shared.Runs) -> list[dict[str, object]]:
     """The best optimiser of each block, and those that end no more than `CLOSE` above it."""
     means = shared.finite(runs.losses)
     table: list[dict[str, object]] = []
-    for block in BLOCKS:
-        own = {m: means[label_of(block, m)][0] for m in METHODS if label_of(block, m) in means}
+    for block in plan.BLOCKS:
+        own = {
+            m: means[plan.label_of(block, m)][0]
+            for m in plan.METHODS
+            if plan.label_of(block, m) in means
+        }
         if own:
             best = min(own, key=own.__getitem__)
             good = [method for method in own if own[method] <= own[best] + shared.CLOSE]
             line = {"block": block, "best": best, "within_close": ", ".join(good)}
-            table.append(line | {f"loss_{method}": own.get(method) for method in METHODS})
+            table.append(line | {f"loss_{method}": own.get(method) for method in plan.METHODS})
     return table
 
 
@@ -239,10 +219,14 @@ def _panels(
     """The tuning of each optimiser, final losses, steps, and the gap against unevenness."""
     panels = [
         tuned.tuning.tuning_panel(
-            {block: label_of(block, method) for block in FAMILY_OF if method in methods_of(block)},
-            f"tuning: {SHOWN[method]}",
+            {
+                block: plan.label_of(block, method)
+                for block in plan.FAMILY_OF
+                if method in plan.methods_of(block)
+            },
+            f"tuning: {plan.SHOWN[method]}",
         )
-        for method in METHODS
+        for method in plan.METHODS
     ]
     losses = shared.places_panel(
         _by_method(tuned.runs.losses), "final validation loss (nats per token)", bars=False
@@ -261,13 +245,20 @@ def _by_method(values: shared.Values) -> dict[str, dict[str, tuple[float, float]
     """Block → {optimiser: mean and error}, and the level of the bigram table where it is there."""
     means = shared.finite(values)
     found = {
-        block: {m: means[label_of(block, m)] for m in METHODS if label_of(block, m) in means}
-        for block in FAMILY_OF
+        block: {
+            m: means[plan.label_of(block, m)]
+            for m in plan.METHODS
+            if plan.label_of(block, m) in means
+        }
+        for block in plan.FAMILY_OF
     }
-    for name, methods in ((shared.GPT2, (ADAMW,)), (shared.BIGRAMS, METHODS)):
+    for name, methods in ((shared.GPT2, (plan.ADAMW,)), (shared.BIGRAMS, plan.METHODS)):
         if name in means:
             found[name] = dict.fromkeys(methods, means[name])
-    return {name: {SHOWN[m]: each[m] for m in METHODS if m in each} for name, each in found.items()}
+    return {
+        name: {plan.SHOWN[m]: each[m] for m in plan.METHODS if m in each}
+        for name, each in found.items()
+    }
 
 
 def _scatter(
@@ -280,7 +271,7 @@ def _scatter(
         y_label="SGD above AdamW (nats per token)",
         series=tuple(
             shared.curve(block, [(even[block][0], *gap[block])], line=False)
-            for block in FAMILY_OF
+            for block in plan.FAMILY_OF
             if block in even and block in gap
         ),
     )
@@ -291,7 +282,7 @@ STUDY = Study(
     title="SGD, AdamW, Muon and rates of roles, each block at its best rate, against the unevenness of its curvature",
     source="ours, testing a claim of the Hessian paper",
     published="Argued, not tested: heterogeneous blocks of the Hessian are why transformers need Adam.",
-    settings=points,
+    settings=plan.points,
     measure=measure,
     summarise=summarise,
     columns=shared.TUNED_COLUMNS,

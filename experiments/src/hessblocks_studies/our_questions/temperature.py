@@ -22,19 +22,7 @@ from hessblocks_studies import growth, shared
 from hessblocks_studies.data import addition_batch
 from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks_studies.growth import exact_norms
-from hessblocks_studies.our_questions.temperature_laws import (
-    APART,
-    AXES,
-    ENTROPY,
-    LIKENESS,
-    LIKENESS_AFTER,
-    Curve,
-    Curves,
-    at,
-    even_temperatures,
-    likeness_checks,
-    temperature_checks,
-)
+from hessblocks_studies.our_questions import temperature_laws as laws
 
 BLOCKS = {"no norm": NoNorm(), "pre-ln": LayerNorm()}
 """Kind of block → its norms."""
@@ -71,7 +59,7 @@ def settings(scale: Scale, seeds: int | None) -> list[TemperatureSettings]:
     """Every temperature with tokens that differ, every likeness at the usual temperature."""
     size = _SIZES[scale]
     places = [(temperature, 1.0) for temperature in TEMPERATURES[scale]]
-    places += [(1.0, apart) for apart in APART if apart < 1]
+    places += [(1.0, apart) for apart in laws.APART if apart < 1]
     return [
         TemperatureSettings(
             block=block,
@@ -96,9 +84,9 @@ def measure(settings: TemperatureSettings) -> list[Row]:
     seen = signal.propagate(model, batch["input_ids"], jacobian_steps=0)
     (last,) = seen.layers
     quantities = {
-        ENTROPY: last.attention_entropy,
-        LIKENESS: seen.inputs.token_similarity,
-        LIKENESS_AFTER: last.tokens.token_similarity,
+        laws.ENTROPY: last.attention_entropy,
+        laws.LIKENESS: seen.inputs.token_similarity,
+        laws.LIKENESS_AFTER: last.tokens.token_similarity,
     }
     norms = exact_norms(model, batch, "causal-lm", GROUPS)
     return [
@@ -138,11 +126,11 @@ def summarise(rows: Rows) -> Summary:
     checks: list[Check] = []
     even: list[dict[str, object]] = []
     for block in BLOCKS:
-        heat, alike = (Curves(block=block, axis=axis, rows=rows) for axis in AXES)
-        checks += [*temperature_checks(heat), *likeness_checks(alike)]
+        heat, alike = (laws.Curves(block=block, axis=axis, rows=rows) for axis in laws.AXES)
+        checks += [*laws.temperature_checks(heat), *laws.likeness_checks(alike)]
         even += [
             {"block": block, "seed": seed, "temperature": temperature}
-            for seed, temperature in even_temperatures(heat).items()
+            for seed, temperature in laws.even_temperatures(heat).items()
         ]
     return shared.summary(
         "Temperature and likeness of tokens move curvature between queries and values",
@@ -166,7 +154,7 @@ def _panels(rows: Rows) -> list[Panel]:
             series=tuple(
                 _series(
                     f"{group}, {part}",
-                    Curves(block=block, axis=axis, rows=rows).norm(group, part),
+                    laws.Curves(block=block, axis=axis, rows=rows).norm(group, part),
                     DRAWN,
                 )
                 for group in GROUPS
@@ -180,12 +168,12 @@ def _panels(rows: Rows) -> list[Panel]:
         for block in BLOCKS
     ]
     looks = {
-        ENTROPY: "entropy of attention (nats)",
-        LIKENESS_AFTER: "cosine between tokens behind the layer",
+        laws.ENTROPY: "entropy of attention (nats)",
+        laws.LIKENESS_AFTER: "cosine between tokens behind the layer",
     }
     for quantity, label in looks.items():
         series = tuple(
-            _series(block, Curves(block=block, axis="temperature", rows=rows).of(quantity))
+            _series(block, laws.Curves(block=block, axis="temperature", rows=rows).of(quantity))
             for block in BLOCKS
         )
         panels.append(Panel(title="", x_label=_TAU, y_label=label, x_scale="log", series=series))
@@ -195,10 +183,10 @@ def _panels(rows: Rows) -> list[Panel]:
 _TAU = "temperature τ of the attention"
 
 
-def _series(name: str, curve: Curve, floor: float = 0.0) -> Series:
+def _series(name: str, curve: laws.Curve, floor: float = 0.0) -> Series:
     """Means over the seeds at every place above 0 at which they are not below a floor."""
     places = sorted({place for each in curve.values() for place in each if place > 0})
-    values = {place: list(at(curve, place).values()) for place in places}
+    values = {place: list(laws.at(curve, place).values()) for place in places}
     return shared.curve(name, [one for one in shared.mean_places(values) if one[1] >= floor])
 
 
