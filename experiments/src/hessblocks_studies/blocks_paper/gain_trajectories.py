@@ -172,12 +172,17 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
     for variant in SKIPLESS:
         if not (gone := shares(known.get(variant, {}), rise=False)):
             continue
-        share = shared.over_seeds(gone)
-        gone_check = Check(
-            fact=f"the ratio goes to 0 in nearly all matrices but the first layer's values ({VARIANTS[variant]})",
-            expected=f"below {NONE:g} in at least {MOST:.0%} of them",
-            ours=share.times(100).text("%", digits=0, signed=False),
-            holds=share.above(MOST),
+        gone_check = (
+            shared.over_seeds(gone)
+            .times(100)
+            .judged(
+                f"the ratio goes to 0 in nearly all matrices but the first layer's values ({VARIANTS[variant]})",
+                f"below {NONE:g} in at least {MOST:.0%} of them",
+                limit=100 * MOST,
+                unit="%",
+                digits=0,
+                signed=False,
+            )
         )
         checks.append((variant, gone_check))
     for variant in FROM_IDENTITY:
@@ -185,19 +190,16 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
         if not (seeds := found.get(FIRST_VALUES)):
             continue
         own = {seed: _ends(steps)[1] for seed, steps in seeds.items()}
-        last = shared.over_seeds(own)
-        stays = Check(
-            fact=f"the ratio of the first layer's values does not go to 0 ({VARIANTS[variant]})",
-            expected=f"above {NONE:g}",
-            ours=last.text("|β / α|", signed=False),
-            holds=last.above(NONE),
+        stays = shared.over_seeds(own).judged(
+            f"the ratio of the first layer's values does not go to 0 ({VARIANTS[variant]})",
+            f"above {NONE:g}",
+            limit=NONE,
+            unit="|β / α|",
+            signed=False,
         )
-        larger = shared.difference_check(
-            {"first": own, "others": _mean_of_others(found)},
-            *("first", "others"),
-            fact=f"the ratio of the first layer's values is larger than that of the others ({VARIANTS[variant]})",
-            expected="above the mean of all other matrices",
-            above=True,
+        larger = shared.over_seeds(shared.gaps(own, _mean_of_others(found))).judged(
+            f"the ratio of the first layer's values is larger than that of the others ({VARIANTS[variant]})",
+            "above the mean of all other matrices",
             unit="|β / α|",
         )
         checks += [(variant, stays), (variant, larger)]
@@ -206,13 +208,9 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
         for variant, found in known.items()
     }
     if {shared.GAINED, shared.GAINED_WITH_SKIP} <= set(rising):
-        more = shared.difference_check(
-            rising,
-            shared.GAINED_WITH_SKIP,
-            shared.GAINED,
+        more = shared.difference(rising, shared.GAINED_WITH_SKIP, shared.GAINED).judged(
             "beside an attention skip more of the ratios rise (Figure 22)",
-            expected=f"a larger share of the matrices rises by more than {NONE:g} than without a skip",
-            above=True,
+            f"a larger share of the matrices rises by more than {NONE:g} than without a skip",
             unit="% of the matrices",
             digits=0,
         )
@@ -243,11 +241,12 @@ def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
         if means:
             least = shared.over_seeds({seed: min(layers) for seed, layers in means.items()})
             figure = 17 + list(SCALARS).index(quantity)
-            stays = Check(
-                fact=f"{letter} does not go to 0 in any layer (Figure {figure})",
-                expected=f"the smallest size of a mean over heads above {NONE:g}",
-                ours=least.text(letter, signed=False),
-                holds=least.above(NONE),
+            stays = least.judged(
+                f"{letter} does not go to 0 in any layer (Figure {figure})",
+                f"the smallest size of a mean over heads above {NONE:g}",
+                limit=NONE,
+                unit=letter,
+                signed=False,
             )
             checks.append((shared.GAINED, stays))
     return checks

@@ -217,13 +217,9 @@ def _tied_checks(runs: shared.Runs) -> list[Check]:
     means = {init: _over_gains(runs.losses, init) for init in INITS}
     checks = []
     for fast, slow in itertools.pairwise(INITS):
-        check = shared.difference_check(
-            means,
-            slow,
-            fast,
+        check = shared.difference(means, slow, fast).judged(
             f"{fast} values are better than {slow} ones (Figure 15)",
-            expected=f"mean final loss over the gains of {slow} above that of {fast}",
-            above=True,
+            f"mean final loss over the gains of {slow} above that of {fast}",
         )
         for beta in shared.BETAS:
             check = runs.where_learnt(check, shared.restricted(fast, beta))

@@ -201,13 +201,12 @@ def _checks(stage: str, slopes: Slopes) -> list[Check]:
         return slopes.get((stage, labels, group, part), {})
 
     def check(values: dict[Scalar, float], fact: str, expected: float, source: str) -> Check:
-        return shared.slope_check(
-            shared.over_seeds(values),
+        return shared.over_seeds(values).matches(
             f"{fact}, {stage} training",
-            of="the batch",
-            expected=expected,
-            tolerance=TOLERANCE,
-            source=source,
+            f"{expected:g} ± {TOLERANCE:g} ({source})",
+            limit=TOLERANCE,
+            around=expected,
+            unit="powers of the batch",
         )
 
     drawn = [of(DRAWN, group, "functional") for group in GROUPS]
@@ -221,16 +220,13 @@ def _checks(stage: str, slopes: Slopes) -> list[Check]:
     checks = []
     for group in JUDGED:
         functional, outer = of(TEXT, group, "functional"), of(TEXT, group, "outer")
-        steeper = shared.over_seeds(
-            {seed: functional[seed] - outer[seed] for seed in functional.keys() & outer.keys()}
-        )
+        steeper = shared.over_seeds(shared.gaps(functional, outer))
         checks += [
             check(functional, f"slope of the {group} block's H_f", -0.5, "residuals that cancel"),
             check(outer, f"slope of the {group} block's H_o", 0, "a mean of positive terms"),
-            shared.mean_check(
-                steeper,
+            steeper.judged(
                 f"the {group} block's H_f falls faster than its H_o, {stage} training",
-                expected="slope of H_f below that of H_o (argued)",
+                "slope of H_f below that of H_o (argued)",
                 above=False,
                 unit="powers of the batch",
             ),

@@ -15,6 +15,7 @@ JUDGED = ("sas", "sas-p")
 WORDS = {plan.EQUAL: "of as many parameters", plan.ONCE: "on a text read once"}
 """Phase in which the judged blocks are changed → in words."""
 POOR = f"void, since {plan.BASE} is not as good a base as pre-ln"
+SAME = f"the gap changes by at most {shared.CLOSE:g}, up or down"
 OTHER_RATE = "void, since another rate is better in runs as long"
 
 
@@ -91,12 +92,9 @@ class Trial(shared.Tuned):
             block: own.losses.get(block, {}),
             base: (own if base in plan.CHANGED[phase] else self.runs).losses.get(base, {}),
         }
-        check = shared.match_check(
-            losses,
-            block,
-            base,
+        check = shared.difference(losses, block, base).matches(
             f"{words} about matches {base} at equal steps",
-            expected=f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
+            f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
             limit=shared.CLOSE,
         )
         learnt = (own if shared.BIGRAMS in plan.CHANGED[phase] else self.runs).below_the_table
@@ -111,18 +109,10 @@ class Trial(shared.Tuned):
             below = (runs if plan.BASE in plan.CHANGED[phase] else self.runs).losses.get(
                 plan.BASE, {}
             )
-            gaps[name] = {
-                seed: gap
-                for seed in above.keys() & below.keys()
-                if math.isfinite(gap := above[seed] - below[seed])
-            }
-        return shared.match_check(
-            gaps,
-            "changed",
-            "as tuned",
-            fact,
-            expected=f"the gap changes by at most {shared.CLOSE:g}, up or down",
-            limit=shared.CLOSE,
+            found = shared.gaps(above, below).items()
+            gaps[name] = {seed: gap for seed, gap in found if math.isfinite(gap)}
+        return shared.difference(gaps, "changed", "as tuned").matches(
+            fact, SAME, limit=shared.CLOSE
         )
 
     def start_check(self) -> Check:
@@ -238,12 +228,10 @@ def place_verdicts(placed: Trial) -> list[Check]:
         own = (replace(control, fact=f"{plan.BASE} has learnt more than pairs of tokens"), match)
         checks += [replace(check, fact=f"{name} positions: {check.fact}") for check in own]
         above, below = (runs.losses.get(label, {}) for label in (one, base))
-        gaps[name] = {seed: above[seed] - below[seed] for seed in above.keys() & below.keys()}
-    same = shared.match_check(
-        gaps,
-        *("sinusoidal", "rotary"),
-        fact=f"{block} is as far from {plan.BASE} with sinusoidal positions as with rotary ones",
-        expected=f"the gap changes by at most {shared.CLOSE:g}, up or down",
+        gaps[name] = shared.gaps(above, below)
+    same = shared.difference(gaps, "sinusoidal", "rotary").matches(
+        f"{block} is as far from {plan.BASE} with sinusoidal positions as with rotary ones",
+        SAME,
         limit=shared.CLOSE,
     )
     return [*checks, placed.judged(same, *plan.RUNS[plan.PLACES])]

@@ -256,8 +256,8 @@ def beside(
         ours=order.text(unit),
         holds=alike if min(order.seeds, effect.seeds) > 1 else None,
     )
-    claim = shared.mean_check(
-        effect, f"{fact}, without warm-up beside with it", expected=expected, above=above, unit=unit
+    claim = effect.judged(
+        f"{fact}, without warm-up beside with it", expected, above=above, unit=unit
     )
     return [control, shared.judged_by(control, claim, VOID)]
 
@@ -275,12 +275,9 @@ def _checks(rate: str, losses: shared.Values, found: Sharpness, after: float) ->
             for kind, name in names.items()
         }
         start = {seed: of(groups) for seed, groups in at(found, names[WARM], 0).items()}
-        falls = shared.difference_check(
-            {"after": values[WARM], "before": start},
-            "after",
-            "before",
+        falls = shared.over_seeds(shared.gaps(values[WARM], start)).judged(
             f"rate {rate}: {index} after the warm-up beside that at the start",
-            expected="smaller (argued: largest at the start)",
+            "smaller (argued: largest at the start)",
             above=False,
             unit="decades",
         )

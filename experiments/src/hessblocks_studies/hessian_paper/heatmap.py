@@ -187,15 +187,17 @@ def _checks(sizes: shared.Values) -> tuple[Check, ...]:
     if not gap.seeds:
         return ()
     published = math.log10(PUBLISHED["value"] / PUBLISHED["query"])
-    return (
-        Check(
-            fact="entries of the value block are larger than those of the query block",
-            expected=f"{published:.2f} decades (modes {PUBLISHED['value']:g} and {PUBLISHED['query']:g}), "
-            f"within a factor {FACTOR:g}",
-            ours=gap.text("decades", digits=2, signed=False),
-            holds=gap.within(math.log10(FACTOR), around=published),
-        ),
+    larger = gap.matches(
+        "entries of the value block are larger than those of the query block",
+        f"{published:.2f} decades (modes {PUBLISHED['value']:g} and {PUBLISHED['query']:g}), "
+        f"within a factor {FACTOR:g}",
+        limit=math.log10(FACTOR),
+        around=published,
+        unit="decades",
+        digits=2,
+        signed=False,
     )
+    return (larger,)
 
 
 STUDY = Study(

@@ -157,25 +157,18 @@ def _checks(depth: int, found: Shares) -> Iterator[Check]:
             for scores in SCORES
         }
         if all(values.values()):
-            yield shared.difference_check(
-                values,
-                *SCORES,
+            yield shared.difference(values, *SCORES).judged(
                 f"softmax adds negative curvature to the query and key blocks of layer {layer + 1}",
-                expected="a larger share than with linear scores (found, not implied by theory)",
-                above=True,
+                "a larger share than with linear scores (found, not implied by theory)",
                 unit="in share",
             )
 
 
 def _much(fact: str, what: str, shares: Mapping[Scalar, float]) -> Check:
     """That a share is clearly above 0, which theory allows and does not imply."""
+    expected = f"{what} above {MUCH:g} (found, not implied by theory)"
     share = shared.over_seeds(shares)
-    return Check(
-        fact=fact,
-        expected=f"{what} above {MUCH:g} (found, not implied by theory)",
-        ours=share.text("in share", signed=False),
-        holds=share.above(MUCH),
-    )
+    return share.judged(fact, expected, limit=MUCH, unit="in share", signed=False)
 
 
 def _by_seed(

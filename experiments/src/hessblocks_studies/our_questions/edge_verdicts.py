@@ -149,22 +149,18 @@ def _rate_forecasts(rates: shared.Values, known: shared.Values) -> list[Check]:
     warm = {block: known.get(plan.label_of(block, plan.WARM), {}) for block in plan.BLOCKS}
     order = forecast_check("which block stands the larger rates", rates, warm)
     right = [
-        shared.match_check(
-            {"forecast": rates.get(block, {}), "outcome": warm[block]},
-            *("forecast", "outcome"),
-            fact=f"curvature says beforehand which rate {block} stands",
-            expected=f"the forecast is right to {CALIBRATED:g} decades (above 0: it is too large)",
+        shared.over_seeds(shared.gaps(rates.get(block, {}), warm[block])).matches(
+            f"curvature says beforehand which rate {block} stands",
+            f"the forecast is right to {CALIBRATED:g} decades (above 0: it is too large)",
             limit=CALIBRATED,
             unit="decades",
         )
         for block in plan.BLOCKS
     ]
     better = [
-        shared.difference_check(
-            _misses(rates.get(block, {}), warm[block]),
-            *("forecast", "guess"),
-            fact=f"curvature says better than a guess which rate {block} stands",
-            expected=f"nearer than {GUESS:g}, the middle of the ladder, by any amount",
+        shared.difference(_misses(rates.get(block, {}), warm[block]), "forecast", "guess").judged(
+            f"curvature says better than a guess which rate {block} stands",
+            f"nearer than {GUESS:g}, the middle of the ladder, by any amount",
             above=False,
             unit="decades",
         )
@@ -190,7 +186,7 @@ def _lost(known: shared.Values) -> dict[str, dict[Scalar, float]]:
     found = {}
     for block in plan.BLOCKS:
         warm, cold = (known.get(plan.label_of(block, kind), {}) for kind in (plan.WARM, plan.COLD))
-        found[block] = {seed: warm[seed] - cold[seed] for seed in warm if seed in cold}
+        found[block] = shared.gaps(warm, cold)
     return found
 
 

@@ -192,12 +192,9 @@ def _even_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
     """Whether the simplified block has the more even curvature; the answer may be no."""
     return [
         tuned.judged(
-            shared.difference_check(
-                found.get((shared.SPREAD, groups, stage), {}),
-                SIMPLE,
-                BASE,
+            shared.difference(found.get((shared.SPREAD, groups, stage), {}), SIMPLE, BASE).judged(
                 f"{SIMPLE} has a more even curvature than {BASE} {MOMENTS[stage]} training, {groups}",
-                expected=f"{_question(groups, stage)}: a smaller spread of the norms",
+                f"{_question(groups, stage)}: a smaller spread of the norms",
                 above=False,
                 unit="decades",
             ),

@@ -11,15 +11,12 @@ from hessblocks_studies.shared.differences import (
     Difference,
     Values,
     difference,
-    difference_check,
+    gaps,
     judged_by,
-    match_check,
-    mean_check,
     over_seeds,
-    slope_check,
     slopes,
 )
-from hessblocks_studies.shared.gaps import gap_panel
+from hessblocks_studies.shared.gap_curves import gap_panel
 from hessblocks_studies.shared.gathering import (
     Place,
     curve,

@@ -17,10 +17,7 @@ from hessblocks_studies.shared.best_rates import Rate, at_best_rates, best_rate
 from hessblocks_studies.shared.differences import (
     Values,
     difference,
-    difference_check,
     judged_by,
-    match_check,
-    mean_check,
 )
 from hessblocks_studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
 from hessblocks_studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REFERENCES
@@ -191,13 +188,11 @@ class Runs:
 
     def below_the_table(self, base: str, table: str) -> Check:
         """Whether `base` ends `MARGIN` below the bigram table."""
-        found = difference(self.losses, base, table)
-        above = found.above(-MARGIN)
-        return Check(
-            fact=f"{base} has learnt more than pairs of tokens",
-            expected=f"at least {MARGIN:g} below the {table} (ours; without it no loss here says anything)",
-            ours=found.text("nats"),
-            holds=None if above is None else not above,
+        return difference(self.losses, base, table).judged(
+            f"{base} has learnt more than pairs of tokens",
+            f"at least {MARGIN:g} below the {table} (ours; without it no loss here says anything)",
+            limit=-MARGIN,
+            above=False,
         )
 
     def if_it_counts(self, check: Check, *variants: str) -> Check:
@@ -253,7 +248,7 @@ class Runs:
         margin = f"more than {by:g}" if by else "any amount"
         expected = f"final loss of {slow} above that of {fast}, by {margin}"
         found = difference(self.losses, slow, fast)
-        check = mean_check(found, fact, expected=expected, above=True, limit=by, unit="nats")
+        check = found.judged(fact, expected, limit=by)
         own, others = (
             self.rates[name].above_the_lowest if name in self.rates else 0.0
             for name in (slow, fast)
@@ -266,8 +261,8 @@ class Runs:
     def close(self, one: str, other: str, fact: str, within: float = CLOSE) -> Check:
         """Whether `one` ends no more than `within` nats above `other`; void where the better has learnt no more than pairs."""
         expected = f"final loss of {one} at most {within:g} above that of {other}"
-        check = difference_check(
-            self.losses, one, other, fact, expected=expected, above=False, limit=within
+        check = difference(self.losses, one, other).judged(
+            fact, expected, limit=within, above=False
         )
         return self.if_it_counts(self._where_the_better_learnt(check, one, other), one, other)
 
@@ -289,7 +284,7 @@ class Runs:
     def alike(self, one: str, other: str, fact: str) -> Check:
         """The same without a control, for studies that have one of their own."""
         expected = f"final loss of {one} within {CLOSE:g} of that of {other}, above or below"
-        return match_check(self.losses, one, other, fact, limit=CLOSE, expected=expected)
+        return difference(self.losses, one, other).matches(fact, expected, limit=CLOSE)
 
     def summary(
         self,
