@@ -16,12 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hessblocks.curvature import (
-    AttentionBackendWarning,
-    Problem,
-    Sharpness,
-    preconditioned_sharpness,
-)
+from hessblocks import curvature
 from hessblocks.data import Example
 from hessblocks.errors import RunError
 from hessblocks.figures import Panel
@@ -63,7 +58,7 @@ class FirstLooks(TrainerCallback):
 def measure(settings: plan.EdgeSettings) -> list[Row]:
     """Train one model without clipping; the sharpness of all parameters, and of every role, along the way."""
     trainers: list[RunTrainer] = []
-    found: dict[str, Sharpness] = {}
+    found: dict[str, curvature.Sharpness] = {}
     early: list[Row] = []
     size = settings.size
 
@@ -96,7 +91,7 @@ def sharpness(
     model: nn.Module,
     optimiser: Optimizer,
     batch: Example,
-    found: dict[str, Sharpness],
+    found: dict[str, curvature.Sharpness],
     *,
     roles: bool = True,
 ) -> list[Row]:
@@ -113,16 +108,16 @@ def sharpness(
         A row of each, with the residual as its error; none where a product is not finite, and of the edge none
         where the rate is 0.
     """
-    problem = Problem(model.eval(), batch, loss="causal-lm")
+    problem = curvature.Problem(model.eval(), batch, loss="causal-lm")
     rows = []
     parts = shared.by_role(model) if roles else {}
-    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
+    with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
         for name, group in {read.WHOLE: None, **parts}.items():
             start = found.get(name)
             usual = PRODUCTS if group else WHOLE_PRODUCTS
             products = usual if start else FIRST_PRODUCTS
             try:
-                one = preconditioned_sharpness(
+                one = curvature.preconditioned_sharpness(
                     problem, optimiser, group, start=start, products=products
                 )
             except RunError:  # about to diverge
@@ -138,7 +133,7 @@ def sharpness(
 
 
 def at_ten_eps(
-    model: nn.Module, optimiser: Optimizer, batch: Example, found: dict[str, Sharpness]
+    model: nn.Module, optimiser: Optimizer, batch: Example, found: dict[str, curvature.Sharpness]
 ) -> list[Row]:
     """The sharpness of all parameters with ten times eps in D, which says whether it is eps that is read.
 
@@ -155,9 +150,9 @@ def at_ten_eps(
     try:
         for group in optimiser.param_groups:
             group["eps"] *= 10
-        with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
-            one = preconditioned_sharpness(
-                Problem(model, batch, loss="causal-lm"),
+        with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
+            one = curvature.preconditioned_sharpness(
+                curvature.Problem(model, batch, loss="causal-lm"),
                 optimiser,
                 start=found.get(read.WHOLE),
                 products=FIRST_PRODUCTS,
