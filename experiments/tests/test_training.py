@@ -19,6 +19,7 @@ from hessblocks.storage.tables import Row
 from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
 from hessblocks_studies.blocks_paper import ablations, speed
 from hessblocks_studies.catalogue import find, names
+from hessblocks_studies.data import texts
 from hessblocks_studies.engine.study import SCALES, Scale
 from hessblocks_studies.fair_trial import warm_up
 from hessblocks_studies.our_questions import (
@@ -28,7 +29,6 @@ from hessblocks_studies.our_questions import (
     simplification,
 )
 from hessblocks_studies.runner import run_study
-from hessblocks_studies.data import texts
 from hessblocks_studies.shared import trained_points as trained
 from hessblocks_studies.shared.differences import UNDECIDED, difference
 from hessblocks_studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME

@@ -130,35 +130,26 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _ratio_panel(variant: str, group: str, found: Ratios) -> Panel:
-    series = []
+    curves = {}
     for (own, layer), seeds in found.items():
         at: dict[float, list[float]] = {}
         for steps in seeds.values():
             for step in steps:
                 at.setdefault(float(step), []).append(steps[step])
         if own == group:
-            series.append(shared.curve(f"layer {layer + 1}", shared.mean_places(at)))
-    return Panel(
-        title=f"{group}s: {VARIANTS[variant]}",
-        x_label="training step",
-        y_label="|β / α|",
-        series=tuple(series),
-    )
+            curves[f"layer {layer + 1}"] = shared.mean_places(at)
+    return shared.panel(f"{group}s: {VARIANTS[variant]}", "training step", "|β / α|", curves)
 
 
 def _scalar_panel(rows: Rows, quantity: str) -> Panel:
     """One gain along training, a curve a layer."""
-    places: dict[int, list[tuple[float, float, float]]] = {}
+    curves: dict[str, list[tuple[float, float, float]]] = {}
     values = shared.gathered(shared.of_quantity(rows, quantity), "layer", "step")
     for (layer, step), each in sorted(values.items()):
         place = (float(step), statistics.mean(each), statistics.pstdev(each))
-        places.setdefault(layer, []).append(place)
-    return Panel(
-        title=f"{SCALARS[quantity]}, Figure {17 + list(SCALARS).index(quantity)}",
-        x_label="training step",
-        y_label=f"gain {SCALARS[quantity]}",
-        series=tuple(shared.curve(f"layer {layer + 1}", each) for layer, each in places.items()),
-    )
+        curves.setdefault(f"layer {layer + 1}", []).append(place)
+    title = f"{SCALARS[quantity]}, Figure {17 + list(SCALARS).index(quantity)}"
+    return shared.panel(title, "training step", f"gain {SCALARS[quantity]}", curves)
 
 
 def _counted(runs: shared.Runs, variant: str, check: Check) -> Check:

@@ -261,12 +261,7 @@ def _panel(
         name: [(x, *known[each[x]]) for x in sorted(each) if each[x] in known]
         for name, each in {**variants, **levels}.items()
     }
-    return Panel(
-        title="",
-        x_label=x_label,
-        y_label="final validation loss (nats per token)",
-        series=tuple(shared.curve(name, each) for name, each in places.items() if each),
-    )
+    return shared.panel("", x_label, "final validation loss (nats per token)", places)
 
 
 STUDY = shared.trained_study(

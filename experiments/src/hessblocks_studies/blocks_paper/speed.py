@@ -208,13 +208,7 @@ def _panel(timed: Mapping[int, Rows], title: str, quantity: str, label: str) -> 
             places.setdefault(name, []).append(
                 (float(width), *mean_and_error(list(found[name].values())))
             )
-    return Panel(
-        title=title,
-        x_label="width",
-        y_label=label,
-        x_scale="log",
-        series=tuple(shared.curve(name, each) for name, each in places.items()),
-    )
+    return shared.panel(title, "width", label, places, log="x")
 
 
 def _speed_table(width: int, rows: Rows) -> list[dict[str, object]]:

@@ -204,13 +204,8 @@ def _panel(losses: Losses) -> Panel:
     }
     if level := places.get(shared.BIGRAMS):
         places[shared.BIGRAMS] = [(rate, *level[0][1:]) for rate in rates]
-    return Panel(
-        title="",
-        x_label="peak learning rate",
-        y_label="final validation loss (nats per token)",
-        x_scale="log",
-        series=tuple(shared.curve(label, each) for label, each in places.items() if each),
-    )
+    labels = ("peak learning rate", "final validation loss (nats per token)")
+    return shared.panel("", *labels, places, log="x")
 
 
 STUDY = shared.trained_study(

@@ -174,20 +174,14 @@ def summarise(rows: Rows) -> Summary:
 
 def _panel(stage: str, labels: str, found: Curves) -> Panel:
     whose = "labels of the text" if labels == TEXT else "labels drawn from the model"
-    series = []
+    curves = {}
     for group, part in itertools.product(GROUPS, PARTS):
         seeds = found.get((stage, labels, group, part), {})
         counts = sorted({count for each in seeds.values() for count in each})
         values = {n: [each[n] for each in seeds.values() if n in each] for n in counts}
-        series.append(shared.curve(f"{group}, {part}", shared.mean_places(values)))
-    return Panel(
-        title=f"{stage} training, {whose}",
-        x_label="sequences in the batch",
-        y_label="Frobenius norm of the block",
-        x_scale="log",
-        y_scale="log",
-        series=tuple(series),
-    )
+        curves[f"{group}, {part}"] = shared.mean_places(values)
+    labels = ("sequences in the batch", "Frobenius norm of the block")
+    return shared.panel(f"{stage} training, {whose}", *labels, curves, log="xy", empty=True)
 
 
 Slopes = dict[tuple[str, str, str, str], dict[Scalar, float]]

@@ -186,14 +186,8 @@ def _panel(name: str, found: Sharpness) -> Panel:
     for step, groups in sorted(moments, key=lambda moment: moment[0]):
         for group, value in groups.items():
             places.setdefault(group, {}).setdefault(step, []).append(value)
-    return Panel(
-        title=name,
-        x_label="training step",
-        y_label="log10 of the largest |eigenvalue|",
-        series=tuple(
-            shared.curve(group, shared.mean_places(each)) for group, each in places.items()
-        ),
-    )
+    means = {group: shared.mean_places(each) for group, each in places.items()}
+    return shared.panel(name, "training step", "log10 of the largest |eigenvalue|", means)
 
 
 def at(found: Sharpness, name: str, step: float) -> dict[Scalar, dict[str, float]]:

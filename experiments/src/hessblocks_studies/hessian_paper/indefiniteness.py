@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -103,23 +103,13 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _panel(scores: str, depth: int, found: Mapping[tuple[str, int, str], Sequence[float]]) -> Panel:
-    curves = {
-        name: {float(layer): found.get((scores, layer, name), ()) for layer in range(depth)}
-        for name in (*SCORED, *OTHERS)
-    }
-    return Panel(
-        title=f"{scores} scores",
-        x_label="layer",
-        y_label="share of negative curvature",
-        ticks=tuple(str(layer + 1) for layer in range(depth)),
-        series=tuple(
-            shared.curve(
-                name.removeprefix("attention.").replace(".", " "),
-                shared.mean_places({x: each for x, each in places.items() if each}),
-            )
-            for name, places in curves.items()
-        ),
-    )
+    curves = {}
+    for name in (*SCORED, *OTHERS):
+        shares = {float(layer): found.get((scores, layer, name), ()) for layer in range(depth)}
+        known = {layer: each for layer, each in shares.items() if each}
+        curves[name.removeprefix("attention.").replace(".", " ")] = shared.mean_places(known)
+    panel = shared.panel(f"{scores} scores", "layer", "share of negative curvature", curves)
+    return replace(panel, ticks=tuple(str(layer + 1) for layer in range(depth)))
 
 
 def _checks(depth: int, found: Shares) -> Iterator[Check]:

@@ -288,15 +288,8 @@ def _panels(rows: Rows, edges: read.Edges) -> list[Panel]:
 
 def _along(title: str, y_label: str, curves: Mapping[str, Mapping[float, list[float]]]) -> Panel:
     """Curves along training on a logarithmic ordinate."""
-    return Panel(
-        title=title,
-        x_label="training step",
-        y_label=y_label,
-        y_scale="log",
-        series=tuple(
-            shared.curve(name, shared.mean_places(each)) for name, each in curves.items() if each
-        ),
-    )
+    means = {name: shared.mean_places(each) for name, each in curves.items()}
+    return shared.panel(title, "training step", y_label, means, log="y")
 
 
 STUDY = Study(

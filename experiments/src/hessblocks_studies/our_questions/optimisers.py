@@ -265,16 +265,9 @@ def _scatter(
     moment: str, even: dict[str, tuple[float, float]], gap: dict[str, tuple[float, float]]
 ) -> Panel:
     """The gap against the spread, one point a block."""
-    return Panel(
-        title=f"gap and unevenness {moment}",
-        x_label="spread of log10 ‖H‖ (decades)",
-        y_label="SGD above AdamW (nats per token)",
-        series=tuple(
-            shared.curve(block, [(even[block][0], *gap[block])], line=False)
-            for block in plan.FAMILY_OF
-            if block in even and block in gap
-        ),
-    )
+    places = {b: [(even[b][0], *gap[b])] for b in plan.FAMILY_OF if b in even and b in gap}
+    labels = ("spread of log10 ‖H‖ (decades)", "SGD above AdamW (nats per token)")
+    return shared.panel(f"gap and unevenness {moment}", *labels, places, line=False)
 
 
 STUDY = Study(

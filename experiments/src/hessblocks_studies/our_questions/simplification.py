@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import nn
 
-from hessblocks.figures import Panel, Scaling
+from hessblocks.figures import Panel
 from hessblocks.storage import Row, Scalar
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary
@@ -57,16 +57,9 @@ BEST: dict[str, float] = {**{label: rates[0] for label, rates in RATES.items()},
 """Rates of the runs at laptop scale: the outcome of the tuning."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
 SIZES: dict[Scale, shared.TextSize] = {
-    "smoke": replace(
-        shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
-    ),
+    "smoke": shared.SMALLEST,
     "laptop": replace(shared.LAPTOP, depth=4, steps=1200, evaluations=12),
     "paper": replace(shared.PAPER, evaluations=40),
-}
-_PROBES: dict[Scale, shared.Probe] = {
-    "smoke": shared.Probe(sequences=2, tokens=8, probes=4),
-    "laptop": shared.Probe(sequences=16, tokens=64, probes=8),
-    "paper": shared.Probe(sequences=16, tokens=128, probes=16),
 }
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 STAGES = 4
@@ -120,12 +113,12 @@ def _point(
         variant=label.removesuffix(kind),
         seed=seed,
         size=replace(size, learning_rate=rate or size.learning_rate),
-        slots=SLOTS.get(kind, (ROTARY,)) if block else (),
-        embedding_std=_start(label.removesuffix(kind), kind, size.width) if block else None,
         phase=phase,
         label=label,
         tuned=True if rate and phase == shared.TUNING else None,
-        probe=_PROBES[scale] if block and phase == shared.COUNTED else None,
+        slots=SLOTS.get(kind, (ROTARY,)) if block else (),
+        embedding_std=_start(label.removesuffix(kind), kind, size.width) if block else None,
+        probe=shared.PROBES[scale] if block and phase == shared.COUNTED else None,
     )
 
 
@@ -285,17 +278,12 @@ def _along(quantity: str, found: Unevenness) -> Panel:
         if (name, groups) == (quantity, shared.ALL_MATRICES):
             for block, seeds in blocks.items():
                 places.setdefault(block, {})[stage / STAGES] = list(seeds.values())
-    scale: Scaling = "log" if quantity == shared.HETEROGENEITY else "linear"
-    return Panel(
-        title=f"{quantity}, {shared.ALL_MATRICES}",
-        x_label="share of the training steps",
-        y_label=LABELS[quantity],
-        y_scale=scale,
-        series=tuple(
-            shared.curve(block, shared.mean_places(places[block]))
-            for block in FAMILIES
-            if block in places
-        ),
+    return shared.panel(
+        f"{quantity}, {shared.ALL_MATRICES}",
+        "share of the training steps",
+        LABELS[quantity],
+        {block: shared.mean_places(places.get(block, {})) for block in FAMILIES},
+        log="y" if quantity == shared.HETEROGENEITY else "",
     )
 
 
@@ -311,14 +299,8 @@ def _scatter(
         ]
         for family, blocks in FAMILIES.items()
     }
-    return Panel(
-        title=title,
-        x_label=LABELS[shared.SPREAD],
-        y_label="final validation loss (nats per token)",
-        series=tuple(
-            shared.curve(family, each, line=False) for family, each in places.items() if each
-        ),
-    )
+    labels = (LABELS[shared.SPREAD], "final validation loss (nats per token)")
+    return shared.panel(title, *labels, places, line=False)
 
 
 STUDY = Study(

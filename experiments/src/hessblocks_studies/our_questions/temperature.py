@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from hessblocks import signal
 from hessblocks.blocks import Attention, LayerNorm, LearnedPosition, NoNorm, preset
-from hessblocks.figures import Panel, Series
+from hessblocks.figures import Panel
 from hessblocks.storage import NORM, Row
 from hessblocks_studies import growth, shared
 from hessblocks_studies.data import addition_batch
@@ -145,21 +145,19 @@ def summarise(rows: Rows) -> Summary:
 
 def _panels(rows: Rows) -> list[Panel]:
     panels = [
-        Panel(
-            title=f"{title}, {block}",
-            x_label=label,
-            y_label="Frobenius norm of the block",
-            x_scale="log",
-            y_scale="log",
-            series=tuple(
-                _series(
-                    f"{group}, {part}",
-                    laws.Curves(block=block, axis=axis, rows=rows).norm(group, part),
-                    DRAWN,
+        shared.panel(
+            f"{title}, {block}",
+            label,
+            "Frobenius norm of the block",
+            {
+                f"{group}, {part}": _places(
+                    laws.Curves(block=block, axis=axis, rows=rows).norm(group, part), DRAWN
                 )
                 for group in GROUPS
                 for part in ("outer", "functional")
-            ),
+            },
+            log="xy",
+            empty=True,
         )
         for axis, title, label in (
             ("temperature", "temperature", _TAU),
@@ -172,22 +170,22 @@ def _panels(rows: Rows) -> list[Panel]:
         laws.LIKENESS_AFTER: "cosine between tokens behind the layer",
     }
     for quantity, label in looks.items():
-        series = tuple(
-            _series(block, laws.Curves(block=block, axis="temperature", rows=rows).of(quantity))
+        curves = {
+            block: _places(laws.Curves(block=block, axis="temperature", rows=rows).of(quantity))
             for block in BLOCKS
-        )
-        panels.append(Panel(title="", x_label=_TAU, y_label=label, x_scale="log", series=series))
+        }
+        panels.append(shared.panel("", _TAU, label, curves, log="x", empty=True))
     return panels
 
 
 _TAU = "temperature τ of the attention"
 
 
-def _series(name: str, curve: laws.Curve, floor: float = 0.0) -> Series:
+def _places(curve: laws.Curve, floor: float = 0.0) -> list[shared.Place]:
     """Means over the seeds at every place above 0 at which they are not below a floor."""
     places = sorted({place for each in curve.values() for place in each if place > 0})
     values = {place: list(laws.at(curve, place).values()) for place in places}
-    return shared.curve(name, [one for one in shared.mean_places(values) if one[1] >= floor])
+    return [one for one in shared.mean_places(values) if one[1] >= floor]
 
 
 STUDY = Study(

@@ -26,12 +26,14 @@ from hessblocks_studies.shared.gathering import (
     mean_table,
     measured,
     of_quantity,
+    panel,
     summary,
 )
 from hessblocks_studies.shared.measured_curvature import (
     ALL_MATRICES,
     COMMON_MATRICES,
     HETEROGENEITY,
+    PROBES,
     SETS,
     SPREAD,
     Probe,
@@ -67,6 +69,7 @@ from hessblocks_studies.shared.trained_points import (
     RATES,
     REFERENCES,
     SIZES,
+    SMALLEST,
     SMOKE,
     TRAINED_COLUMNS,
     BlockSettings,

@@ -92,6 +92,42 @@ def curve(name: str, places: Sequence[Place], **style: Any) -> Series:
     return Series(name=name, x=x, y=y, error=error, **style)
 
 
+def panel(
+    title: str,
+    x_label: str,
+    y_label: str,
+    curves: Mapping[str, Sequence[Place]],
+    *,
+    log: str = "",
+    line: bool = True,
+    empty: bool = False,
+) -> Panel:
+    """A panel of curves.
+
+    Args:
+        title: of the panel.
+        x_label: of the abscissa.
+        y_label: of the ordinate.
+        curves: name in the legend → places.
+        log: which axes are logarithmic, of "xy".
+        line: whether points are joined.
+        empty: whether curves that have no place stay, by their names.
+
+    Returns:
+        The panel, its curves in their order.
+    """
+    return Panel(
+        title=title,
+        x_label=x_label,
+        y_label=y_label,
+        x_scale="log" if "x" in log else "linear",
+        y_scale="log" if "y" in log else "linear",
+        series=tuple(
+            curve(name, each, line=line) for name, each in curves.items() if each or empty
+        ),
+    )
+
+
 def summary(
     title: str,
     caption: str,

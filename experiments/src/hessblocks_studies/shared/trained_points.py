@@ -79,6 +79,8 @@ SMOKE = TextSize(
     depth=2, width=32, heads=2, mlp_width=128, context=32, vocab_size=1024, steps=40, batch_size=8,
     learning_rate=3e-3, evaluations=4, evaluation_sequences=32,
 )  # fmt: skip
+SMALLEST = replace(SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8)
+"""For studies of many points."""
 LAPTOP = TextSize(
     depth=6, width=64, heads=4, mlp_width=256, context=64, vocab_size=1024, steps=800, batch_size=16,
     learning_rate=3e-3, evaluations=16, evaluation_sequences=256,

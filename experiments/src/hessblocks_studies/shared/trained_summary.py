@@ -19,7 +19,14 @@ from hessblocks_studies.shared.differences import (
     difference,
     judged_by,
 )
-from hessblocks_studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
+from hessblocks_studies.shared.gathering import (
+    Place,
+    curve,
+    mean_places,
+    of_quantity,
+    panel,
+    summary,
+)
 from hessblocks_studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REFERENCES
 from hessblocks_studies.shared.variants import BASES
 
@@ -125,13 +132,7 @@ class Runs:
         """
         drawn = (*blocks, *REFERENCES)
         found = {block: self.mean_curve(block + kind) for block in drawn}
-        panel = Panel(
-            title=title,
-            x_label="training step",
-            y_label="validation loss (nats per token)",
-            series=tuple(curve(block, places) for block, places in found.items() if places),
-        )
-        return late(panel)
+        return late(panel(title, "training step", "validation loss (nats per token)", found))
 
     def tuning_panel(self, labels: Mapping[str, str], title: str) -> Panel:
         """Final loss against the rate, mean over seeds; a rate at which a seed diverged is left out.
@@ -156,14 +157,9 @@ class Runs:
             }
             for name, grid in grids.items()
         }
-        panel = Panel(
-            title=title,
-            x_label="peak learning rate",
-            y_label="final loss (nats per token)",
-            x_scale="log",
-            series=tuple(curve(name, mean_places(each)) for name, each in finite.items() if each),
-        )
-        return _close_up(panel)
+        curves = {name: mean_places(each) for name, each in finite.items()}
+        labels = ("peak learning rate", "final loss (nats per token)")
+        return _close_up(panel(title, *labels, curves, log="x"))
 
     def table(self) -> list[dict[str, object]]:
         """Final loss and parameters of every variant."""
@@ -320,31 +316,31 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
     return math.inf
 
 
-def _close_up(panel: Panel) -> Panel:
+def _close_up(whole: Panel) -> Panel:
     """The panel as far as half of its reach above the best of every series, a reach of `MARGIN` at least; unchanged where nothing is above that."""
-    best = [min(one.y) for one in panel.series]
+    best = [min(one.y) for one in whole.series]
     if not best:
-        return panel
-    low, highest = min(best), max(max(one.y) for one in panel.series)
+        return whole
+    low, highest = min(best), max(max(one.y) for one in whole.series)
     reach = max(max(best) - low, MARGIN)
     end = max(best) + reach / 2
-    return replace(panel, limits=(low - reach / 10, end)) if highest > end else panel
+    return replace(whole, limits=(low - reach / 10, end)) if highest > end else whole
 
 
-def late(panel: Panel, share: float = EARLY) -> Panel:
+def late(whole: Panel, share: float = EARLY) -> Panel:
     """A panel of losses against steps without its beginning.
 
     Args:
-        panel: of curves along training.
+        whole: of curves along training.
         share: of the steps that is left out.
 
     Returns:
         The panel, with `DRAWN` places of each curve at most, the last among them; the bigram table, which has two
         places, begins where the others do.
     """
-    start = share * max((step for one in panel.series for step in one.x), default=0.0)
+    start = share * max((step for one in whole.series for step in one.x), default=0.0)
     series = []
-    for one in panel.series:
+    for one in whole.series:
         if one.name == BIGRAMS:
             series.append(replace(one, x=(start, *one.x[1:])))
             continue
@@ -355,7 +351,7 @@ def late(panel: Panel, share: float = EARLY) -> Panel:
         )
         if kept:
             series.append(replace(one, x=tuple(x), y=tuple(y), error=tuple(error)))
-    return replace(panel, series=tuple(series))
+    return replace(whole, series=tuple(series))
 
 
 def finite(values: Values) -> dict[str, tuple[float, float]]:
