@@ -67,12 +67,8 @@ def gain_rows(model: nn.Module, step: int) -> list[Row]:
 
 def ratios(rows: Rows, variant: str) -> Ratios:
     """The ratios of every matrix of a block along training."""
-    found: Ratios = {}
-    for row in shared.of_quantity(rows, RATIO):
-        if row["variant"] == variant:
-            seeds = found.setdefault((row["group"], row["layer"]), {})
-            seeds.setdefault(row["seed"], {})[row["step"]] = row["value"]
-    return found
+    own = (row for row in shared.of_quantity(rows, RATIO) if row["variant"] == variant)
+    return shared.nested(own, ("group", "layer"), "seed", "step")
 
 
 def _ends(steps: Mapping[int, float]) -> tuple[float, float]:

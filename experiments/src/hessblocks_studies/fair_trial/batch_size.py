@@ -131,12 +131,11 @@ Curves = dict[tuple[str, str, str, str], dict[Scalar, dict[float, float]]]
 
 def curves(rows: Rows) -> Curves:
     """The norms of each group and part, before training and at its end."""
-    found: Curves = {}
-    for row in shared.of_quantity(rows, NORM):
-        stage = "after" if row["step"] else "before"
-        place = (stage, row["labels"], row["group"], row["part"])
-        found.setdefault(place, {}).setdefault(row["seed"], {})[row["sequences"]] = row["value"]
-    return found
+    staged = (
+        {**row, "stage": "after" if row["step"] else "before"}
+        for row in shared.of_quantity(rows, NORM)
+    )
+    return shared.nested(staged, ("stage", "labels", "group", "part"), "seed", "sequences")
 
 
 def upper(curve: Mapping[float, float]) -> dict[float, float]:

@@ -99,18 +99,15 @@ def summarise(rows: Rows) -> Summary:
         f"blocks timed in turns. The base of the gaps is {plan.BASE}, of pre-ln without values it is pre-ln; thin lines are the bounds of a match. {shared.CURVES}",
         [panel for panel in _panels(trials["narrow"], trials["wide"], placed) if panel.shown],
         [*checks, *place_verdicts(placed)],
-        losses=[
-            {"runs": name, **line}
-            for name, runs in _all_runs(trials, placed).items()
-            for line in runs.table()
-        ],
-        tuning=[
-            {"runs": name, **line}
-            for name, trial in trials.items()
-            for line in trial.tuning_table()
-        ],
-        times=[line for name, trial in trials.items() for line in _time_table(name, trial)],
+        losses=_named({name: r.table() for name, r in _all_runs(trials, placed).items()}),
+        tuning=_named({name: trial.tuning_table() for name, trial in trials.items()}),
+        times=_named({name: _time_table(trial) for name, trial in trials.items()}),
     )
+
+
+def _named(tables: Mapping[str, list[dict[str, object]]]) -> list[dict[str, object]]:
+    """The lines of several tables, the name of each in its lines."""
+    return [{"runs": name, **line} for name, table in tables.items() for line in table]
 
 
 def _all_runs(trials: Mapping[str, Trial], placed: Trial) -> dict[str, shared.Runs]:
@@ -128,7 +125,7 @@ def _all_runs(trials: Mapping[str, Trial], placed: Trial) -> dict[str, shared.Ru
     }
 
 
-def _time_table(name: str, trial: Trial) -> list[dict[str, object]]:
+def _time_table(trial: Trial) -> list[dict[str, object]]:
     """What a step of each block takes."""
     lines: list[dict[str, object]] = []
     for label, times in trial.times.items():
@@ -136,19 +133,14 @@ def _time_table(name: str, trial: Trial) -> list[dict[str, object]]:
         ratio = shared.time_ratio(trial.times, label, plan.BASE)
         lines.append(
             {
-                "runs": name,
                 "variant": label,
                 "step_time": seconds,
-                "standard_error": _known(error),
-                "against_the_base": _known(ratio.mean),
-                "error_of_the_ratio": _known(ratio.error),
+                "standard_error": error,
+                "against_the_base": ratio.mean,
+                "error_of_the_ratio": ratio.error,
             }
         )
     return lines
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
@@ -188,8 +180,7 @@ def _changed_panel(narrow: Trial) -> Panel:
                 )
     values: dict[str, dict[str, tuple[float, float]]] = {}
     for block, words, above, below in ends:
-        seeds = (above or {}).keys() & (below or {}).keys()
-        gaps = [above[seed] - below[seed] for seed in seeds] if above and below else []
+        gaps = list(shared.gaps(above or {}, below or {}).values())
         if gaps and math.isfinite(sum(gaps)):
             values.setdefault(block, {})[words] = mean_and_error(gaps)
     panel = shared.places_panel(values, "loss above the base (nats per token)", bars=True)

@@ -132,10 +132,8 @@ Sharpness = dict[str, dict[Scalar, dict[float, dict[str, float]]]]
 
 def logarithms(rows: Rows) -> Sharpness:
     """log10 of the sharpness of every group; a moment at which one is not above 0 is left out whole."""
-    values: Sharpness = {}
-    for row in shared.of_quantity(rows, SHARPNESS):
-        steps = values.setdefault(row["variant"], {}).setdefault(row["seed"], {})
-        steps.setdefault(row["step"], {})[row["group"]] = row["value"]
+    own = shared.of_quantity(rows, SHARPNESS)
+    values = shared.nested(own, "variant", "seed", "step", "group")
     return {
         name: {
             seed: {

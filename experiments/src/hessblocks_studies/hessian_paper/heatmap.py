@@ -145,12 +145,7 @@ def summarise(rows: Rows) -> Summary:
         f"cross-entropy on the digits of sums. A group of the whole model has {FEWEST} to {MOST} cells on a "
         f"side, whatever its size. Seeds of the check: {seeds}.",
         (_map(title, part) for title, part in maps.items() if part),
-        _checks(
-            {
-                group: {row["seed"]: row["value"] for row in members}
-                for (group,), members in shared.grouped(diagonal, "row_group").items()
-            }
-        ),
+        _checks(shared.nested(diagonal, "row_group", "seed")),
         blocks=shared.mean_table(own, "group", value="log10_size"),
     )
 

@@ -86,10 +86,7 @@ Shares = Mapping[tuple[str, int, str], Mapping[Scalar, float]]
 def summarise(rows: Rows) -> Summary:
     """Shares along depth, a panel for each kind of scores."""
     means = shared.gathered(rows, "scores", "layer", "group")
-    found = {
-        place: {row["seed"]: row["value"] for row in members}
-        for place, members in shared.grouped(rows, "scores", "layer", "group").items()
-    }
+    found = shared.nested(rows, ("scores", "layer", "group"), "seed")
     depth = max((row["layers"] for row in rows), default=0)
     seeds = len({row["seed"] for row in rows})
     return shared.summary(

@@ -22,12 +22,11 @@ FIRST = (shared.COMMON_MATRICES, AFTER)
 
 def spreads(rows: Rows, quantity: str = shared.SPREAD) -> dict[tuple[str, str], shared.Values]:
     """(what it is taken over, before or after) → block → {seed: spread of the norms of H, or of what AdamW meets}."""
-    found: dict[tuple[str, str], dict[str, dict[Scalar, float]]] = {}
-    for row in shared.of_quantity(rows, quantity):
-        place = (row["group"], AFTER if row["step"] else BEFORE)
-        blocks = found.setdefault(place, {})
-        blocks.setdefault(plan.BLOCK_OF[row["variant"]], {})[row["seed"]] = row["value"]
-    return {**found}
+    found = [
+        {**row, "moment": AFTER if row["step"] else BEFORE, "block": plan.BLOCK_OF[row["variant"]]}
+        for row in shared.of_quantity(rows, quantity)
+    ]
+    return shared.nested(found, ("group", "moment"), "block", "seed")
 
 
 def gaps(losses: shared.Values, learnt: Mapping[str, Check]) -> dict[str, dict[Scalar, float]]:

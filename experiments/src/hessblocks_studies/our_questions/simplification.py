@@ -147,13 +147,12 @@ Unevenness = dict[tuple[str, str, int], dict[str, dict[Scalar, float]]]
 
 def unevenness(rows: Rows) -> Unevenness:
     """Spread and heterogeneity at the five moments."""
-    found: Unevenness = {}
     last = max((float(row["step"]) for row in shared.of_quantity(rows, shared.LOSS)), default=0.0)
-    for row in shared.of_quantity(rows, *LABELS):
-        stage = round(STAGES * float(row["step"]) / last) if last else 0
-        blocks = found.setdefault((row["quantity"], row["group"], stage), {})
-        blocks.setdefault(row["variant"], {})[row["seed"]] = row["value"]
-    return found
+    staged = (
+        {**row, "stage": round(STAGES * float(row["step"]) / last) if last else 0}
+        for row in shared.of_quantity(rows, *LABELS)
+    )
+    return shared.nested(staged, ("quantity", "group", "stage"), "variant", "seed")
 
 
 def summarise(rows: Rows) -> Summary:

@@ -46,6 +46,29 @@ def gathered(
     return {key: [float(row["value"]) for row in members] for key, members in groups}
 
 
+def nested(
+    rows: Iterable[Mapping[str, Any]], *keys: str | tuple[str, ...], value: str = "value"
+) -> dict[Any, Any]:
+    """The values of rows, a mapping in a mapping for each key.
+
+    Args:
+        rows: where they stand.
+        keys: columns, the outermost first; of several columns together, a tuple.
+        value: the column of the values.
+
+    Returns:
+        {first key: {second key: … value}}, in the order of the rows; of equal places the last counts.
+    """
+    found: dict[Any, Any] = {}
+    for row in rows:
+        inner = found
+        *outer, last = (row[k] if isinstance(k, str) else tuple(row[n] for n in k) for k in keys)
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner[last] = row[value]
+    return found
+
+
 def of_quantity(rows: Iterable[R], *quantities: str) -> list[R]:
     """The rows of some quantities."""
     return [row for row in rows if row["quantity"] in quantities]

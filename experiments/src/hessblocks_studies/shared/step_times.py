@@ -16,7 +16,7 @@ from hessblocks.storage import Row, Scalar
 from hessblocks_studies.data import text_of
 from hessblocks_studies.engine import Check, Rows
 from hessblocks_studies.shared.differences import Difference, difference, over_seeds
-from hessblocks_studies.shared.gathering import gathered, measured, of_quantity
+from hessblocks_studies.shared.gathering import gathered, measured, nested, of_quantity
 from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
     TrainedSettings,
@@ -88,10 +88,7 @@ def mean_clocks(rows: Rows) -> dict[str, tuple[float, float]]:
 
 def repeated(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
     """What was timed → {repetition: seconds of a step, or another cost}; in each all take turns."""
-    found: dict[str, dict[Scalar, float]] = {}
-    for row in of_quantity(rows, quantity):
-        found.setdefault(row["variant"], {})[row["seed"]] = float(row["value"])
-    return found
+    return nested(of_quantity(rows, quantity), "variant", "seed")
 
 
 def time_ratio(times: Mapping[str, Mapping[Scalar, float]], one: str, other: str) -> Difference:
@@ -109,11 +106,20 @@ def time_ratio(times: Mapping[str, Mapping[Scalar, float]], one: str, other: str
     return over_seeds({each: times[one][each] / times[other][each] for each in common})
 
 
+def ratios(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
+    """Block → {repetition: how many times as much of a cost pre-ln has}; for times, how many times as fast it is."""
+    costs = repeated(rows, quantity)
+    base = costs.get("pre-ln", {})
+    found = {
+        name: {seed: base[seed] / cost for seed, cost in each.items() if seed in base}
+        for name, each in costs.items()
+    }
+    return {name: each for name, each in found.items() if each}
+
+
 def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, Difference]:
-    """Block → times as fast as pre-ln, repetition by repetition."""
-    times = repeated(rows, quantity)
-    found = {name: time_ratio(times, "pre-ln", name) for name in times}
-    return {name: ratio for name, ratio in found.items() if ratio.seeds}
+    """Block → times as fast as pre-ln, mean over repetitions."""
+    return {name: over_seeds(each) for name, each in ratios(rows, quantity).items()}
 
 
 def against_time(panel: Panel, times: Mapping[str, tuple[float, float]], title: str) -> Panel:
