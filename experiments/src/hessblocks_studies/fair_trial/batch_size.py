@@ -179,8 +179,8 @@ def _panel(stage: str, labels: str, found: Curves) -> Panel:
         counts = sorted({count for each in seeds.values() for count in each})
         values = {n: [each[n] for each in seeds.values() if n in each] for n in counts}
         curves[f"{group}, {part}"] = shared.mean_places(values)
-    labels = ("sequences in the batch", "Frobenius norm of the block")
-    return shared.panel(f"{stage} training, {whose}", *labels, curves, log="xy", empty=True)
+    axes = ("sequences in the batch", "Frobenius norm of the block")
+    return shared.panel(f"{stage} training, {whose}", *axes, curves, log="xy", empty=True)
 
 
 Slopes = dict[tuple[str, str, str, str], dict[Scalar, float]]

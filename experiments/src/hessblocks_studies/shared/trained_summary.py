@@ -158,8 +158,8 @@ class Runs:
             for name, grid in grids.items()
         }
         curves = {name: mean_places(each) for name, each in finite.items()}
-        labels = ("peak learning rate", "final loss (nats per token)")
-        return _close_up(panel(title, *labels, curves, log="x"))
+        axes = ("peak learning rate", "final loss (nats per token)")
+        return _close_up(panel(title, *axes, curves, log="x"))
 
     def table(self) -> list[dict[str, object]]:
         """Final loss and parameters of every variant."""
