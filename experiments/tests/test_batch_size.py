@@ -14,6 +14,7 @@ from hessblocks.data.python_code import load_corpus
 from hessblocks.drawing import draw, write_picture
 from hessblocks.figures import read_figure
 from hessblocks.storage import Row
+from hessblocks_studies.data import texts
 from hessblocks_studies.engine.study import Check
 from hessblocks_studies.fair_trial import batch_size
 from hessblocks_studies.fair_trial.batch_size import (
@@ -27,7 +28,6 @@ from hessblocks_studies.fair_trial.batch_size import (
     upper,
 )
 from hessblocks_studies.runner import run_study
-from hessblocks_studies.data import texts
 from hessblocks_studies.shared.trained_points import make_model
 from tests.data.helpers import write_code
 

@@ -13,6 +13,7 @@ from hessblocks_studies.shared.differences import (
     UNDECIDED,
     Difference,
     difference,
+    gaps,
     judged_by,
     over_seeds,
 )
@@ -88,3 +89,56 @@ def test_a_reason_is_said_once_however_many_controls_give_it() -> None:
         check = judged_by(open_, check, "void")
     assert (check.ours, check.holds) == (f"1; {UNDECIDED}", None)
     assert judged_by(failed, check, "void").ours == f"1; {UNDECIDED}; void"
+
+
+@pytest.mark.parametrize(
+    ("mean", "around", "holds"),
+    [
+        (0.0, 0.0, True),
+        (0.07, 0.0, False),
+        (-0.07, 0.0, False),
+        (5.93, 6.0, False),
+        (6.02, 6.0, True),
+        (0.02, 6.0, False),
+        (-0.5, -0.5, True),
+    ],
+)
+def test_a_match_is_with_a_value_to_both_sides(mean: float, around: float, holds: bool) -> None:
+    sure = Difference(mean=mean, error=1e-3, seeds=3)
+    assert sure.matches("f", "e", limit=0.05, around=around).holds is holds
+    assert replace(sure, seeds=1).matches("f", "e", limit=0.05, around=around).holds is None
+    assert replace(sure, error=10.0).matches("f", "e", limit=0.05, around=around).holds is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "limit", "above", "holds"),
+    [
+        (1.0, 0.0, True, True),
+        (1.0, 0.0, False, False),
+        (-1.0, 0.0, True, False),
+        (-1.0, 0.0, False, True),
+        (0.2, 0.3, True, False),
+        (-0.2, -0.3, True, True),
+        (0.3, 0.3, True, None),
+    ],
+)
+def test_a_fact_holds_on_the_side_of_the_limit_that_it_names(
+    mean: float, limit: float, above: bool, holds: bool | None
+) -> None:
+    found = Difference(mean=mean, error=1e-3, seeds=3)
+    assert found.judged("f", "e", limit=limit, above=above).holds is holds
+
+
+def test_a_check_says_the_mean_in_its_unit() -> None:
+    found = Difference(mean=0.5, error=0.125, seeds=2)
+    for check in (
+        found.judged("f", "e", unit="times", digits=1, signed=False),
+        found.matches("f", "e", limit=1.0, unit="times", digits=1, signed=False),
+    ):
+        assert (check.fact, check.expected, check.ours) == ("f", "e", "0.5 ± 0.1 times (2 seeds)")
+    assert found.judged("f", "e").ours == "+0.500 ± 0.125 nats (2 seeds)"
+
+
+def test_gaps_are_of_common_seeds() -> None:
+    assert gaps({0: 3.0, 1: 4.0, "a": 1.0}, {1: 1.0, 2: 9.0, "a": 3.0}) == {1: 3.0, "a": -2.0}
+    assert gaps({}, {0: 1.0}) == gaps({0: 1.0}, {}) == {}

@@ -141,7 +141,7 @@ def test_a_rate_of_0_has_no_edge_and_a_product_that_is_lost_no_row(
     def lost(*given: object, **more: object) -> Sharpness:
         raise RunError("a product is not finite")
 
-    monkeypatch.setattr(edge, "preconditioned_sharpness", lost)
+    monkeypatch.setattr(edge.curvature, "preconditioned_sharpness", lost)
     assert sharpness(model, trainer.optimizer, batch, {}) == []
 
 

@@ -19,6 +19,7 @@ from hessblocks.storage.tables import Row
 from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
 from hessblocks_studies.blocks_paper import ablations, speed
 from hessblocks_studies.catalogue import find, names
+from hessblocks_studies.data import texts
 from hessblocks_studies.engine.study import SCALES, Scale
 from hessblocks_studies.fair_trial import warm_up
 from hessblocks_studies.our_questions import (
@@ -28,9 +29,8 @@ from hessblocks_studies.our_questions import (
     simplification,
 )
 from hessblocks_studies.runner import run_study
-from hessblocks_studies.data import texts
 from hessblocks_studies.shared import trained_points as trained
-from hessblocks_studies.shared.differences import UNDECIDED, match_check
+from hessblocks_studies.shared.differences import UNDECIDED, difference
 from hessblocks_studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME
 from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
@@ -454,7 +454,7 @@ def test_to_match_is_to_be_neither_worse_nor_better() -> None:
         "near": {0: 3.00, 1: 3.06, 2: 3.03},
     }
     verdicts = {
-        name: match_check(values, name, "one", "a fact", limit=0.05, expected="").holds
+        name: difference(values, name, "one").matches("a fact", "", limit=0.05).holds
         for name in values
     }
     assert verdicts == {"one": True, "same": True, "better": False, "worse": False, "near": None}

@@ -1,4 +1,4 @@
-"""All studies by name, in the order of the papers."""
+"""Find studies by name, in the order of the papers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a folder of studies was asked for, and its files brought up to date without measuring."""
+"""Remember what a folder of studies was asked for; bring its files up to date without measuring."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -207,8 +206,6 @@ def test_costs_are_of_every_block_and_fewer_matrices_need_less() -> None:
     for cost in found.values():
         assert len(cost.step_times) == len(cost.answer_times) == 2
         assert min(cost.step_times + cost.answer_times) > 0
-        assert cost.step_time == statistics.median(cost.step_times)
-        assert cost.answer_time == statistics.median(cost.answer_times)
         assert cost.step_memory > cost.answer_memory > 4 * cost.parameters
     assert found["sas"].parameters < found["pre-ln"].parameters
 

@@ -1,4 +1,4 @@
-"""The appendix of the simplified-blocks paper: decay, MLP gain, initial values, what else can go."""
+"""Train with one detail changed: decay, attention, MLP gain, initial values, skip (appendix)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figure 6 of the simplified-blocks paper: blocks four times as deep."""
+"""Train at two depths, one four times the other (Figure 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables 1 and 2 of the simplified-blocks paper: scores after fine-tuning, size, speed, memory.
+"""Fine-tune the pretrained blocks: scores, size, speed, memory (Tables 1 and 2).
 
 At smoke and laptop scale the tasks are stand-ins with labels true by construction, not GLUE.
 """
@@ -319,13 +319,10 @@ def _checks(rows: Rows, found: Scores) -> list[Check]:
     checks = []
     for block in ("sas", "sas-p"):
         for other in (other for other in shared.BASES if {block, other} <= average.keys()):
-            check = shared.match_check(
-                average,
-                block,
-                other,
+            check = shared.difference(average, block, other).matches(
                 f"{block} scores like {other}",
+                f"within {CLOSE:g} points, above or below ({PUBLISHED_SCORES[block][0] - base:+.1f} on GLUE)",
                 limit=CLOSE,
-                expected=f"within {CLOSE:g} points, above or below ({PUBLISHED_SCORES[block][0] - base:+.1f} on GLUE)",
                 unit=f"points ({', '.join(helped or controls)})",
                 digits=1,
             )
@@ -349,13 +346,9 @@ def _checks(rows: Rows, found: Scores) -> list[Check]:
 
 def _control(found: Scores, task: str, rates: Mapping[str, shared.Rate]) -> Check:
     """Whether pretraining helps with a task by more than what counts as equal."""
-    check = shared.difference_check(
-        means(found, [task]),
-        "pre-ln",
-        FRESH,
+    check = shared.difference(means(found, [task]), "pre-ln", FRESH).judged(
         f"pretraining helps with {task}: pre-ln scores above the same model from random weights",
-        expected=f"more than {CLOSE:g} points above (ours; a task where it does not says nothing about pretraining and is left out of the verdicts)",
-        above=True,
+        f"more than {CLOSE:g} points above (ours; a task where it does not says nothing about pretraining and is left out of the verdicts)",
         limit=CLOSE,
         unit="points",
         digits=1,

@@ -1,8 +1,4 @@
-"""Figures 4 and 16 to 22 of the simplified-blocks paper: trained gains along training.
-
-A value or projection matrix is α W_init + β ΔW with trained α and β. Without an attention skip |β / α| of nearly
-every matrix goes to 0 in the paper, which reads it as W staying at W_init, the identity or an orthogonal matrix (ΔW, which may grow, is not looked at). Beside a skip it does not.
-"""
+"""Track the trained gains α and β of values and projections (Figures 4 and 16 to 22)."""
 
 from __future__ import annotations
 
@@ -71,12 +67,8 @@ def gain_rows(model: nn.Module, step: int) -> list[Row]:
 
 def ratios(rows: Rows, variant: str) -> Ratios:
     """The ratios of every matrix of a block along training."""
-    found: Ratios = {}
-    for row in shared.of_quantity(rows, RATIO):
-        if row["variant"] == variant:
-            seeds = found.setdefault((row["group"], row["layer"]), {})
-            seeds.setdefault(row["seed"], {})[row["step"]] = row["value"]
-    return found
+    own = (row for row in shared.of_quantity(rows, RATIO) if row["variant"] == variant)
+    return shared.nested(own, ("group", "layer"), "seed", "step")
 
 
 def _ends(steps: Mapping[int, float]) -> tuple[float, float]:
@@ -134,35 +126,26 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _ratio_panel(variant: str, group: str, found: Ratios) -> Panel:
-    series = []
+    curves = {}
     for (own, layer), seeds in found.items():
         at: dict[float, list[float]] = {}
         for steps in seeds.values():
             for step in steps:
                 at.setdefault(float(step), []).append(steps[step])
         if own == group:
-            series.append(shared.curve(f"layer {layer + 1}", shared.mean_places(at)))
-    return Panel(
-        title=f"{group}s: {VARIANTS[variant]}",
-        x_label="training step",
-        y_label="|β / α|",
-        series=tuple(series),
-    )
+            curves[f"layer {layer + 1}"] = shared.mean_places(at)
+    return shared.panel(f"{group}s: {VARIANTS[variant]}", "training step", "|β / α|", curves)
 
 
 def _scalar_panel(rows: Rows, quantity: str) -> Panel:
     """One gain along training, a curve a layer."""
-    places: dict[int, list[tuple[float, float, float]]] = {}
+    curves: dict[str, list[tuple[float, float, float]]] = {}
     values = shared.gathered(shared.of_quantity(rows, quantity), "layer", "step")
     for (layer, step), each in sorted(values.items()):
         place = (float(step), statistics.mean(each), statistics.pstdev(each))
-        places.setdefault(layer, []).append(place)
-    return Panel(
-        title=f"{SCALARS[quantity]}, Figure {17 + list(SCALARS).index(quantity)}",
-        x_label="training step",
-        y_label=f"gain {SCALARS[quantity]}",
-        series=tuple(shared.curve(f"layer {layer + 1}", each) for layer, each in places.items()),
-    )
+        curves.setdefault(f"layer {layer + 1}", []).append(place)
+    title = f"{SCALARS[quantity]}, Figure {17 + list(SCALARS).index(quantity)}"
+    return shared.panel(title, "training step", f"gain {SCALARS[quantity]}", curves)
 
 
 def _counted(runs: shared.Runs, variant: str, check: Check) -> Check:
@@ -176,12 +159,17 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
     for variant in SKIPLESS:
         if not (gone := shares(known.get(variant, {}), rise=False)):
             continue
-        share = shared.over_seeds(gone)
-        gone_check = Check(
-            fact=f"the ratio goes to 0 in nearly all matrices but the first layer's values ({VARIANTS[variant]})",
-            expected=f"below {NONE:g} in at least {MOST:.0%} of them",
-            ours=share.times(100).text("%", digits=0, signed=False),
-            holds=share.above(MOST),
+        gone_check = (
+            shared.over_seeds(gone)
+            .times(100)
+            .judged(
+                f"the ratio goes to 0 in nearly all matrices but the first layer's values ({VARIANTS[variant]})",
+                f"below {NONE:g} in at least {MOST:.0%} of them",
+                limit=100 * MOST,
+                unit="%",
+                digits=0,
+                signed=False,
+            )
         )
         checks.append((variant, gone_check))
     for variant in FROM_IDENTITY:
@@ -189,19 +177,16 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
         if not (seeds := found.get(FIRST_VALUES)):
             continue
         own = {seed: _ends(steps)[1] for seed, steps in seeds.items()}
-        last = shared.over_seeds(own)
-        stays = Check(
-            fact=f"the ratio of the first layer's values does not go to 0 ({VARIANTS[variant]})",
-            expected=f"above {NONE:g}",
-            ours=last.text("|β / α|", signed=False),
-            holds=last.above(NONE),
+        stays = shared.over_seeds(own).judged(
+            f"the ratio of the first layer's values does not go to 0 ({VARIANTS[variant]})",
+            f"above {NONE:g}",
+            limit=NONE,
+            unit="|β / α|",
+            signed=False,
         )
-        larger = shared.difference_check(
-            {"first": own, "others": _mean_of_others(found)},
-            *("first", "others"),
-            fact=f"the ratio of the first layer's values is larger than that of the others ({VARIANTS[variant]})",
-            expected="above the mean of all other matrices",
-            above=True,
+        larger = shared.over_seeds(shared.gaps(own, _mean_of_others(found))).judged(
+            f"the ratio of the first layer's values is larger than that of the others ({VARIANTS[variant]})",
+            "above the mean of all other matrices",
             unit="|β / α|",
         )
         checks += [(variant, stays), (variant, larger)]
@@ -210,13 +195,9 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
         for variant, found in known.items()
     }
     if {shared.GAINED, shared.GAINED_WITH_SKIP} <= set(rising):
-        more = shared.difference_check(
-            rising,
-            shared.GAINED_WITH_SKIP,
-            shared.GAINED,
+        more = shared.difference(rising, shared.GAINED_WITH_SKIP, shared.GAINED).judged(
             "beside an attention skip more of the ratios rise (Figure 22)",
-            expected=f"a larger share of the matrices rises by more than {NONE:g} than without a skip",
-            above=True,
+            f"a larger share of the matrices rises by more than {NONE:g} than without a skip",
             unit="% of the matrices",
             digits=0,
         )
@@ -247,11 +228,12 @@ def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
         if means:
             least = shared.over_seeds({seed: min(layers) for seed, layers in means.items()})
             figure = 17 + list(SCALARS).index(quantity)
-            stays = Check(
-                fact=f"{letter} does not go to 0 in any layer (Figure {figure})",
-                expected=f"the smallest size of a mean over heads above {NONE:g}",
-                ours=least.text(letter, signed=False),
-                holds=least.above(NONE),
+            stays = least.judged(
+                f"{letter} does not go to 0 in any layer (Figure {figure})",
+                f"the smallest size of a mean over heads above {NONE:g}",
+                limit=NONE,
+                unit=letter,
+                signed=False,
             )
             checks.append((shared.GAINED, stays))
     return checks

@@ -1,56 +1,46 @@
-"""Figure 8 of the simplified-blocks paper: three times the tokens."""
+"""Train on three times the tokens (Figure 8)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from hessblocks_studies import shared
 from hessblocks_studies.engine import Rows, Scale, Summary
-from hessblocks_studies.shared import (
-    BASES,
-    RATES,
-    REFERENCES,
-    SIZES,
-    Grid,
-    Runs,
-    Sweep,
-    gap_panel,
-    trained_study,
-)
 
 JUDGED = ("sas", "sas-p")
-VARIANTS = (*BASES, *JUDGED)
+VARIANTS = (*shared.BASES, *JUDGED)
 TIMES = 3
 """Tokens, as a multiple of the other studies'."""
 PUBLISHED_STEPS = 120_000
 
 
-def sweeps(scale: Scale) -> list[Sweep]:
+def sweeps(scale: Scale) -> list[shared.Sweep]:
     """All blocks at the size of the other studies, with more steps, at the rate that `trial` found best for all of them in runs of 2,400 steps and no lower one better in 8,000."""
-    steps = PUBLISHED_STEPS if scale == "paper" else TIMES * SIZES[scale].steps
-    size = replace(SIZES[scale], steps=steps)
-    rates = Grid(rates=RATES[scale].rates[:1])
-    return [Sweep(variants=(*VARIANTS, *REFERENCES), size=size, rates=rates)]
+    steps = PUBLISHED_STEPS if scale == "paper" else TIMES * shared.SIZES[scale].steps
+    size = replace(shared.SIZES[scale], steps=steps)
+    rates = shared.Grid(rates=shared.RATES[scale].rates[:1])
+    return [shared.Sweep(variants=(*VARIANTS, *shared.REFERENCES), size=size, rates=rates)]
 
 
 def summarise(rows: Rows) -> Summary:
     """Loss curves and final losses."""
-    runs, title = Runs(rows), "loss at equal steps"
-    plain, base = BASES
+    runs, title = shared.Runs(rows), "loss at equal steps"
+    plain, base = shared.BASES
     return runs.summary(
         title="Three times the tokens",
         panels=[
             runs.panel(VARIANTS, title),
-            gap_panel(runs, (plain, *JUDGED), base, title),
+            shared.gap_panel(runs, (plain, *JUDGED), base, title),
         ],
         checks=[
             runs.close(name, base, f"{name} keeps up with {base} in a longer training")
-            for base in BASES
+            for base in shared.BASES
             for name in JUDGED
         ],
     )
 
 
-STUDY = trained_study(
+STUDY = shared.trained_study(
     "longer",
     title="three times the tokens",
     source="Simplified blocks, Figure 8",

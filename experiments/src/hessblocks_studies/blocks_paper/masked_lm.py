@@ -1,4 +1,4 @@
-"""Figure 7 of the simplified-blocks paper: masked-LM pretraining against steps and time.
+"""Pretrain masked language models: loss against steps and time (Figure 7).
 
 The models stay in the cache, where the study `downstream` finds them.
 """

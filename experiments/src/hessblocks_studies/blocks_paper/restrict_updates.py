@@ -1,9 +1,4 @@
-"""Figures 3, 9 and 15 of the simplified-blocks paper: values and projections kept near their initial value.
-
-By a small gain β of their trainable part, or by a small learning rate instead; from the identity, from random
-orthogonal matrices, or from such matrices whose product is the identity in every layer (all tied) or over all
-layers (last tied).
-"""
+"""Train with values and projections kept near their initial value (Figures 3, 9 and 15)."""
 
 from __future__ import annotations
 
@@ -222,13 +217,9 @@ def _tied_checks(runs: shared.Runs) -> list[Check]:
     means = {init: _over_gains(runs.losses, init) for init in INITS}
     checks = []
     for fast, slow in itertools.pairwise(INITS):
-        check = shared.difference_check(
-            means,
-            slow,
-            fast,
+        check = shared.difference(means, slow, fast).judged(
             f"{fast} values are better than {slow} ones (Figure 15)",
-            expected=f"mean final loss over the gains of {slow} above that of {fast}",
-            above=True,
+            f"mean final loss over the gains of {slow} above that of {fast}",
         )
         for beta in shared.BETAS:
             check = runs.where_learnt(check, shared.restricted(fast, beta))
@@ -270,12 +261,7 @@ def _panel(
         name: [(x, *known[each[x]]) for x in sorted(each) if each[x] in known]
         for name, each in {**variants, **levels}.items()
     }
-    return Panel(
-        title="",
-        x_label=x_label,
-        y_label="final validation loss (nats per token)",
-        series=tuple(shared.curve(name, each) for name, each in places.items() if each),
-    )
+    return shared.panel("", x_label, "final validation loss (nats per token)", places)
 
 
 STUDY = shared.trained_study(

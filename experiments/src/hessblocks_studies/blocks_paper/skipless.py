@@ -1,4 +1,4 @@
-"""Figure 2 of the simplified-blocks paper: what removing the attention skip costs."""
+"""Train without the attention skip (Figure 2)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Figures 5 and 26 of the simplified-blocks paper: loss against time and steps; what a step costs at each width.
+"""Time training steps and decoding at each width, and plot loss against time (Figures 5 and 26).
 
-Losses come from ordinary runs. Time comes from points of their own in which all blocks take turns, a step
-each, so that whatever else the machine does strikes all of them alike; a curve's time is its steps times the
-median time of a step.
+All blocks take turns, a step each, so that whatever else the machine does strikes all of them alike.
 """
 
 from __future__ import annotations
@@ -103,17 +101,6 @@ def _timed_rows(owner: Mapping[str, Scalar], quantity: str, times: Sequence[floa
     return [shared.timed(quantity, times, owner), fastest]
 
 
-def ratios(rows: Rows, quantity: str) -> Ratios:
-    """How many times as much of a cost pre-ln has, repetition by repetition."""
-    costs = shared.repeated(rows, quantity)
-    base = costs.get("pre-ln", {})
-    found = {
-        name: {seed: base[seed] / cost for seed, cost in each.items() if seed in base}
-        for name, each in costs.items()
-    }
-    return {name: each for name, each in found.items() if each}
-
-
 def time_shares(
     runs: shared.Runs, base: str, step_shares: Mapping[str, float]
 ) -> dict[str, dict[Scalar, float]]:
@@ -205,18 +192,12 @@ def _panel(timed: Mapping[int, Rows], title: str, quantity: str, label: str) -> 
     """Speed against width, a curve a block."""
     places: dict[str, list[tuple[float, float, float]]] = {}
     for width, rows in timed.items():
-        found = ratios(rows, quantity)
+        found = shared.ratios(rows, quantity)
         for name in filter(found.__contains__, DRAWN):
             places.setdefault(name, []).append(
                 (float(width), *mean_and_error(list(found[name].values())))
             )
-    return Panel(
-        title=title,
-        x_label="width",
-        y_label=label,
-        x_scale="log",
-        series=tuple(shared.curve(name, each) for name, each in places.items()),
-    )
+    return shared.panel(title, "width", label, places, log="x")
 
 
 def _speed_table(width: int, rows: Rows) -> list[dict[str, object]]:
@@ -228,7 +209,7 @@ def _speed_table(width: int, rows: Rows) -> list[dict[str, object]]:
         "decoding_speed": TOKEN_TIME,
         "decoding_speed_by_the_fastest_tokens": FASTEST + TOKEN_TIME,
     }
-    found = {label: ratios(rows, quantity) for label, quantity in speeds.items()}
+    found = {label: shared.ratios(rows, quantity) for label, quantity in speeds.items()}
     caches = dict(shared.gathered(shared.of_quantity(rows, CACHE), "variant"))
     return [
         {
@@ -249,7 +230,7 @@ def _speed_checks(timed: Mapping[int, Rows]) -> list[Check]:
     for width, rows in timed.items():
         blocks = list(shared.PUBLISHED_SPEED)[1:] if width == max(timed) else ["sas-p"]
         medians, least, counted = (
-            ratios(rows, quantity)
+            shared.ratios(rows, quantity)
             for quantity in (shared.STEP_TIME, FASTEST + shared.STEP_TIME, FLOPS)
         )
         for block in blocks:

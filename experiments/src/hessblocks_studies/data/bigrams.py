@@ -1,4 +1,4 @@
-"""A table of pairs of tokens: the loss that a model must beat before its block means anything.
+"""Bigram table: the loss that a model must beat before its block means anything.
 
 Letters: B sequences, T tokens.
 """

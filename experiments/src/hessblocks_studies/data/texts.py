@@ -1,4 +1,4 @@
-"""The text that the points of a study train on."""
+"""Load the text that the points of a study train on."""
 
 from __future__ import annotations
 

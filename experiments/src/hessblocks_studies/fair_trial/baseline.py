@@ -1,10 +1,6 @@
-"""Ours: the best pre-LN at the size of the other studies, chosen before any simplified block is trained.
+"""Choose the best pre-LN: positions, initial standard deviations, learning rate.
 
-The rule, written down before the first run: of every pair of a kind of position and a standard deviation of
-the initial weights, the best learning rate of a grid of half decades counts; the grid is made longer until it
-lies inside. The pair with the lowest mean loss is the choice. Pairs that are no more than two joint standard
-errors above it count as equal, and of these the first in the order of `POSITIONS` and `DEVIATIONS`, which
-begin with what the studies had before, is taken.
+The rule: PLAN.md beside this file, section `baseline`.
 """
 
 from __future__ import annotations
@@ -208,13 +204,8 @@ def _panel(losses: Losses) -> Panel:
     }
     if level := places.get(shared.BIGRAMS):
         places[shared.BIGRAMS] = [(rate, *level[0][1:]) for rate in rates]
-    return Panel(
-        title="",
-        x_label="peak learning rate",
-        y_label="final validation loss (nats per token)",
-        x_scale="log",
-        series=tuple(shared.curve(label, each) for label, each in places.items() if each),
-    )
+    labels = ("peak learning rate", "final validation loss (nats per token)")
+    return shared.panel("", *labels, places, log="x")
 
 
 STUDY = shared.trained_study(

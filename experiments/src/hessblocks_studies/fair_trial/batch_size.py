@@ -1,11 +1,6 @@
-"""Ours: which part of the Hessian shrinks as the batch grows.
+"""Fit how the norms of H_o and H_f fall with the batch size.
 
-H_o = Σ_n J_nᵀ Λ_n J_n / N is a mean of positive terms. H_f = Σ_n g_n ∂²F_n / N weighs with residuals g of
-both signs. Where these are independent of each other and of mean 0, E‖H_f‖² falls as 1/N and ‖H_f‖ as 1/√N;
-where the model errs alike at all tokens, as before training, a part of it stays.
-
-The control draws the labels from the model itself: residuals are then independent and of mean 0 whatever the
-model has learnt, and H_o, which knows no labels, is the same.
+The control draws the labels from the model itself. What is expected: PLAN.md beside this file, section `batch-size`.
 """
 
 from __future__ import annotations
@@ -136,12 +131,11 @@ Curves = dict[tuple[str, str, str, str], dict[Scalar, dict[float, float]]]
 
 def curves(rows: Rows) -> Curves:
     """The norms of each group and part, before training and at its end."""
-    found: Curves = {}
-    for row in shared.of_quantity(rows, NORM):
-        stage = "after" if row["step"] else "before"
-        place = (stage, row["labels"], row["group"], row["part"])
-        found.setdefault(place, {}).setdefault(row["seed"], {})[row["sequences"]] = row["value"]
-    return found
+    staged = (
+        {**row, "stage": "after" if row["step"] else "before"}
+        for row in shared.of_quantity(rows, NORM)
+    )
+    return shared.nested(staged, ("stage", "labels", "group", "part"), "seed", "sequences")
 
 
 def upper(curve: Mapping[float, float]) -> dict[float, float]:
@@ -179,20 +173,14 @@ def summarise(rows: Rows) -> Summary:
 
 def _panel(stage: str, labels: str, found: Curves) -> Panel:
     whose = "labels of the text" if labels == TEXT else "labels drawn from the model"
-    series = []
+    curves = {}
     for group, part in itertools.product(GROUPS, PARTS):
         seeds = found.get((stage, labels, group, part), {})
         counts = sorted({count for each in seeds.values() for count in each})
         values = {n: [each[n] for each in seeds.values() if n in each] for n in counts}
-        series.append(shared.curve(f"{group}, {part}", shared.mean_places(values)))
-    return Panel(
-        title=f"{stage} training, {whose}",
-        x_label="sequences in the batch",
-        y_label="Frobenius norm of the block",
-        x_scale="log",
-        y_scale="log",
-        series=tuple(series),
-    )
+        curves[f"{group}, {part}"] = shared.mean_places(values)
+    axes = ("sequences in the batch", "Frobenius norm of the block")
+    return shared.panel(f"{stage} training, {whose}", *axes, curves, log="xy", empty=True)
 
 
 Slopes = dict[tuple[str, str, str, str], dict[Scalar, float]]
@@ -206,13 +194,12 @@ def _checks(stage: str, slopes: Slopes) -> list[Check]:
         return slopes.get((stage, labels, group, part), {})
 
     def check(values: dict[Scalar, float], fact: str, expected: float, source: str) -> Check:
-        return shared.slope_check(
-            shared.over_seeds(values),
+        return shared.over_seeds(values).matches(
             f"{fact}, {stage} training",
-            of="the batch",
-            expected=expected,
-            tolerance=TOLERANCE,
-            source=source,
+            f"{expected:g} ± {TOLERANCE:g} ({source})",
+            limit=TOLERANCE,
+            around=expected,
+            unit="powers of the batch",
         )
 
     drawn = [of(DRAWN, group, "functional") for group in GROUPS]
@@ -226,16 +213,13 @@ def _checks(stage: str, slopes: Slopes) -> list[Check]:
     checks = []
     for group in JUDGED:
         functional, outer = of(TEXT, group, "functional"), of(TEXT, group, "outer")
-        steeper = shared.over_seeds(
-            {seed: functional[seed] - outer[seed] for seed in functional.keys() & outer.keys()}
-        )
+        steeper = shared.over_seeds(shared.gaps(functional, outer))
         checks += [
             check(functional, f"slope of the {group} block's H_f", -0.5, "residuals that cancel"),
             check(outer, f"slope of the {group} block's H_o", 0, "a mean of positive terms"),
-            shared.mean_check(
-                steeper,
+            steeper.judged(
                 f"the {group} block's H_f falls faster than its H_o, {stage} training",
-                expected="slope of H_f below that of H_o (argued)",
+                "slope of H_f below that of H_o (argued)",
                 above=False,
                 unit="powers of the batch",
             ),

@@ -1,4 +1,4 @@
-"""The plan of the study `trial`: blocks, starts, rates, sizes and points. Its rule stands with the study.
+"""List the points of the study `trial`: blocks, starts, rates, sizes.
 
 Two tables are filled in by hand as the tuning comes in, `BEST` and `CHOSEN`; `RATES` is made longer.
 """
@@ -125,20 +125,17 @@ of the block from which it is one change away."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
 """Of all blocks at the other scales; the runs are at the first."""
 
-_SMALL = replace(
-    shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
-)
 _LAPTOP = replace(shared.LAPTOP, steps=2400, evaluations=8)
 _PAPER = replace(shared.PAPER, steps=12_900)
 
 
 SIZES: dict[Scale, dict[str, shared.TextSize]] = {
     "smoke": {
-        TUNING: _SMALL,
-        PLACES: _SMALL,
-        LONG: replace(_SMALL, steps=20, evaluations=10),
-        WIDE + TUNING: shared.widened(_SMALL, 64),
-        WIDE + LONG: shared.widened(replace(_SMALL, steps=16), 64),
+        TUNING: shared.SMALLEST,
+        PLACES: shared.SMALLEST,
+        LONG: replace(shared.SMALLEST, steps=20, evaluations=10),
+        WIDE + TUNING: shared.widened(shared.SMALLEST, 64),
+        WIDE + LONG: shared.widened(replace(shared.SMALLEST, steps=16), 64),
     },
     "laptop": {
         TUNING: _LAPTOP,

@@ -1,4 +1,4 @@
-"""What the study `trial` finds at one width, and its verdicts. Its rule stands with the study."""
+"""Judge the study `trial` at one width."""
 
 from __future__ import annotations
 
@@ -9,32 +9,13 @@ from dataclasses import dataclass, replace
 from hessblocks.storage import Scalar
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Check, Rows
-from hessblocks_studies.fair_trial.trial_plan import (
-    BASE,
-    BLOCKS,
-    CHANGED,
-    CLOCK,
-    EQUAL,
-    FASTER,
-    LONG,
-    NEIGHBOURS,
-    ONCE,
-    PARTED,
-    PARTS,
-    PLACES,
-    POSITIONS,
-    RUNS,
-    STARTS,
-    TUNED,
-    TUNING,
-    WIDE,
-    taken_apart,
-)
+from hessblocks_studies.fair_trial import trial_plan as plan
 
 JUDGED = ("sas", "sas-p")
-WORDS = {EQUAL: "of as many parameters", ONCE: "on a text read once"}
+WORDS = {plan.EQUAL: "of as many parameters", plan.ONCE: "on a text read once"}
 """Phase in which the judged blocks are changed → in words."""
-POOR = f"void, since {BASE} is not as good a base as pre-ln"
+POOR = f"void, since {plan.BASE} is not as good a base as pre-ln"
+SAME = f"the gap changes by at most {shared.CLOSE:g}, up or down"
 OTHER_RATE = "void, since another rate is better in runs as long"
 
 
@@ -53,11 +34,11 @@ class Trial(shared.Tuned):
 
     def kinds(self, label: str) -> list[str]:
         """A block from each of its starts, measured or not."""
-        return [label + start for start in STARTS if label + start in self.planned]
+        return [label + start for start in plan.STARTS if label + start in self.planned]
 
     def label_of(self, kind: str) -> str:
         """The block of a start."""
-        return taken_apart(kind)[0]
+        return plan.taken_apart(kind)[0]
 
     def best_rate(self, label: str) -> float:
         """That of the runs, where the next ones on both sides are no better in runs as long; else the best of the tuning."""
@@ -67,11 +48,11 @@ class Trial(shared.Tuned):
     @property
     def elsewhere(self) -> dict[str, str]:
         """Block whose runs are not from its best start → that start."""
-        best = {label: taken_apart(self.tuned_as(label))[1] for label in self.starts or {}}
+        best = {label: plan.taken_apart(self.tuned_as(label))[1] for label in self.starts or {}}
         return {
-            label: STARTS[best[label]]
+            label: plan.STARTS[best[label]]
             for label, start in (self.starts or {}).items()
-            if start != (STARTS[best[label]] if best[label] else None)
+            if start != (plan.STARTS[best[label]] if best[label] else None)
         }
 
     def hindrances(self, *labels: str) -> list[str]:
@@ -86,8 +67,10 @@ class Trial(shared.Tuned):
     def long_rate_checks(self) -> list[tuple[str, Check]]:
         """(block, whether the next rate, lower or higher, is no better for it in the runs)."""
         checks = []
-        for phase, blocks in (pair for phases in NEIGHBOURS.values() for pair in phases.items()):
-            side = "higher" if phase.endswith(FASTER) else "lower"
+        for phase, blocks in (
+            pair for phases in plan.NEIGHBOURS.values() for pair in phases.items()
+        ):
+            side = "higher" if phase.endswith(plan.FASTER) else "lower"
             for block in blocks if phase in self.changed else ():
                 other, own = (
                     each.losses.get(block, {}) for each in (self.changed[phase], self.runs)
@@ -102,22 +85,19 @@ class Trial(shared.Tuned):
                 checks.append((block, check))
         return checks
 
-    def changed_check(self, phase: str, block: str, words: str, base: str = BASE) -> Check:
+    def changed_check(self, phase: str, block: str, words: str, base: str = plan.BASE) -> Check:
         """Whether a block of a phase of `CHANGED`, in words, matches a base, of that phase or else of the runs."""
         own = self.changed[phase]
         losses = {
             block: own.losses.get(block, {}),
-            base: (own if base in CHANGED[phase] else self.runs).losses.get(base, {}),
+            base: (own if base in plan.CHANGED[phase] else self.runs).losses.get(base, {}),
         }
-        check = shared.match_check(
-            losses,
-            block,
-            base,
+        check = shared.difference(losses, block, base).matches(
             f"{words} about matches {base} at equal steps",
-            expected=f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
+            f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
             limit=shared.CLOSE,
         )
-        learnt = (own if shared.BIGRAMS in CHANGED[phase] else self.runs).below_the_table
+        learnt = (own if shared.BIGRAMS in plan.CHANGED[phase] else self.runs).below_the_table
         return shared.judged_by(learnt(base, shared.BIGRAMS), check, shared.void_of(base))
 
     def gap_check(self, phase: str, block: str, fact: str) -> Check:
@@ -126,19 +106,13 @@ class Trial(shared.Tuned):
         gaps: dict[str, dict[Scalar, float]] = {}
         for name, runs in (("changed", own), ("as tuned", self.runs)):
             above = runs.losses.get(block, {})
-            below = (runs if BASE in CHANGED[phase] else self.runs).losses.get(BASE, {})
-            gaps[name] = {
-                seed: gap
-                for seed in above.keys() & below.keys()
-                if math.isfinite(gap := above[seed] - below[seed])
-            }
-        return shared.match_check(
-            gaps,
-            "changed",
-            "as tuned",
-            fact,
-            expected=f"the gap changes by at most {shared.CLOSE:g}, up or down",
-            limit=shared.CLOSE,
+            below = (runs if plan.BASE in plan.CHANGED[phase] else self.runs).losses.get(
+                plan.BASE, {}
+            )
+            found = shared.gaps(above, below).items()
+            gaps[name] = {seed: gap for seed, gap in found if math.isfinite(gap)}
+        return shared.difference(gaps, "changed", "as tuned").matches(
+            fact, SAME, limit=shared.CLOSE
         )
 
     def start_check(self) -> Check:
@@ -165,63 +139,66 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
     Returns:
         The trial, as far as it is measured.
     """
-    timed = [row for row in rows if row["phase"] == width + CLOCK]
+    timed = [row for row in rows if row["phase"] == width + plan.CLOCK]
     starts = {
         row["variant"]: row.get("start")
         for row in rows
-        if row["phase"] == phase and row["variant"] in BLOCKS
+        if row["phase"] == phase and row["variant"] in plan.BLOCKS
     }
     changed = {
         kind: shared.Runs([row for row in rows if row["phase"] == kind])
-        for kind in {LONG: CHANGED, WIDE + LONG: NEIGHBOURS[WIDE]}.get(phase, ())
+        for kind in {
+            plan.LONG: plan.CHANGED,
+            plan.WIDE + plan.LONG: plan.NEIGHBOURS[plan.WIDE],
+        }.get(phase, ())
     }
     own = {
         "times": shared.repeated(timed),
-        "starts": starts if phase.endswith(LONG) else None,
+        "starts": starts if phase.endswith(plan.LONG) else None,
         "changed": changed,
     }
-    planned = TUNED[width]
-    if not phase.endswith(LONG):  # all from 0.02
-        planned = RUNS[phase]
-        rows = [row for row in rows if row["phase"] != width + TUNING or not row.get("start")]
-    return Trial.of(rows, width + TUNING, phase, planned=planned, **own)
+    planned = plan.TUNED[width]
+    if not phase.endswith(plan.LONG):  # all from 0.02
+        planned = plan.RUNS[phase]
+        rows = [row for row in rows if row["phase"] != width + plan.TUNING or not row.get("start")]
+    return Trial.of(rows, width + plan.TUNING, phase, planned=planned, **own)
 
 
 def base_of(label: str) -> str:
     """What the long runs of a block, or of one with other parts, are compared with."""
-    block, _ = PARTED.get(label, ("", ""))
-    return "pre-ln" if block == "pre-ln" else BASE
+    block, _ = plan.PARTED.get(label, ("", ""))
+    return "pre-ln" if block == "pre-ln" else plan.BASE
 
 
 def verdicts(name: str, trial: Trial) -> list[Check]:
     """Of the rates, of the controls, and the verdicts at one width."""
     own, runs = [*trial.rate_checks(), trial.start_check()], trial.runs
-    learnt = runs.below_the_table(BASE, shared.BIGRAMS)
-    learnt = replace(learnt, fact=f"{BASE} has learnt more than pairs of tokens")
-    good = runs.close(BASE, "pre-ln", f"{BASE} is as good a base as pre-ln")
-    own += [*runs.controls.values(), learnt, trial.judged(good, BASE, "pre-ln")]
+    learnt = runs.below_the_table(plan.BASE, shared.BIGRAMS)
+    learnt = replace(learnt, fact=f"{plan.BASE} has learnt more than pairs of tokens")
+    good = runs.close(plan.BASE, "pre-ln", f"{plan.BASE} is as good a base as pre-ln")
+    own += [*runs.controls.values(), learnt, trial.judged(good, plan.BASE, "pre-ln")]
     long_rates = trial.long_rate_checks()
     own += [check for _, check in long_rates]
     for block in JUDGED:
         about = [
-            runs.match(block, BASE, f"{block} about matches {BASE} at equal steps"),
-            shared.at_equal_time(runs, trial.times, block, BASE),
+            runs.match(block, plan.BASE, f"{block} about matches {plan.BASE} at equal steps"),
+            shared.at_equal_time(runs, trial.times, block, plan.BASE),
         ]
-        if EQUAL in trial.changed:
+        if plan.EQUAL in trial.changed:
             for phase, words in WORDS.items():
                 about += [
                     trial.changed_check(phase, block, f"{block} {words}"),
                     trial.gap_check(
-                        phase, block, f"{block} {words} ends as far above {BASE} as {block}"
+                        phase, block, f"{block} {words} ends as far above {plan.BASE} as {block}"
                     ),
                 ]
         for check in about:
-            verdict = shared.judged_by(learnt, check, shared.void_of(BASE))
-            verdict = trial.judged(shared.judged_by(good, verdict, POOR), block, BASE)
-            own.append(_at_its_rate(long_rates, verdict, block, BASE))
-    for label, (block, words) in PARTED.items() if PARTS in trial.changed else ():
+            verdict = shared.judged_by(learnt, check, shared.void_of(plan.BASE))
+            verdict = trial.judged(shared.judged_by(good, verdict, POOR), block, plan.BASE)
+            own.append(_at_its_rate(long_rates, verdict, block, plan.BASE))
+    for label, (block, words) in plan.PARTED.items() if plan.PARTS in trial.changed else ():
         against, words = base_of(label), f"{block} {words} and projections"
-        verdict = trial.judged(trial.changed_check(PARTS, label, words, against), against)
+        verdict = trial.judged(trial.changed_check(plan.PARTS, label, words, against), against)
         own.append(_at_its_rate(long_rates, verdict, against))
     return [replace(check, fact=f"{name}: {check.fact}") for check in own]
 
@@ -239,22 +216,22 @@ def place_verdicts(placed: Trial) -> list[Check]:
     runs, block = placed.runs, "sas-p"
     checks = [replace(c, fact=f"positions: {c.fact}") for c in placed.rate_checks()[1:]]
     gaps: dict[str, dict[Scalar, float]] = {}
-    for kind, name in POSITIONS.items():
-        one, base = block + kind, BASE + kind
+    for kind, name in plan.POSITIONS.items():
+        one, base = block + kind, plan.BASE + kind
         control = runs.below_the_table(base, shared.BIGRAMS)
         match = runs.alike(
-            one, base, f"{block} about matches {BASE}, both from 0.02, at equal steps"
+            one, base, f"{block} about matches {plan.BASE}, both from 0.02, at equal steps"
         )
-        match = placed.judged(shared.judged_by(control, match, shared.void_of(BASE)), one, base)
-        own = (replace(control, fact=f"{BASE} has learnt more than pairs of tokens"), match)
+        match = placed.judged(
+            shared.judged_by(control, match, shared.void_of(plan.BASE)), one, base
+        )
+        own = (replace(control, fact=f"{plan.BASE} has learnt more than pairs of tokens"), match)
         checks += [replace(check, fact=f"{name} positions: {check.fact}") for check in own]
         above, below = (runs.losses.get(label, {}) for label in (one, base))
-        gaps[name] = {seed: above[seed] - below[seed] for seed in above.keys() & below.keys()}
-    same = shared.match_check(
-        gaps,
-        *("sinusoidal", "rotary"),
-        fact=f"{block} is as far from {BASE} with sinusoidal positions as with rotary ones",
-        expected=f"the gap changes by at most {shared.CLOSE:g}, up or down",
+        gaps[name] = shared.gaps(above, below)
+    same = shared.difference(gaps, "sinusoidal", "rotary").matches(
+        f"{block} is as far from {plan.BASE} with sinusoidal positions as with rotary ones",
+        SAME,
         limit=shared.CLOSE,
     )
-    return [*checks, placed.judged(same, *RUNS[PLACES])]
+    return [*checks, placed.judged(same, *plan.RUNS[plan.PLACES])]

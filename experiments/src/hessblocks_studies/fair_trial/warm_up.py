@@ -1,9 +1,6 @@
-"""Ours: how sharp each group is while the learning rate warms up, against training without warm-up.
+"""Measure the sharpness of each group during a learning-rate warm-up and without one.
 
-The sharpness of a group is the largest |eigenvalue| of its diagonal block of H, all layers together, on a
-fixed held-out batch: of either sign, since early on the largest are negative at times. A third run without
-warm-up starts from the same weights and sees the data in another order. Warm-up is set against the mean of
-both, and counts only where the order alone does less than half as much.
+The sharpness is the largest |eigenvalue| of a group's block of H. What is compared: PLAN.md beside this file.
 """
 
 from __future__ import annotations
@@ -135,10 +132,8 @@ Sharpness = dict[str, dict[Scalar, dict[float, dict[str, float]]]]
 
 def logarithms(rows: Rows) -> Sharpness:
     """log10 of the sharpness of every group; a moment at which one is not above 0 is left out whole."""
-    values: Sharpness = {}
-    for row in shared.of_quantity(rows, SHARPNESS):
-        steps = values.setdefault(row["variant"], {}).setdefault(row["seed"], {})
-        steps.setdefault(row["step"], {})[row["group"]] = row["value"]
+    own = shared.of_quantity(rows, SHARPNESS)
+    values = shared.nested(own, "variant", "seed", "step", "group")
     return {
         name: {
             seed: {
@@ -189,14 +184,8 @@ def _panel(name: str, found: Sharpness) -> Panel:
     for step, groups in sorted(moments, key=lambda moment: moment[0]):
         for group, value in groups.items():
             places.setdefault(group, {}).setdefault(step, []).append(value)
-    return Panel(
-        title=name,
-        x_label="training step",
-        y_label="log10 of the largest |eigenvalue|",
-        series=tuple(
-            shared.curve(group, shared.mean_places(each)) for group, each in places.items()
-        ),
-    )
+    means = {group: shared.mean_places(each) for group, each in places.items()}
+    return shared.panel(name, "training step", "log10 of the largest |eigenvalue|", means)
 
 
 def at(found: Sharpness, name: str, step: float) -> dict[Scalar, dict[str, float]]:
@@ -259,8 +248,8 @@ def beside(
         ours=order.text(unit),
         holds=alike if min(order.seeds, effect.seeds) > 1 else None,
     )
-    claim = shared.mean_check(
-        effect, f"{fact}, without warm-up beside with it", expected=expected, above=above, unit=unit
+    claim = effect.judged(
+        f"{fact}, without warm-up beside with it", expected, above=above, unit=unit
     )
     return [control, shared.judged_by(control, claim, VOID)]
 
@@ -278,12 +267,9 @@ def _checks(rate: str, losses: shared.Values, found: Sharpness, after: float) ->
             for kind, name in names.items()
         }
         start = {seed: of(groups) for seed, groups in at(found, names[WARM], 0).items()}
-        falls = shared.difference_check(
-            {"after": values[WARM], "before": start},
-            "after",
-            "before",
+        falls = shared.over_seeds(shared.gaps(values[WARM], start)).judged(
             f"rate {rate}: {index} after the warm-up beside that at the start",
-            expected="smaller (argued: largest at the start)",
+            "smaller (argued: largest at the start)",
             above=False,
             unit="decades",
         )

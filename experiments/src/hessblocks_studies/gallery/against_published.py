@@ -1,4 +1,4 @@
-"""How far our curves are from the published ones, point by point, from its figure alone."""
+"""Compare our curves with the published ones, point by point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One page for all studies of a folder: ours beside the published, readable with no network."""
+"""Write one page for all studies of a folder, readable with no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One study as its page shows it, read from its folder."""
+"""Read one study from its folder, as its page shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How norms of Hessian blocks grow with data, weights and depth: points, fits, summaries."""
+"""Growth of Hessian blocks with data, weights and depth: points, fits, summaries."""
 
 from hessblocks_studies.growth.addition_model import TOKENS, addition_model, weight_size
 from hessblocks_studies.growth.exact_norms import Norms, exact_norms

@@ -1,4 +1,4 @@
-"""Exact Frobenius norms of the blocks of a model's last attention, for both losses of the Hessian paper.
+"""Compute exact Frobenius norms of the last attention's Hessian blocks, for both losses.
 
 The layer is first taken to fewer coordinates, where its blocks have the same Frobenius norm. The
 inputs of sums are sums of 12 symbols' and 18 positions' vectors: they span at most 30 of the

@@ -1,4 +1,4 @@
-"""How the blocks of the Hessian grow with the size σ of the data: the points of all such studies."""
+"""List and measure the points of studies of growth: Hessian blocks against the data's size σ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a growth study amounts to: slopes against theory, and the picture on double logarithmic axes."""
+"""Summarise growth: slopes against theory, curves on double logarithmic axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the blocks of all pairs of queries, keys and values grow with data, weights and moments: exact norms of one layer.
+"""Fit the growth of all query, key and value blocks with data, weights and moments.
 
 Six blocks are measured; the other three are their transposes.
 A layer of a causal softmax head reads the symbols of sums, embeddings and positions of size σ, under squared loss.
@@ -203,21 +203,13 @@ def _fits(rows: Rows) -> Fits:
 def _curves(rows: Rows, part: Part) -> Panel:
     """Norms against σ."""
     used = [row for row in rows if (row["quantity"], row["part"]) == ("x", part) and row["value"]]
-    return Panel(
-        title=f"{SPLIT[part]} against the size of the data",
-        x_label="standard deviation σ of embeddings and positions",
-        y_label="Frobenius norm of the block",
-        x_scale="log",
-        y_scale="log",
-        series=tuple(
-            shared.curve(", ".join(block), _means(members))
-            for block, members in shared.grouped(used, "row", "column").items()
-        ),
-    )
-
-
-def _means(rows: Rows) -> list[tuple[float, float, float]]:
-    return shared.mean_places({size: v for (size,), v in shared.gathered(rows, "size").items()})
+    curves = {}
+    for block, members in shared.grouped(used, "row", "column").items():
+        values = {size: each for (size,), each in shared.gathered(members, "size").items()}
+        curves[", ".join(block)] = shared.mean_places(values)
+    title = f"{SPLIT[part]} against the size of the data"
+    labels = ("standard deviation σ of embeddings and positions", "Frobenius norm of the block")
+    return shared.panel(title, *labels, curves, log="xy")
 
 
 def _powers(fits: Fits, part: Part, title: str, quantities: Mapping[str, str]) -> Panel:

@@ -12,30 +12,18 @@ from typing import Any
 
 from hessblocks.conventions import PARTS, SYMBOLS, Part
 from hessblocks.figures import Panel, number
+from hessblocks_studies import growth
 from hessblocks_studies.engine import Rows, Scale, Summary
-from hessblocks_studies.growth import (
-    CURRENT,
-    GROUPS,
-    Expected,
-    Size,
-    apart,
-    curves_panel,
-    growth_study,
-    growth_summary,
-    logspace,
-    targeted,
-    with_guides,
-)
 
-_SIGMAS = logspace(-1, 0, 20)
+_SIGMAS = growth.logspace(-1, 0, 20)
 _DEPTHS = (1, 2, 3)
 _FEW = tuple(_SIGMAS[place] for place in (0, 3, 6, 9, 18))
-SIZES: dict[Scale, Size] = {
-    "smoke": Size(width=16, sums=8, seeds=2, sigmas=_FEW, layers=_DEPTHS, probes=8),
-    "laptop": Size(width=128, sums=64, seeds=5, sigmas=_SIGMAS[::2], layers=_DEPTHS),
-    "paper": Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=_DEPTHS),
+SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=16, sums=8, seeds=2, sigmas=_FEW, layers=_DEPTHS, probes=8),
+    "laptop": growth.Size(width=128, sums=64, seeds=5, sigmas=_SIGMAS[::2], layers=_DEPTHS),
+    "paper": growth.Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=_DEPTHS),
 }
-TARGETS = (None, CURRENT)
+TARGETS = (None, growth.CURRENT)
 SHARE = 0.03
 """Distance from the slope of H_o that still agrees, as a share of it."""
 SMALL_SHARE = 0.06
@@ -44,8 +32,10 @@ SMALL = "slopes for small σ"
 """Range where the outputs are small beside the targets."""
 
 
-def _expected(group: str, part: Part, slope: int, depth: int, share: float, table: str) -> Expected:
-    return Expected(
+def _expected(
+    group: str, part: Part, slope: int, depth: int, share: float, table: str
+) -> growth.Expected:
+    return growth.Expected(
         group=group,
         part=part,
         slope=slope,
@@ -59,7 +49,7 @@ def _expected(group: str, part: Part, slope: int, depth: int, share: float, tabl
 EXPECTED = tuple(
     expected
     for target in TARGETS
-    for group in (targeted(name, target) for name in GROUPS)
+    for group in (growth.targeted(name, target) for name in growth.GROUPS)
     for depth in _DEPTHS
     for expected in (
         _expected(group, "outer", 2 * 3**depth, depth, SHARE, "slopes"),
@@ -72,10 +62,12 @@ def summarise(rows: Rows) -> Summary:
     """Slopes of H_o over all σ and of H_f and H for small σ; a panel for each target."""
     alike = [row for row in rows if row["part"] == "outer" or _earlier(row)]
     factor = max(
-        apart([row for row in alike if row["group"] in groups], "layers", "part")
-        for groups in ({targeted(name, target) for name in GROUPS} for target in TARGETS)
+        growth.apart([row for row in alike if row["group"] in groups], "layers", "part")
+        for groups in (
+            {growth.targeted(name, target) for name in growth.GROUPS} for target in TARGETS
+        )
     )
-    return growth_summary(
+    return growth.growth_summary(
         rows,
         title="Linear attention alone: slopes 6, 18, 54 at depths 1, 2, 3",
         caption="Drawn is the query block of the first layer; value blocks and those of other layers lie within a factor "
@@ -94,23 +86,23 @@ def _earlier(row: Mapping[str, Any]) -> bool:
 
 def _panel(rows: Rows, target: str | None) -> Panel:
     """H_o of each depth, and H where it is another."""
-    group = targeted("query", target)
+    group = growth.targeted("query", target)
     drawn = [row for row in rows if (row["layer"], row["group"]) == (0, group)]
-    panel = curves_panel(
+    panel = growth.curves_panel(
         [row for row in drawn if row["part"] == "outer" or _earlier(row)],
         f"target: {target or 'next'} token",
         label=lambda place: _name(place[0], place[3]),
     )
     outer = {_name(depth, "outer"): 2 * 3**depth for depth in _DEPTHS}
     full = {_name(depth, "full"): 3**depth for depth in _DEPTHS}
-    return with_guides(with_guides(panel, outer, (0.0, 1.0)), full, (0.0, 0.3))
+    return growth.with_guides(growth.with_guides(panel, outer, (0.0, 1.0)), full, (0.0, 0.3))
 
 
 def _name(depth: int, part: Part) -> str:
     return f"depth {depth}, {SYMBOLS[part]}"
 
 
-STUDY = growth_study(
+STUDY = growth.growth_study(
     "deep-linear",
     title="1 to 3 layers of linear attention without skip, norm and MLP",
     source="Hessian paper, appendix: deep linear self-attention",

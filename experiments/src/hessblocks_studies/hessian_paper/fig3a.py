@@ -1,4 +1,4 @@
-"""Figure 3a: one softmax attention layer without norm, blocks against the size of the data."""
+"""Fit the growth of one softmax layer's blocks, without norm (Figure 3a)."""
 
 from __future__ import annotations
 

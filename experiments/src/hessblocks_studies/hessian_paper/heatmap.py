@@ -1,4 +1,4 @@
-"""Figure 1: the Hessian of a whole model and of its block as maps, and how uneven it is from group to group."""
+"""Map the Hessian of a whole model and of its block (Figure 1)."""
 
 from __future__ import annotations
 
@@ -145,12 +145,7 @@ def summarise(rows: Rows) -> Summary:
         f"cross-entropy on the digits of sums. A group of the whole model has {FEWEST} to {MOST} cells on a "
         f"side, whatever its size. Seeds of the check: {seeds}.",
         (_map(title, part) for title, part in maps.items() if part),
-        _checks(
-            {
-                group: {row["seed"]: row["value"] for row in members}
-                for (group,), members in shared.grouped(diagonal, "row_group").items()
-            }
-        ),
+        _checks(shared.nested(diagonal, "row_group", "seed")),
         blocks=shared.mean_table(own, "group", value="log10_size"),
     )
 
@@ -187,15 +182,17 @@ def _checks(sizes: shared.Values) -> tuple[Check, ...]:
     if not gap.seeds:
         return ()
     published = math.log10(PUBLISHED["value"] / PUBLISHED["query"])
-    return (
-        Check(
-            fact="entries of the value block are larger than those of the query block",
-            expected=f"{published:.2f} decades (modes {PUBLISHED['value']:g} and {PUBLISHED['query']:g}), "
-            f"within a factor {FACTOR:g}",
-            ours=gap.text("decades", digits=2, signed=False),
-            holds=gap.within(math.log10(FACTOR), around=published),
-        ),
+    larger = gap.matches(
+        "entries of the value block are larger than those of the query block",
+        f"{published:.2f} decades (modes {PUBLISHED['value']:g} and {PUBLISHED['query']:g}), "
+        f"within a factor {FACTOR:g}",
+        limit=math.log10(FACTOR),
+        around=published,
+        unit="decades",
+        digits=2,
+        signed=False,
     )
+    return (larger,)
 
 
 STUDY = Study(

@@ -1,4 +1,4 @@
-"""Figures 1 and 4: sizes of the entries of the value and query blocks, with softmax and without."""
+"""Histogram the entries of value and query blocks, with softmax and without (Figures 1 and 4)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import torch
 from hessblocks.curvature import exact_attention_curvature
 from hessblocks.figures import Panel, Series
 from hessblocks.storage import Row, Scalar
-from hessblocks_studies import shared
+from hessblocks_studies import growth, shared
 from hessblocks_studies.data import addition_batch
 from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
-from hessblocks_studies.growth import DrawSettings, Size, addition_model, draws, weight_size
 
 GROUPS = ("value", "query")
 BLOCKS = ("softmax", "linear")
-_SIZES: dict[Scale, Size] = {
-    "smoke": Size(width=16, sums=64, seeds=4),
-    "laptop": Size(width=16, sums=64, seeds=20),
-    "paper": Size(width=16, sums=64, seeds=20),
+_SIZES: dict[Scale, growth.Size] = {
+    "smoke": growth.Size(width=16, sums=64, seeds=4),
+    "laptop": growth.Size(width=16, sums=64, seeds=20),
+    "paper": growth.Size(width=16, sums=64, seeds=20),
 }
 _LOWEST, _HIGHEST, _PER_DECADE = -14, 4, 10
 PUBLISHED = {"value": 2e-5, "query": 6e-7}
@@ -31,7 +30,7 @@ FACTOR = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntrySettings(DrawSettings):
+class EntrySettings(growth.DrawSettings):
     """A point of this study: the entries of one model's blocks."""
 
     block: str
@@ -42,8 +41,8 @@ def measure(settings: EntrySettings) -> list[Row]:
     """Shares of |entry| in bins of a tenth of a decade, from the exact dense blocks of H."""
     width, seed = settings.width, settings.seed
     draw = seed_of("histograms", seed)
-    model = addition_model(
-        settings.block, layers=1, width=width, sigma=weight_size(width), seed=draw
+    model = growth.addition_model(
+        settings.block, layers=1, width=width, sigma=growth.weight_size(width), seed=draw
     )
     hessian = exact_attention_curvature(model, addition_batch(settings.sums, seed=draw))
     place: Row = {"study": "histograms", "block": settings.block, "seed": seed}
@@ -172,7 +171,7 @@ STUDY = Study(
         "With softmax value entries peak at 2e-5 and query entries at 6e-7; without it query entries "
         "rise to the size of value entries."
     ),
-    settings=draws(_SIZES, EntrySettings, block=BLOCKS),
+    settings=growth.draws(_SIZES, EntrySettings, block=BLOCKS),
     measure=measure,
     summarise=summarise,
     columns=("study", "block", "group", "seed", "log10_size", "share"),

@@ -1,4 +1,4 @@
-"""How indefinite each diagonal block of H is along depth, with softmax and without.
+"""Measure how indefinite each diagonal block of H is along depth, with softmax and without.
 
 H = H_o + H_f, and only H_f has negative eigenvalues of its own. In the last layer the logits are piecewise
 linear in each value, projection and MLP matrix, and with linear scores in each query and key matrix
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -86,10 +86,7 @@ Shares = Mapping[tuple[str, int, str], Mapping[Scalar, float]]
 def summarise(rows: Rows) -> Summary:
     """Shares along depth, a panel for each kind of scores."""
     means = shared.gathered(rows, "scores", "layer", "group")
-    found = {
-        place: {row["seed"]: row["value"] for row in members}
-        for place, members in shared.grouped(rows, "scores", "layer", "group").items()
-    }
+    found = shared.nested(rows, ("scores", "layer", "group"), "seed")
     depth = max((row["layers"] for row in rows), default=0)
     seeds = len({row["seed"] for row in rows})
     return shared.summary(
@@ -103,23 +100,13 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _panel(scores: str, depth: int, found: Mapping[tuple[str, int, str], Sequence[float]]) -> Panel:
-    curves = {
-        name: {float(layer): found.get((scores, layer, name), ()) for layer in range(depth)}
-        for name in (*SCORED, *OTHERS)
-    }
-    return Panel(
-        title=f"{scores} scores",
-        x_label="layer",
-        y_label="share of negative curvature",
-        ticks=tuple(str(layer + 1) for layer in range(depth)),
-        series=tuple(
-            shared.curve(
-                name.removeprefix("attention.").replace(".", " "),
-                shared.mean_places({x: each for x, each in places.items() if each}),
-            )
-            for name, places in curves.items()
-        ),
-    )
+    curves = {}
+    for name in (*SCORED, *OTHERS):
+        shares = {float(layer): found.get((scores, layer, name), ()) for layer in range(depth)}
+        known = {layer: each for layer, each in shares.items() if each}
+        curves[name.removeprefix("attention.").replace(".", " ")] = shared.mean_places(known)
+    panel = shared.panel(f"{scores} scores", "layer", "share of negative curvature", curves)
+    return replace(panel, ticks=tuple(str(layer + 1) for layer in range(depth)))
 
 
 def _checks(depth: int, found: Shares) -> Iterator[Check]:
@@ -157,25 +144,18 @@ def _checks(depth: int, found: Shares) -> Iterator[Check]:
             for scores in SCORES
         }
         if all(values.values()):
-            yield shared.difference_check(
-                values,
-                *SCORES,
+            yield shared.difference(values, *SCORES).judged(
                 f"softmax adds negative curvature to the query and key blocks of layer {layer + 1}",
-                expected="a larger share than with linear scores (found, not implied by theory)",
-                above=True,
+                "a larger share than with linear scores (found, not implied by theory)",
                 unit="in share",
             )
 
 
 def _much(fact: str, what: str, shares: Mapping[Scalar, float]) -> Check:
     """That a share is clearly above 0, which theory allows and does not imply."""
+    expected = f"{what} above {MUCH:g} (found, not implied by theory)"
     share = shared.over_seeds(shares)
-    return Check(
-        fact=fact,
-        expected=f"{what} above {MUCH:g} (found, not implied by theory)",
-        ours=share.text("in share", signed=False),
-        holds=share.above(MUCH),
-    )
+    return share.judged(fact, expected, limit=MUCH, unit="in share", signed=False)
 
 
 def _by_seed(

@@ -1,4 +1,4 @@
-"""W_QK in the place of W_Q and W_K: the same function, and a Hessian with fewer negative directions.
+"""Compare W_QK with W_Q and W_K: one function, two Hessians, one less indefinite.
 
 Both models compute the same logits: W_QK = W_Q W_Kᵀ / sqrt(K). Letters: K head width, λ eigenvalues,
 G the gradient with respect to W_QK.

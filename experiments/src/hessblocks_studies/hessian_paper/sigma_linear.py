@@ -1,4 +1,4 @@
-"""The one-layer blocks on linear scales of σ, where they flatten on double logarithmic axes."""
+"""Fit one layer's growth on linear scales of σ, where it flattens on double logarithmic axes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""What a block costs: parameters, time of a training step and of a forward pass, memory of both.
+"""Measure the cost of a block: parameters, time and memory of a training step and a forward pass.
 
 All blocks take turns, so that whatever else the machine does strikes all of them alike.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,16 +32,6 @@ class Cost:
     """Most bytes alive in a training step: tensors, weights, gradients, optimiser's state."""
     answer_memory: int
     """Most bytes alive in a forward pass, weights included."""
-
-    @property
-    def step_time(self) -> float:
-        """Median seconds of a training step."""
-        return statistics.median(self.step_times)
-
-    @property
-    def answer_time(self) -> float:
-        """Median seconds of a forward pass."""
-        return statistics.median(self.answer_times)
 
 
 def costs(settings: Pretraining, presets: Sequence[str], rounds: int = ROUNDS) -> dict[str, Cost]:

@@ -1,4 +1,4 @@
-"""Fine-tuning a pretrained model on a labelled task."""
+"""Fine-tune a pretrained model on a labelled task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pretraining run is made of."""
+"""Settings of a masked-LM pretraining."""
 
 from __future__ import annotations
 

@@ -20,21 +20,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 from transformers import DataCollatorForLanguageModeling, default_data_collator
 
-from hessblocks import __version__
+from hessblocks import __version__, training
 from hessblocks.data import Corpus, Example, cache_root, cached
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import read_lines, write_json
-from hessblocks.training import (
-    GuardedTrainer,
-    Recorder,
-    RunFolder,
-    continued,
-    held_out,
-    run_arguments,
-    run_of_size,
-    validation_loss,
-)
 from hessblocks_studies.masked.masked_settings import Pretraining, tokenizer_of
 
 PRETRAINING_VERSION = 2
@@ -87,7 +77,7 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     name = f"pretrained-{settings.preset}-{digest}"
-    work = RunFolder(cache_root() / f".{name}.training")
+    work = training.RunFolder(cache_root() / f".{name}.training")
 
     def build(folder: Path) -> Mapping[str, Any]:
         write_json(work.config, key)
@@ -114,11 +104,11 @@ def held_out_masked(
     Raises:
         ArgumentError: the split is smaller than one window.
     """
-    return masked_once(held_out(corpus, _run(settings)), _masks(settings, corpus))
+    return masked_once(training.held_out(corpus, _run(settings)), _masks(settings, corpus))
 
 
 def _run(settings: Pretraining) -> RunSettings:
-    return run_of_size(
+    return training.run_of_size(
         settings,
         settings.preset,
         settings.seed,
@@ -137,29 +127,29 @@ def _masks(settings: Pretraining, corpus: Corpus) -> DataCollatorForLanguageMode
 
 
 def _pretrain(
-    settings: Pretraining, corpus: Corpus, work: RunFolder, folder: Path
+    settings: Pretraining, corpus: Corpus, work: training.RunFolder, folder: Path
 ) -> Mapping[str, Any]:
     """Train, or go on in the folder of the work, and save; returns what the cache remembers."""
     run, masks = _run(settings), _masks(settings, corpus)
-    checkpoint = continued(work, f"{settings.preset}, seed {settings.seed}")
+    checkpoint = training.continued(work, f"{settings.preset}, seed {settings.seed}")
     windows = held_out_masked(settings, corpus)
     with quiet():
         model = settings.model()
         trainer = MaskedTrainer(
             model=model,
-            args=run_arguments(run, work.checkpoints, len(windows), adam_epsilon=EPSILON),
+            args=training.run_arguments(run, work.checkpoints, len(windows), adam_epsilon=EPSILON),
             train_dataset=corpus.windows("train", settings.context),
             eval_dataset=windows,
             masks=masks,
             checkpoint=checkpoint,
         )
-        Recorder(run, work, checkpoint=checkpoint).record(trainer)
+        training.Recorder(run, work, checkpoint=checkpoint).record(trainer)
         model.save_pretrained(folder)
-    losses = [validation_loss(line) for line in read_lines(work.metrics)]
+    losses = [training.validation_loss(line) for line in read_lines(work.metrics)]
     return {"losses": [found for found in losses if found]}
 
 
-class MaskedTrainer(GuardedTrainer):
+class MaskedTrainer(training.GuardedTrainer):
     """A Trainer that draws masks from torch's random state, and draws the same again after a stop.
 
     The loader asks for the next batch before it hands one out: at a checkpoint one batch too many is

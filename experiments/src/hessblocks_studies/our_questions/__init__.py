@@ -1,4 +1,4 @@
-"""What the two papers ask together."""
+"""Questions that the two papers raise together."""
 
 STUDIES = {
     "simplification": "simplification",

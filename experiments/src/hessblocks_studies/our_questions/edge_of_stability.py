@@ -1,55 +1,7 @@
-"""Ours: does the simplified block stand larger rates and need less warm-up, and does curvature say so beforehand?
+"""Forecast tolerated learning rates and the need for warm-up from the preconditioned sharpness.
 
-Sharpness is the largest eigenvalue of D⁻¹H with D the preconditioner of AdamW as it stands, on windows of the
-training text; the edge is the largest that a step of the current rate stands, 38 / η, with D held fixed
-(Cohen et al. 2022, arXiv 2207.14484).
-
-The rule, written down before the first run:
-
-1. pre-ln with zero queries and sas-p, both with rotary positions and the embeddings that `trial` found best
-   (1/√width and 0.02), with AdamW, each with a warm-up over a tenth of the steps and without. Gradients are
-   not clipped: clipping shortens the steps that D⁻¹H speaks of, those of pre-ln far more than those of sas-p.
-   Both kinds are run at every rate of a ladder of quarter decades (`RATES`) with three seeds; equal seeds
-   have equal weights and data.
-2. A block's best rate is that of one further seed with warm-up, among half decades (`TUNED`); that seed
-   counts no further. Both ladders are made longer by hand until the best rates lie inside, and so do the
-   tolerated ones. transformers' GPT-2 is drawn beside them at the rate that `trial` found, and the bigram
-   table.
-3. A run's tolerated rate is the largest up to which it ends at most `TOLERANCE` nats above the best rate of
-   its seed, on a line in log η between two rates of the ladder; without warm-up it is held against the same
-   best loss with warm-up. The need for warm-up is the loss without above that with, at the lower of the two
-   blocks' best rates, and, in decades, by how much the tolerated rate falls without.
-4. What curvature says is read off runs at a rate below the ladder, at which nothing is in danger (`SAFE`):
-   the forecast of the tolerated rate is 38 over the sharpness at the end of the warm-up; that of the need for
-   warm-up is, without warm-up, the sharpness after `EARLY` steps over that after a tenth of all. Sharpness is
-   read on windows that each seed draws for itself.
-5. Verdicts, sas-p against pre-ln, seed by seed with 95 % intervals (Student's t), to both sides: it stands
-   larger rates, with warm-up and without; it needs less warm-up, by both measures. A verdict holds or fails
-   where the blocks differ by more than `ALIKE` decades, a step of the ladder, or `CLOSE` nats; where they
-   differ by less they are alike, which is said and is neither: between two rates of the ladder the tolerated
-   one follows how badly the run at the upper one ends. Curvature says so beforehand where forecast and
-   outcome differ between the blocks to the same side, or are both alike; it fails where they are decided
-   otherwise. Two blocks are one bit, which a coin gets right half of the time. So it is also asked of each
-   block whether the forecast of its tolerated rate, with warm-up, is right to `CALIBRATED` decades, and
-   nearer than a guess that asks no curvature (`GUESS`).
-6. Void: all verdicts where one of the blocks does not end at least 0.3 nats below the bigram table, or a best
-   rate is at an end; those on tolerated rates where one lies outside the ladder; those on forecasts where a
-   sharpness that they rest on is not known to a tenth, is lost, or is not above 0; that on the forecast of
-   the need for warm-up where ten times AdamW's eps moves the early sharpness by more than `MOVED` decades.
-
-Amended before the first run, by small runs: no clipping (it turned a forecast of +0.43 ± 0.04 decades into
--0.05 ± 0.05); quarter decades (by half decades the tolerated rates of all seeds differed by exactly one
-step); the forecast at the end of the warm-up (early in it the largest eigenvalue is that of queries and keys
-which begin at zero); the first steps (without warm-up the sharpness falls from 3e6 to 1e4 in ten steps);
-windows of each seed, four times as many (other windows moved it by 0.2 decades); the calibration. Then, after
-a reading by others: the early sharpness is that of step 5 with a control (at step 1 keys beside zero queries
-have no second moment, D is eps there, and ten times eps moved pre-ln's sharpness from 1.6e6 to 3.3e5); both
-blocks must have learnt; one best loss for both kinds; 0.25 decades in place of 0.5 and a guess to be beaten,
-since half a decade to both sides is most of the ladder.
-
-Mended after the results were known: by rule 6 a verdict on a forecast is void where a sharpness that *it*
-rests on is not known. The code pooled them, so that one residual of 0.108, which the forecast of the need for
-warm-up alone rests on, voided the five on rates too. Each kind now has its own control.
+The sharpness is the largest eigenvalue of D⁻¹H with D AdamW's preconditioner; the edge of stability is 38 / η
+(Cohen et al. 2022, arXiv 2207.14484). The rule: PLAN.md beside this file, section `edge-of-stability`.
 """
 
 from __future__ import annotations
@@ -64,12 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hessblocks.curvature import (
-    AttentionBackendWarning,
-    Problem,
-    Sharpness,
-    preconditioned_sharpness,
-)
+from hessblocks import curvature
 from hessblocks.data import Example
 from hessblocks.errors import RunError
 from hessblocks.figures import Panel
@@ -78,27 +25,9 @@ from hessblocks.storage import Row
 from hessblocks.training import RunTrainer
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Rows, Study, Summary
-from hessblocks_studies.our_questions.edge_plan import (
-    BLOCKS,
-    FIRST_LOOKS,
-    KINDS,
-    LABELS,
-    WARM,
-    EdgeSettings,
-    label_of,
-    points,
-)
+from hessblocks_studies.our_questions import edge_plan as plan
+from hessblocks_studies.our_questions import edges as read
 from hessblocks_studies.our_questions.edge_verdicts import verdicts
-from hessblocks_studies.our_questions.edges import (
-    AT_TEN_EPS,
-    EARLY,
-    EDGE,
-    SHARE,
-    SHARPNESS,
-    WHOLE,
-    Edges,
-    edges_of,
-)
 
 PRODUCTS, FIRST_PRODUCTS = 5, 40
 """With H for the sharpness of a role, which starts from what was found before, and for the first of its run."""
@@ -122,27 +51,27 @@ class FirstLooks(TrainerCallback):
     ) -> None:
         """Look, where it is time."""
         step = state.global_step
-        if step in FIRST_LOOKS and step % self.every:
+        if step in plan.FIRST_LOOKS and step % self.every:
             self.look(given["model"], step)
 
 
-def measure(settings: EdgeSettings) -> list[Row]:
+def measure(settings: plan.EdgeSettings) -> list[Row]:
     """Train one model without clipping; the sharpness of all parameters, and of every role, along the way."""
     trainers: list[RunTrainer] = []
-    found: dict[str, Sharpness] = {}
+    found: dict[str, curvature.Sharpness] = {}
     early: list[Row] = []
     size = settings.size
 
     def observe(model: nn.Module, step: int) -> list[Row]:
         if not step or not settings.sequences or not settings.tokens:
             return []
-        if not settings.roles and step > max(EARLY, FOLLOWED * size.steps):
+        if not settings.roles and step > max(read.EARLY, FOLLOWED * size.steps):
             return []
         corpus = shared.text_of(size)
         batch = shared.training_batch(corpus, settings.sequences, settings.tokens, settings.seed)
         optimiser = cast(Optimizer, trainers[0].optimizer)
         rows = sharpness(model, optimiser, batch, found, roles=bool(settings.roles))
-        if step == EARLY and not settings.warmup and not settings.roles:
+        if step == read.EARLY and not settings.warmup and not settings.roles:
             rows += at_ten_eps(model, optimiser, batch, found)
         return rows
 
@@ -162,7 +91,7 @@ def sharpness(
     model: nn.Module,
     optimiser: Optimizer,
     batch: Example,
-    found: dict[str, Sharpness],
+    found: dict[str, curvature.Sharpness],
     *,
     roles: bool = True,
 ) -> list[Row]:
@@ -179,32 +108,32 @@ def sharpness(
         A row of each, with the residual as its error; none where a product is not finite, and of the edge none
         where the rate is 0.
     """
-    problem = Problem(model.eval(), batch, loss="causal-lm")
+    problem = curvature.Problem(model.eval(), batch, loss="causal-lm")
     rows = []
     parts = shared.by_role(model) if roles else {}
-    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
-        for name, group in {WHOLE: None, **parts}.items():
+    with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
+        for name, group in {read.WHOLE: None, **parts}.items():
             start = found.get(name)
             usual = PRODUCTS if group else WHOLE_PRODUCTS
             products = usual if start else FIRST_PRODUCTS
             try:
-                one = preconditioned_sharpness(
+                one = curvature.preconditioned_sharpness(
                     problem, optimiser, group, start=start, products=products
                 )
             except RunError:  # about to diverge
                 continue
             found[name] = one
             place: Row = {"group": name, "standard_error": one.residual}
-            rows.append(shared.measured(SHARPNESS, one.value, "estimate", **place))
-            if name == WHOLE and math.isfinite(one.threshold):
+            rows.append(shared.measured(read.SHARPNESS, one.value, "estimate", **place))
+            if name == read.WHOLE and math.isfinite(one.threshold):
                 share = one.value / one.threshold
                 place = {"group": name, "standard_error": one.residual / one.threshold}
-                rows.append(shared.measured(SHARE, share, "estimate", **place))
+                rows.append(shared.measured(read.SHARE, share, "estimate", **place))
     return rows
 
 
 def at_ten_eps(
-    model: nn.Module, optimiser: Optimizer, batch: Example, found: dict[str, Sharpness]
+    model: nn.Module, optimiser: Optimizer, batch: Example, found: dict[str, curvature.Sharpness]
 ) -> list[Row]:
     """The sharpness of all parameters with ten times eps in D, which says whether it is eps that is read.
 
@@ -221,11 +150,11 @@ def at_ten_eps(
     try:
         for group in optimiser.param_groups:
             group["eps"] *= 10
-        with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
-            one = preconditioned_sharpness(
-                Problem(model, batch, loss="causal-lm"),
+        with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
+            one = curvature.preconditioned_sharpness(
+                curvature.Problem(model, batch, loss="causal-lm"),
                 optimiser,
-                start=found.get(WHOLE),
+                start=found.get(read.WHOLE),
                 products=FIRST_PRODUCTS,
             )
     except RunError:
@@ -233,13 +162,13 @@ def at_ten_eps(
     finally:
         for group, eps in zip(optimiser.param_groups, usual, strict=True):
             group["eps"] = eps
-    place: Row = {"group": WHOLE, "standard_error": one.residual}
-    return [shared.measured(AT_TEN_EPS, one.value, "estimate", **place)]
+    place: Row = {"group": read.WHOLE, "standard_error": one.residual}
+    return [shared.measured(read.AT_TEN_EPS, one.value, "estimate", **place)]
 
 
 def summarise(rows: Rows) -> Summary:
     """Losses against the rate, the edge and the sharpness of roles along training, what is tolerated and forecast."""
-    edges = edges_of(rows)
+    edges = read.edges_of(rows)
     tuned = edges.tuned
     return shared.summary(
         "At the edge of stability with and without warm-up",
@@ -255,26 +184,28 @@ def summarise(rows: Rows) -> Summary:
     )
 
 
-def _edge_table(edges: Edges) -> list[dict[str, object]]:
+def _edge_table(edges: read.Edges) -> list[dict[str, object]]:
     """Tolerated rates of all runs beside what curvature says of their block."""
     rates, needs = edges.forecasts()
     extra = edges.extra_losses()
     return [
         {
-            "block": LABELS[label][0],
-            "kind": LABELS[label][1],
+            "block": plan.LABELS[label][0],
+            "kind": plan.LABELS[label][1],
             "seed": seed,
             "log10_tolerated_rate": rate,
-            "log10_forecast_rate": rates.values.get(LABELS[label][0], {}).get(seed),
-            "log10_early_over_later_sharpness": needs.values.get(LABELS[label][0], {}).get(seed),
-            "loss_without_above_with_warm_up": _known(extra[LABELS[label][0]].get(seed)),
+            "log10_forecast_rate": rates.values.get(plan.LABELS[label][0], {}).get(seed),
+            "log10_early_over_later_sharpness": needs.values.get(plan.LABELS[label][0], {}).get(
+                seed
+            ),
+            "loss_without_above_with_warm_up": _known(extra[plan.LABELS[label][0]].get(seed)),
         }
         for label, seeds in edges.tolerances().items()
         for seed, rate in seeds.items()
     ]
 
 
-def _forecast_table(edges: Edges) -> list[dict[str, object]]:
+def _forecast_table(edges: read.Edges) -> list[dict[str, object]]:
     """The rate whose edge the sharpness is, at every step of the runs with warm-up at the safe rate: does the forecast hang on its moment?"""
     return [
         {
@@ -284,11 +215,11 @@ def _forecast_table(edges: Edges) -> list[dict[str, object]]:
             "standard_error": error,
             "seeds": len(seeds),
         }
-        for block in BLOCKS
-        for sharp in [edges.lowest(label_of(block, WARM))]
+        for block in plan.BLOCKS
+        for sharp in [edges.lowest(plan.label_of(block, plan.WARM))]
         for step in edges.followed
         if (seeds := [each[step][0] for each in sharp.values() if step in each])
-        for mean, error in [mean_and_error([math.log10(EDGE / value) for value in seeds])]
+        for mean, error in [mean_and_error([math.log10(read.EDGE / value) for value in seeds])]
     ]
 
 
@@ -296,10 +227,10 @@ def _known(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _at_best(rows: Rows, edges: Edges, quantity: str) -> dict[str, Rows]:
+def _at_best(rows: Rows, edges: read.Edges, quantity: str) -> dict[str, Rows]:
     """Label → rows above 0 of its runs at its block's best rate."""
     found: dict[str, Rows] = {}
-    for label, (block, _) in LABELS.items():
+    for label, (block, _) in plan.LABELS.items():
         rate = edges.best(block)
         name = f"{label}{shared.AT_RATE}{rate:g}" if rate else ""
         found[label] = [
@@ -318,10 +249,10 @@ def _curves(rows: Rows, column: str = "value") -> dict[str, dict[float, list[flo
     return found
 
 
-def _sharpness_table(rows: Rows, edges: Edges) -> list[dict[str, object]]:
+def _sharpness_table(rows: Rows, edges: read.Edges) -> list[dict[str, object]]:
     """Sharpness of every role at the best rate, every step that was followed, mean over seeds."""
     table: list[dict[str, object]] = []
-    for label, own in _at_best(rows, edges, SHARPNESS).items():
+    for label, own in _at_best(rows, edges, read.SHARPNESS).items():
         residuals = _curves(own, "standard_error")
         for group, steps in _curves(own).items():
             for step, values in steps.items():
@@ -332,19 +263,24 @@ def _sharpness_table(rows: Rows, edges: Edges) -> list[dict[str, object]]:
     return table
 
 
-def _panels(rows: Rows, edges: Edges) -> list[Panel]:
+def _panels(rows: Rows, edges: read.Edges) -> list[Panel]:
     """Losses against the rate, the edge along training, and the sharpness of roles, each with warm-up and without."""
     panels = [
         edges.tuned.runs.tuning_panel(
-            {block: label_of(block, kind) for block in BLOCKS} | {shared.GPT2: shared.GPT2}, kind
+            {block: plan.label_of(block, kind) for block in plan.BLOCKS}
+            | {shared.GPT2: shared.GPT2},
+            kind,
         )
-        for kind in KINDS
+        for kind in plan.KINDS
     ]
-    named = _at_best(rows, edges, SHARE)
-    for kind in KINDS:
-        shares = {block: _curves(named[label_of(block, kind)]).get(WHOLE, {}) for block in BLOCKS}
+    named = _at_best(rows, edges, read.SHARE)
+    for kind in plan.KINDS:
+        shares = {
+            block: _curves(named[plan.label_of(block, kind)]).get(read.WHOLE, {})
+            for block in plan.BLOCKS
+        }
         panels.append(_along(f"{kind}: how near the edge", "sharpness over the edge", shares))
-    for label, own in _at_best(rows, edges, SHARPNESS).items():
+    for label, own in _at_best(rows, edges, read.SHARPNESS).items():
         roles = {name: each for name, each in _curves(own).items() if name in DRAWN}
         panels.append(_along(label, "largest eigenvalue of D⁻¹H", roles))
     return panels
@@ -352,15 +288,8 @@ def _panels(rows: Rows, edges: Edges) -> list[Panel]:
 
 def _along(title: str, y_label: str, curves: Mapping[str, Mapping[float, list[float]]]) -> Panel:
     """Curves along training on a logarithmic ordinate."""
-    return Panel(
-        title=title,
-        x_label="training step",
-        y_label=y_label,
-        y_scale="log",
-        series=tuple(
-            shared.curve(name, shared.mean_places(each)) for name, each in curves.items() if each
-        ),
-    )
+    means = {name: shared.mean_places(each) for name, each in curves.items()}
+    return shared.panel(title, "training step", y_label, means, log="y")
 
 
 STUDY = Study(
@@ -371,7 +300,7 @@ STUDY = Study(
         "Training hovers where the preconditioned sharpness is 38 over the rate (Cohen et al. 2022); nothing is "
         "published of simplified blocks."
     ),
-    settings=points,
+    settings=plan.points,
     measure=measure,
     summarise=summarise,
     columns=shared.TUNED_COLUMNS,

@@ -1,4 +1,4 @@
-"""The plan of the study `edge-of-stability`: blocks, kinds of run, the ladder of rates, sizes and points. Its rule stands with the study."""
+"""List the points of the study `edge-of-stability`: blocks, kinds of run, the ladder of rates, sizes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ SAFE: dict[Scale, float] = {"smoke": 1e-3, "laptop": 1e-3, "paper": 1e-4}
 FIRST_LOOKS = (1, 2, 5)
 """Steps at which the sharpness is read beside those of the validation losses: without warm-up it falls at once."""
 SIZES: dict[Scale, shared.TextSize] = {
-    "smoke": replace(
-        shared.SMOKE, depth=1, steps=10, batch_size=4, evaluations=5, evaluation_sequences=8
-    ),
+    "smoke": replace(shared.SMALLEST, steps=10, evaluations=5),
     "laptop": replace(shared.LAPTOP, depth=4, steps=1000, evaluations=40, evaluation_sequences=64),
     "paper": replace(shared.PAPER, evaluations=100),
 }

@@ -1,4 +1,4 @@
-"""The verdicts of the study `edge-of-stability`, and their controls. Its rule stands with the study."""
+"""Judge the study `edge-of-stability`: its verdicts and their controls."""
 
 from __future__ import annotations
 
@@ -8,16 +8,7 @@ from collections.abc import Mapping
 from hessblocks.storage import Scalar
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Check
-from hessblocks_studies.our_questions.edge_plan import (
-    BASE,
-    BLOCKS,
-    COLD,
-    KINDS,
-    LABELS,
-    SIMPLE,
-    WARM,
-    label_of,
-)
+from hessblocks_studies.our_questions import edge_plan as plan
 from hessblocks_studies.our_questions.edges import Edges, Forecast
 
 ALIKE = 0.25
@@ -28,7 +19,7 @@ GUESS = 1.8e-2
 """The middle of the ladder as it was planned: a forecast that asks no curvature."""
 MOVED = 0.1
 """Decades by which ten times eps may move it."""
-LESS = f"{SIMPLE} needs less warm-up than {BASE}, by"
+LESS = f"{plan.SIMPLE} needs less warm-up than {plan.BASE}, by"
 """How verdicts on the need for it begin."""
 
 
@@ -61,7 +52,7 @@ def verdicts(edges: Edges) -> list[Check]:
             for sharp, check in rested
         ),
     ]
-    best = {block: label_of(block, WARM) for block in BLOCKS}
+    best = {block: plan.label_of(block, plan.WARM) for block in plan.BLOCKS}
     judged = [tuned.judged(check, *best.values()) for check in found]
     for block, label in best.items():
         judged = [tuned.runs.where_learnt(check, label, block) for check in judged]
@@ -80,7 +71,7 @@ def _inside_check(
         for seed, rate in seeds.items()
         if rate is None
     ]
-    whole = len(tolerances) == len(LABELS) and all(
+    whole = len(tolerances) == len(plan.LABELS) and all(
         seeds.keys() == begun.keys() for seeds in tolerances.values()
     )
     return Check(
@@ -110,7 +101,9 @@ def _residual_check(of: str, forecast: Forecast) -> Check:
 def _eps_check(edges: Edges) -> Check:
     """A control: the early sharpness speaks of the block and not of a constant of AdamW."""
     most = max(edges.moved.values(), default=math.nan)
-    runs = sum(map(len, map(edges.lowest, (label_of(block, COLD) for block in BLOCKS))))
+    runs = sum(
+        map(len, map(edges.lowest, (plan.label_of(block, plan.COLD) for block in plan.BLOCKS)))
+    )
     return Check(
         fact="the early sharpness without warm-up is not that of AdamW's eps",
         expected=f"ten times eps moves it by {MOVED:g} decades at most (control)",
@@ -123,12 +116,12 @@ def _tolerance_checks(known: shared.Values) -> list[Check]:
     """Which block stands the larger rates, and which loses less of them without warm-up."""
     stands = [
         apart_check(
-            {block: known.get(label_of(block, kind), {}) for block in BLOCKS},
-            f"{SIMPLE} stands larger rates than {BASE}, with {kind}",
+            {block: known.get(plan.label_of(block, kind), {}) for block in plan.BLOCKS},
+            f"{plan.SIMPLE} stands larger rates than {plan.BASE}, with {kind}",
             expected=f"open question: a tolerated rate larger by more than {ALIKE:g} decades",
             above=True,
         )
-        for kind in KINDS
+        for kind in plan.KINDS
     ]
     needs = apart_check(
         _lost(known),
@@ -153,29 +146,25 @@ def _loss_check(edges: Edges) -> Check:
 
 def _rate_forecasts(rates: shared.Values, known: shared.Values) -> list[Check]:
     """Whether the sharpness at the end of the warm-up says which rates are stood: which block the larger, how large, better than a guess."""
-    warm = {block: known.get(label_of(block, WARM), {}) for block in BLOCKS}
+    warm = {block: known.get(plan.label_of(block, plan.WARM), {}) for block in plan.BLOCKS}
     order = forecast_check("which block stands the larger rates", rates, warm)
     right = [
-        shared.match_check(
-            {"forecast": rates.get(block, {}), "outcome": warm[block]},
-            *("forecast", "outcome"),
-            fact=f"curvature says beforehand which rate {block} stands",
-            expected=f"the forecast is right to {CALIBRATED:g} decades (above 0: it is too large)",
+        shared.over_seeds(shared.gaps(rates.get(block, {}), warm[block])).matches(
+            f"curvature says beforehand which rate {block} stands",
+            f"the forecast is right to {CALIBRATED:g} decades (above 0: it is too large)",
             limit=CALIBRATED,
             unit="decades",
         )
-        for block in BLOCKS
+        for block in plan.BLOCKS
     ]
     better = [
-        shared.difference_check(
-            _misses(rates.get(block, {}), warm[block]),
-            *("forecast", "guess"),
-            fact=f"curvature says better than a guess which rate {block} stands",
-            expected=f"nearer than {GUESS:g}, the middle of the ladder, by any amount",
+        shared.difference(_misses(rates.get(block, {}), warm[block]), "forecast", "guess").judged(
+            f"curvature says better than a guess which rate {block} stands",
+            f"nearer than {GUESS:g}, the middle of the ladder, by any amount",
             above=False,
             unit="decades",
         )
-        for block in BLOCKS
+        for block in plan.BLOCKS
     ]
     return [order, *right, *better]
 
@@ -195,9 +184,9 @@ def _misses(
 def _lost(known: shared.Values) -> dict[str, dict[Scalar, float]]:
     """Block → {seed: decades by which the tolerated rate falls without warm-up}."""
     found = {}
-    for block in BLOCKS:
-        warm, cold = (known.get(label_of(block, kind), {}) for kind in (WARM, COLD))
-        found[block] = {seed: warm[seed] - cold[seed] for seed in warm if seed in cold}
+    for block in plan.BLOCKS:
+        warm, cold = (known.get(plan.label_of(block, kind), {}) for kind in (plan.WARM, plan.COLD))
+        found[block] = shared.gaps(warm, cold)
     return found
 
 
@@ -223,7 +212,7 @@ def apart_check(
     Returns:
         The fact; undecided where the seeds are, and where the blocks are alike, which is then said.
     """
-    found = shared.difference(values, SIMPLE, BASE)
+    found = shared.difference(values, plan.SIMPLE, plan.BASE)
     where = side(found, limit)
     alike = f"; alike, within {limit:g} {unit}" if where == 0 else ""
     return Check(
@@ -245,12 +234,12 @@ def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -
     Returns:
         The fact; undecided where either is.
     """
-    found = [shared.difference(values, SIMPLE, BASE) for values in (forecast, outcome)]
+    found = [shared.difference(values, plan.SIMPLE, plan.BASE) for values in (forecast, outcome)]
     sides = [side(one) for one in found]
     said, came = (one.text("decades") for one in found)
     return Check(
         fact=f"curvature says beforehand {what}",
-        expected=f"{SIMPLE} differs from {BASE} to the same side, or both by {ALIKE:g} decades at most",
+        expected=f"{plan.SIMPLE} differs from {plan.BASE} to the same side, or both by {ALIKE:g} decades at most",
         ours=f"forecast {said}, outcome {came}",
         holds=None if None in sides else sides[0] == sides[1],
     )

@@ -1,4 +1,4 @@
-"""What the study `edge-of-stability` reads off its runs: tolerated rates, the need for warm-up, forecasts."""
+"""Read tolerated rates, the need for warm-up and forecasts off the runs of `edge-of-stability`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from dataclasses import dataclass
 from hessblocks.storage import Scalar
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Rows
-from hessblocks_studies.our_questions.edge_plan import (
-    BLOCKS,
-    COLD,
-    FIRST_LOOKS,
-    KINDS,
-    LABELS,
-    WARM,
-    label_of,
-)
+from hessblocks_studies.our_questions import edge_plan as plan
 
 SHARPNESS, SHARE = "preconditioned_sharpness", "share_of_the_edge"
 AT_TEN_EPS = "preconditioned_sharpness_at_ten_eps"
@@ -27,7 +19,7 @@ WHOLE = "all"
 """In the place of a role: all parameters."""
 TOLERANCE = 0.2
 """Nats above a seed's best rate that a tolerated rate may end at."""
-EARLY = FIRST_LOOKS[-1]
+EARLY = plan.FIRST_LOOKS[-1]
 """The step of the early sharpness that a forecast rests on: after the first one, keys beside zero queries have no second moment yet, and D is eps there."""
 EDGE = 38.0
 """The edge times the rate, at AdamW's β₁ = 0.9."""
@@ -81,8 +73,8 @@ class Edges:
         """Label → {seed: log10 of its tolerated rate}, of ladders of three rates or more that are whole for the seed, with warm-up too; None where it lies outside."""
         found: dict[str, dict[Scalar, float | None]] = {}
         grids = self.tuned.runs.grids
-        ladder = {rate for label in LABELS for rate in grids.get(label, {})}
-        for label in LABELS:
+        ladder = {rate for label in plan.LABELS for rate in grids.get(label, {})}
+        for label in plan.LABELS:
             grid = grids.get(label, {})
             if len(ladder) < 3 or grid.keys() != ladder:
                 continue
@@ -96,22 +88,22 @@ class Edges:
 
     def _warm(self, label: str) -> Mapping[float, Mapping[Scalar, float]]:
         """Losses of the same block with warm-up."""
-        return self.tuned.runs.grids.get(label_of(LABELS[label][0], WARM), {})
+        return self.tuned.runs.grids.get(plan.label_of(plan.LABELS[label][0], plan.WARM), {})
 
     def best(self, block: str) -> float | None:
         """The best rate of a block with warm-up, by the tuning seed."""
-        rate = self.tuned.tuning.rates.get(label_of(block, WARM))
+        rate = self.tuned.tuning.rates.get(plan.label_of(block, plan.WARM))
         return rate.best if rate else None
 
     def extra_losses(self) -> dict[str, dict[Scalar, float]]:
         """Block → {seed: loss without warm-up above that with, at the lower of the blocks' best rates}."""
         found: dict[str, dict[Scalar, float]] = {}
-        rates = [self.best(block) for block in BLOCKS]
+        rates = [self.best(block) for block in plan.BLOCKS]
         rate = None if None in rates else min(rate for rate in rates if rate)
-        for block in BLOCKS:
+        for block in plan.BLOCKS:
             warm, cold = (
-                self.tuned.runs.grids.get(label_of(block, kind), {}).get(rate or 0.0, {})
-                for kind in (WARM, COLD)
+                self.tuned.runs.grids.get(plan.label_of(block, kind), {}).get(rate or 0.0, {})
+                for kind in (plan.WARM, plan.COLD)
             )
             found[block] = {
                 seed: cold[seed] - warm[seed]
@@ -136,17 +128,17 @@ class Edges:
             sharpness after `EARLY` steps over that after a tenth of all.
         """
         rates, needs = (Forecast(values={}, residuals={}) for _ in range(2))
-        for label, (block, kind) in LABELS.items():
+        for label, (block, kind) in plan.LABELS.items():
             for seed, sharp in self.lowest(label).items():
-                tenth = KINDS[WARM] * self.followed[-1]
+                tenth = plan.KINDS[plan.WARM] * self.followed[-1]
                 later = next(step for step in self.followed if step >= tenth)
-                found, wanted = (rates, [later]) if kind == WARM else (needs, [EARLY, later])
+                found, wanted = (rates, [later]) if kind == plan.WARM else (needs, [EARLY, later])
                 for step in wanted:
                     value, residual = sharp.get(step, (1.0, math.inf))
                     found.residuals[f"{label}, seed {seed}, step {step:g}"] = residual / value
                 values = [sharp[step][0] for step in wanted if step in sharp]
                 if len(values) == len(wanted):
-                    top = EDGE if kind == WARM else values[0]
+                    top = EDGE if kind == plan.WARM else values[0]
                     found.values.setdefault(block, {})[seed] = math.log10(top / values[-1])
         return rates, needs
 

@@ -1,4 +1,4 @@
-"""The plan of the study `optimisers`: blocks, optimisers, grids of rates, sizes and points. Its rule stands with the study.
+"""List the points of the study `optimisers`: blocks, optimisers, grids of rates, sizes.
 
 The table `RATES` is made longer by hand as the tuning comes in, and put in order, the best first.
 """
@@ -107,19 +107,12 @@ BEST: dict[str, float] = {
 }
 """Rates of the runs at laptop scale: the outcome of the tuning; that of GPT-2, about which no verdict is, is `trial`'s."""
 SIZES: dict[Scale, shared.TextSize] = {
-    "smoke": replace(
-        shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
-    ),
+    "smoke": shared.SMALLEST,
     "laptop": replace(shared.LAPTOP, depth=4, steps=1400, evaluations=14),
     "paper": shared.PAPER,
 }
 PILOT: dict[Scale, int] = {"smoke": 2, "laptop": 300, "paper": 4000}
 """Steps of plain AdamW before the curvature of roles is measured."""
-_PROBES: dict[Scale, shared.Probe] = {
-    "smoke": shared.Probe(sequences=2, tokens=8, probes=4),
-    "laptop": shared.Probe(sequences=16, tokens=64, probes=8),
-    "paper": shared.Probe(sequences=16, tokens=128, probes=16),
-}
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 4, "paper": 4}
 
 
@@ -175,7 +168,7 @@ def _point(
         label=label,
         tuned=True if rate and phase == shared.TUNING else None,
         method=method,
-        probe=_PROBES[scale] if followed or method == BLOCKWISE else None,
+        probe=shared.PROBES[scale] if followed or method == BLOCKWISE else None,
         pilot=PILOT[scale] if method == BLOCKWISE else None,
         adamw_rate=BESIDE[scale] if method in (BLOCKWISE, INNER_SGD) else None,
     )

@@ -1,4 +1,4 @@
-"""The optimisers of the study `optimisers` that the Trainer does not have: Muon or SGD beside AdamW, and AdamW with a rate for each role."""
+"""Muon or SGD beside AdamW, and AdamW with a rate for each role, in the Trainer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ from torch import nn
 from torch.optim import SGD, Muon, Optimizer
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 
-from hessblocks.curvature import (
-    AttentionBackendWarning,
-    ParameterGroup,
-    ParameterView,
-    PreconditionedHessian,
-    Problem,
-    parameter_groups,
-)
+from hessblocks import curvature
 from hessblocks.errors import RunError
 from hessblocks.linalg import Estimate, frobenius_norm
 from hessblocks.storage import Row
@@ -53,7 +46,7 @@ def with_another_in_layers(settings: OptimiserSettings, trainer: RunTrainer) -> 
     roles = shared.SETS[shared.ALL_MATRICES]
     inner = {
         name
-        for group in parameter_groups(model).values()
+        for group in curvature.parameter_groups(model).values()
         if group.role in roles
         for name in group.parameters
         if named[name].ndim == 2
@@ -76,16 +69,16 @@ def with_another_in_layers(settings: OptimiserSettings, trainer: RunTrainer) -> 
     adamw.register_step_post_hook(step)
 
 
-def matrices_by_role(model: nn.Module) -> dict[str, ParameterGroup]:
+def matrices_by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
     """The matrices of each role, those of all layers as one group; norms and gains together as `VECTORS`."""
     sizes = {name: parameter.ndim for name, parameter in model.named_parameters()}
-    views: dict[str, list[ParameterView]] = {}
+    views: dict[str, list[curvature.ParameterView]] = {}
     for role, group in shared.by_role(model).items():
         for view in group.views:
             own = role if sizes[view.parameter] >= 2 else VECTORS
             views.setdefault(own, []).append(view)
     return {
-        role: ParameterGroup(name=role, role=role, layer=None, views=tuple(own))
+        role: curvature.ParameterGroup(name=role, role=role, layer=None, views=tuple(own))
         for role, own in views.items()
     }
 
@@ -158,7 +151,7 @@ class Pilot(TrainerCallback):
         model, probe = given["model"].eval(), settings.probe
         corpus = shared.text_of(settings.size)
         batch = shared.training_batch(corpus, probe.sequences, probe.tokens, settings.seed)
-        problem = Problem(model, batch, loss="causal-lm")
+        problem = curvature.Problem(model, batch, loss="causal-lm")
         self.norms = _norms(problem, given["optimizer"], matrices_by_role(model), settings)
 
 
@@ -209,25 +202,25 @@ def preconditioned_rows(
         Rows as of `shared.unevenness_rows`.
     """
     assert settings.probe is not None
-    probe, groups = settings.probe, parameter_groups(model)
+    probe, groups = settings.probe, curvature.parameter_groups(model)
     corpus = shared.text_of(settings.size)
     batch = corpus.curvature_batch(probe.sequences, probe.tokens, settings.seed)
-    problem = Problem(model.eval(), batch, loss="causal-lm")
+    problem = curvature.Problem(model.eval(), batch, loss="causal-lm")
     return shared.unevenness_rows(groups, _norms(problem, optimiser, groups, settings))
 
 
 def _norms(
-    problem: Problem,
+    problem: curvature.Problem,
     optimiser: Optimizer,
-    groups: Mapping[str, ParameterGroup],
+    groups: Mapping[str, curvature.ParameterGroup],
     settings: OptimiserSettings,
 ) -> dict[str, Estimate]:
     """Frobenius norm of each group's block of D^(-1/2) H D^(-1/2)."""
     assert settings.probe is not None
-    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
+    with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
         return {
             name: frobenius_norm(
-                PreconditionedHessian(problem, optimiser, group),
+                curvature.PreconditionedHessian(problem, optimiser, group),
                 probes=settings.probe.probes,
                 seed=settings.seed,
             )

@@ -1,4 +1,4 @@
-"""What the study `optimisers` reads off its runs, and its verdicts: which optimiser each block needs, and whether uneven curvature says so."""
+"""Judge the study `optimisers`: what each block needs, and whether uneven curvature says so."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ from statistics import fmean
 from hessblocks.storage import Scalar
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Check, Rows
-from hessblocks_studies.our_questions.optimiser_plan import (
-    ADAMW,
-    BLOCK_OF,
-    BLOCKS,
-    FAMILY_OF,
-    SGD,
-    SHOWN,
-    label_of,
-    methods_of,
-)
+from hessblocks_studies.our_questions import optimiser_plan as plan
 from hessblocks_studies.our_questions.optimiser_steps import RATE_OF_ROLE
 
 UNEVEN = (shared.ALL_MATRICES, shared.COMMON_MATRICES)
@@ -31,21 +22,20 @@ FIRST = (shared.COMMON_MATRICES, AFTER)
 
 def spreads(rows: Rows, quantity: str = shared.SPREAD) -> dict[tuple[str, str], shared.Values]:
     """(what it is taken over, before or after) → block → {seed: spread of the norms of H, or of what AdamW meets}."""
-    found: dict[tuple[str, str], dict[str, dict[Scalar, float]]] = {}
-    for row in shared.of_quantity(rows, quantity):
-        place = (row["group"], AFTER if row["step"] else BEFORE)
-        blocks = found.setdefault(place, {})
-        blocks.setdefault(BLOCK_OF[row["variant"]], {})[row["seed"]] = row["value"]
-    return {**found}
+    found = [
+        {**row, "moment": AFTER if row["step"] else BEFORE, "block": plan.BLOCK_OF[row["variant"]]}
+        for row in shared.of_quantity(rows, quantity)
+    ]
+    return shared.nested(found, ("group", "moment"), "block", "seed")
 
 
 def gaps(losses: shared.Values, learnt: Mapping[str, Check]) -> dict[str, dict[Scalar, float]]:
     """Block → {seed: loss of SGD above that of AdamW}, of those that learnt with AdamW, or perhaps did; infinite where SGD diverged in any, left out where AdamW did."""
     found: dict[str, dict[Scalar, float]] = {}
-    for block in FAMILY_OF:
+    for block in plan.FAMILY_OF:
         if learnt[block].holds is False:
             continue
-        sgd, adamw = (losses.get(label_of(block, one), {}) for one in (SGD, ADAMW))
+        sgd, adamw = (losses.get(plan.label_of(block, one), {}) for one in (plan.SGD, plan.ADAMW))
         lost = math.inf in sgd.values()
         own = {
             seed: math.inf if lost else sgd[seed] - adamw[seed]
@@ -60,7 +50,8 @@ def gaps(losses: shared.Values, learnt: Mapping[str, Check]) -> dict[str, dict[S
 def learnt_by_block(runs: shared.Runs) -> dict[str, Check]:
     """Block → whether with AdamW it has learnt more than pairs of tokens."""
     return {
-        block: runs.below_the_table(label_of(block, ADAMW), shared.BIGRAMS) for block in FAMILY_OF
+        block: runs.below_the_table(plan.label_of(block, plan.ADAMW), shared.BIGRAMS)
+        for block in plan.FAMILY_OF
     }
 
 
@@ -76,12 +67,12 @@ def rates_apart(rows: Rows) -> dict[str, float]:
 def need_checks(tuned: shared.Tuned, apart: Mapping[str, float]) -> list[Check]:
     """Whether each optimiser does about as well as AdamW, block by block."""
     checks = []
-    for block in BLOCKS:
-        base = label_of(block, ADAMW)
-        for method in (one for one in methods_of(block) if one != ADAMW):
-            label = label_of(block, method)
+    for block in plan.BLOCKS:
+        base = plan.label_of(block, plan.ADAMW)
+        for method in (one for one in plan.methods_of(block) if one != plan.ADAMW):
+            label = plan.label_of(block, method)
             check = tuned.runs.alike(
-                label, base, f"{block} trains as well with {SHOWN[method]} as with AdamW"
+                label, base, f"{block} trains as well with {plan.SHOWN[method]} as with AdamW"
             )
             if label in apart:
                 ours = f"{check.ours}; rates of roles {apart[label]:.1f} times apart"
@@ -98,7 +89,10 @@ def curvature_checks(
     learnt: Mapping[str, Check],
 ) -> list[Check]:
     """Whether the gap grows with the unevenness; a clear correlation either way decides."""
-    losses, labels = tuned.runs.losses, [one for one in BLOCK_OF if one.endswith((SGD, ADAMW))]
+    losses, labels = (
+        tuned.runs.losses,
+        [one for one in plan.BLOCK_OF if one.endswith((plan.SGD, plan.ADAMW))],
+    )
     seeds = {seed for label in labels for seed in losses.get(label, {})}
     missing = [label for label in labels if not seeds or losses.get(label, {}).keys() != seeds]
     told = {
@@ -107,7 +101,7 @@ def curvature_checks(
             block
             for block, control in learnt.items()
             if control.holds is False
-            and any(map(math.isfinite, losses[label_of(block, ADAMW)].values()))
+            and any(map(math.isfinite, losses[plan.label_of(block, plan.ADAMW)].values()))
         ],
         f"perhaps not {shared.MARGIN:g} nats below the bigram table with AdamW": (
             unsure := [block for block in gap if learnt[block].holds is None]
@@ -115,8 +109,8 @@ def curvature_checks(
         "diverged with SGD, so ranked last": [b for b in gap if math.inf in gap[b].values()],
         "diverged with AdamW, so left out": [
             f"{block}, seed {seed}"
-            for block in FAMILY_OF
-            for seed, loss in losses.get(label_of(block, ADAMW), {}).items()
+            for block in plan.FAMILY_OF
+            for seed, loss in losses.get(plan.label_of(block, plan.ADAMW), {}).items()
             if math.isinf(loss)
         ],
     }
@@ -130,7 +124,7 @@ def curvature_checks(
                 f"the gap between SGD and AdamW grows with the unevenness of {matrices} {moment}",
                 expected=f"{first}positive rank correlation over the blocks (argued in the Hessian paper, not tested)",
                 told=told,
-                families=FAMILY_OF,
+                families=plan.FAMILY_OF,
             )
             check = replace(check, holds=None) if missing or unsure else check
             checks.append(tuned.judged(check, *(label for label in labels if label in losses)))
@@ -144,18 +138,16 @@ def even_checks(
 ) -> list[Check]:
     """Whether what AdamW's step meets is more even than H, by more than units give."""
     checks = []
-    for block in BLOCKS:
+    for block in plan.BLOCKS:
         spread = uneven.get(FIRST, {}).get(block, {})
         half = {seed: value / 2 for seed, value in spread.items()}
-        check = shared.difference_check(
-            {"D⁻¹H": met.get(FIRST, {}).get(block, {}), "half of H": half},
-            *("D⁻¹H", "half of H"),
-            fact=f"{block}: the curvature that AdamW's step meets is less than half as uneven as H, {FIRST[0]}",
-            expected="open question: a spread of the norms below half of that of H, which units give",
+        check = shared.over_seeds(shared.gaps(met.get(FIRST, {}).get(block, {}), half)).judged(
+            f"{block}: the curvature that AdamW's step meets is less than half as uneven as H, {FIRST[0]}",
+            "open question: a spread of the norms below half of that of H, which units give",
             above=False,
             unit="decades",
         )
-        base = label_of(block, ADAMW)
+        base = plan.label_of(block, plan.ADAMW)
         checks.append(tuned.runs.where_learnt(tuned.judged(check, base), base, block))
     return checks
 
@@ -165,8 +157,8 @@ def correlation_table(
 ) -> list[dict[str, object]]:
     """Rank correlations of unevenness with the gap and with each of its two losses."""
     ends = {
-        method: {block: runs.losses.get(label_of(block, method), {}) for block in gap}
-        for method in (ADAMW, SGD)
+        method: {block: runs.losses.get(plan.label_of(block, method), {}) for block in gap}
+        for method in (plan.ADAMW, plan.SGD)
     }
     table: list[dict[str, object]] = []
     for (matrices, moment), spread in uneven.items():
@@ -177,7 +169,7 @@ def correlation_table(
                 block: {seed: one for seed, one in seeds.items() if seed in gap[block]}
                 for block, seeds in values.items()
             }
-            found = shared.correlation_or_none(spread, finite, FAMILY_OF)
+            found = shared.correlation_or_none(spread, finite, plan.FAMILY_OF)
             if found is None:
                 continue
             line: dict[str, object] = {"groups": matrices, "moment": moment, "with": name}

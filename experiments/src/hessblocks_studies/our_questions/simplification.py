@@ -1,37 +1,6 @@
-"""Ours: how uneven the curvature of each block is before, during and after training, and whether that goes with its loss.
+"""Correlate the unevenness of each block's Hessian with its final loss.
 
-The rule, written down before the first run:
-
-1. Sixteen blocks (`BLOCKS`) that are not one chain: the presets, pre-ln and parallel with zero initial
-   queries too, pre-ln and sas-p with sinusoidal positions, pre-ln and sas with LayerNorm. All other positions
-   are rotary. Embeddings start as `trial` found best at this width (of post-ln, op and modern a guess):
-   1/√width beside an attention skip, 0.02 without one; with sines, whose amplitude is 0.02, always 0.02.
-2. Each block's rate is tuned with one seed in a grid by half decades (`RATES`) that is made longer by hand
-   until the lowest final loss lies inside; transformers' GPT-2, about which no verdict is, has the rate that
-   `trial` found. The runs that count are at these rates (`BEST`), as long as the tuning, with three seeds on
-   which nothing was tuned.
-3. Unevenness is the spread of log10 of the Frobenius norms of H's diagonal blocks, over all weight matrices,
-   over those that all blocks have, and over all groups; beside it stands the largest over the smallest norm.
-   It is measured at five moments: before training and after each fourth of it, each seed with a held-out
-   batch and probes of its own. Before training keys are left out of all blocks: where queries are zero they
-   have no curvature, and pre-ln would look the less even for having some.
-4. Verdicts on evenness: sas-p against pre-ln with zero queries, before and after, over each of the three; the
-   answer may be no. The first question, here and in 5, is that of the common matrices after training
-   (`FIRST`); the others stand beside it.
-5. Verdicts on training: rank correlation over the blocks of the spread before, halfway and after with the
-   final loss. Blocks of a family (`FAMILIES`) share most of their parts and count as dependent: the interval
-   is of a bootstrap over families, with all their blocks, and over seeds. It holds or fails where the
-   interval excludes 0. A block of which one seed diverges ranks last with all its seeds. One that has no
-   curvature at a moment, since all its seeds diverged before, is left out there. Both are named. Nothing is
-   decided before all blocks have all seeds. Blocks that learn no more than pairs of tokens count, since that
-   they train badly is what is asked; where there are any, the coefficient of the others is told too. pre-ln
-   and parallel are one family: before training their curvature is nearly equal.
-6. A verdict is void where a best rate that it rests on is at an end of its grid, where the runs are not at
-   it, and where pre-ln with zero queries does not end at least 0.3 nats below the bigram table; one on
-   evenness also where sas-p does not.
-
-All of this was amended before the first run: batches and probes of each seed, keys, families, the first
-question, the base of the control, and that of sas-p, all seeds, the coefficient of those that learn.
+The rule and its amendments: PLAN.md beside this file, section `simplification`.
 """
 
 from __future__ import annotations
@@ -43,7 +12,7 @@ from functools import partial
 
 from torch import nn
 
-from hessblocks.figures import Panel, Scaling
+from hessblocks.figures import Panel
 from hessblocks.storage import Row, Scalar
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary
@@ -88,16 +57,9 @@ BEST: dict[str, float] = {**{label: rates[0] for label, rates in RATES.items()},
 """Rates of the runs at laptop scale: the outcome of the tuning."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
 SIZES: dict[Scale, shared.TextSize] = {
-    "smoke": replace(
-        shared.SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8
-    ),
+    "smoke": shared.SMALLEST,
     "laptop": replace(shared.LAPTOP, depth=4, steps=1200, evaluations=12),
     "paper": replace(shared.PAPER, evaluations=40),
-}
-_PROBES: dict[Scale, shared.Probe] = {
-    "smoke": shared.Probe(sequences=2, tokens=8, probes=4),
-    "laptop": shared.Probe(sequences=16, tokens=64, probes=8),
-    "paper": shared.Probe(sequences=16, tokens=128, probes=16),
 }
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 STAGES = 4
@@ -151,12 +113,12 @@ def _point(
         variant=label.removesuffix(kind),
         seed=seed,
         size=replace(size, learning_rate=rate or size.learning_rate),
-        slots=SLOTS.get(kind, (ROTARY,)) if block else (),
-        embedding_std=_start(label.removesuffix(kind), kind, size.width) if block else None,
         phase=phase,
         label=label,
         tuned=True if rate and phase == shared.TUNING else None,
-        probe=_PROBES[scale] if block and phase == shared.COUNTED else None,
+        slots=SLOTS.get(kind, (ROTARY,)) if block else (),
+        embedding_std=_start(label.removesuffix(kind), kind, size.width) if block else None,
+        probe=shared.PROBES[scale] if block and phase == shared.COUNTED else None,
     )
 
 
@@ -185,13 +147,12 @@ Unevenness = dict[tuple[str, str, int], dict[str, dict[Scalar, float]]]
 
 def unevenness(rows: Rows) -> Unevenness:
     """Spread and heterogeneity at the five moments."""
-    found: Unevenness = {}
     last = max((float(row["step"]) for row in shared.of_quantity(rows, shared.LOSS)), default=0.0)
-    for row in shared.of_quantity(rows, *LABELS):
-        stage = round(STAGES * float(row["step"]) / last) if last else 0
-        blocks = found.setdefault((row["quantity"], row["group"], stage), {})
-        blocks.setdefault(row["variant"], {})[row["seed"]] = row["value"]
-    return found
+    staged = (
+        {**row, "stage": round(STAGES * float(row["step"]) / last) if last else 0}
+        for row in shared.of_quantity(rows, *LABELS)
+    )
+    return shared.nested(staged, ("quantity", "group", "stage"), "variant", "seed")
 
 
 def summarise(rows: Rows) -> Summary:
@@ -223,12 +184,9 @@ def _even_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
     """Whether the simplified block has the more even curvature; the answer may be no."""
     return [
         tuned.judged(
-            shared.difference_check(
-                found.get((shared.SPREAD, groups, stage), {}),
-                SIMPLE,
-                BASE,
+            shared.difference(found.get((shared.SPREAD, groups, stage), {}), SIMPLE, BASE).judged(
                 f"{SIMPLE} has a more even curvature than {BASE} {MOMENTS[stage]} training, {groups}",
-                expected=f"{_question(groups, stage)}: a smaller spread of the norms",
+                f"{_question(groups, stage)}: a smaller spread of the norms",
                 above=False,
                 unit="decades",
             ),
@@ -319,17 +277,12 @@ def _along(quantity: str, found: Unevenness) -> Panel:
         if (name, groups) == (quantity, shared.ALL_MATRICES):
             for block, seeds in blocks.items():
                 places.setdefault(block, {})[stage / STAGES] = list(seeds.values())
-    scale: Scaling = "log" if quantity == shared.HETEROGENEITY else "linear"
-    return Panel(
-        title=f"{quantity}, {shared.ALL_MATRICES}",
-        x_label="share of the training steps",
-        y_label=LABELS[quantity],
-        y_scale=scale,
-        series=tuple(
-            shared.curve(block, shared.mean_places(places[block]))
-            for block in FAMILIES
-            if block in places
-        ),
+    return shared.panel(
+        f"{quantity}, {shared.ALL_MATRICES}",
+        "share of the training steps",
+        LABELS[quantity],
+        {block: shared.mean_places(places.get(block, {})) for block in FAMILIES},
+        log="y" if quantity == shared.HETEROGENEITY else "",
     )
 
 
@@ -345,14 +298,8 @@ def _scatter(
         ]
         for family, blocks in FAMILIES.items()
     }
-    return Panel(
-        title=title,
-        x_label=LABELS[shared.SPREAD],
-        y_label="final validation loss (nats per token)",
-        series=tuple(
-            shared.curve(family, each, line=False) for family, each in places.items() if each
-        ),
-    )
+    labels = (LABELS[shared.SPREAD], "final validation loss (nats per token)")
+    return shared.panel(title, *labels, places, line=False)
 
 
 STUDY = Study(

@@ -1,10 +1,7 @@
-"""Ours: what the temperature of attention and the likeness of tokens do to the blocks of the Hessian.
+"""Measure Hessian blocks against the softmax temperature and the likeness of tokens.
 
-One layer at initialisation, exact. The scores are divided by a temperature τ; the tokens are
-√(1 − ε²) c + ε z with c common to all and z of their own. With M_2 and M_3 the moments of the inputs under
-the attention rows, the diagonal query and key blocks are s² M_2² (outer) and s² M_3 (functional), s ∝ 1/τ:
-as τ⁻² under uniform attention, as ε⁴ and ε³ for nearly equal tokens, and 0 under one-hot attention, for
-then both moments vanish. One-hot is what τ → 0 gives, but s² grows meanwhile.
+One layer at initialisation, exact. Tokens are √(1 − ε²) c + ε z with c common to all and z of their own; the powers
+of τ and ε that theory gives: PLAN.md beside this file, section `temperature`.
 """
 
 from __future__ import annotations
@@ -19,25 +16,13 @@ from transformers import PreTrainedModel
 
 from hessblocks import signal
 from hessblocks.blocks import Attention, LayerNorm, LearnedPosition, NoNorm, preset
-from hessblocks.figures import Panel, Series
+from hessblocks.figures import Panel
 from hessblocks.storage import NORM, Row
 from hessblocks_studies import growth, shared
 from hessblocks_studies.data import addition_batch
 from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_of
 from hessblocks_studies.growth import exact_norms
-from hessblocks_studies.our_questions.temperature_laws import (
-    APART,
-    AXES,
-    ENTROPY,
-    LIKENESS,
-    LIKENESS_AFTER,
-    Curve,
-    Curves,
-    at,
-    even_temperatures,
-    likeness_checks,
-    temperature_checks,
-)
+from hessblocks_studies.our_questions import temperature_laws as laws
 
 BLOCKS = {"no norm": NoNorm(), "pre-ln": LayerNorm()}
 """Kind of block → its norms."""
@@ -74,7 +59,7 @@ def settings(scale: Scale, seeds: int | None) -> list[TemperatureSettings]:
     """Every temperature with tokens that differ, every likeness at the usual temperature."""
     size = _SIZES[scale]
     places = [(temperature, 1.0) for temperature in TEMPERATURES[scale]]
-    places += [(1.0, apart) for apart in APART if apart < 1]
+    places += [(1.0, apart) for apart in laws.APART if apart < 1]
     return [
         TemperatureSettings(
             block=block,
@@ -99,9 +84,9 @@ def measure(settings: TemperatureSettings) -> list[Row]:
     seen = signal.propagate(model, batch["input_ids"], jacobian_steps=0)
     (last,) = seen.layers
     quantities = {
-        ENTROPY: last.attention_entropy,
-        LIKENESS: seen.inputs.token_similarity,
-        LIKENESS_AFTER: last.tokens.token_similarity,
+        laws.ENTROPY: last.attention_entropy,
+        laws.LIKENESS: seen.inputs.token_similarity,
+        laws.LIKENESS_AFTER: last.tokens.token_similarity,
     }
     norms = exact_norms(model, batch, "causal-lm", GROUPS)
     return [
@@ -141,11 +126,11 @@ def summarise(rows: Rows) -> Summary:
     checks: list[Check] = []
     even: list[dict[str, object]] = []
     for block in BLOCKS:
-        heat, alike = (Curves(block=block, axis=axis, rows=rows) for axis in AXES)
-        checks += [*temperature_checks(heat), *likeness_checks(alike)]
+        heat, alike = (laws.Curves(block=block, axis=axis, rows=rows) for axis in laws.AXES)
+        checks += [*laws.temperature_checks(heat), *laws.likeness_checks(alike)]
         even += [
             {"block": block, "seed": seed, "temperature": temperature}
-            for seed, temperature in even_temperatures(heat).items()
+            for seed, temperature in laws.even_temperatures(heat).items()
         ]
     return shared.summary(
         "Temperature and likeness of tokens move curvature between queries and values",
@@ -160,21 +145,19 @@ def summarise(rows: Rows) -> Summary:
 
 def _panels(rows: Rows) -> list[Panel]:
     panels = [
-        Panel(
-            title=f"{title}, {block}",
-            x_label=label,
-            y_label="Frobenius norm of the block",
-            x_scale="log",
-            y_scale="log",
-            series=tuple(
-                _series(
-                    f"{group}, {part}",
-                    Curves(block=block, axis=axis, rows=rows).norm(group, part),
-                    DRAWN,
+        shared.panel(
+            f"{title}, {block}",
+            label,
+            "Frobenius norm of the block",
+            {
+                f"{group}, {part}": _places(
+                    laws.Curves(block=block, axis=axis, rows=rows).norm(group, part), DRAWN
                 )
                 for group in GROUPS
                 for part in ("outer", "functional")
-            ),
+            },
+            log="xy",
+            empty=True,
         )
         for axis, title, label in (
             ("temperature", "temperature", _TAU),
@@ -183,26 +166,26 @@ def _panels(rows: Rows) -> list[Panel]:
         for block in BLOCKS
     ]
     looks = {
-        ENTROPY: "entropy of attention (nats)",
-        LIKENESS_AFTER: "cosine between tokens behind the layer",
+        laws.ENTROPY: "entropy of attention (nats)",
+        laws.LIKENESS_AFTER: "cosine between tokens behind the layer",
     }
     for quantity, label in looks.items():
-        series = tuple(
-            _series(block, Curves(block=block, axis="temperature", rows=rows).of(quantity))
+        curves = {
+            block: _places(laws.Curves(block=block, axis="temperature", rows=rows).of(quantity))
             for block in BLOCKS
-        )
-        panels.append(Panel(title="", x_label=_TAU, y_label=label, x_scale="log", series=series))
+        }
+        panels.append(shared.panel("", _TAU, label, curves, log="x", empty=True))
     return panels
 
 
 _TAU = "temperature τ of the attention"
 
 
-def _series(name: str, curve: Curve, floor: float = 0.0) -> Series:
+def _places(curve: laws.Curve, floor: float = 0.0) -> list[shared.Place]:
     """Means over the seeds at every place above 0 at which they are not below a floor."""
     places = sorted({place for each in curve.values() for place in each if place > 0})
-    values = {place: list(at(curve, place).values()) for place in places}
-    return shared.curve(name, [one for one in shared.mean_places(values) if one[1] >= floor])
+    values = {place: list(laws.at(curve, place).values()) for place in places}
+    return [one for one in shared.mean_places(values) if one[1] >= floor]
 
 
 STUDY = Study(

@@ -1,4 +1,4 @@
-"""Curves of the study `temperature`, and the laws that they are held against."""
+"""Judge the study `temperature`: power laws and limits of its curves."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def temperature_checks(heat: Curves) -> list[Check]:
         for group, power in (("query", -2), ("key", -2), ("value", 0))
     ]
     warm, cold = (heat.decades("value", "query", place) for place in (WARM, COLD))
-    moved = {seed: cold[seed] - warm[seed] for seed in cold.keys() & warm.keys()}
+    moved = shared.gaps(cold, warm)
     query = heat.norm("query")
     nearer = _smaller(
         decades(at(query, COOL), at(query, 1.0)),
@@ -150,8 +150,7 @@ def temperature_checks(heat: Curves) -> list[Check]:
 
 
 def _smaller(values: Mapping[Scalar, float], fact: str, expected: str) -> Check:
-    found = shared.over_seeds(values)
-    return shared.mean_check(found, fact, expected=expected, above=False, unit="decades")
+    return shared.over_seeds(values).judged(fact, expected, above=False, unit="decades")
 
 
 def likeness_checks(alike: Curves) -> list[Check]:
@@ -191,9 +190,12 @@ def _limit(values: Iterable[float], fact: str, expected: str, limit: float) -> C
 
 
 def _slope(curve: Curve, fact: str, of: str, power: float) -> Check:
-    found = shared.over_seeds(shared.slopes(curve))
-    return shared.slope_check(
-        found, fact, of=of, expected=power, tolerance=TOLERANCE, source="theory"
+    return shared.over_seeds(shared.slopes(curve)).matches(
+        fact,
+        f"{power:g} ± {TOLERANCE:g} (theory)",
+        limit=TOLERANCE,
+        around=power,
+        unit=f"powers of {of}",
     )
 
 

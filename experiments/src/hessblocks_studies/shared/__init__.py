@@ -1,4 +1,4 @@
-"""What several studies measure alike: trained blocks, curvature, differences over seeds, summaries."""
+"""Common parts of studies: trained blocks, curvature, differences over seeds, summaries."""
 
 from hessblocks_studies.data import PACKAGE, TextSize, text_of, widened
 from hessblocks_studies.shared.best_rates import SLACK, Rate, at_best_rates
@@ -11,15 +11,12 @@ from hessblocks_studies.shared.differences import (
     Difference,
     Values,
     difference,
-    difference_check,
+    gaps,
     judged_by,
-    match_check,
-    mean_check,
     over_seeds,
-    slope_check,
     slopes,
 )
-from hessblocks_studies.shared.gaps import gap_panel
+from hessblocks_studies.shared.gap_curves import gap_panel
 from hessblocks_studies.shared.gathering import (
     Place,
     curve,
@@ -28,13 +25,16 @@ from hessblocks_studies.shared.gathering import (
     mean_places,
     mean_table,
     measured,
+    nested,
     of_quantity,
+    panel,
     summary,
 )
 from hessblocks_studies.shared.measured_curvature import (
     ALL_MATRICES,
     COMMON_MATRICES,
     HETEROGENEITY,
+    PROBES,
     SETS,
     SPREAD,
     Probe,
@@ -51,6 +51,7 @@ from hessblocks_studies.shared.step_times import (
     at_equal_time,
     for_all_bases,
     mean_clocks,
+    ratios,
     repeated,
     speed_check,
     speeds,
@@ -70,6 +71,7 @@ from hessblocks_studies.shared.trained_points import (
     RATES,
     REFERENCES,
     SIZES,
+    SMALLEST,
     SMOKE,
     TRAINED_COLUMNS,
     BlockSettings,

@@ -1,4 +1,4 @@
-"""The learning rate of each block: the best of its grid, and whether a better one may lie beyond what was tried."""
+"""Choose the best learning rate of a grid, and say whether a better one may lie beyond it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learning rate for each parameter group, from its curvature or from published multipliers.
+"""Learning rate for each parameter group, from its curvature or from published multipliers.
 
 Letters: η_g rate of group g, n_g its entries, A_gg its own block of the curvature that the optimiser's step meets.
 """
@@ -13,13 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hessblocks.curvature import (
-    ParameterGroup,
-    check_disjoint,
-    misfit,
-    parameter_groups,
-    plain_model,
-)
+from hessblocks import curvature
 from hessblocks.errors import ArgumentError, check_name
 
 RULES = ("measured", "published")
@@ -42,7 +36,7 @@ class SharedTensorWarning(UserWarning):
 
 def blockwise_learning_rates(
     model: nn.Module,
-    groups: Mapping[str, ParameterGroup] | None = None,
+    groups: Mapping[str, curvature.ParameterGroup] | None = None,
     *,
     base: float,
     rule: str = "measured",
@@ -91,10 +85,10 @@ def blockwise_learning_rates(
     """
     check_name("rule", rule, RULES)
     _check_number("base", base)
-    groups = parameter_groups(model) if groups is None else groups
+    groups = curvature.parameter_groups(model) if groups is None else groups
     named = {
         name: parameter
-        for name, parameter in plain_model(model, sharded=True).named_parameters()
+        for name, parameter in curvature.plain_model(model, sharded=True).named_parameters()
         if parameter.requires_grad
     }
     owners = _owners(groups, named)
@@ -116,11 +110,11 @@ def blockwise_learning_rates(
 
 
 def _owners(
-    groups: Mapping[str, ParameterGroup], named: Mapping[str, Tensor]
+    groups: Mapping[str, curvature.ParameterGroup], named: Mapping[str, Tensor]
 ) -> dict[str, tuple[str, ...]]:
     """The groups of each parameter, which partition its entries."""
     if not isinstance(groups, Mapping) or not all(
-        isinstance(group, ParameterGroup) for group in groups.values()
+        isinstance(group, curvature.ParameterGroup) for group in groups.values()
     ):
         raise ArgumentError(
             "groups: expected groups by name, as parameter_groups(model) gives them, "
@@ -128,12 +122,12 @@ def _owners(
         )
     sizes = {name: parameter.numel() for name, parameter in named.items()}
     for name, group in groups.items():
-        if (wrong := misfit(group, sizes)) is not None:
+        if (wrong := curvature.misfit(group, sizes)) is not None:
             raise ArgumentError(
                 f"groups: {name!r} does not fit the model, in {wrong!r} (absent, frozen or smaller there); take the "
                 "groups from parameter_groups of the same model"
             )
-    for name, owned in check_disjoint(groups.values(), named).items():
+    for name, owned in curvature.check_disjoint(groups.values(), named).items():
         if not owned.all():
             raise ArgumentError(
                 f"groups: {int((~owned).sum()):,} entries of {name!r} belong to no group; every trainable parameter needs a "
@@ -147,7 +141,7 @@ def _owners(
 
 
 def _published(
-    groups: Mapping[str, ParameterGroup], norms: Mapping[str, Any] | None
+    groups: Mapping[str, curvature.ParameterGroup], norms: Mapping[str, Any] | None
 ) -> dict[str, float]:
     if norms is not None:
         raise ArgumentError("norms: rule='published' takes none; leave them out or use 'measured'")
@@ -155,7 +149,7 @@ def _published(
 
 
 def _measured(
-    groups: Mapping[str, ParameterGroup], norms: Mapping[str, Any] | None
+    groups: Mapping[str, curvature.ParameterGroup], norms: Mapping[str, Any] | None
 ) -> dict[str, float]:
     if not isinstance(norms, Mapping):
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Rank correlations over blocks that are dependent."""
+"""Spearman's rank correlation over dependent blocks, with a bootstrap interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two blocks compared over the seeds that both have, and what the difference decides."""
+"""Compare two blocks over common seeds: Student's t intervals and verdicts."""
 
 from __future__ import annotations
 
@@ -84,6 +84,63 @@ class Difference:
         error = math.hypot(self.error, self.common)
         return f"{mean} ± {error:.{digits}f} {unit} ({self.seeds} seeds)"
 
+    def judged(
+        self,
+        fact: str,
+        expected: str,
+        *,
+        limit: float = 0.0,
+        above: bool = True,
+        unit: str = "nats",
+        digits: int = 3,
+        signed: bool = True,
+    ) -> Check:
+        """A fact that holds where the mean is above a limit, or where it is not.
+
+        Args:
+            fact: in a sentence.
+            expected: its number or direction.
+            limit: in the unit of the mean.
+            above: whether the fact says "above the limit".
+            unit: of the mean.
+            digits: behind the point.
+            signed: whether a mean above 0 has a plus.
+
+        Returns:
+            The fact beside the mean; undecided where seeds are too few or disagree.
+        """
+        verdict, ours = self.above(limit), self.text(unit, digits, signed=signed)
+        holds = None if verdict is None else verdict == above
+        return Check(fact=fact, expected=expected, ours=ours, holds=holds)
+
+    def matches(
+        self,
+        fact: str,
+        expected: str,
+        *,
+        limit: float,
+        around: float = 0.0,
+        unit: str = "nats",
+        digits: int = 3,
+        signed: bool = True,
+    ) -> Check:
+        """A fact that holds where the mean is at most so far from a value, and fails where it is above or below.
+
+        Args:
+            fact: in a sentence.
+            expected: the value and its tolerance in words, with the published number.
+            limit: the tolerance.
+            around: the value.
+            unit: of the mean.
+            digits: behind the point.
+            signed: whether a mean above 0 has a plus.
+
+        Returns:
+            The fact beside the mean; undecided where seeds are too few or disagree.
+        """
+        ours = self.text(unit, digits, signed=signed)
+        return Check(fact=fact, expected=expected, ours=ours, holds=self.within(limit, around))
+
 
 def difference(values: Values, first: str, second: str) -> Difference:
     """Value of `first` minus that of `second`, over common seeds.
@@ -122,100 +179,6 @@ def over_seeds(values: Mapping[Scalar, float]) -> Difference:
     return Difference(mean=mean, error=error, seeds=len(values))
 
 
-def match_check(
-    values: Values,
-    first: str,
-    second: str,
-    fact: str,
-    *,
-    limit: float,
-    expected: str,
-    unit: str = "nats",
-    digits: int = 3,
-) -> Check:
-    """A fact that holds where two blocks end with equal values, and fails where either is better.
-
-    Args:
-        values: of each block and seed; infinite where a run diverged.
-        first: name of a block.
-        second: name of another.
-        fact: in a sentence.
-        limit: how far apart equal values may be.
-        expected: the same in words, with the published number.
-        unit: of the values.
-        digits: behind the point.
-
-    Returns:
-        The fact beside the difference; undecided where seeds are too few or disagree.
-    """
-    found = difference(values, first, second)
-    ours = found.text(unit, digits)
-    return Check(fact=fact, expected=expected, ours=ours, holds=found.within(limit))
-
-
-def difference_check(
-    values: Values,
-    first: str,
-    second: str,
-    fact: str,
-    *,
-    expected: str,
-    above: bool,
-    limit: float = 0.0,
-    unit: str = "nats",
-    digits: int = 3,
-) -> Check:
-    """A fact that holds where `first` minus `second` is above a limit, or where it is not.
-
-    Args:
-        values: of each block and seed; infinite where a run diverged.
-        first: name of a block.
-        second: name of another.
-        fact: in a sentence.
-        expected: its number or direction.
-        above: whether the fact says "above the limit".
-        limit: in the unit of the values.
-        unit: of the values.
-        digits: behind the point.
-
-    Returns:
-        The fact beside the difference; undecided where seeds are too few or disagree.
-    """
-    found = difference(values, first, second)
-    return mean_check(
-        found, fact, expected=expected, above=above, limit=limit, unit=unit, digits=digits
-    )
-
-
-def mean_check(
-    found: Difference,
-    fact: str,
-    *,
-    expected: str,
-    above: bool,
-    limit: float = 0.0,
-    unit: str,
-    digits: int = 3,
-) -> Check:
-    """A fact that holds where a mean over seeds is above a limit, or where it is not.
-
-    Args:
-        found: the mean.
-        fact: in a sentence.
-        expected: its number or direction.
-        above: whether the fact says "above the limit".
-        limit: in the unit of the mean.
-        unit: of the mean.
-        digits: behind the point.
-
-    Returns:
-        The fact beside the mean; undecided where seeds are too few or disagree.
-    """
-    verdict = found.above(limit)
-    holds = None if verdict is None else verdict == above
-    return Check(fact=fact, expected=expected, ours=found.text(unit, digits), holds=holds)
-
-
 def slopes(curves: Mapping[Scalar, Mapping[float, float]]) -> dict[Scalar, float]:
     """The exponent b of y ∝ x^b, by least squares on logarithms, seed by seed.
 
@@ -236,28 +199,9 @@ def slopes(curves: Mapping[Scalar, Mapping[float, float]]) -> dict[Scalar, float
     return found
 
 
-def slope_check(
-    found: Difference, fact: str, *, of: str, expected: float, tolerance: float, source: str
-) -> Check:
-    """A slope beside the expected one; it fails where it is steeper or flatter.
-
-    Args:
-        found: the mean of the seeds' slopes.
-        fact: in a sentence.
-        of: what is raised to a power.
-        expected: that power.
-        tolerance: distance from it that still agrees.
-        source: where the number is from.
-
-    Returns:
-        The fact beside the slope; undecided where seeds are too few or disagree.
-    """
-    return Check(
-        fact=fact,
-        expected=f"{expected:g} ± {tolerance:g} ({source})",
-        ours=found.text(f"powers of {of}"),
-        holds=replace(found, mean=found.mean - expected).within(tolerance),
-    )
+def gaps(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dict[Scalar, float]:
+    """{seed: how far the first value is above the second}, of the seeds that have both."""
+    return {seed: value - below[seed] for seed, value in above.items() if seed in below}
 
 
 def judged_by(control: Check, check: Check, void: str) -> Check:

@@ -1,4 +1,4 @@
-"""Rows made, and gathered over seeds: values by what they belong to, their means, curves and summaries."""
+"""Make rows, and gather them over seeds: means, curves, panels, summaries."""
 
 from __future__ import annotations
 
@@ -46,6 +46,29 @@ def gathered(
     return {key: [float(row["value"]) for row in members] for key, members in groups}
 
 
+def nested(
+    rows: Iterable[Mapping[str, Any]], *keys: str | tuple[str, ...], value: str = "value"
+) -> dict[Any, Any]:
+    """The values of rows, a mapping in a mapping for each key.
+
+    Args:
+        rows: where they stand.
+        keys: columns, the outermost first; of several columns together, a tuple.
+        value: the column of the values.
+
+    Returns:
+        {first key: {second key: … value}}, in the order of the rows; of equal places the last counts.
+    """
+    found: dict[Any, Any] = {}
+    for row in rows:
+        inner = found
+        *outer, last = (row[k] if isinstance(k, str) else tuple(row[n] for n in k) for k in keys)
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner[last] = row[value]
+    return found
+
+
 def of_quantity(rows: Iterable[R], *quantities: str) -> list[R]:
     """The rows of some quantities."""
     return [row for row in rows if row["quantity"] in quantities]
@@ -90,6 +113,42 @@ def curve(name: str, places: Sequence[Place], **style: Any) -> Series:
     """
     x, y, error = (tuple(place[part] for place in places) for part in range(3))
     return Series(name=name, x=x, y=y, error=error, **style)
+
+
+def panel(
+    title: str,
+    x_label: str,
+    y_label: str,
+    curves: Mapping[str, Sequence[Place]],
+    *,
+    log: str = "",
+    line: bool = True,
+    empty: bool = False,
+) -> Panel:
+    """A panel of curves.
+
+    Args:
+        title: of the panel.
+        x_label: of the abscissa.
+        y_label: of the ordinate.
+        curves: name in the legend → places.
+        log: which axes are logarithmic, of "xy".
+        line: whether points are joined.
+        empty: whether curves that have no place stay, by their names.
+
+    Returns:
+        The panel, its curves in their order.
+    """
+    return Panel(
+        title=title,
+        x_label=x_label,
+        y_label=y_label,
+        x_scale="log" if "x" in log else "linear",
+        y_scale="log" if "y" in log else "linear",
+        series=tuple(
+            curve(name, each, line=line) for name, each in curves.items() if each or empty
+        ),
+    )
 
 
 def summary(

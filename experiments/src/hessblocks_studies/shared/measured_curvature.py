@@ -1,4 +1,4 @@
-"""What a training study keeps of a model's curvature: norms, and how uneven they are."""
+"""Measure Hessian norms of a model in training, and how uneven they are."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hessblocks.curvature import (
-    PARTS,
-    AttentionBackendWarning,
-    ParameterGroup,
-    Part,
-    Problem,
-    group_norms,
-    merge,
-    norm_rows,
-    parameter_groups,
-)
+from hessblocks import curvature
 from hessblocks.data import Corpus, Example
 from hessblocks.linalg import Estimate
 from hessblocks.statistics import ends, variance
 from hessblocks.storage import Row
+from hessblocks_studies.engine import Scale
 from hessblocks_studies.shared.gathering import measured
 
 ALL_MATRICES, COMMON_MATRICES, ALL_GROUPS = "all weight matrices", "common matrices", "all groups"
@@ -52,12 +43,19 @@ class Probe:
     """Random vectors a group."""
 
 
-def by_role(model: nn.Module) -> dict[str, ParameterGroup]:
+PROBES: dict[Scale, Probe] = {
+    "smoke": Probe(sequences=2, tokens=8, probes=4),
+    "laptop": Probe(sequences=16, tokens=64, probes=8),
+    "paper": Probe(sequences=16, tokens=128, probes=16),
+}
+
+
+def by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
     """The groups of each role, those of all layers as one."""
-    roles: dict[str, list[ParameterGroup]] = {}
-    for group in parameter_groups(model).values():
+    roles: dict[str, list[curvature.ParameterGroup]] = {}
+    for group in curvature.parameter_groups(model).values():
         roles.setdefault(group.role, []).append(group)
-    return {role: merge(role, parts) for role, parts in roles.items()}
+    return {role: curvature.merge(role, parts) for role, parts in roles.items()}
 
 
 def training_batch(corpus: Corpus, sequences: int, tokens: int, seed: int) -> Example:
@@ -83,7 +81,7 @@ def curvature_rows(
     probe: Probe,
     seed: int,
     without: Collection[str] = (),
-    parts: Sequence[Part] = PARTS,
+    parts: Sequence[curvature.Part] = curvature.PARTS,
 ) -> list[Row]:
     """Norms of every group and part, and heterogeneity and spread of each of `SETS`.
 
@@ -99,17 +97,20 @@ def curvature_rows(
         The rows, without study, variant and seed; those of a set bear its name as their group.
     """
     batch = corpus.curvature_batch(probe.sequences, probe.tokens, seed)
-    problem = Problem(model.eval(), batch, loss="causal-lm")
-    groups = parameter_groups(model)
-    with warnings.catch_warnings(action="ignore", category=AttentionBackendWarning):
-        norms = group_norms(problem, groups, probes=probe.probes, seed=seed, parts=parts)
-    rows = [{name: row[name] for name in row if name != "role"} for row in norm_rows(groups, norms)]
+    problem = curvature.Problem(model.eval(), batch, loss="causal-lm")
+    groups = curvature.parameter_groups(model)
+    with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
+        norms = curvature.group_norms(problem, groups, probes=probe.probes, seed=seed, parts=parts)
+    rows = [
+        {name: row[name] for name in row if name != "role"}
+        for row in curvature.norm_rows(groups, norms)
+    ]
     full = {name: parts["full"] for name, parts in norms.items()}
     return [*rows, *unevenness_rows(groups, full, without)]
 
 
 def unevenness_rows(
-    groups: Mapping[str, ParameterGroup],
+    groups: Mapping[str, curvature.ParameterGroup],
     norms: Mapping[str, Estimate],
     without: Collection[str] = (),
 ) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The points of studies that train: one small language model each, its losses as rows."""
+"""Train the points of a study: one small language model each, its losses as rows."""
 
 from __future__ import annotations
 
@@ -12,18 +12,10 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from hessblocks import training
 from hessblocks.data import Corpus
 from hessblocks.models import build
 from hessblocks.storage import Row, Scalar
-from hessblocks.training import (
-    Recorder,
-    RunSettings,
-    RunTrainer,
-    held_out,
-    make_trainer,
-    run_of_size,
-    validation_loss,
-)
 from hessblocks_studies.data import BigramTable, TextSize, text_of
 from hessblocks_studies.engine import Scale, Study
 from hessblocks_studies.shared.gathering import measured
@@ -34,13 +26,13 @@ LOSS = "validation_loss"
 
 Observer = Callable[[nn.Module, int], list[Row]]
 """From the model and the step to rows of what is seen there."""
-Change = Callable[[RunTrainer], None]
+Change = Callable[[training.RunTrainer], None]
 """Changes the model or the optimiser of a trainer before it trains."""
 
 
 def train(
     model: PreTrainedModel,
-    settings: RunSettings,
+    settings: training.RunSettings,
     corpus: Corpus,
     observer: Observer | None = None,
     change: Change | None = None,
@@ -61,7 +53,7 @@ def train(
     rows: list[Row] = []
 
     def note(line: Mapping[str, Any]) -> None:
-        if not (found := validation_loss(line)):
+        if not (found := training.validation_loss(line)):
             return
         step, loss = found
         place: Row = {"step": step, "tokens": line["tokens"]}
@@ -70,10 +62,10 @@ def train(
             rows.extend({**place, **row} for row in observer(model, step))
 
     with tempfile.TemporaryDirectory() as unused:
-        trainer = make_trainer(model, settings, corpus, Path(unused))
+        trainer = training.make_trainer(model, settings, corpus, Path(unused))
         if change:
             change(trainer)
-        Recorder(settings, listener=note).record(trainer)
+        training.Recorder(settings, listener=note).record(trainer)
     return rows
 
 
@@ -87,6 +79,8 @@ SMOKE = TextSize(
     depth=2, width=32, heads=2, mlp_width=128, context=32, vocab_size=1024, steps=40, batch_size=8,
     learning_rate=3e-3, evaluations=4, evaluation_sequences=32,
 )  # fmt: skip
+SMALLEST = replace(SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8)
+"""For studies of many points."""
 LAPTOP = TextSize(
     depth=6, width=64, heads=4, mlp_width=256, context=64, vocab_size=1024, steps=800, batch_size=16,
     learning_rate=3e-3, evaluations=16, evaluation_sequences=256,
@@ -256,7 +250,7 @@ def train_point(
 def _bigram_rows(settings: TrainedSettings) -> list[Row]:
     """The loss of the table on the held-out windows of the models, at the first and the last step."""
     size, text = settings.size, text_of(settings.size)
-    windows = held_out(text, run_settings(settings))
+    windows = training.held_out(text, run_settings(settings))
     drawn = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
     loss = BigramTable(text.splits["train"], text.vocab_size).loss(drawn)
     return level(settings, loss, size.batch_size * size.context)
@@ -279,9 +273,9 @@ def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
     ]
 
 
-def run_settings(settings: TrainedSettings) -> RunSettings:
+def run_settings(settings: TrainedSettings) -> training.RunSettings:
     """How the model of a point is trained."""
-    return run_of_size(
+    return training.run_of_size(
         settings.size,
         settings.variant,
         settings.seed + (settings.order or 0),

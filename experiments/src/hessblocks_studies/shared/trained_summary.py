@@ -1,4 +1,4 @@
-"""What a training study amounts to: loss curves, final losses, and who trains slower than whom."""
+"""Summarise training: loss curves, final losses, and who trains slower than whom."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from hessblocks_studies.shared.best_rates import Rate, at_best_rates, best_rate
 from hessblocks_studies.shared.differences import (
     Values,
     difference,
-    difference_check,
     judged_by,
-    match_check,
-    mean_check,
 )
-from hessblocks_studies.shared.gathering import Place, curve, mean_places, of_quantity, summary
+from hessblocks_studies.shared.gathering import (
+    Place,
+    curve,
+    mean_places,
+    of_quantity,
+    panel,
+    summary,
+)
 from hessblocks_studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REFERENCES
 from hessblocks_studies.shared.variants import BASES
 
@@ -128,13 +132,7 @@ class Runs:
         """
         drawn = (*blocks, *REFERENCES)
         found = {block: self.mean_curve(block + kind) for block in drawn}
-        panel = Panel(
-            title=title,
-            x_label="training step",
-            y_label="validation loss (nats per token)",
-            series=tuple(curve(block, places) for block, places in found.items() if places),
-        )
-        return late(panel)
+        return late(panel(title, "training step", "validation loss (nats per token)", found))
 
     def tuning_panel(self, labels: Mapping[str, str], title: str) -> Panel:
         """Final loss against the rate, mean over seeds; a rate at which a seed diverged is left out.
@@ -159,14 +157,9 @@ class Runs:
             }
             for name, grid in grids.items()
         }
-        panel = Panel(
-            title=title,
-            x_label="peak learning rate",
-            y_label="final loss (nats per token)",
-            x_scale="log",
-            series=tuple(curve(name, mean_places(each)) for name, each in finite.items() if each),
-        )
-        return _close_up(panel)
+        curves = {name: mean_places(each) for name, each in finite.items()}
+        axes = ("peak learning rate", "final loss (nats per token)")
+        return _close_up(panel(title, *axes, curves, log="x"))
 
     def table(self) -> list[dict[str, object]]:
         """Final loss and parameters of every variant."""
@@ -191,13 +184,11 @@ class Runs:
 
     def below_the_table(self, base: str, table: str) -> Check:
         """Whether `base` ends `MARGIN` below the bigram table."""
-        found = difference(self.losses, base, table)
-        above = found.above(-MARGIN)
-        return Check(
-            fact=f"{base} has learnt more than pairs of tokens",
-            expected=f"at least {MARGIN:g} below the {table} (ours; without it no loss here says anything)",
-            ours=found.text("nats"),
-            holds=None if above is None else not above,
+        return difference(self.losses, base, table).judged(
+            f"{base} has learnt more than pairs of tokens",
+            f"at least {MARGIN:g} below the {table} (ours; without it no loss here says anything)",
+            limit=-MARGIN,
+            above=False,
         )
 
     def if_it_counts(self, check: Check, *variants: str) -> Check:
@@ -253,7 +244,7 @@ class Runs:
         margin = f"more than {by:g}" if by else "any amount"
         expected = f"final loss of {slow} above that of {fast}, by {margin}"
         found = difference(self.losses, slow, fast)
-        check = mean_check(found, fact, expected=expected, above=True, limit=by, unit="nats")
+        check = found.judged(fact, expected, limit=by)
         own, others = (
             self.rates[name].above_the_lowest if name in self.rates else 0.0
             for name in (slow, fast)
@@ -266,8 +257,8 @@ class Runs:
     def close(self, one: str, other: str, fact: str, within: float = CLOSE) -> Check:
         """Whether `one` ends no more than `within` nats above `other`; void where the better has learnt no more than pairs."""
         expected = f"final loss of {one} at most {within:g} above that of {other}"
-        check = difference_check(
-            self.losses, one, other, fact, expected=expected, above=False, limit=within
+        check = difference(self.losses, one, other).judged(
+            fact, expected, limit=within, above=False
         )
         return self.if_it_counts(self._where_the_better_learnt(check, one, other), one, other)
 
@@ -289,7 +280,7 @@ class Runs:
     def alike(self, one: str, other: str, fact: str) -> Check:
         """The same without a control, for studies that have one of their own."""
         expected = f"final loss of {one} within {CLOSE:g} of that of {other}, above or below"
-        return match_check(self.losses, one, other, fact, limit=CLOSE, expected=expected)
+        return difference(self.losses, one, other).matches(fact, expected, limit=CLOSE)
 
     def summary(
         self,
@@ -325,31 +316,31 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
     return math.inf
 
 
-def _close_up(panel: Panel) -> Panel:
+def _close_up(whole: Panel) -> Panel:
     """The panel as far as half of its reach above the best of every series, a reach of `MARGIN` at least; unchanged where nothing is above that."""
-    best = [min(one.y) for one in panel.series]
+    best = [min(one.y) for one in whole.series]
     if not best:
-        return panel
-    low, highest = min(best), max(max(one.y) for one in panel.series)
+        return whole
+    low, highest = min(best), max(max(one.y) for one in whole.series)
     reach = max(max(best) - low, MARGIN)
     end = max(best) + reach / 2
-    return replace(panel, limits=(low - reach / 10, end)) if highest > end else panel
+    return replace(whole, limits=(low - reach / 10, end)) if highest > end else whole
 
 
-def late(panel: Panel, share: float = EARLY) -> Panel:
+def late(whole: Panel, share: float = EARLY) -> Panel:
     """A panel of losses against steps without its beginning.
 
     Args:
-        panel: of curves along training.
+        whole: of curves along training.
         share: of the steps that is left out.
 
     Returns:
         The panel, with `DRAWN` places of each curve at most, the last among them; the bigram table, which has two
         places, begins where the others do.
     """
-    start = share * max((step for one in panel.series for step in one.x), default=0.0)
+    start = share * max((step for one in whole.series for step in one.x), default=0.0)
     series = []
-    for one in panel.series:
+    for one in whole.series:
         if one.name == BIGRAMS:
             series.append(replace(one, x=(start, *one.x[1:])))
             continue
@@ -360,7 +351,7 @@ def late(panel: Panel, share: float = EARLY) -> Panel:
         )
         if kept:
             series.append(replace(one, x=tuple(x), y=tuple(y), error=tuple(error)))
-    return replace(panel, series=tuple(series))
+    return replace(whole, series=tuple(series))
 
 
 def finite(values: Values) -> dict[str, tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Runs that count, each at the best of rates that were tuned before: their plan, and what voids a verdict about them."""
+"""Tune learning rates, then run at the best: the points, and what voids a verdict about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps, forward passes and decoding of several models take, all of them in turns.
+"""Time steps, forward passes and decoding of several models, all of them in turns.
 
 Whatever else the machine does then strikes all of them alike.
 """

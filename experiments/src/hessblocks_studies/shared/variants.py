@@ -1,4 +1,4 @@
-"""The blocks that the studies train, by name: the presets and edits of them."""
+"""Name the blocks that the studies train: the presets and edits of them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hessblocks.blocks import (
-    PRESETS,
-    BlockConfig,
-    Dense,
-    Identity,
-    Reparametrised,
-    Shaping,
-    Weight,
-    preset,
-)
+from hessblocks import blocks
 from hessblocks.errors import check_name
 
-Maker = Callable[[Mapping[str, int]], BlockConfig]
+Maker = Callable[[Mapping[str, int]], blocks.BlockConfig]
 """From sizes by name to a block."""
 RESTRICTED_INITS = ("identity", "orthogonal", "tied")
 """Of values and projections; tied: each projection undoes its layer's values, which are orthogonal."""
@@ -44,7 +35,7 @@ MLP_GAINS = (0.5, 2.0)
 """Factors of the preset's initial MLP gain."""
 
 
-def make_block(name: str, **sizes: int) -> BlockConfig:
+def make_block(name: str, **sizes: int) -> blocks.BlockConfig:
     """The block of a variant.
 
     Args:
@@ -87,50 +78,50 @@ def restricted(init: str, beta: float) -> str:
 def _edited(name: str, **parts: Mapping[str, Any]) -> Maker:
     """A preset with some fields of its parts changed: slot → {field: value}."""
 
-    def make(sizes: Mapping[str, int]) -> BlockConfig:
-        block = preset(name, **sizes)
+    def make(sizes: Mapping[str, int]) -> blocks.BlockConfig:
+        block = blocks.preset(name, **sizes)
         changed = {slot: getattr(block, slot).replace(**parts[slot]) for slot in parts}
         return block.replace(**changed)
 
     return make
 
 
-def _values(name: str, weight: Weight, first: Weight | None = None) -> Maker:
+def _values(name: str, weight: blocks.Weight, first: blocks.Weight | None = None) -> Maker:
     """`weight` for all values and projections of a preset; `first` for the first layer's values."""
     part = {"value": weight, "projection": weight, "first_value": first or weight}
     return _edited(name, attention=part)
 
 
 def _restricted(init: str, beta: float) -> Maker:
-    first = Reparametrised(init="orthogonal" if init == "tied" else init)
+    first = blocks.Reparametrised(init="orthogonal" if init == "tied" else init)
     if beta == 0:
-        return _values("skipless", Identity(), first=first)
+        return _values("skipless", blocks.Identity(), first=first)
     value = first.replace(update_gain=beta)
     projection = value.replace(init="tied-orthogonal") if init == "tied" else value
     weights = {"value": value, "projection": projection, "first_value": first}
     return _edited("skipless", attention=weights)
 
 
-def _normal_values(sizes: Mapping[str, int]) -> BlockConfig:
-    return _values("skipless", Dense(init="normal", std=sizes["width"] ** -0.5))(sizes)
+def _normal_values(sizes: Mapping[str, int]) -> blocks.BlockConfig:
+    return _values("skipless", blocks.Dense(init="normal", std=sizes["width"] ** -0.5))(sizes)
 
 
 def _mlp_gain(factor: float) -> Maker:
-    def make(sizes: Mapping[str, int]) -> BlockConfig:
-        gain = factor * preset("sas", **sizes).mlp_branch.gain
+    def make(sizes: Mapping[str, int]) -> blocks.BlockConfig:
+        gain = factor * blocks.preset("sas", **sizes).mlp_branch.gain
         return _edited("sas", mlp_branch={"gain": gain})(sizes)
 
     return make
 
 
-_ORTHOGONAL = Dense(init="orthogonal")
+_ORTHOGONAL = blocks.Dense(init="orthogonal")
 _TIED = {
     "value": _ORTHOGONAL,
-    "projection": Dense(init="tied-orthogonal"),
+    "projection": blocks.Dense(init="tied-orthogonal"),
     "first_value": _ORTHOGONAL,
 }
 
-_VALUE_SKIPINIT = Shaping(alpha=1.0, beta=0.0, centred=False)
+_VALUE_SKIPINIT = blocks.Shaping(alpha=1.0, beta=0.0, centred=False)
 
 
 def _leaky(slope: float) -> Maker:
@@ -139,11 +130,11 @@ def _leaky(slope: float) -> Maker:
 
 
 def _gained(name: str, init: str = "identity") -> Maker:
-    return _values(name, Reparametrised(init=init, update_gain=0.2, trainable_gains=True))
+    return _values(name, blocks.Reparametrised(init=init, update_gain=0.2, trainable_gains=True))
 
 
 VARIANTS: dict[str, Maker] = {
-    **{name: _edited(name) for name in PRESETS},
+    **{name: _edited(name) for name in blocks.PRESETS},
     **{
         restricted(init, beta): _restricted(init, beta)
         for init in RESTRICTED_INITS
@@ -155,14 +146,14 @@ VARIANTS: dict[str, Maker] = {
     GAINED_ORTHOGONAL: _gained("skipless", "orthogonal"),
     GAINED_WITH_SKIP: _gained("pre-ln"),
     **{
-        name + ZERO_QUERIES: _edited(name, attention={"query": Dense(init="zeros")})
+        name + ZERO_QUERIES: _edited(name, attention={"query": blocks.Dense(init="zeros")})
         for name in ("pre-ln", "parallel")
     },
-    "pre-ln, identity values": _values("pre-ln", Identity()),
+    "pre-ln, identity values": _values("pre-ln", blocks.Identity()),
     "normal values": _normal_values,
     "orthogonal values": _values("skipless", _ORTHOGONAL),
     "tied values": _edited("skipless", attention=_TIED),
-    "identity values": _values("skipless", Dense(init="identity")),
+    "identity values": _values("skipless", blocks.Dense(init="identity")),
     **{
         f"{name}, no first values": _edited(name, attention={"first_value": None})
         for name in ("sas", "sas-p")

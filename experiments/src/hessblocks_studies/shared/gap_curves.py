@@ -1,4 +1,4 @@
-"""How far blocks are above a base along the runs, a panel."""
+"""Plot how far blocks are above a base along the runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hessblocks.figures import Panel, Series
-from hessblocks_studies.shared.gathering import curve, mean_places
+from hessblocks_studies.shared.gathering import mean_places, panel
 from hessblocks_studies.shared.trained_summary import CLOSE, Runs, late
 
 
@@ -22,7 +22,7 @@ def gap_panel(runs: Runs, blocks: Sequence[str], base: str, title: str) -> Panel
     Returns:
         The panel; without series where nothing is measured.
     """
-    series = []
+    curves = {}
     for block in blocks:
         gaps: dict[float, list[float]] = {}
         for seed in runs.losses.get(block, {}).keys() & runs.losses.get(base, {}).keys():
@@ -31,19 +31,13 @@ def gap_panel(runs: Runs, blocks: Sequence[str], base: str, title: str) -> Panel
                 if step in below:
                     gaps.setdefault(step, []).append(loss - below[step])
         if gaps:
-            series.append(curve(block, mean_places({step: gaps[step] for step in sorted(gaps)})))
-    panel = late(
-        Panel(
-            title=f"{title}, above {base}",
-            x_label="training step",
-            y_label="above the base (nats per token)",
-            series=tuple(series),
-        )
-    )
-    steps = [step for one in panel.series for step in one.x]
+            curves[block] = mean_places({step: gaps[step] for step in sorted(gaps)})
+    labels = ("training step", "above the base (nats per token)")
+    drawn = late(panel(f"{title}, above {base}", *labels, curves))
+    steps = [step for one in drawn.series for step in one.x]
     ends = (min(steps, default=0.0), max(steps, default=0.0))
     bounds = [
         Series(name=f"{bound:+g}", x=ends, y=(bound, bound), guide=True)
         for bound in (CLOSE, -CLOSE)
     ]
-    return replace(panel, series=(*panel.series, *bounds)) if steps else panel
+    return replace(drawn, series=(*drawn.series, *bounds)) if steps else drawn
