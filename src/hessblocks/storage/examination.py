@@ -11,8 +11,8 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.config import read_settings, run_path
-from hessblocks.storage.curvature_results import MapRow, SpectrumRow, curvature_config
-from hessblocks.storage.files import file_of, read_object
+from hessblocks.storage.curvature_results import MapRow, SpectrumRow, curvature_config, group_key
+from hessblocks.storage.files import read_object
 from hessblocks.storage.lines import KINDS, fault_in_finished_lines, fault_in_lines
 from hessblocks.storage.manifest import (
     MANIFEST,
@@ -30,6 +30,7 @@ from hessblocks.storage.rows import (
     read_results,
     steps_done,
 )
+from hessblocks.storage.store import POINTS, read_store
 from hessblocks.storage.tables import read_table
 
 ABSENT = "is absent"
@@ -140,14 +141,27 @@ def _comparison(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
 
 def _curvature(folder: Path, _: dict[str, Any]) -> Iterator[Finding]:
     config = curvature_config(folder)
-    for name in config["groups"]:
-        yield _object(folder / "groups" / file_of(name))
+    if not (folder / "groups").is_dir():  # where earlier versions kept them
+        yield _groups(folder, config["groups"])
     asked = config["curvature"]
     tables = {"map.csv": (MapRow, "map"), "spectra.csv": (SpectrumRow, "spectrum")}
     yield _read(folder / "results.csv", partial(read_results, folder / "results.csv"))
     for name, (kind, wanted) in tables.items():
         if asked.get(wanted) or (folder / name).exists():
             yield _read(folder / name, partial(read_table, kind, folder / name))
+
+
+def _groups(folder: Path, names: list[str]) -> Finding:
+    """Which of the groups are stored."""
+
+    def lacking() -> str:
+        store, of = read_store(folder), identity_in(folder)
+        if store.damaged:
+            return f"a line of it {DAMAGED}"
+        missing = [name for name in names if store.get(group_key(of, name)) is None]
+        return f"lacks {len(missing)} group(s)" if missing else ""
+
+    return _read(folder / POINTS, lacking)
 
 
 def _signal(folder: Path, _: dict[str, Any]) -> Iterator[Finding]:

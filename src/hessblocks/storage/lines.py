@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import RunError
-from hessblocks.storage.files import damaged, parse_json, read_bytes
+from hessblocks.storage.files import append, damaged, numbered, parse_json
 from hessblocks.storage.records import Record, records
 
 Line = dict[str, Any]
@@ -104,13 +104,7 @@ def append_line(path: Path, line: Line) -> None:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in line.items()
     }
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite) + "\n")
-    except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror}); free some space and run again."
-        ) from error
+    append(path, (json.dumps(finite) + "\n").encode())
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -218,7 +212,7 @@ def read_observations(folder: Path) -> Iterator[Observation]:
 
 def _read(kind: type[Record], path: Path) -> Iterator[Record]:
     try:
-        yield from records(kind, path, _numbered(path))
+        yield from records(kind, path, _parsed(path))
     except DamagedLineError as error:
         if error.ended:
             raise
@@ -228,7 +222,7 @@ def _read(kind: type[Record], path: Path) -> Iterator[Record]:
 def _whole(path: Path) -> Iterator[tuple[int, Line]]:
     """Each line with its number; one that lacks what every line of the file says is damaged."""
     kind = KINDS.get(path.name)
-    for number, line in _numbered(path):
+    for number, line in _parsed(path):
         try:
             if kind:
                 next(records(kind, path, iter([(number, line)])))
@@ -237,12 +231,9 @@ def _whole(path: Path) -> Iterator[tuple[int, Line]]:
         yield number, line
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, Line]]:
-    """Each line with its number from 1; none where there is no file."""
-    text = read_bytes(path) if path.exists() else b""
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
-        if not line.strip():
-            continue
+def _parsed(path: Path) -> Iterator[tuple[int, Line]]:
+    """Each line with its number from 1."""
+    for number, line in numbered(path):
         try:
             value = parse_json(line.decode())
         except UnicodeDecodeError as error:

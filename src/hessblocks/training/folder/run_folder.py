@@ -115,11 +115,6 @@ class RunFolder:
         try:
             old = with_defaults(read_object(self.config))
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
-            more |= {  # of curvature these were once not noted
-                name: {**new[name], **old[name]}
-                for name, key in (("data", "fingerprint"), ("model", "configuration"))
-                if key in new.get(name, ()) and name in old and key not in old[name]
-            }
             command = new.get("command")
             other = old.get("command") != command
             found = differences(old | more, new)
