@@ -53,7 +53,6 @@ from hessblocks.storage.manifest import (
     check_in_place,
     check_manifest,
     identity_in,
-    put_aside,
     remedy,
     remembered_in,
     sha256,

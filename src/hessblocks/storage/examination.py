@@ -20,7 +20,6 @@ from hessblocks.storage.manifest import (
     check_in_place,
     check_manifest,
     identity_in,
-    remembered_in,
 )
 from hessblocks.storage.rows import (
     STEPS,
@@ -69,7 +68,6 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
         "preset": _run,
         "groups": _curvature,
         "models": _signal,
-        "classes": _finetuned,
     }
     for name, look in kinds.items():
         if name in config and "model_type" not in config:  # which a saved model has
@@ -96,28 +94,20 @@ def _diverged(rows: list[ResultRow]) -> bool:
 
 def _lacking(rows: list[ResultRow], config: dict[str, Any]) -> str:
     """The steps of a run whose rows are not there."""
-    diverged = _diverged(rows)
+    diverged, done = _diverged(rows), steps_done(rows)
     wanted = STEPS if config.get("curvature") else ("begun", "trained")
-    done = steps_done(rows, {row.group for row in rows if row.group} or {""})
     lacking = [step for step in wanted if step not in done and not (diverged and "final" in step)]
     return f"lacks {', '.join(lacking)}" if lacking else ""
-
-
-def _finetuned(folder: Path, _: dict[str, Any]) -> Iterator[Finding]:
-    yield from _trained(folder, saved=True)
 
 
 def _trained(folder: Path, *, saved: bool) -> Iterator[Finding]:
     """The model, lines and checkpoints of a run; `saved`: whether there should be a model."""
     of = identity_in(folder)
-    ended: dict[str, Any] = {}
     if saved:
-        yield (model := check_manifest(folder / "model", of))
-        ended = remembered_in(model.path).get("lines", {}) if model.usable else {}
-    for name in KINDS:
-        path, count = folder / name, ended.get(name)
-        if name == "metrics.jsonl" or count or path.exists():
-            yield _read(path, partial(fault_in_finished_lines, path, count))
+        yield check_manifest(folder / "model", of)
+    for path in (folder / name for name in KINDS):
+        if path.name == "metrics.jsonl" or path.exists():
+            yield _read(path, partial(fault_in_finished_lines, path))
     for path in sorted(folder.glob("checkpoints/checkpoint-*")):
         yield check_manifest(path, of, path.name)
 

@@ -66,6 +66,12 @@ class RunFolder:
         """What its files say that they are of: a digest of config.json."""
         return identity_in(self.path)
 
+    def sync_lines(self) -> None:
+        """Wait until all lines so far are on the disk."""
+        for path in (self.metrics, self.observations):
+            if path.exists():
+                sync(path)
+
     def mark_whole(self, folder: Path, name: str, progress: dict[str, Any]) -> None:
         """Write the manifest of a checkpoint or model, once all lines so far are on the disk.
 
@@ -77,11 +83,9 @@ class RunFolder:
         Raises:
             RunError: it cannot be written.
         """
-        lines = (self.metrics, self.observations)
-        for path in lines:
-            if path.exists():
-                sync(path)
-        progress = progress | {"lines": {path.name: len(read_lines(path)) for path in lines}}
+        self.sync_lines()
+        lines = {path.name: len(read_lines(path)) for path in (self.metrics, self.observations)}
+        progress = {**progress, "lines": lines}
         write_manifest(folder, self.identity, name, progress)
 
     def run(self, preset: str, seed: int) -> RunFolder:

@@ -77,7 +77,7 @@ def test_what_has_no_words_of_its_own_is_said_by_its_class() -> None:
 
 def test_the_digest_is_that_of_every_process() -> None:
     code = (
-        "from tests.inspection.test_configuration import Plain, configuration, gpt;"
+        "from tests.inspection.test_digests import Plain, configuration, gpt;"
         "print(configuration(Plain({'a': object()})), configuration(gpt()))"
     )
     here = f"{configuration(Plain({'a': object()}))} {configuration(gpt())}"
